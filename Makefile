@@ -1,0 +1,40 @@
+# Every target sets itself up: a virtual environment in .venv, made with python3 -m venv and pip.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+RUN_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+
+.PHONY: demo test check serve bench clean
+
+$(RUN_STAMP): pyproject.toml
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
+	$(PY) -m pip install --quiet --editable .
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	$(PY) -m pip install --quiet --group dev
+	@touch $@
+
+demo: $(RUN_STAMP)
+	$(PY) -m phloem pull smollm2
+	$(PY) examples/quickstart.py
+
+test: $(DEV_STAMP)
+	$(PY) -m phloem pull smollm2
+	$(PY) -m pytest
+
+check: $(DEV_STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy .
+
+serve: $(RUN_STAMP)
+	$(PY) -m phloem serve smollm2 --port 8000
+
+bench: $(DEV_STAMP)
+	$(PY) -m benchmarks.serving
+
+clean:
+	rm -rf $(VENV) build *.egg-info

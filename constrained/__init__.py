@@ -1,0 +1,1 @@
+"""Grammar in, token bitmask out: JSON Schema, regex, EBNF, Lark, choices."""

@@ -1,0 +1,37 @@
+"""What a grammar is before it is compiled, and how a bad one is reported. Never compiles anything."""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+GrammarKind = Literal["json_schema", "json", "regex", "ebnf", "lark", "choices", "structural_tags"]
+GRAMMAR_KINDS: tuple[str, ...] = get_args(GrammarKind)
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A grammar as it travels: the same kind, text and options always mean the same language.
+
+    ``text`` is JSON for ``json_schema``, ``choices`` (a list of strings) and ``structural_tags``, the pattern for
+    ``regex``, the grammar's source for ``ebnf`` and ``lark``, and empty for ``json``.
+    """
+
+    kind: GrammarKind
+    text: str = ""
+    options: dict[str, str | int | bool] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """A text that is equal exactly for equal grammars."""
+        return f"{self.kind}\n{sorted(self.options.items())}\n{self.text}"
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be compiled; the message names the place, the value and the limit."""
+
+    def __init__(self, message: str, *, where: str = "") -> None:
+        super().__init__(f"{message} (at {where})" if where else message)
+        self.where = where
+
+
+class GrammarTooComplex(GrammarError):
+    """Compiling or walking the grammar needs more than its fuel."""

@@ -1,0 +1,1 @@
+"""The runtime: programs of operations in, text and numbers out."""

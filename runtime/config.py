@@ -1,0 +1,34 @@
+"""What an engine is started with: resolved once, printed once, passed down. Reads no environment."""
+
+from typing import Literal
+
+import msgspec
+
+Precision = Literal["auto", "float32", "bfloat16", "int4"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One engine. Sizes count tokens unless their name says otherwise.
+
+    ``precision``: ``float32`` is the reference; ``auto`` takes the fastest that keeps the file's own weights (4-bit
+    tensors stay 4-bit). ``num_slots``: rows of the KV pool, 0 sizes it from memory. ``max_step_tokens`` is the token
+    budget of one step, ``prefill_chunk`` the most of it that one sequence's prompt may take.
+    """
+
+    model: str
+    device: str = "cpu"
+    precision: Precision = "auto"
+    kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    max_seq_len: int = 0
+    num_slots: int = 0
+    max_running: int = 64
+    max_waiting: int = 4096
+    max_step_tokens: int = 512
+    prefill_chunk: int = 256
+    prefix_cache: bool = True
+    seed: int = 0
+    num_threads: int = 0
+    client_timeout_s: float = 30.0
+    grammar_engine: str = "phloem"
+    deterministic: bool = False
+    log_level: str = "warning"

@@ -1,0 +1,249 @@
+"""The messages between a client (DEALER) and a runtime (ROUTER). MessagePack, one frame each way.
+
+A client frame holds one ``ClientMessage``; a runtime frame holds a list of ``RuntimeMessage``.
+"""
+
+from typing import Any
+
+import msgspec
+
+from .errors import ErrorInfo
+from .ops import AnyOp
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="m"):
+    pass
+
+
+# -- client to runtime ------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, tag="hello"):
+    version: int
+    client: str = ""
+
+
+class ProgramSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Sent with a program's first ``Submit``. ``deadline_s`` counts from its acceptance; lower priority runs first."""
+
+    tenant: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    cache_salt: str = ""
+    adapter: str = ""
+
+
+class Submit(Message, tag="submit"):
+    """Ops for a program, checked whole and accepted or rejected whole."""
+
+    program: str
+    ops: list[AnyOp]
+    settings: ProgramSettings | None = None
+
+
+class Cancel(Message, tag="cancel"):
+    """End a program, one sequence of it, or one op: unfinished ops fail as Cancelled and keep what was generated."""
+
+    program: str
+    seq: int | None = None
+    op: int | None = None
+
+
+class Credit(Message, tag="credit"):
+    """The client can take ``n`` more ``Delta`` messages; below zero they are merged and wait."""
+
+    n: int
+
+
+class Query(Message, tag="query"):
+    """Ask the engine something outside any program: ``what`` is one of ``QUERIES``."""
+
+    id: int
+    what: str
+
+
+QUERIES = ("info", "metrics", "cache_tree", "flush_cache")
+
+
+class Ping(Message, tag="ping"):
+    pass
+
+
+class Bye(Message, tag="bye"):
+    pass
+
+
+ClientMessage = Hello | Submit | Cancel | Credit | Query | Ping | Bye
+
+
+# -- runtime to client ------------------------------------------------------------------------------------------------
+
+
+class RoleTemplate(msgspec.Struct, frozen=True):
+    """The tokens around one role's content."""
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+
+
+class TemplateInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A chat template split into per-role tokens.
+
+    ``default_system`` is what the template puts first when the first role is not ``system`` (empty: nothing).
+    ``stop_token_ids`` end an assistant's turn. ``roles`` is empty where the template could not be split.
+    """
+
+    roles: dict[str, RoleTemplate] = {}
+    default_system: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    source: str = ""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    max_ops_per_submit: int = 4096
+    max_submit_bytes: int = 16 << 20
+    max_sequences_per_program: int = 4096
+    max_candidates: int = 128
+    max_grammar_bytes: int = 1 << 20
+
+
+class Welcome(Message, tag="welcome"):
+    """``model_path`` lets a client on the same machine load the tokenizer. ``capabilities`` names what is served."""
+
+    version: int
+    model: str
+    model_path: str
+    context_len: int
+    vocab_size: int
+    vocab_hash: str
+    template: TemplateInfo
+    limits: Limits
+    capabilities: tuple[str, ...] = ()
+    heartbeat_s: float = 1.0
+
+
+class Accepted(Message, tag="accepted"):
+    program: str
+
+
+class Rejected(Message, tag="rejected"):
+    """Nothing of the ``Submit`` was taken. A program that had nothing accepted yet does not exist afterwards."""
+
+    program: str
+    errors: list[ErrorInfo]
+    ops: list[int] = []
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    token_id: int
+    logprob: float | None
+    text: str
+    top: tuple[tuple[int, float, str], ...] = ()
+
+
+class Delta(Message, tag="delta"):
+    """A new piece of candidate ``index`` of op ``op``. ``origin``: ``generated`` or ``forced``."""
+
+    program: str
+    op: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    index: int = 0
+    origin: str = "generated"
+
+
+class CandidateMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``finish_reason``: stop | length | abort | error. ``matched_stop``: the string or token id that ended it."""
+
+    finish_reason: str
+    completion_tokens: int
+    token_ids: tuple[int, ...] = ()
+    matched_stop: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    forced_tokens: int = 0
+
+
+class GenMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of a ``Gen``. Seconds are measured in the engine. ``prompt_logprobs`` cover tokens from ``logprob_start_len``."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    candidates: tuple[CandidateMeta, ...]
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class SelectMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of a ``Select`` or ``Score``: per choice its token ids, their log-probabilities and the score compared."""
+
+    index: int
+    scores: tuple[float, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float | None, ...], ...]
+    unconditional: tuple[tuple[float | None, ...], ...] = ()
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Done(Message, tag="done"):
+    program: str
+    op: int
+    value: Any = None
+    meta: GenMeta | SelectMeta | None = None
+
+
+class Failed(Message, tag="failed"):
+    """``partial`` keeps what was generated before the failure (one text per candidate)."""
+
+    program: str
+    op: int
+    error: ErrorInfo
+    partial: tuple[str, ...] = ()
+
+
+class ProgramStats(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whole program. Tokens: ``prompt`` were given, of which ``cached`` were found and ``prefilled`` were run."""
+
+    submits: int = 0
+    ops: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: int = 0
+    generated_tokens: int = 0
+    forced_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    forwards: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    bytes_sent: int = 0
+
+
+class Closed(Message, tag="closed"):
+    program: str
+    stats: ProgramStats
+
+
+class Answer(Message, tag="answer"):
+    id: int
+    value: Any = None
+    error: ErrorInfo | None = None
+
+
+class Pong(Message, tag="pong"):
+    pass
+
+
+class ProtocolFault(Message, tag="fault"):
+    """Answer to a frame that could not be understood; the connection goes on."""
+
+    error: ErrorInfo
+
+
+RuntimeMessage = Welcome | Accepted | Rejected | Delta | Done | Failed | Closed | Answer | Pong | ProtocolFault
