@@ -81,11 +81,13 @@ ClientMessage = Hello | Submit | Cancel | Credit | Query | Ping | Bye
 # -- runtime to client ------------------------------------------------------------------------------------------------
 
 
-class RoleTemplate(msgspec.Struct, frozen=True):
-    """The tokens around one role's content."""
+class RoleTemplate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tokens around one role's content, and their text for those who show it."""
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
+    prefix_text: str = ""
+    suffix_text: str = ""
 
 
 class TemplateInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,6 +99,7 @@ class TemplateInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     roles: dict[str, RoleTemplate] = {}
     default_system: tuple[int, ...] = ()
+    default_system_text: str = ""
     stop_token_ids: tuple[int, ...] = ()
     source: str = ""
 

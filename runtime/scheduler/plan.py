@@ -1,6 +1,6 @@
 """What one step computes, in integers. Never holds a tensor and never changes once made.
 
-    tokens of a sequence:   [0, start) in the KV pool   [start, start + n) run in this step   [.., len) later
+tokens of a sequence:   [0, start) in the KV pool   [start, start + n) run in this step   [.., len) later
 """
 
 from dataclasses import dataclass

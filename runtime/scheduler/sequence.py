@@ -1,0 +1,124 @@
+"""A sequence as the scheduler sees it: tokens, a lease on their KV slots, and what is still to be computed.
+
+    tokens:  [0, num_computed) have KV in the lease's slots   [num_computed, len) pending
+
+Knows nothing of text, programs' ops or sampling.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ...radix_cache import Lease
+
+
+class TokenBuffer:
+    """A growing int32 array of token ids. ``ids`` is a view that later growth leaves valid, later truncation does not."""
+
+    __slots__ = ("_array", "_len")
+
+    def __init__(self, ids: np.ndarray | list[int] | tuple[int, ...] = ()) -> None:
+        self._array = np.array(ids, dtype=np.int32)
+        self._len = len(self._array)
+
+    def __len__(self) -> int:
+        return self._len
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self._array[: self._len]
+
+    def extend(self, ids: np.ndarray | list[int] | tuple[int, ...]) -> None:
+        end = self._len + len(ids)
+        self._reserve(end)
+        self._array[self._len : end] = ids
+        self._len = end
+
+    def append(self, token_id: int) -> None:
+        self._reserve(self._len + 1)
+        self._array[self._len] = token_id
+        self._len += 1
+
+    def truncate(self, length: int) -> None:
+        assert 0 <= length <= self._len, (length, self._len)
+        self._len = length
+
+    def copy(self) -> TokenBuffer:
+        return TokenBuffer(self.ids)
+
+    def _reserve(self, size: int) -> None:
+        if size > len(self._array):
+            grown = np.empty(max(size, 2 * len(self._array), 64), dtype=np.int32)
+            grown[: self._len] = self.ids
+            self._array = grown
+
+
+class Sequence:
+    """Owned by the engine; the scheduler alone changes ``lease``, ``row_id`` and ``num_computed``.
+
+    ``logits_from``: logits are wanted for every pending position at or after it. ``tag`` is the engine's own.
+    ``synced``: positions whose slots the executor's table already holds. Since the last submit ``num_cached`` tokens
+    were found in the cache, ``num_prefilled`` were run as prompt, in ``num_forwards`` steps all told.
+    """
+
+    __slots__ = (
+        "admitted_s",
+        "arrival_s",
+        "blocked_on",
+        "lease",
+        "logits_from",
+        "namespace",
+        "num_cached",
+        "num_computed",
+        "num_forwards",
+        "num_prefilled",
+        "order",
+        "priority",
+        "program",
+        "row_id",
+        "seq_id",
+        "state",
+        "synced",
+        "tag",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        seq_id: int,
+        tokens: TokenBuffer,
+        *,
+        program: object = None,
+        namespace: str = "",
+        priority: int = 0,
+        tag: object = None,
+    ) -> None:
+        self.seq_id = seq_id
+        self.tokens = tokens
+        self.program = program
+        self.namespace = namespace
+        self.priority = priority
+        self.tag = tag
+        self.state = "new"  # new | waiting | running | parked | ended
+        self.lease: Lease | None = None
+        self.row_id = -1
+        self.num_computed = 0
+        self.logits_from = 0
+        self.blocked_on: tuple[Sequence, int] | None = None
+        self.order = 0
+        self.arrival_s = 0.0
+        self.admitted_s = 0.0
+        self.synced = 0
+        self.num_cached = 0
+        self.num_prefilled = 0
+        self.num_forwards = 0
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.seq_id}, {self.state}, {self.num_computed}/{len(self.tokens)})"
