@@ -1,1 +1,14 @@
+"""Weight quantization: what a file's blocks mean, and the 4-bit form the kernels run. Never opens a file."""
 
+from .group32 import GROUP32_KINDS, dequantize_group32, quantize_group32, repack_group32
+from .quant_tensor import FORMATS, BlockFormat, QuantTensor
+
+__all__ = [
+    "BlockFormat",
+    "FORMATS",
+    "GROUP32_KINDS",
+    "QuantTensor",
+    "dequantize_group32",
+    "quantize_group32",
+    "repack_group32",
+]
