@@ -1,4 +1,4 @@
-"""A weight as its file's blocks of bytes, and what those blocks mean. Never rounds: ``dequantize`` is exact in float32."""
+"""A weight as its file's blocks of bytes, and what they mean. Never rounds: ``dequantize`` is exact in float32."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

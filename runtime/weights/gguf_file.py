@@ -1,0 +1,70 @@
+"""The weights of a GGUF file, mapped into memory. Never converts a block: quantized tensors come as they are."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..protocol.errors import UnknownModel
+from ..quant import QuantTensor
+from .gguf_header import read_header
+from .model_config import ModelConfig, config_from_gguf
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+ROPE_FACTORS = "rope_freqs.weight"
+# llama.cpp writes Llama's query and key rows for its interleaved rope; Qwen's are left as trained.
+_INTERLEAVED = ("llama", "mistral")
+
+
+class GGUFFile:
+    """Tensors under the file's own names, their query and key rows in Hugging Face's half-split rope order."""
+
+    format = "gguf"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._header = read_header(path)
+        # Copy on write: torch wants writable memory, and nothing here writes.
+        self._bytes = torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
+        factors = self._float(ROPE_FACTORS) if ROPE_FACTORS in self._header.tensors else None
+        self.config: ModelConfig = config_from_gguf(
+            self._header.metadata,
+            source=str(path),
+            tensor_names=frozenset(self._header.tensors),
+            rope_factors=None if factors is None else tuple(factors.tolist()),
+        )
+
+    def names(self) -> list[str]:
+        return list(self._header.tensors)
+
+    def tensor(self, name: str) -> torch.Tensor | QuantTensor:
+        """A mapped tensor: read it, never write it. Raises UnknownModel for a name that is not in the file."""
+        place = self._header.tensors.get(name)
+        if place is None:
+            raise UnknownModel(f"{self.path} has no tensor {name}; the file is incomplete or of another architecture")
+        found: torch.Tensor | QuantTensor
+        if place.kind in _FLOATS:
+            found = self._float(name)
+        else:
+            raw = self._bytes[place.start : place.start + place.size_bytes]
+            found = QuantTensor.from_bytes(place.kind, raw, place.shape)
+        order = self._row_order(name, place.shape[0])
+        if order is None:
+            return found
+        return found.take_rows(order) if isinstance(found, QuantTensor) else found[order]
+
+    def _float(self, name: str) -> torch.Tensor:
+        place = self._header.tensors[name]
+        raw = self._bytes[place.start : place.start + place.size_bytes]
+        return raw.view(_FLOATS[place.kind]).view(place.shape)
+
+    def _row_order(self, name: str, num_rows: int) -> torch.Tensor | None:
+        """Where each row of a query or key projection lies in the file, if that is not where it should be.
+
+        In the file, row ``2i + h`` of a head is the i-th of half h; here half h is rows ``[h D/2, (h+1) D/2)``.
+        """
+        part = name.split(".")
+        if self.config.family not in _INTERLEAVED or len(part) != 4 or part[2] not in ("attn_q", "attn_k"):
+            return None
+        pairs = torch.arange(num_rows).view(-1, self.config.head_dim // 2, 2)
+        return pairs.transpose(1, 2).reshape(-1)

@@ -1,0 +1,78 @@
+"""The weights of a Hugging Face folder: config.json and its safetensors files. Never runs code of the folder."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ..protocol.errors import UnknownModel, Unsupported
+from .model_config import ModelConfig, config_from_hf, ids_of
+
+INDEX = "model.safetensors.index.json"
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class SafetensorsFolder:
+    """Tensors under their Hugging Face names."""
+
+    format = "safetensors"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        data = _read_json(path / "config.json")
+        config = config_from_hf(data, source=str(path / "config.json"))
+        if (path / "generation_config.json").is_file():
+            more = ids_of(_read_json(path / "generation_config.json").get("eos_token_id"))
+            config = msgspec.structs.replace(config, eos_ids=tuple(dict.fromkeys((*config.eos_ids, *more))))
+        self._files = {shard: _open(path / shard) for shard in _shards(path)}
+        self._homes = {name: shard for shard, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        if config.tied_embeddings and "lm_head.weight" in self._homes and "model.embed_tokens.weight" in self._homes:
+            del self._homes["lm_head.weight"]  # a copy of the embedding, saved by some tools
+        self.config: ModelConfig = config
+
+    def names(self) -> list[str]:
+        return list(self._homes)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Raises UnknownModel for a name that is not in the folder, Unsupported for numbers that are no floats."""
+        if name not in self._homes:
+            raise UnknownModel(f"{self.path} has no tensor {name}; it is incomplete or of another architecture")
+        found = self._files[self._homes[name]].get_tensor(name)
+        if found.dtype not in _FLOATS:
+            raise Unsupported(f"{self.path}: tensor {name} is of {found.dtype}; read are float32, float16 and bfloat16")
+        return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise UnknownModel(f"{path} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise UnknownModel(f"{path} holds no JSON object")
+    return data
+
+
+def _shards(path: Path) -> list[str]:
+    if not (path / INDEX).is_file():
+        shards = sorted(file.name for file in path.glob("*.safetensors"))
+        if not shards:
+            raise UnknownModel(f"{path} has no *.safetensors file; other weight formats are not read, save it as such")
+        return shards
+    homes = _read_json(path / INDEX).get("weight_map")
+    if not isinstance(homes, dict) or not homes:
+        raise UnknownModel(f"{path / INDEX} has no weight_map")
+    shards = sorted({str(shard) for shard in homes.values()})
+    for shard in shards:
+        if Path(shard).name != shard or not (path / shard).is_file():
+            raise UnknownModel(f"{path / INDEX} names {shard}, which is not in the folder; fetch the model again")
+    return shards
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise UnknownModel(f"{path} cannot be read as safetensors: {error}; fetch it again") from error
