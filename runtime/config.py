@@ -26,6 +26,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     max_step_tokens: int = 512
     prefill_chunk: int = 256
     prefix_cache: bool = True
+    jump_forward: bool = True
     seed: int = 0
     num_threads: int = 0
     client_timeout_s: float = 30.0

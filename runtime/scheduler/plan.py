@@ -13,7 +13,7 @@ class PlanRow:
     """One sequence's part of a step.
 
     ``slot_ids`` (int32) covers positions [0, start + n); entries before ``stale_from`` are what the executor already
-    holds for ``row_id``. Logits are wanted for the last ``num_logits`` of the n positions (0 for a chunk inside a prompt).
+    holds for ``row_id``. Logits are wanted for the last ``num_logits`` of the n positions (0: a chunk inside a prompt).
     """
 
     seq_id: int

@@ -1,4 +1,4 @@
-"""The scheduler: which sequences run, how many of their tokens, on which slots. No torch, no sockets, no clock of its own.
+"""The scheduler: which sequences run, how many of their tokens, on which slots. No torch, no sockets.
 
     submit -> waiting -> (admitted: lease, row) running -> park -> parked -> submit ...     remove -> ended
                  ^---------- preempted: KV given to the cache, lease released ---'
@@ -72,7 +72,7 @@ class Scheduler:
         seq.order = self._order
         seq.arrival_s = self.clock()
         seq.admitted_s = 0.0
-        seq.num_cached = seq.num_prefilled = seq.num_forwards = 0
+        seq.num_cached = seq.num_run = seq.num_forwards = 0
         seq.state = "waiting"
         seq.blocked_on = None
         self.waiting.append(seq)
@@ -147,8 +147,7 @@ class Scheduler:
         for row in plan.rows:
             seq = sequences[row.seq_id]
             seq.num_forwards += 1
-            if len(row.token_ids) > 1 or row.num_logits == 0:
-                seq.num_prefilled += len(row.token_ids)
+            seq.num_run += len(row.token_ids)
             seq.num_computed = row.end
             if seq.lease is not None and (len(row.token_ids) > 1 or seq.num_pending > 0):
                 self.commit(seq)  # a prompt's chunk: siblings may be waiting for it
@@ -209,12 +208,15 @@ class Scheduler:
     def _attach(self, seq: Sequence) -> None:
         """Give a waiting sequence the longest usable KV: its own lease's, or the cache's."""
         limit = min(len(seq.tokens) - 1, seq.logits_from)
-        if seq.lease is not None and seq.num_computed < limit:
-            # A sibling may have computed more of our tokens than we hold.
-            self.drop_lease(seq)
         if seq.lease is None:
-            seq.lease = self.cache.acquire(seq.tokens.ids, namespace=seq.namespace, limit=limit)
+            seq.lease = self.cache.acquire(
+                seq.tokens.ids, namespace=seq.namespace, limit=limit, program=seq.program, priority=seq.priority
+            )
             seq.num_computed = seq.lease.num_cached
+        elif seq.num_computed < limit:
+            # A sibling may have computed more of our tokens than we hold.
+            self.commit(seq)
+            seq.num_computed += seq.lease.rematch(seq.tokens.ids, limit=limit)
         elif seq.num_computed > limit:
             self.commit(seq)
             seq.lease.truncate(limit)
@@ -238,7 +240,7 @@ class Scheduler:
             if shared <= other.num_computed:
                 continue
             if have < 0:
-                have = max(seq.num_computed, self.cache.match_len(seq.tokens.ids, namespace=seq.namespace))
+                have = max(seq.num_computed, self.cache.peek(seq.tokens.ids, namespace=seq.namespace))
             if shared > have:
                 seq.blocked_on = (other, shared)
                 return True

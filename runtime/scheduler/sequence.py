@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TokenBuffer:
-    """A growing int32 array of token ids. ``ids`` is a view that later growth leaves valid, later truncation does not."""
+    """A growing int32 array of token ids. ``ids`` is a view: growth leaves it valid, truncation does not."""
 
     __slots__ = ("_array", "_len")
 
@@ -61,7 +61,7 @@ class Sequence:
 
     ``logits_from``: logits are wanted for every pending position at or after it. ``tag`` is the engine's own.
     ``synced``: positions whose slots the executor's table already holds. Since the last submit ``num_cached`` tokens
-    were found in the cache, ``num_prefilled`` were run as prompt, in ``num_forwards`` steps all told.
+    were found in the cache and ``num_run`` were computed, in ``num_forwards`` steps.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Sequence:
         "num_cached",
         "num_computed",
         "num_forwards",
-        "num_prefilled",
+        "num_run",
         "order",
         "priority",
         "program",
@@ -91,7 +91,7 @@ class Sequence:
         seq_id: int,
         tokens: TokenBuffer,
         *,
-        program: object = None,
+        program: str = "",
         namespace: str = "",
         priority: int = 0,
         tag: object = None,
@@ -113,7 +113,7 @@ class Sequence:
         self.admitted_s = 0.0
         self.synced = 0
         self.num_cached = 0
-        self.num_prefilled = 0
+        self.num_run = 0
         self.num_forwards = 0
 
     @property

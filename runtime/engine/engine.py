@@ -1,0 +1,343 @@
+"""The engine: ``step(inbox) -> outbox``. One model, its KV pool and cache, and every program that runs on them.
+
+Each step: messages in, ops advanced, one forward over whatever the scheduler planned, tokens accepted, messages out.
+Holds no socket and starts no thread but the grammar compiler's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ... import constrained
+from ...constrained.spec import GrammarSpec
+from ...radix_cache import RadixCache
+from ..config import EngineConfig
+from ..executor import Executor, SampledToken, SampleRow
+from ..protocol.errors import ErrorInfo, InternalError, ProtocolError
+from ..protocol.messages import (
+    PROTOCOL_VERSION,
+    QUERIES,
+    Answer,
+    Bye,
+    Cancel,
+    ClientMessage,
+    Hello,
+    Limits,
+    Ping,
+    Pong,
+    ProtocolFault,
+    Query,
+    RuntimeMessage,
+    Submit,
+    TemplateInfo,
+    TokenLogprob,
+    Welcome,
+)
+from ..scheduler import Scheduler, SchedulerConfig, StepPlan
+from .generation import Candidate
+from .interpreter import Interpreter
+from .report import EngineReport
+from .scoring import ScoreRow
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..memory import KVPool
+    from ..models import Model
+    from ..tokenizer import ChatTemplate, Tokenizer
+
+log = logging.getLogger(__name__)
+
+Outbox = list[tuple[bytes, RuntimeMessage]]
+
+
+class Engine:
+    """Owns the model and the loop's state. Not thread-safe: one thread calls ``step``."""
+
+    def __init__(self, config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        from .loading import load_parts
+
+        parts = load_parts(config)
+        self.config = config
+        self.model: Model = parts.model
+        self.tokenizer: Tokenizer = parts.tokenizer
+        self.template: ChatTemplate | None = parts.template
+        self.kv: KVPool = parts.kv
+        self.model_path: Path = parts.path
+        self.context_len = parts.context_len
+        self.vocab_size = parts.model.config.vocab_size
+        self.limits = Limits()
+        self.clock = clock
+        self.cache = RadixCache(parts.num_slots, reuse=config.prefix_cache)
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_running=config.max_running,
+                max_step_tokens=config.max_step_tokens,
+                prefill_chunk=config.prefill_chunk,
+            ),
+            self.cache,
+            clock=clock,
+        )
+        self.executor = Executor(self.model, self.kv, max_rows=config.max_running, max_len=self.context_len)
+        self._grammar_threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._grammars: dict[str, Future[constrained.CompiledGrammar]] = {}
+        self._vocabulary: constrained.Vocabulary | None = None
+        self._outbox: Outbox = []
+        self.report = EngineReport()
+        self.interpreter = Interpreter(
+            self.scheduler,
+            self.tokenizer,
+            send=self._send,
+            compile_grammar=self.compile_grammar,
+            context_len=self.context_len,
+            vocab_size=self.vocab_size,
+            limits=self.limits,
+            max_waiting=config.max_waiting,
+            seed=config.seed,
+            clock=clock,
+        )
+
+    # -- the face -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self.interpreter.compiling)
+
+    def welcome(self) -> Welcome:
+        return Welcome(
+            version=PROTOCOL_VERSION,
+            model=self.config.model,
+            model_path=str(self.model_path),
+            context_len=self.context_len,
+            vocab_size=self.vocab_size,
+            vocab_hash=self.tokenizer.vocab_hash,
+            template=self.template.info() if self.template is not None else TemplateInfo(),
+            limits=self.limits,
+            capabilities=("text", *(f"grammar:{kind}" for kind in constrained.SUPPORTED_KINDS)),
+        )
+
+    def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> Outbox:
+        """Take messages, run at most one forward, and say what there is to say."""
+        for client, message in inbox:
+            self._receive(client, message)
+        interpreter = self.interpreter
+        interpreter.check_deadlines()
+        interpreter.advance()
+        plan = self.scheduler.plan()
+        for seq, error in self.scheduler.failed:
+            interpreter.fail_unschedulable(seq, error)
+        self.scheduler.failed.clear()
+        if plan is not None:
+            self._run(plan)
+        elif interpreter.compiling:
+            wait(
+                [owner.activity.future for owner in interpreter.compiling], timeout=0.005, return_when="FIRST_COMPLETED"
+            )
+        interpreter.advance()
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def drop_client(self, client_id: bytes) -> None:
+        """The client is gone; nobody reads what its programs would say."""
+        self.interpreter.drop_client(client_id)
+        self._outbox = [(client, message) for client, message in self._outbox if client != client_id]
+
+    def fail_all(self, error: InternalError) -> Outbox:
+        """End every program, after a fault that leaves the engine's state in doubt."""
+        for program in list(self.interpreter.programs.values()):
+            self.interpreter.end_program(program, error)
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def close(self) -> None:
+        self._grammar_threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _send(self, client: bytes, message: RuntimeMessage) -> None:
+        self._outbox.append((client, message))
+
+    def _receive(self, client: bytes, message: ClientMessage) -> None:
+        match message:
+            case Submit():
+                self.interpreter.submit(client, message)
+            case Cancel():
+                self.interpreter.cancel(client, message)
+            case Query():
+                self._send(client, self._answer(message))
+            case Hello(version=version):
+                if version != PROTOCOL_VERSION:
+                    text = (
+                        f"protocol version {version}, but this engine speaks {PROTOCOL_VERSION}; install equal versions"
+                    )
+                    self._send(client, ProtocolFault(ProtocolError(text).info()))
+                else:
+                    self._send(client, self.welcome())
+            case Ping():
+                self._send(client, Pong())
+            case Bye():
+                self.drop_client(client)
+
+    def _answer(self, query: Query) -> Answer:
+        match query.what:
+            case "info":
+                return Answer(query.id, self.report.info(self))
+            case "metrics":
+                return Answer(query.id, self.report.metrics(self))
+            case "cache_tree":
+                return Answer(query.id, self.report.cache_tree(self))
+            case "flush_cache":
+                return Answer(query.id, self.cache.flush())
+            case other:
+                message = f"query {other!r} is not one of: {', '.join(QUERIES)}"
+                return Answer(query.id, None, ErrorInfo("InvalidRequest", message, "what"))
+
+    # -- grammars -----------------------------------------------------------------------------------------------------
+
+    def compile_grammar(self, spec: GrammarSpec) -> Future[constrained.CompiledGrammar]:
+        """The compiled grammar, now or soon; equal specs are compiled once while somebody may still ask."""
+        future = self._grammars.pop(spec.key, None)
+        if future is None:
+            future = self._grammar_threads.submit(self._compile, spec)
+        self._grammars[spec.key] = future  # the most recently asked for lies last
+        while len(self._grammars) > 256:
+            oldest = next(iter(self._grammars))
+            if not self._grammars[oldest].done():
+                break
+            del self._grammars[oldest]
+        return future
+
+    def _compile(self, spec: GrammarSpec) -> constrained.CompiledGrammar:
+        if self._vocabulary is None:
+            self._vocabulary = self.tokenizer.vocabulary()
+        return constrained.compile(spec.kind, spec.text, self._vocabulary, **spec.options)
+
+    # -- one forward --------------------------------------------------------------------------------------------------
+
+    def _run(self, plan: StepPlan) -> None:
+        live = self.interpreter.live
+        start_s = self.clock()
+        logits = self.executor.forward(plan)  # [L, V]
+        self.scheduler.complete(plan, live)
+        self.report.count_step(plan, self.interpreter, live)
+        first = 0
+        rows: list[SampleRow] = []
+        candidates: list[Candidate] = []
+        for row in plan.rows:
+            seq = live[row.seq_id]
+            part = logits[first : first + row.num_logits]
+            first += row.num_logits
+            match seq.tag:
+                case Candidate() as candidate:
+                    self._gather_prompt_logprobs(candidate, row.end - row.num_logits, part)
+                    if row.end == len(seq.tokens):
+                        rows.append(self._sample_row(candidate, first - 1))
+                        candidates.append(candidate)
+                case ScoreRow() as score_row:
+                    self._gather_scores(score_row, row.end - row.num_logits, part)
+                    if row.end == len(seq.tokens):
+                        self.interpreter.finish_score_row(score_row)
+        if candidates:
+            live_candidates = [c for c in candidates if c.generation.op.params.max_tokens > 0]
+            if len(live_candidates) < len(candidates):
+                rows = [r for r, c in zip(rows, candidates, strict=True) if c.generation.op.params.max_tokens > 0]
+            sampled = self.executor.sample(logits, rows)
+            now_s = self.clock()
+            for candidate in candidates:
+                self._note_first(candidate, now_s)
+                if candidate.generation.op.params.max_tokens == 0:
+                    candidate.finish_reason = "length"
+                    self.interpreter.finish_candidate(candidate)
+            for candidate, token in zip(live_candidates, sampled, strict=True):
+                self._accept(candidate, token)
+        self.report.step_s += self.clock() - start_s
+
+    def _sample_row(self, candidate: Candidate, logits_row: int) -> SampleRow:
+        params = candidate.generation.op.params
+        too_short = candidate.num_generated < params.min_tokens
+        return SampleRow(
+            logits_row=logits_row,
+            params=params,
+            seed=candidate.seed,
+            token_ids=candidate.seq.tokens.ids,
+            prompt_len=candidate.prompt_len,
+            matcher=candidate.matcher,
+            banned=self.tokenizer.eos_ids | set(params.stop_token_ids) if too_short else frozenset(),
+        )
+
+    def _note_first(self, candidate: Candidate, now_s: float) -> None:
+        if candidate.prefilled_tokens < 0:
+            candidate.prefilled_tokens = candidate.seq.num_run
+            candidate.cached_tokens = candidate.seq.num_cached
+            if candidate.generation.first_token_s == 0.0:
+                candidate.generation.first_token_s = now_s
+
+    def _accept(self, candidate: Candidate, token: SampledToken) -> None:
+        generation = candidate.generation
+        logprob = self._token_logprob(token) if generation.op.params.return_logprob else None
+        text = candidate.accept(token.token_id, logprob, self.tokenizer, self.context_len)
+        self._stream(candidate, text, "generated")
+        if not candidate.finish_reason and candidate.matcher is not None and self.config.jump_forward:
+            forced = candidate.matcher.forced_tokens()
+            if forced:
+                self._stream(candidate, candidate.accept_forced(forced, self.context_len), "forced")
+        if candidate.finish_reason:
+            self.interpreter.finish_candidate(candidate)
+        else:
+            candidate.seq.logits_from = len(candidate.seq.tokens) - 1
+
+    def _stream(self, candidate: Candidate, text: str, origin: str) -> None:
+        delta = candidate.generation.delta(candidate, text, origin=origin)
+        if delta is not None:
+            self._send(candidate.generation.owner.program.key[0], delta)
+
+    def _token_logprob(self, token: SampledToken) -> TokenLogprob:
+        show = self.tokenizer.decode
+        top = tuple((i, p, show([i], skip_special=False)) for i, p in token.top)
+        return TokenLogprob(token.token_id, token.logprob, show([token.token_id], skip_special=False), top)
+
+    def _gather_prompt_logprobs(self, candidate: Candidate, start: int, part: torch.Tensor) -> None:
+        """``part[i]`` are the logits after token start + i; the prompt's own next tokens are looked up in them."""
+        params = candidate.generation.op.params
+        if not params.return_logprob or params.logprob_start_len < 0 or candidate.num_generated:
+            return
+        if start == 0 and not candidate.prompt_logprobs and params.logprob_start_len == 0:
+            first = int(candidate.seq.tokens.ids[0])
+            candidate.prompt_logprobs.append(
+                TokenLogprob(first, None, self.tokenizer.decode([first], skip_special=False))
+            )
+        targets = candidate.seq.tokens.ids[start + 1 : min(start + 1 + len(part), candidate.prompt_len)]
+        if len(targets):
+            values = self.executor.logprobs_of(part[: len(targets)], targets)
+            tops = self.executor.top_logprobs(part[: len(targets)], params.top_logprobs_num)
+            for token_id, value, top in zip(targets.tolist(), values, tops, strict=True):
+                candidate.prompt_logprobs.append(self._token_logprob(SampledToken(token_id, value, top)))
+
+    def _gather_scores(self, score_row: ScoreRow, start: int, part: torch.Tensor) -> None:
+        tokens = score_row.seq.tokens.ids
+        targets = tokens[start + 1 : start + 1 + len(part)]
+        if len(targets):
+            score_row.inner.extend(self.executor.logprobs_of(part[: len(targets)], targets))
+        if start + len(part) == len(tokens) and len(part):
+            last_ids = np.fromiter(score_row.last, dtype=np.int32)
+            values = self.executor.logprobs_of(part[-1:].expand(len(last_ids), -1), last_ids)
+            score_row.last = dict(zip(last_ids.tolist(), values, strict=True))
+
+    # -- for tests and the idle loop ----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError if a slot is lost, taken twice, or held by nobody."""
+        self.cache.check()
+        if not self.has_work and not self.interpreter.programs:
+            leased = self.cache.num_leased
+            assert leased == 0, f"{leased} slots are leased while no program runs"
+
+    def info(self) -> dict[str, Any]:
+        return self.report.info(self)

@@ -1,0 +1,185 @@
+"""One ``Gen`` being computed: its candidates, and what each accepted token does to text, grammar and tokens.
+
+Never samples and never schedules; the engine hands tokens in and asks what came of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..protocol.messages import CandidateMeta, Delta, GenMeta, TokenLogprob
+from ..protocol.ops import Gen
+from ..scheduler import Sequence
+
+if TYPE_CHECKING:
+    from ...constrained import Matcher
+    from ..tokenizer import Detokenizer, Tokenizer
+    from .program import OpState, SequenceState
+
+
+class Candidate:
+    """One of the ``n`` continuations of a prompt. Its sequence's tokens are [0, prompt_len) prompt, then output."""
+
+    __slots__ = (
+        "cached_tokens",
+        "decode_start_s",
+        "detokenizer",
+        "finish_reason",
+        "generation",
+        "index",
+        "logprobs",
+        "matched_stop",
+        "matcher",
+        "num_forced",
+        "num_generated",
+        "prefilled_tokens",
+        "prompt_len",
+        "prompt_logprobs",
+        "seed",
+        "seq",
+        "unsent_ids",
+        "unsent_logprobs",
+    )
+
+    def __init__(
+        self,
+        generation: Generation,
+        index: int,
+        seq: Sequence,
+        *,
+        detokenizer: Detokenizer,
+        matcher: Matcher | None,
+        seed: int,
+    ) -> None:
+        self.generation = generation
+        self.index = index
+        self.seq = seq
+        self.prompt_len = len(seq.tokens)
+        self.detokenizer = detokenizer
+        self.matcher = matcher
+        self.seed = seed
+        self.num_generated = 0
+        self.num_forced = 0
+        self.finish_reason = ""
+        self.matched_stop: str | int | None = None
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.unsent_ids: list[int] = []
+        self.unsent_logprobs: list[TokenLogprob] = []
+        self.cached_tokens = 0
+        self.prefilled_tokens = -1
+        self.decode_start_s = 0.0
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.seq.tokens.ids[self.prompt_len :].tolist()
+
+    @property
+    def text(self) -> str:
+        return self.detokenizer.text
+
+    def accept(self, token_id: int, logprob: TokenLogprob | None, tokenizer: Tokenizer, context_len: int) -> str:
+        """Take a sampled token; the text that may be shown now. ``finish_reason`` is set when this was the last."""
+        params = self.generation.op.params
+        self.num_generated += 1
+        if logprob is not None:
+            self.logprobs.append(logprob)
+            self.unsent_logprobs.append(logprob)
+        if token_id in params.stop_token_ids or (token_id in tokenizer.eos_ids and not params.ignore_eos):
+            self.matched_stop = token_id
+            return self._finish("stop")
+        if self.matcher is not None and not self.matcher.accept(token_id):
+            raise AssertionError(f"sampled token {token_id}, which the grammar refuses")
+        return self._append(token_id, context_len)
+
+    def accept_forced(self, token_ids: list[int], context_len: int) -> str:
+        """Take tokens that the grammar forces; stops where the generation ends."""
+        text = ""
+        for token_id in token_ids:
+            if self.finish_reason:
+                break
+            assert self.matcher is not None and self.matcher.accept(token_id), token_id
+            self.num_generated += 1
+            self.num_forced += 1
+            text += self._append(token_id, context_len)
+        return text
+
+    def _append(self, token_id: int, context_len: int) -> str:
+        self.seq.tokens.append(token_id)
+        self.unsent_ids.append(token_id)
+        text = self.detokenizer.push(token_id)
+        if self.detokenizer.matched_stop is not None:
+            self.matched_stop = self.detokenizer.matched_stop
+            return text + self._finish("stop")
+        if self.matcher is not None and self.matcher.is_finished():
+            return text + self._finish("stop")
+        if self.num_generated >= self.generation.op.params.max_tokens or len(self.seq.tokens) >= context_len:
+            return text + self._finish("length")
+        return text
+
+    def _finish(self, reason: str) -> str:
+        self.finish_reason = reason
+        return self.detokenizer.finish()
+
+    def meta(self) -> CandidateMeta:
+        return CandidateMeta(
+            finish_reason=self.finish_reason,
+            completion_tokens=self.num_generated,
+            token_ids=tuple(self.output_ids),
+            matched_stop=self.matched_stop,
+            logprobs=tuple(self.logprobs),
+            forced_tokens=self.num_forced,
+        )
+
+
+class Generation:
+    """All candidates of one ``Gen``. The first grows the program's own sequence."""
+
+    __slots__ = ("candidates", "first_token_s", "op", "op_state", "owner", "start_s")
+
+    def __init__(self, op_state: OpState, owner: SequenceState, *, now_s: float) -> None:
+        assert isinstance(op_state.op, Gen)
+        self.op: Gen = op_state.op
+        self.op_state = op_state
+        self.owner = owner
+        self.candidates: list[Candidate] = []
+        self.start_s = now_s
+        self.first_token_s = 0.0
+
+    @property
+    def is_finished(self) -> bool:
+        return all(candidate.finish_reason for candidate in self.candidates)
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        return tuple(candidate.text for candidate in self.candidates)
+
+    def delta(self, candidate: Candidate, text: str, *, origin: str) -> Delta | None:
+        """What to stream now, if the op streams and there is something to show."""
+        if not self.op.stream or not (text or (candidate.finish_reason and candidate.unsent_ids)):
+            return None
+        ids, logprobs = tuple(candidate.unsent_ids), tuple(candidate.unsent_logprobs)
+        candidate.unsent_ids, candidate.unsent_logprobs = [], []
+        return Delta(
+            program=self.owner.program.id,
+            op=self.op.op,
+            text=text,
+            token_ids=ids,
+            logprobs=logprobs,
+            index=candidate.index,
+            origin=origin,
+        )
+
+    def meta(self, *, now_s: float) -> GenMeta:
+        first = self.candidates[0]
+        admitted_s = first.seq.admitted_s or now_s
+        first_token_s = self.first_token_s or now_s
+        return GenMeta(
+            prompt_tokens=first.prompt_len,
+            cached_tokens=first.cached_tokens,
+            candidates=tuple(candidate.meta() for candidate in self.candidates),
+            queue_s=max(0.0, admitted_s - self.start_s),
+            prefill_s=max(0.0, first_token_s - admitted_s),
+            decode_s=max(0.0, now_s - first_token_s),
+            prompt_logprobs=tuple(first.prompt_logprobs),
+        )

@@ -1,0 +1,611 @@
+"""Programs as they run: ops taken in order, turned into sequences for the scheduler, and answered once each.
+
+Knows text, tokens and grammars; never touches a tensor. The engine calls it with what a step computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from ...constrained.spec import GrammarError, GrammarSpec
+from ..protocol.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DependencyFailed,
+    ErrorInfo,
+    InternalError,
+    InvalidGrammar,
+    InvalidRequest,
+    Overloaded,
+    PhloemError,
+    PromptTooLong,
+)
+from ..protocol.messages import (
+    Accepted,
+    Cancel,
+    Closed,
+    Done,
+    Failed,
+    GenMeta,
+    Limits,
+    ProgramSettings,
+    ProgramStats,
+    Rejected,
+    RuntimeMessage,
+    SelectMeta,
+    Submit,
+)
+from ..protocol.ops import Close, Fork, Gen, Join, Mark, Pin, Ref, Rollback, Score, Select, Special, Text
+from ..scheduler import PoolTooSmall, Scheduler, Sequence, TokenBuffer
+from .generation import Candidate, Generation
+from .program import OpState, Program, Segment, SequenceState
+from .scoring import ScoreRow, Scoring
+from .submission import find_faults
+
+if TYPE_CHECKING:
+    from ...constrained import CompiledGrammar
+    from ..tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+ProgramKey = tuple[bytes, str]
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+class WaitingForGrammar:
+    """A ``Gen`` whose grammar is still being compiled."""
+
+    __slots__ = ("future", "op_state")
+
+    def __init__(self, op_state: OpState, future: Future[CompiledGrammar]) -> None:
+        self.op_state = op_state
+        self.future = future
+
+
+class Interpreter:
+    """Owns every program. ``send`` takes (client, message); ``compile_grammar`` starts a compilation."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        *,
+        send: Callable[[bytes, RuntimeMessage], None],
+        compile_grammar: Callable[[GrammarSpec], Future[CompiledGrammar]],
+        context_len: int,
+        vocab_size: int,
+        limits: Limits,
+        max_waiting: int,
+        seed: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.scheduler = scheduler
+        self.tokenizer = tokenizer
+        self.send = send
+        self.compile_grammar = compile_grammar
+        self.context_len = context_len
+        self.vocab_size = vocab_size
+        self.limits = limits
+        self.max_waiting = max_waiting
+        self.clock = clock
+        self.programs: dict[ProgramKey, Program] = {}
+        self.live: dict[int, Sequence] = {}
+        self.compiling: list[SequenceState] = []
+        self._ready: deque[SequenceState] = deque()
+        self._next_seq_id = 0
+        self._seed = seed
+        self._num_unseeded = 0
+
+    # -- what clients say ---------------------------------------------------------------------------------------------
+
+    def submit(self, client: bytes, submit: Submit) -> None:
+        key = (client, submit.program)
+        program = self.programs.get(key)
+        faults = find_faults(submit, program, limits=self.limits, vocab_size=self.vocab_size)
+        if not faults and len(self.scheduler.waiting) >= self.max_waiting:
+            message = f"{len(self.scheduler.waiting):,} sequences are waiting already (max_waiting); try again later"
+            faults = [(-1, Overloaded(message).info())]
+        if faults:
+            ids = [op.op for op in submit.ops]
+            self.send(client, Rejected(submit.program, [error for _, error in faults], ids))
+            return
+        if program is None:
+            program = Program(key, submit.settings or ProgramSettings(), now_s=self.clock())
+            self.programs[key] = program
+        self.send(client, Accepted(submit.program))
+        program.counters.submits += 1
+        program.counters.ops += len(submit.ops)
+        for op in submit.ops:
+            owner = program.sequences.get(op.seq) or self._new_state(program, op.seq)
+            op_state = OpState(op, program.next_order)
+            program.next_order += 1
+            program.ops[op.op] = op_state
+            owner.queue.append(op_state)
+            self._ready.append(owner)
+            if isinstance(op, Fork):
+                for child in op.children:
+                    self._new_state(program, child, unborn=True)
+            elif isinstance(op, Gen) and op.grammar is not None:
+                self.compile_grammar(op.grammar)
+        if not submit.ops:
+            self._close_if_over(program)
+
+    def cancel(self, client: bytes, cancel: Cancel) -> None:
+        program = self.programs.get((client, cancel.program))
+        if program is None:
+            return  # it ended while the message travelled
+        if cancel.op is not None:
+            op_state = program.ops.get(cancel.op)
+            if op_state is not None and op_state.status == "queued":
+                owner = program.sequences[op_state.op.seq]
+                self._fail_op(owner, op_state, Cancelled(f"op {cancel.op} was cancelled"))
+        elif cancel.seq is not None:
+            owner_or_none = program.sequences.get(cancel.seq)
+            if owner_or_none is not None:
+                self._fail_sequence(owner_or_none, Cancelled(f"sequence {cancel.seq} was cancelled"))
+        else:
+            self.end_program(program, Cancelled(f"program {program.id!r} was cancelled"))
+
+    def drop_client(self, client: bytes) -> None:
+        for program in [p for p in self.programs.values() if p.key[0] == client]:
+            self.end_program(program, Cancelled("the client has gone"))
+
+    def end_program(self, program: Program, error: PhloemError) -> None:
+        """Fail whatever has not ended, then close."""
+        for owner in program.sequences.values():
+            self._fail_sequence(owner, error, close=True)
+        self._close_if_over(program)
+
+    def check_deadlines(self) -> None:
+        now_s = self.clock()
+        late = [p for p in self.programs.values() if p.deadline_s is not None and now_s >= p.deadline_s]
+        for program in late:
+            after_s = program.settings.deadline_s
+            self.end_program(program, DeadlineExceeded(f"program {program.id!r} passed its deadline of {after_s} s"))
+
+    # -- ops in order -------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Run ops until every sequence waits: for the model, a grammar, another sequence, or more ops."""
+        self._poll_grammars()
+        while self._ready:
+            owner = self._ready.popleft()
+            try:
+                self._advance_sequence(owner)
+            except Exception as error:  # one program's trouble must not become another's
+                log.exception("op of program %s failed", owner.program.id)
+                self._fail_sequence(owner, InternalError(f"{type(error).__name__}: {error}"))
+
+    def _advance_sequence(self, owner: SequenceState) -> None:
+        while owner.queue and owner.activity is None and not owner.unborn:
+            op_state = owner.queue[0]
+            op = op_state.op
+            if owner.error is not None and not isinstance(op, Close):
+                cause = owner.error
+                self._fail_op(owner, op_state, DependencyFailed(f"an earlier op failed: {cause}"))
+                continue
+            match op:
+                case Text():
+                    owner.append_text(op.text)
+                    self._finish_op(owner, op_state)
+                case Special():
+                    owner.append_special(op.ids, self.tokenizer)
+                    self._finish_op(owner, op_state)
+                case Ref():
+                    if not self._paste(owner, op_state, op):
+                        return
+                case Gen():
+                    self._start_generation(owner, op_state)
+                case Select() | Score():
+                    self._start_scoring(owner, op_state)
+                case Fork():
+                    self._fork(owner, op_state, op)
+                case Join():
+                    if not self._join(owner, op_state, op):
+                        return
+                case Mark():
+                    self._mark(owner, op_state, op)
+                case Rollback():
+                    self._rollback(owner, op_state, op)
+                case Pin():
+                    self._pin(owner, op_state, op)
+                case Close():
+                    owner.closed = True
+                    text = owner.text
+                    self._release(owner.seq)
+                    self._finish_op(owner, op_state, text)
+                    self._close_if_over(owner.program)
+                case _:
+                    raise AssertionError(op)
+
+    def _paste(self, owner: SequenceState, op_state: OpState, op: Ref) -> bool:
+        source = owner.program.ops[op.source]
+        if source.status == "queued":
+            source.waiters.append(owner)
+            return False
+        if source.status == "failed":
+            self._fail_op(owner, op_state, DependencyFailed(f"op {op.source}, which this one pastes: {source.error}"))
+        elif op.index >= len(source.texts):
+            message = f"index {op.index}: op {op.source} has {len(source.texts)} texts"
+            self._fail_op(owner, op_state, InvalidRequest(message))
+        else:
+            text = source.texts[op.index]
+            owner.append_text(text)
+            self._finish_op(owner, op_state, text, texts=(text,))
+        return True
+
+    def _fork(self, owner: SequenceState, op_state: OpState, op: Fork) -> None:
+        owner.flush_text(self.tokenizer)
+        self.scheduler.commit(owner.seq)
+        for child_id in op.children:
+            child = owner.program.sequences[child_id]
+            if child.unborn:
+                child.start_as(owner)
+                self._ready.append(child)
+        self._finish_op(owner, op_state)
+
+    def _join(self, owner: SequenceState, op_state: OpState, op: Join) -> bool:
+        children = [owner.program.sequences[i] for i in op.children]
+        if any(self._is_before(child, op_state.order) for child in children):
+            if owner not in owner.program.joining:
+                owner.program.joining.append(owner)
+            return False
+        if owner in owner.program.joining:
+            owner.program.joining.remove(owner)
+        if op.mode == "concate_and_append":
+            for child in children:
+                if child.error is not None:
+                    error = DependencyFailed(f"sequence {child.id}, which is joined: {child.error}")
+                    self._fail_op(owner, op_state, error)
+                    return True
+            for child in children:
+                child.flush_text(self.tokenizer)
+                ids = child.seq.tokens.ids[child.fork_tokens :].tolist()
+                owner.append_tokens(ids, child.text_since(child.fork_text), "generated", self.tokenizer)
+        self._finish_op(owner, op_state)
+        return True
+
+    @staticmethod
+    def _is_before(child: SequenceState, order: int) -> bool:
+        """True while ``child`` still has ops that were submitted before ``order``."""
+        busy = child.unborn or child.activity is not None
+        return (busy and not child.closed) or bool(child.queue and child.queue[0].order < order)
+
+    def _mark(self, owner: SequenceState, op_state: OpState, op: Mark) -> None:
+        if op.begin is None:
+            owner.marks[op.op] = owner.text_end
+            self._finish_op(owner, op_state)
+        elif op.begin in owner.marks:
+            text = owner.text_since(owner.marks[op.begin])
+            self._finish_op(owner, op_state, text, texts=(text,))
+        else:
+            self._fail_op(owner, op_state, InvalidRequest(f"mark {op.begin} is not of sequence {owner.id}"))
+
+    def _rollback(self, owner: SequenceState, op_state: OpState, op: Rollback) -> None:
+        position = owner.marks.get(op.to)
+        if position is None or position > owner.text_end:
+            self._fail_op(owner, op_state, InvalidRequest(f"mark {op.to} is not of sequence {owner.id}"))
+            return
+        num_segments, num_tokens, pending = owner.rollback_point(position)
+        del owner.segments[num_segments:]
+        owner.text_len = position - len(pending)
+        owner.pending_text = pending
+        self.scheduler.truncate(owner.seq, num_tokens)
+        self._finish_op(owner, op_state)
+
+    def _pin(self, owner: SequenceState, op_state: OpState, op: Pin) -> None:
+        owner.flush_text(self.tokenizer)
+        self.scheduler.commit(owner.seq)
+        cache = self.scheduler.cache
+        pinned = cache.pin(owner.seq.tokens.ids, ttl_s=op.ttl_s, namespace=owner.seq.namespace)
+        self._finish_op(owner, op_state, pinned)
+
+    # -- generating ---------------------------------------------------------------------------------------------------
+
+    def _start_generation(self, owner: SequenceState, op_state: OpState) -> None:
+        op = op_state.op
+        assert isinstance(op, Gen)
+        if op.grammar is not None:
+            future = self.compile_grammar(op.grammar)
+            if not future.done():
+                owner.activity = WaitingForGrammar(op_state, future)
+                self.compiling.append(owner)
+                return
+            error = future.exception()
+            if error is not None:
+                self._fail_op(owner, op_state, _grammar_error(error))
+                return
+        if not self._has_room(owner, op_state, extra=1 if op.params.max_tokens else 0):
+            return
+        generation = Generation(op_state, owner, now_s=self.clock())
+        seed = op.params.seed
+        if seed is None:
+            self._num_unseeded += 1
+            seed = _mixed(self._seed, self._num_unseeded)
+        for index in range(op.n):
+            seq = owner.seq if index == 0 else self._new_sequence(owner.program, owner.seq.tokens.copy())
+            matcher = self.compile_grammar(op.grammar).result().matcher() if op.grammar is not None else None
+            detokenizer = self.tokenizer.detokenizer(op.params.stop, skip_special=op.params.skip_special_tokens)
+            candidate = Candidate(
+                generation,
+                index,
+                seq,
+                detokenizer=detokenizer,
+                matcher=matcher,
+                seed=seed if index == 0 else _mixed(seed, index),
+            )
+            start = op.params.logprob_start_len
+            seq.logits_from = len(seq.tokens) - 1
+            if op.params.return_logprob and start >= 0 and index == 0:
+                seq.logits_from = min(max(start - 1, 0), seq.logits_from)
+            seq.tag = candidate
+            generation.candidates.append(candidate)
+        owner.activity = generation
+        for candidate in generation.candidates:
+            self.scheduler.submit(candidate.seq)
+
+    def finish_candidate(self, candidate: Candidate) -> None:
+        """``candidate`` has a finish reason: leave the schedule, make text and tokens agree, perhaps end the op."""
+        generation, seq = candidate.generation, candidate.seq
+        if isinstance(candidate.matched_stop, str):
+            kept = candidate.prompt_len + candidate.detokenizer.num_whole_tokens
+            self.scheduler.truncate(seq, kept)
+            if candidate.detokenizer.remainder:
+                seq.tokens.extend(self.tokenizer.encode(candidate.detokenizer.remainder))
+        self._count(generation.owner.program, candidate)
+        if candidate.index == 0:
+            self.scheduler.park(seq)
+        else:
+            self._release(seq)
+        if not generation.is_finished:
+            return
+        owner, op_state = generation.owner, generation.op_state
+        first = generation.candidates[0]
+        owner.activity = None
+        owner.seq.tag = None
+        owner.note_generated(first.prompt_len, first.text)
+        meta = generation.meta(now_s=self.clock())
+        counters = owner.program.counters
+        counters.queue_s += meta.queue_s
+        counters.prefill_s += meta.prefill_s
+        counters.decode_s += meta.decode_s
+        texts = generation.partial
+        self._finish_op(owner, op_state, list(texts), meta=meta, texts=texts)
+        self._ready.append(owner)
+
+    @staticmethod
+    def _count(program: Program, candidate: Candidate) -> None:
+        counters = program.counters
+        counters.prompt_tokens += candidate.prompt_len
+        counters.cached_tokens += candidate.cached_tokens
+        counters.prefilled_tokens += max(candidate.prefilled_tokens, 0)
+        counters.generated_tokens += candidate.num_generated
+        counters.forced_tokens += candidate.num_forced
+
+    # -- scoring ------------------------------------------------------------------------------------------------------
+
+    def _start_scoring(self, owner: SequenceState, op_state: OpState) -> None:
+        owner.flush_text(self.tokenizer)
+        scoring = Scoring(op_state, owner, self.tokenizer, now_s=self.clock())
+        longest = max(len(suffix) for suffix in scoring.suffixes)
+        if not self._has_room(owner, op_state, extra=longest):
+            return
+        prefix = owner.seq.tokens.ids[: scoring.common].tolist()
+        for suffix in scoring.suffixes:
+            self._add_score_row(scoring, scoring.rows, prefix, suffix)
+            if scoring.needs_unconditional:
+                self._add_score_row(scoring, scoring.unconditional, [], suffix)
+        owner.activity = scoring
+        if not scoring.rows and not scoring.unconditional:
+            self.finish_scoring(scoring)
+
+    def _add_score_row(
+        self, scoring: Scoring, rows: dict[tuple[int, ...], ScoreRow], prefix: list[int], suffix: list[int]
+    ) -> None:
+        inner = tuple(suffix[:-1])
+        if inner not in rows:
+            tokens = [*prefix, *inner]
+            if not tokens:
+                return
+            seq = self._new_sequence(scoring.owner.program, TokenBuffer(tokens))
+            seq.logits_from = max(len(prefix) - 1, 0)
+            row = ScoreRow(scoring, seq, first=seq.logits_from + 1)
+            seq.tag = rows[inner] = row
+            self.scheduler.submit(seq)
+        rows[inner].last[suffix[-1]] = float("nan")
+
+    def finish_score_row(self, row: ScoreRow) -> None:
+        counters = row.scoring.owner.program.counters
+        counters.prompt_tokens += len(row.seq.tokens)
+        counters.cached_tokens += row.seq.num_cached
+        counters.prefilled_tokens += row.seq.num_run
+        row.cached_tokens = row.seq.num_cached
+        self._release(row.seq)
+        if row.scoring.is_finished:
+            self.finish_scoring(row.scoring)
+
+    def finish_scoring(self, scoring: Scoring) -> None:
+        owner, op_state, op = scoring.owner, scoring.op_state, scoring.op
+        owner.activity = None
+        meta = scoring.meta()
+        winner = scoring.choices[meta.index]
+        if op.append:
+            self.scheduler.drop_lease(owner.seq)  # the winner's KV is in the cache
+            last = owner.segments[-1] if owner.segments else None
+            if last is not None and last.kind == "text":
+                last = Segment("generated", last.token_start, last.text_start, last.text + winner)
+                owner.segments[-1] = last
+                owner.text_len += len(winner)
+            else:
+                owner.note_generated(scoring.common, winner)
+            self.scheduler.truncate(owner.seq, scoring.common)
+            owner.seq.tokens.extend(scoring.suffixes[meta.index])
+        value: object = winner
+        if isinstance(op, Score):
+            value = sum(v for v in meta.logprobs[0] if v is not None)
+        self._finish_op(owner, op_state, value, meta=meta, texts=(winner,))
+        self._ready.append(owner)
+
+    # -- beginnings and ends ------------------------------------------------------------------------------------------
+
+    def _has_room(self, owner: SequenceState, op_state: OpState, *, extra: int) -> bool:
+        """Tokenize what is pending and see that it fits the context with ``extra`` more; else the op fails."""
+        owner.flush_text(self.tokenizer)
+        if not len(owner.seq.tokens):
+            start = self.tokenizer.bos_id
+            owner.seq.tokens.append(min(self.tokenizer.eos_ids) if start is None else start)
+        length = len(owner.seq.tokens)
+        if length + extra > self.context_len:
+            message = (
+                f"{length:,} tokens of prompt and at least {extra} to come, but the context is {self.context_len:,}; "
+                "shorten the prompt or start with a larger --max-seq-len"
+            )
+            self._fail_op(owner, op_state, PromptTooLong(message))
+            return False
+        return True
+
+    def _new_state(self, program: Program, id: int, *, unborn: bool = False) -> SequenceState:
+        state = SequenceState(program, id, self._new_sequence(program, TokenBuffer()), unborn=unborn)
+        program.sequences[id] = state
+        return state
+
+    def _new_sequence(self, program: Program, tokens: TokenBuffer) -> Sequence:
+        self._next_seq_id += 1
+        seq = Sequence(
+            self._next_seq_id,
+            tokens,
+            program=program.cache_key,
+            namespace=program.namespace,
+            priority=program.settings.priority,
+        )
+        self.live[seq.seq_id] = seq
+        return seq
+
+    def _release(self, seq: Sequence) -> None:
+        self.scheduler.remove(seq)
+        self.live.pop(seq.seq_id, None)
+
+    def _finish_op(
+        self,
+        owner: SequenceState,
+        op_state: OpState,
+        value: object = None,
+        *,
+        meta: GenMeta | SelectMeta | None = None,
+        texts: tuple[str, ...] = (),
+    ) -> None:
+        assert op_state.status == "queued" and owner.queue[0] is op_state
+        owner.queue.popleft()
+        op_state.status = "done"
+        op_state.texts = texts
+        self.send(owner.program.key[0], Done(owner.program.id, op_state.op.op, value, meta))
+        self._wake(owner, op_state)
+
+    def _fail_op(self, owner: SequenceState, op_state: OpState, error: PhloemError) -> None:
+        """End one op as failed; the sequence's later ops will fail for its sake."""
+        assert op_state.status == "queued"
+        partial: tuple[str, ...] = ()
+        if owner.queue and owner.queue[0] is op_state:
+            partial = self._stop_activity(owner)
+        owner.queue.remove(op_state)
+        op_state.status = "failed"
+        op_state.error = error
+        if owner.error is None:
+            owner.error = error
+        info: ErrorInfo = error.info()
+        self.send(owner.program.key[0], Failed(owner.program.id, op_state.op.op, info, partial))
+        if isinstance(op_state.op, Fork):
+            for child_id in op_state.op.children:
+                child = owner.program.sequences[child_id]
+                if child.unborn:
+                    child.unborn = False
+                    child.error = DependencyFailed(f"the fork that makes sequence {child_id} failed: {error}")
+                    self._ready.append(child)
+        self._wake(owner, op_state)
+        self._ready.append(owner)
+
+    def _fail_sequence(self, owner: SequenceState, error: PhloemError, *, close: bool = False) -> None:
+        owner.unborn = False
+        if owner.error is None:
+            owner.error = error
+        while owner.queue:
+            op_state = owner.queue[0]
+            if isinstance(op_state.op, Close) and not close:
+                break
+            self._fail_op(owner, op_state, error)
+        if close and not owner.closed:
+            owner.closed = True
+            self._release(owner.seq)
+        self._ready.append(owner)
+
+    def _stop_activity(self, owner: SequenceState) -> tuple[str, ...]:
+        """Take the op in progress off the schedule; what it had generated so far."""
+        activity, owner.activity = owner.activity, None
+        match activity:
+            case Generation():
+                for candidate in activity.candidates:
+                    if candidate.index == 0:
+                        self.scheduler.park(candidate.seq)
+                    else:
+                        self._release(candidate.seq)
+                    if not candidate.finish_reason:
+                        candidate.finish_reason = "abort"
+                        self._count(owner.program, candidate)
+                owner.seq.tag = None
+                return activity.partial
+            case Scoring():
+                for row in (*activity.rows.values(), *activity.unconditional.values()):
+                    self._release(row.seq)
+            case WaitingForGrammar():
+                self.compiling.remove(owner)
+        return ()
+
+    def fail_unschedulable(self, seq: Sequence, error: PoolTooSmall) -> None:
+        """The scheduler found that ``seq`` can never run."""
+        tag = seq.tag
+        assert isinstance(tag, Candidate | ScoreRow)
+        owner = tag.generation.owner if isinstance(tag, Candidate) else tag.scoring.owner
+        message = f"{error}; shorten the prompt or start with a larger --num-slots"
+        self._fail_op(owner, owner.queue[0], PromptTooLong(message))
+
+    def _wake(self, owner: SequenceState, op_state: OpState) -> None:
+        self._ready.extend(op_state.waiters)
+        op_state.waiters.clear()
+        if owner.program.joining:
+            self._ready.extend(owner.program.joining)
+
+    def _poll_grammars(self) -> None:
+        for owner in [o for o in self.compiling if o.activity.future.done()]:
+            self.compiling.remove(owner)
+            owner.activity = None
+            self._ready.append(owner)
+
+    def _close_if_over(self, program: Program) -> None:
+        if program.is_over and program.key in self.programs:
+            del self.programs[program.key]
+            stats = _stats(program)
+            self.send(program.key[0], Closed(program.id, stats))
+            self.scheduler.cache.end_program(program.cache_key)
+
+
+def _stats(program: Program) -> ProgramStats:
+    counters = program.counters
+    return ProgramStats(**{name: getattr(counters, name) for name in ProgramStats.__struct_fields__})
+
+
+def _mixed(seed: int, index: int) -> int:
+    """Another seed for the ``index``-th of a family, in the signed 64-bit range."""
+    value = (seed * _GOLDEN + index * 0xD1B54A32D192ED03 + 0x2545F4914F6CDD1D) & 0xFFFFFFFFFFFFFFFF
+    value ^= value >> 29
+    return (value * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF) - 2**63
+
+
+def _grammar_error(error: BaseException) -> PhloemError:
+    if isinstance(error, GrammarError):
+        return InvalidGrammar(str(error), where=error.where)
+    log.error("grammar compilation failed", exc_info=error)
+    return InternalError(f"grammar compilation failed: {type(error).__name__}: {error}")

@@ -1,0 +1,218 @@
+"""A program inside the engine: its sequences' text and tokens, its ops and what became of them. Computes nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..protocol.errors import PhloemError
+from ..protocol.messages import ProgramSettings
+from ..protocol.ops import AnyOp
+from ..scheduler import Sequence
+
+if TYPE_CHECKING:
+    from ..tokenizer import Tokenizer
+
+SegmentKind = Literal["text", "special", "generated"]
+
+
+@dataclass(slots=True)
+class Segment:
+    """A stretch of a sequence whose token boundaries are fixed at both ends."""
+
+    kind: SegmentKind
+    token_start: int
+    text_start: int
+    text: str
+
+
+@dataclass(slots=True)
+class OpState:
+    """One accepted op. ``order`` counts over the whole program. ``texts`` is what a ``Ref`` may paste."""
+
+    op: AnyOp
+    order: int
+    status: Literal["queued", "done", "failed"] = "queued"
+    texts: tuple[str, ...] = ()
+    error: PhloemError | None = None
+    waiters: list[SequenceState] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ProgramCounters:
+    submits: int = 0
+    ops: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: int = 0
+    generated_tokens: int = 0
+    forced_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    forwards: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    bytes_sent: int = 0
+
+
+class SequenceState:
+    """A program's sequence: its ops in order, its text as segments, and the scheduler's sequence with its tokens.
+
+    ``unborn`` sequences are children of a fork that has not run. ``activity`` is the op being computed, if any.
+
+        segments:  | special | text | generated | text |  pending_text (not yet tokenized)
+    """
+
+    __slots__ = (
+        "activity",
+        "closed",
+        "error",
+        "fork_segment",
+        "fork_text",
+        "fork_tokens",
+        "id",
+        "marks",
+        "pending_text",
+        "program",
+        "queue",
+        "segments",
+        "seq",
+        "text_len",
+        "unborn",
+    )
+
+    def __init__(self, program: Program, id: int, seq: Sequence, *, unborn: bool = False) -> None:
+        self.program = program
+        self.id = id
+        self.seq = seq
+        self.unborn = unborn
+        self.queue: deque[OpState] = deque()
+        self.activity: Any = None
+        self.segments: list[Segment] = []
+        self.pending_text = ""
+        self.text_len = 0
+        self.marks: dict[int, int] = {}
+        self.fork_tokens = 0
+        self.fork_segment = 0
+        self.fork_text = 0
+        self.error: PhloemError | None = None
+        self.closed = False
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments) + self.pending_text
+
+    def text_since(self, start: int) -> str:
+        """The text from character ``start`` on, without joining what lies before."""
+        pieces = [self.pending_text]
+        for segment in reversed(self.segments):
+            if segment.text_start + len(segment.text) <= start:
+                break
+            pieces.append(segment.text[max(0, start - segment.text_start) :])
+        cut = max(0, start - self.text_len)
+        pieces[0] = self.pending_text[cut:]
+        return "".join(reversed(pieces))
+
+    @property
+    def text_end(self) -> int:
+        return self.text_len + len(self.pending_text)
+
+    # -- growing ------------------------------------------------------------------------------------------------------
+
+    def append_text(self, text: str) -> None:
+        self.pending_text += text
+
+    def flush_text(self, tokenizer: Tokenizer) -> None:
+        """Tokenize what is pending: from here on its token boundaries are fixed."""
+        if self.pending_text:
+            text, self.pending_text = self.pending_text, ""
+            self._append("text", tokenizer.encode(text), text, tokenizer)
+
+    def append_special(self, ids: tuple[int, ...], tokenizer: Tokenizer) -> None:
+        self.flush_text(tokenizer)
+        self._append("special", ids, tokenizer.decode(list(ids), skip_special=False), tokenizer)
+
+    def append_tokens(self, ids: list[int], text: str, kind: SegmentKind, tokenizer: Tokenizer) -> None:
+        """Tokens whose text is known, kept as they are."""
+        self.flush_text(tokenizer)
+        self._append(kind, ids, text, tokenizer)
+
+    def note_generated(self, token_start: int, text: str) -> None:
+        """The sequence's tokens from ``token_start`` on were generated and read ``text``."""
+        self.segments.append(Segment("generated", token_start, self.text_len, text))
+        self.text_len += len(text)
+
+    def _append(self, kind: SegmentKind, ids: list[int] | tuple[int, ...], text: str, tokenizer: Tokenizer) -> None:
+        bos = tokenizer.bos_id if tokenizer.add_bos and not len(self.seq.tokens) else None
+        if bos is not None and not (ids and ids[0] == bos):
+            self.seq.tokens.append(bos)
+        self.segments.append(Segment(kind, len(self.seq.tokens), self.text_len, text))
+        self.text_len += len(text)
+        self.seq.tokens.extend(ids)
+
+    # -- branching and going back -------------------------------------------------------------------------------------
+
+    def start_as(self, parent: SequenceState) -> None:
+        """Become what ``parent`` is now; the KV is found through the cache."""
+        self.seq.tokens = parent.seq.tokens.copy()
+        self.segments = list(parent.segments)
+        self.text_len = parent.text_len
+        self.marks = dict(parent.marks)
+        self.fork_tokens = len(self.seq.tokens)
+        self.fork_segment = len(self.segments)
+        self.fork_text = self.text_len
+        self.unborn = False
+
+    def rollback_point(self, text_pos: int) -> tuple[int, int, str]:
+        """(segments kept, tokens kept, text to be pending again) for a return to character ``text_pos``."""
+        if text_pos >= self.text_len:
+            return len(self.segments), len(self.seq.tokens), self.pending_text[: text_pos - self.text_len]
+        for i, segment in enumerate(self.segments):
+            if text_pos < segment.text_start + len(segment.text):
+                return i, segment.token_start, segment.text[: text_pos - segment.text_start]
+        raise AssertionError((text_pos, self.text_len))
+
+
+class Program:
+    """One program of one client: sequences, ops, counters, and its end."""
+
+    __slots__ = (
+        "counters",
+        "deadline_s",
+        "id",
+        "joining",
+        "key",
+        "next_order",
+        "ops",
+        "sequences",
+        "settings",
+        "start_s",
+    )
+
+    def __init__(self, key: tuple[bytes, str], settings: ProgramSettings, *, now_s: float) -> None:
+        self.key = key
+        self.id = key[1]
+        self.settings = settings
+        self.start_s = now_s
+        self.deadline_s = None if settings.deadline_s is None else now_s + settings.deadline_s
+        self.sequences: dict[int, SequenceState] = {}
+        self.ops: dict[int, OpState] = {}
+        self.counters = ProgramCounters()
+        self.joining: list[SequenceState] = []
+        self.next_order = 0
+
+    @property
+    def namespace(self) -> str:
+        salt, adapter = self.settings.cache_salt, self.settings.adapter
+        return f"{salt}\n{adapter}" if salt or adapter else ""
+
+    @property
+    def cache_key(self) -> str:
+        """The program's name to the cache, which has programs of many clients."""
+        return f"{self.key[0].hex()}/{self.id}"
+
+    @property
+    def is_over(self) -> bool:
+        return all(state.closed for state in self.sequences.values())

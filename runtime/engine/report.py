@@ -1,0 +1,103 @@
+"""What the engine can say of itself: counters, configuration, and the tree of cached prefixes. Changes nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..scheduler import Sequence, StepPlan
+from .generation import Candidate
+from .scoring import ScoreRow
+
+if TYPE_CHECKING:
+    from ...radix_cache import NodeSnapshot
+    from ..tokenizer import Tokenizer
+    from .engine import Engine
+    from .interpreter import Interpreter
+
+
+@dataclass(slots=True)
+class EngineReport:
+    """Counters since the start. ``forward_tokens`` were run; ``step_s`` is the time in steps that had a forward."""
+
+    started_s: float = field(default_factory=time.time)
+    steps: int = 0
+    forward_tokens: int = 0
+    forward_rows: int = 0
+    step_s: float = 0.0
+
+    def count_step(self, plan: StepPlan, interpreter: Interpreter, live: dict[int, Sequence]) -> None:
+        self.steps += 1
+        self.forward_tokens += plan.num_tokens
+        self.forward_rows += len(plan.rows)
+        programs = set()
+        for row in plan.rows:
+            match live[row.seq_id].tag:
+                case Candidate() as candidate:
+                    programs.add(candidate.generation.owner.program)
+                case ScoreRow() as score_row:
+                    programs.add(score_row.scoring.owner.program)
+        for program in programs:
+            program.counters.forwards += 1
+
+    def info(self, engine: Engine) -> dict[str, Any]:
+        config = engine.model.config
+        return {
+            "model": engine.config.model,
+            "model_path": str(engine.model_path),
+            "config": msgspec.to_builtins(engine.config),
+            "context_len": engine.context_len,
+            "vocab_size": engine.vocab_size,
+            "num_layers": config.num_layers,
+            "num_slots": engine.cache.num_slots,
+            "kv_bytes": engine.kv.size_bytes,
+            "description": engine.model.describe(),
+        }
+
+    def metrics(self, engine: Engine) -> dict[str, Any]:
+        """Numbers by name; a dict of numbers where a number has parts."""
+        cache, scheduler, counters = engine.cache, engine.scheduler, engine.cache.counters
+        return {
+            "steps": self.steps,
+            "forward_tokens": self.forward_tokens,
+            "forward_rows": self.forward_rows,
+            "step_seconds": self.step_s,
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "parked": len(scheduler.parked),
+            "programs": len(engine.interpreter.programs),
+            "preemptions": scheduler.num_preemptions,
+            "slots": {
+                "total": cache.num_slots,
+                "free": cache.num_free,
+                "cached": cache.num_cached,
+                "locked": cache.num_locked,
+                "leased": cache.num_leased,
+            },
+            "cache_lookups": counters.lookups,
+            "cache_hits": counters.hits,
+            "cache_looked_up_tokens": counters.looked_up_tokens,
+            "cache_matched_tokens": counters.matched_tokens,
+            "cache_evicted_tokens": counters.evicted_tokens,
+        }
+
+    def cache_tree(self, engine: Engine) -> list[dict[str, Any]]:
+        """The cached prefixes as nested dicts: text (its beginning), tokens, locks, hits, children."""
+        return [_node(node, engine.tokenizer) for node in engine.cache.snapshot(max_nodes=200, num_first_tokens=24)]
+
+
+def _node(node: NodeSnapshot, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "namespace": str(node.namespace),
+        "text": tokenizer.decode(list(node.first_tokens), skip_special=False),
+        "tokens": node.num_tokens,
+        "is_whole": node.num_tokens <= len(node.first_tokens),
+        "locks": node.lock_count,
+        "pinned": node.is_pinned,
+        "hits": node.hits,
+        "hidden": node.num_hidden,
+        "children": [_node(child, tokenizer) for child in node.children],
+    }

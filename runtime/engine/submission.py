@@ -1,0 +1,88 @@
+"""Whether a ``Submit`` can be accepted: every fault of every op, by name. Changes nothing."""
+
+from __future__ import annotations
+
+from ..protocol.errors import ErrorInfo
+from ..protocol.messages import Limits, Submit
+from ..protocol.ops import AnyOp, Close, Fork, Gen, Image, Join, Mark, Pin, Ref, Rollback, Score, Select
+from .program import Program, SequenceState
+
+
+def find_faults(
+    submit: Submit, program: Program | None, *, limits: Limits, vocab_size: int
+) -> list[tuple[int, ErrorInfo]]:
+    """(op id, error) of everything that is wrong; op id -1 speaks of the submit as a whole."""
+    faults: list[tuple[int, ErrorInfo]] = []
+
+    def fault(op: AnyOp | None, kind: str, message: str) -> None:
+        where = "submit" if op is None else f"op {op.op} ({type(op).__name__} on sequence {op.seq})"
+        faults.append((-1 if op is None else op.op, ErrorInfo(kind, f"{message}, in {where}", where)))
+
+    if len(submit.ops) > limits.max_ops_per_submit:
+        fault(None, "LimitExceeded", f"{len(submit.ops):,} ops, but one submit may hold {limits.max_ops_per_submit:,}")
+    settings = submit.settings
+    if program is not None and settings is not None:
+        fault(None, "InvalidRequest", f"program {submit.program!r} has its settings already; send them once")
+    if settings is not None and settings.adapter:
+        fault(None, "Unsupported", f"adapter {settings.adapter!r}: this engine serves no adapters")
+    if settings is not None and settings.deadline_s is not None and settings.deadline_s <= 0:
+        fault(None, "InvalidParams", f"deadline_s={settings.deadline_s}: must be > 0 seconds")
+
+    known_ops = dict.fromkeys(program.ops) if program else {}
+    marks = {i for i, state in program.ops.items() if isinstance(state.op, Mark)} if program else set()
+    sequences = dict.fromkeys(program.sequences) if program else {}
+    closed = {i for i, state in program.sequences.items() if _closes(state)} if program else set()
+    for op in submit.ops:
+        if op.op in known_ops:
+            fault(op, "InvalidRequest", f"op id {op.op} is taken; ids are unique in their program")
+        if op.seq in closed:
+            fault(op, "InvalidRequest", f"sequence {op.seq} was closed")
+        match op:
+            case Gen():
+                for text in op.params.faults(vocab_size=vocab_size):
+                    fault(op, "InvalidParams", text)
+                if not 1 <= op.n <= limits.max_candidates:
+                    fault(op, "LimitExceeded", f"n={op.n}: must be between 1 and {limits.max_candidates}")
+                if op.grammar is not None and len(op.grammar.text) > limits.max_grammar_bytes:
+                    size, most = len(op.grammar.text), limits.max_grammar_bytes
+                    fault(op, "LimitExceeded", f"a grammar of {size:,} characters, but the limit is {most:,}")
+            case Select():
+                if not op.choices or not all(op.choices):
+                    fault(op, "InvalidParams", f"choices={list(op.choices)!r}: must be non-empty strings, one or more")
+                elif len(op.choices) > limits.max_candidates * 8:
+                    fault(op, "LimitExceeded", f"{len(op.choices)} choices, but at most {limits.max_candidates * 8}")
+            case Score() if not op.text:
+                fault(op, "InvalidParams", "text is empty; there is nothing to score")
+            case Fork():
+                for child in op.children:
+                    if child in sequences:
+                        fault(op, "InvalidRequest", f"child {child} exists already; sequence ids are unique")
+                    sequences[child] = None
+            case Join():
+                for child in op.children:
+                    if child not in sequences or child == op.seq:
+                        fault(op, "InvalidRequest", f"child {child} is not another sequence of this program")
+            case Ref() if op.source not in known_ops:
+                fault(op, "InvalidRequest", f"source {op.source} is not an earlier op of this program")
+            case Mark() if op.begin is not None and op.begin not in marks:
+                fault(op, "InvalidRequest", f"begin {op.begin} is not an earlier mark of this program")
+            case Rollback() if op.to not in marks:
+                fault(op, "InvalidRequest", f"to {op.to} is not an earlier mark of this program")
+            case Pin() if op.ttl_s < 0:
+                fault(op, "InvalidParams", f"ttl_s={op.ttl_s}: must be >= 0 seconds")
+            case Image():
+                fault(op, "Unsupported", "this model takes no images")
+        if isinstance(op, Mark):
+            marks.add(op.op)
+        if isinstance(op, Close):
+            closed.add(op.seq)
+        known_ops[op.op] = None
+        sequences[op.seq] = None
+    if len(sequences) > limits.max_sequences_per_program:
+        most = limits.max_sequences_per_program
+        fault(None, "LimitExceeded", f"{len(sequences):,} sequences, but one program may have {most:,}")
+    return faults
+
+
+def _closes(state: SequenceState) -> bool:
+    return state.closed or any(isinstance(op_state.op, Close) for op_state in state.queue)
