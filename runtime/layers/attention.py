@@ -1,0 +1,58 @@
+"""Self-attention over paged keys and values. Never knows which sequence a row is: slots say where its context lies."""
+
+import torch
+
+from ...kernels import paged_attention, rope_write_kv
+from ..memory import KVPool
+from .batch import ForwardBatch
+from .linear import Linear
+from .norm import RMSNorm
+
+
+class Attention:
+    """One layer's attention, H query and Hkv key/value heads of D dimensions. ``window`` 0: the whole context."""
+
+    def __init__(
+        self,
+        qkv: Linear,
+        output: Linear,
+        *,
+        layer: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        window: int = 0,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+    ) -> None:
+        self.qkv, self.output = qkv, output
+        self.layer = layer
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.scale = head_dim**-0.5
+        self.window = window
+        self.q_norm, self.k_norm = q_norm, k_norm
+
+    def __call__(self, x: torch.Tensor, batch: ForwardBatch, kv: KVPool, cos_sin: torch.Tensor) -> torch.Tensor:
+        q = self.write(x, batch, kv, cos_sin)
+        mixed = paged_attention(
+            q,
+            kv.k[self.layer],
+            kv.v[self.layer],
+            batch.slot_table,
+            batch.row_ids,
+            batch.query_starts,
+            batch.kv_lens,
+            scale=self.scale,
+            sliding_window=self.window,
+        )
+        return self.output(mixed.view(-1, self.num_heads * self.head_dim))
+
+    def write(self, x: torch.Tensor, batch: ForwardBatch, kv: KVPool, cos_sin: torch.Tensor) -> torch.Tensor:
+        """Put the tokens' keys and values into their slots; the rotated queries [T, H, D] come back."""
+        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, _ = self.q_norm(q.contiguous())
+            k, _ = self.k_norm(k.contiguous())
+        rope_write_kv(q, k, v, cos_sin, batch.positions, kv.k[self.layer], kv.v[self.layer], batch.out_slots)
+        return q

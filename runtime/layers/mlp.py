@@ -1,0 +1,15 @@
+"""The gated feed-forward block: ``down(silu(gate(x)) * up(x))``. Never sees positions or neighbours."""
+
+import torch
+
+from ...kernels import silu_mul
+from .linear import Linear
+
+
+class MLP:
+    def __init__(self, gate_up: Linear, down: Linear) -> None:
+        self.gate_up = gate_up  # [C] -> [2I], gates first
+        self.down = down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [T, C] -> [T, C]
+        return self.down(silu_mul(self.gate_up(x)))

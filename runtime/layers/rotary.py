@@ -1,0 +1,54 @@
+"""Cosines and sines of rotary position embedding (Su et al., 2021) by position. Never rotates anything itself."""
+
+import math
+
+import torch
+
+from ..weights.model_config import FactorsRope, LinearRope, Llama3Rope, ModelConfig, YarnRope
+
+
+def cos_sin_table(config: ModelConfig, num_positions: int, *, device: torch.device | str = "cpu") -> torch.Tensor:
+    """float32 [num_positions, D]: the D/2 cosines, then the D/2 sines, of each position."""
+    frequencies, magnitude = rope_frequencies(config)
+    angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * frequencies  # [positions, D/2]
+    return (torch.cat((angles.cos(), angles.sin()), dim=1) * magnitude).to(device)
+
+
+def rope_frequencies(config: ModelConfig) -> tuple[torch.Tensor, float]:
+    """The radians a position adds to each of the D/2 pairs (float32), and what the rotated vectors are scaled by."""
+    dim, theta = config.head_dim, config.rope_theta
+    plain = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+    match config.rope_scaling:
+        case LinearRope(factor=factor):
+            return plain / factor, 1.0
+        case FactorsRope(factors=factors):
+            return plain / torch.tensor(factors, dtype=torch.float32), 1.0
+        case Llama3Rope() as scaling:
+            return _llama3(plain, scaling), 1.0
+        case YarnRope() as scaling:
+            magnitude = scaling.attention_factor or (0.1 * math.log(scaling.factor) + 1 if scaling.factor > 1 else 1.0)
+            return _yarn(plain, scaling, theta), magnitude
+    return plain, 1.0
+
+
+def _llama3(plain: torch.Tensor, scaling: Llama3Rope) -> torch.Tensor:
+    turns = scaling.original_max_positions * plain / (2 * math.pi)  # full turns within the trained context
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = blend.clamp(0, 1)  # 0: fewer than low turns, slowed down; 1: more than high, kept
+    return (1 - blend) * plain / scaling.factor + blend * plain
+
+
+def _yarn(plain: torch.Tensor, scaling: YarnRope, theta: float) -> torch.Tensor:
+    dim = 2 * plain.shape[0]
+
+    def pair_of(turns: float) -> float:
+        """The (fractional) pair that makes so many turns within the trained context."""
+        return dim * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    ramp = ramp.clamp(0, 1)  # 0: extrapolate, 1: interpolate
+    return plain / scaling.factor * ramp + plain * (1 - ramp)

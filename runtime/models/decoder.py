@@ -1,0 +1,66 @@
+"""The decoder that every served family is: embed, then attention and MLP by layer, then logits. Never samples."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..layers.attention import Attention
+from ..layers.batch import ForwardBatch
+from ..layers.embedding import Embedding
+from ..layers.linear import Linear
+from ..layers.mlp import MLP
+from ..layers.norm import RMSNorm
+from ..memory import KVPool
+from ..weights.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    attention_norm: RMSNorm
+    attention: Attention
+    mlp_norm: RMSNorm
+    mlp: MLP
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """``cos_sin`` bounds the positions: its rows. ``dtype`` is the activations'."""
+
+    config: ModelConfig
+    embedding: Embedding
+    layers: tuple[DecoderLayer, ...]
+    norm: RMSNorm
+    head: Linear
+    cos_sin: torch.Tensor  # float32 [positions, D]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def max_positions(self) -> int:
+        return self.cos_sin.shape[0]
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        """float32 logits [L, V] of ``batch.logits_rows``; the batch's keys and values are in ``kv`` afterwards."""
+        x = self.embedding(batch.token_ids)  # [T, C]
+        residual: torch.Tensor | None = None
+        for layer in self.layers[:-1]:
+            x, residual = layer.attention_norm(x, residual)
+            x = layer.attention(x, batch, kv, self.cos_sin)
+            x, residual = layer.mlp_norm(x, residual)
+            x = layer.mlp(x)
+        return self._finish(x, residual, batch, kv)
+
+    def _finish(self, x: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        """The last layer leaves nothing behind but its keys and values, so the rest of it runs for logits only."""
+        last = self.layers[-1]
+        x, residual = last.attention_norm(x, residual)
+        if not batch.num_logits:
+            last.attention.write(x, batch, kv, self.cos_sin)
+            return torch.empty(0, self.config.vocab_size, dtype=torch.float32, device=self.device)
+        x = last.attention(x, batch, kv, self.cos_sin)
+        if batch.num_logits < batch.num_tokens:
+            x, residual = x[batch.logits_rows], residual[batch.logits_rows]
+        x, residual = last.mlp_norm(x, residual)
+        x, _ = self.norm(last.mlp(x), residual)
+        return self.head(x).float()

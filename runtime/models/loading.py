@@ -1,0 +1,137 @@
+"""From a weight file to a model in memory, at an engine's precision. Never fetches a file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..config import EngineConfig
+from ..layers.attention import Attention
+from ..layers.embedding import Embedding
+from ..layers.linear import Linear, LinearPrecision, Weight, as_float, stacked_linear
+from ..layers.mlp import MLP
+from ..layers.norm import RMSNorm
+from ..layers.rotary import cos_sin_table
+from ..protocol.errors import InvalidParams, UnknownModel, Unsupported
+from ..weights.weight_file import WeightFile, open_weights
+from .decoder import DecoderLayer, Model
+from .names import TensorNames
+
+
+def load_model(path: Path | str, config: EngineConfig) -> Model:
+    """``path`` as ``open_weights`` takes it. Positions go up to ``max_seq_len``, or as far as the model was trained."""
+    file = open_weights(path)
+    trained = file.config.max_positions
+    if config.max_seq_len > trained:
+        raise InvalidParams(
+            f"max_seq_len {config.max_seq_len:,} is beyond the {trained:,} positions of {file.path}; lower it",
+            where="max_seq_len",
+        )
+    device = _device(config.device)
+    return _Loader(file, precision_of(config, device), device).model(config.max_seq_len or trained)
+
+
+def precision_of(config: EngineConfig, device: torch.device) -> LinearPrecision:
+    """``auto`` is float32 on a CPU without bfloat16 products, where rounding would cost time instead of saving it."""
+    if config.precision == "auto" and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "float32"
+    return config.precision
+
+
+def kv_dtype_of(config: EngineConfig, model: Model) -> torch.dtype:
+    """The type of keys and values: as asked for, else that of the activations."""
+    return model.dtype if config.kv_dtype == "auto" else getattr(torch, config.kv_dtype)
+
+
+class _Loader:
+    def __init__(self, file: WeightFile, precision: LinearPrecision, device: torch.device) -> None:
+        self.file, self.precision, self.device = file, precision, device
+        self.config = file.config
+        self.dtype = torch.float32 if precision == "float32" else torch.bfloat16
+        self.names = TensorNames(file.config, file.format)
+
+    def model(self, num_positions: int) -> Model:
+        self.names.refuse_strangers(self.file.names(), source=str(self.file.path))
+        config = self.config
+        embedding = self.read(self.names.of_model("embedding"), (config.vocab_size, config.hidden_size))
+        head = embedding
+        if not config.tied_embeddings:
+            head = self.read(self.names.of_model("head"), (config.vocab_size, config.hidden_size))
+        return Model(
+            config=config,
+            embedding=Embedding(as_float(embedding).to(self.dtype).to(self.device)),
+            layers=tuple(self.layer(i) for i in range(config.num_layers)),
+            norm=self.norm(self.names.of_model("norm"), config.hidden_size),
+            # Four bits cost the head more than the body; it runs once a token, not once a layer.
+            head=self.pack([head], precision="float32" if self.precision == "float32" else "bfloat16"),
+            cos_sin=cos_sin_table(config, num_positions, device=self.device),
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def layer(self, i: int) -> DecoderLayer:
+        config = self.config
+        hidden, inner = config.hidden_size, config.intermediate_size
+        q_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        q_norm = k_norm = None
+        if config.qk_norm:
+            q_norm = self.norm(self.names.of_layer(i, "q_norm"), config.head_dim)
+            k_norm = self.norm(self.names.of_layer(i, "k_norm"), config.head_dim)
+        return DecoderLayer(
+            attention_norm=self.norm(self.names.of_layer(i, "attention_norm"), hidden),
+            attention=Attention(
+                self.linear(i, {"q": q_len, "k": kv_len, "v": kv_len}, hidden, has_bias=config.qkv_bias),
+                self.linear(i, {"output": hidden}, q_len, has_bias=config.output_bias),
+                layer=i,
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                window=config.window_of(i),
+                q_norm=q_norm,
+                k_norm=k_norm,
+            ),
+            mlp_norm=self.norm(self.names.of_layer(i, "mlp_norm"), hidden),
+            mlp=MLP(
+                self.linear(i, {"gate": inner, "up": inner}, hidden, has_bias=config.mlp_bias),
+                self.linear(i, {"down": hidden}, inner, has_bias=config.mlp_bias),
+            ),
+        )
+
+    def linear(self, layer: int, rows: dict[str, int], row_len: int, *, has_bias: bool) -> Linear:
+        """The weights named by ``rows``, which gives each one's number of rows, stacked."""
+        weights = [self.read(self.names.of_layer(layer, key), (num, row_len)) for key, num in rows.items()]
+        biases = None
+        if has_bias:
+            biases = [
+                as_float(self.read(self.names.of_layer(layer, f"{key}_bias"), (num,))) for key, num in rows.items()
+            ]
+        return self.pack(weights, biases, precision=self.precision)
+
+    def pack(
+        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor] | None = None, *, precision: LinearPrecision
+    ) -> Linear:
+        return stacked_linear(weights, biases, precision=precision, device=self.device)
+
+    def norm(self, name: str, length: int) -> RMSNorm:
+        weight = as_float(self.read(name, (length,)))
+        return RMSNorm(weight.to(self.dtype).to(self.device), self.config.rms_norm_eps)
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Weight:
+        found = self.file.tensor(name)
+        if tuple(found.shape) != shape:
+            raise UnknownModel(
+                f"{self.file.path}: tensor {name} is {list(found.shape)}, but its config asks for {list(shape)}"
+            )
+        return found
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidParams(f"device {name!r} is unknown; use cpu, cuda or cuda:N", where="device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"device {name!r}; models run on cpu and cuda", where="device")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidParams(f"device {name!r}, but torch finds no CUDA device here; use cpu", where="device")
+    return device

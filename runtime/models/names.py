@@ -1,0 +1,77 @@
+"""What a decoder's tensors are called in each file format. Never reads one."""
+
+from collections.abc import Sequence
+
+from ..protocol.errors import Unsupported
+from ..weights.model_config import ModelConfig
+
+# Ours -> (Hugging Face's, llama.cpp's); {} is the layer.
+_MODEL = {
+    "embedding": ("model.embed_tokens.weight", "token_embd.weight"),
+    "norm": ("model.norm.weight", "output_norm.weight"),
+    "head": ("lm_head.weight", "output.weight"),
+}
+_LAYER = {
+    "attention_norm": ("model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight"),
+    "q": ("model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight"),
+    "k": ("model.layers.{}.self_attn.k_proj.weight", "blk.{}.attn_k.weight"),
+    "v": ("model.layers.{}.self_attn.v_proj.weight", "blk.{}.attn_v.weight"),
+    "output": ("model.layers.{}.self_attn.o_proj.weight", "blk.{}.attn_output.weight"),
+    "mlp_norm": ("model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight"),
+    "gate": ("model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight"),
+    "up": ("model.layers.{}.mlp.up_proj.weight", "blk.{}.ffn_up.weight"),
+    "down": ("model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight"),
+}
+_QKV_BIAS = {
+    "q_bias": ("model.layers.{}.self_attn.q_proj.bias", "blk.{}.attn_q.bias"),
+    "k_bias": ("model.layers.{}.self_attn.k_proj.bias", "blk.{}.attn_k.bias"),
+    "v_bias": ("model.layers.{}.self_attn.v_proj.bias", "blk.{}.attn_v.bias"),
+}
+_OUTPUT_BIAS = {"output_bias": ("model.layers.{}.self_attn.o_proj.bias", "blk.{}.attn_output.bias")}
+_MLP_BIAS = {
+    "gate_bias": ("model.layers.{}.mlp.gate_proj.bias", "blk.{}.ffn_gate.bias"),
+    "up_bias": ("model.layers.{}.mlp.up_proj.bias", "blk.{}.ffn_up.bias"),
+    "down_bias": ("model.layers.{}.mlp.down_proj.bias", "blk.{}.ffn_down.bias"),
+}
+_QK_NORM = {
+    "q_norm": ("model.layers.{}.self_attn.q_norm.weight", "blk.{}.attn_q_norm.weight"),
+    "k_norm": ("model.layers.{}.self_attn.k_norm.weight", "blk.{}.attn_k_norm.weight"),
+}
+_FORMATS = ("safetensors", "gguf")
+# Tables that are computed here, or read with the config.
+_DERIVED = ("rotary_emb.inv_freq", "rope_freqs.weight")
+
+
+class TensorNames:
+    """The names of one model's tensors in one format: exactly those its config asks for."""
+
+    def __init__(self, config: ModelConfig, file_format: str) -> None:
+        column = _FORMATS.index(file_format)
+        layer = dict(_LAYER)
+        for wanted, names in (
+            (config.qkv_bias, _QKV_BIAS),
+            (config.output_bias, _OUTPUT_BIAS),
+            (config.mlp_bias, _MLP_BIAS),
+            (config.qk_norm, _QK_NORM),
+        ):
+            if wanted:
+                layer |= names
+        model = {key: names for key, names in _MODEL.items() if key != "head" or not config.tied_embeddings}
+        self._model = {key: names[column] for key, names in model.items()}
+        self._layer = {key: names[column] for key, names in layer.items()}
+        self._num_layers = config.num_layers
+
+    def of_model(self, key: str) -> str:
+        return self._model[key]
+
+    def of_layer(self, layer: int, key: str) -> str:
+        return self._layer[key].format(layer)
+
+    def refuse_strangers(self, present: Sequence[str], *, source: str) -> None:
+        """Raises Unsupported when a file holds tensors that this model would leave unused: it is another model."""
+        known = set(self._model.values())
+        known |= {name.format(i) for name in self._layer.values() for i in range(self._num_layers)}
+        strangers = [name for name in present if name not in known and not name.endswith(_DERIVED)]
+        if strangers:
+            shown = ", ".join(strangers[:4]) + (", ..." if len(strangers) > 4 else "")
+            raise Unsupported(f"{source}: {len(strangers)} tensors that this architecture does not use: {shown}")

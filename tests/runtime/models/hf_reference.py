@@ -1,0 +1,76 @@
+"""The same model in Hugging Face transformers, float32: what logits have to be equal to.
+
+A GGUF file is read here with ggml's own Python package and its own name map, so that no line is shared with the runtime.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from gguf.constants import MODEL_ARCH
+from gguf.tensor_mapping import get_tensor_name_map
+
+ARCHES = {"llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3}
+
+
+def hf_from_folder(path: Path) -> torch.nn.Module:
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
+
+
+def hf_from_gguf(path: Path) -> torch.nn.Module:
+    reader = gguf.GGUFReader(path)
+
+    def field(key: str, default: Any = None) -> Any:
+        found = reader.get_field(key)
+        return default if found is None else found.contents()
+
+    arch = field("general.architecture")
+    heads = field(f"{arch}.attention.head_count")
+    kv_heads = field(f"{arch}.attention.head_count_kv", heads)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    config = transformers.AutoConfig.for_model(
+        arch,
+        vocab_size=int(tensors["token_embd.weight"].shape[1]),
+        hidden_size=field(f"{arch}.embedding_length"),
+        intermediate_size=field(f"{arch}.feed_forward_length"),
+        num_hidden_layers=field(f"{arch}.block_count"),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=field(f"{arch}.context_length"),
+        rms_norm_eps=field(f"{arch}.attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": field(f"{arch}.rope.freq_base", 10000.0)},
+        tie_word_embeddings="output.weight" not in tensors,
+        **({"head_dim": key_length} if (key_length := field(f"{arch}.attention.key_length")) else {}),
+    )
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    names = get_tensor_name_map(ARCHES[arch], config.num_hidden_layers)
+    state = {}
+    for name in model.state_dict():
+        stem, _, suffix = name.rpartition(".")
+        tensor = tensors.get(f"{names.get_name(stem)}.{suffix}")
+        if tensor is None:
+            assert name == "lm_head.weight", name
+            tensor = tensors["token_embd.weight"]
+        weight = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        if arch == "llama" and stem.endswith(("q_proj", "k_proj")):
+            weight = _half_split(weight, heads if stem.endswith("q_proj") else kv_heads)
+        state[name] = torch.from_numpy(weight)
+    model.load_state_dict(state, assign=True)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    return model.eval()
+
+
+def _half_split(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """The inverse of what llama.cpp's converter does to query and key rows."""
+    dim = weight.shape[0] // num_heads // 2
+    return weight.reshape(num_heads, dim, 2, *weight.shape[1:]).swapaxes(2, 1).reshape(weight.shape)
+
+
+@torch.no_grad()
+def hf_logits(model: torch.nn.Module, token_ids: np.ndarray) -> torch.Tensor:
+    """float32 [T, V] of one sequence, all positions at once."""
+    return model(torch.from_numpy(token_ids.astype(np.int64)).unsqueeze(0), use_cache=False).logits[0]
