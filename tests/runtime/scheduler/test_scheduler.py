@@ -1,0 +1,228 @@
+"""The scheduler against the real radix cache and a forward that only remembers what was computed where."""
+
+import random
+
+import numpy as np
+import pytest
+from phloem.radix_cache import RadixCache
+from phloem.runtime.scheduler import Scheduler, SchedulerConfig, Sequence, StepPlan, TokenBuffer
+from phloem.runtime.scheduler.scheduler import common_prefix_len
+
+
+class Machine:
+    """Runs plans: writes each computed token's whole prefix into its slot, and checks what the plan calls context."""
+
+    def __init__(self, num_slots: int = 512, *, reuse: bool = True, **config: int) -> None:
+        self.cache = RadixCache(num_slots, reuse=reuse)
+        self.scheduler = Scheduler(SchedulerConfig(**config), self.cache)
+        self.slots: dict[int, tuple[int, ...]] = {}
+        self.table = np.full((self.scheduler.config.max_running, 4096), -1, np.int32)
+        self.live: dict[int, Sequence] = {}
+        self.num_computed = 0
+        self.steps: list[StepPlan] = []
+
+    def add(self, tokens: list[int], **options: object) -> Sequence:
+        seq = Sequence(len(self.live) + 1, TokenBuffer(tokens), **options)
+        seq.logits_from = len(tokens) - 1
+        self.live[seq.seq_id] = seq
+        self.scheduler.submit(seq)
+        return seq
+
+    def step(self) -> StepPlan | None:
+        plan = self.scheduler.plan()
+        if plan is None:
+            return None
+        self.steps.append(plan)
+        assert len({row.row_id for row in plan.rows}) == len(plan.rows)
+        for row in plan.rows:
+            tokens = tuple(self.live[row.seq_id].tokens.ids.tolist())
+            self.table[row.row_id, row.stale_from : row.end] = row.slot_ids[row.stale_from : row.end]
+            held = self.table[row.row_id, : row.end]
+            assert (held == row.slot_ids).all(), "the executor's table is stale"
+            for position in range(row.start):
+                assert self.slots[int(held[position])] == tokens[: position + 1]
+        for row in plan.rows:
+            tokens = tuple(self.live[row.seq_id].tokens.ids.tolist())
+            for position in range(row.start, row.end):
+                self.slots[int(row.slot_ids[position])] = tokens[: position + 1]
+            self.num_computed += row.end - row.start
+        self.scheduler.complete(plan, self.live)
+        self.cache.check()
+        return plan
+
+    def run(self, num_outputs: int = 0, *, limit: int = 2000) -> None:
+        """Decode ``num_outputs`` tokens for every sequence, then end it."""
+        for _ in range(limit):
+            plan = self.step()
+            if plan is None:
+                assert not self.scheduler.has_work
+                return
+            for row in plan.rows:
+                seq = self.live[row.seq_id]
+                if row.end < len(seq.tokens):
+                    continue
+                assert row.num_logits == 1
+                made = seq.tag or 0
+                if made == num_outputs:
+                    self.scheduler.remove(seq)
+                else:
+                    seq.tag = made + 1
+                    seq.tokens.append(1000 + seq.seq_id)
+                    seq.logits_from = len(seq.tokens) - 1
+        raise AssertionError("the schedule does not end")
+
+
+def test_chunks_of_a_prompt_cover_it_once_and_only_the_last_wants_logits():
+    machine = Machine(prefill_chunk=10)
+    machine.add(list(range(35)))
+    machine.run()
+    rows = [plan.rows[0] for plan in machine.steps]
+    assert [(row.start, row.end, row.num_logits) for row in rows] == [(0, 10, 0), (10, 20, 0), (20, 30, 0), (30, 35, 1)]
+
+
+def test_equal_prompts_that_arrive_together_are_computed_once():
+    machine = Machine(prefill_chunk=16)
+    prompt = list(range(100))
+    for _ in range(32):
+        machine.add(prompt)
+    machine.run()
+    # The last token of each is run for its logits; the 99 before it once in all.
+    assert machine.num_computed == 99 + 32
+
+
+def test_a_shared_prefix_is_computed_once_and_suffixes_run_together():
+    machine = Machine(num_slots=2048, prefill_chunk=64)
+    prefix = list(range(200))
+    for i in range(8):
+        machine.add([*prefix, 5000 + i, 6000 + i])
+    machine.run()
+    assert machine.num_computed == 200 + 8 * 2
+    assert max(len(plan.rows) for plan in machine.steps) >= 7
+
+
+def test_without_reuse_nothing_is_shared():
+    machine = Machine(num_slots=2048, reuse=False)
+    for _ in range(4):
+        machine.add(list(range(50)))
+    machine.run()
+    assert machine.num_computed == 200
+
+
+def test_decodes_go_on_while_a_long_prompt_is_prefilled():
+    machine = Machine(num_slots=2048, max_step_tokens=32, prefill_chunk=32)
+    first = machine.add([1, 2, 3])
+    machine.step()
+    first.tokens.append(9)
+    first.logits_from = 3
+    machine.add(list(range(100, 400)))
+    plan = machine.step()
+    assert plan is not None and [len(row.token_ids) for row in plan.rows] == [1, 31]
+
+
+def test_preemption_gives_everyone_their_tokens_in_the_end():
+    machine = Machine(num_slots=120, decode_reserve=0, prefill_chunk=16)
+    sequences = [machine.add([i * 1000 + j for j in range(30)]) for i in range(6)]
+    machine.run(num_outputs=25)
+    assert machine.scheduler.num_preemptions > 0
+    assert all(len(seq.tokens) == 55 and seq.state == "ended" for seq in sequences)
+    assert machine.cache.num_leased == 0 and machine.cache.num_locked == 0
+
+
+def test_a_sequence_larger_than_the_pool_fails_by_name_and_harms_nobody():
+    machine = Machine(num_slots=64)
+    big = machine.add(list(range(100)))
+    small = machine.add([7, 8, 9])
+    machine.run(num_outputs=3)
+    ((failed, error),) = machine.scheduler.failed
+    assert failed is big and "needs 100 KV slots, but the pool has 64" in str(error)
+    assert small.state == "ended" and len(small.tokens) == 6
+
+
+def test_a_parked_sequence_goes_on_without_computing_its_history_again():
+    machine = Machine()
+    seq = machine.add(list(range(40)))
+    machine.step()
+    machine.scheduler.park(seq)
+    seq.tokens.extend([90, 91, 92])
+    seq.logits_from = 42
+    machine.scheduler.submit(seq)
+    plan = machine.step()
+    assert plan is not None and (plan.rows[0].start, plan.rows[0].end) == (40, 43)
+    assert seq.num_cached == 40
+
+
+def test_parked_sequences_give_way_when_slots_are_needed():
+    machine = Machine(num_slots=64, decode_reserve=0)
+    seq = machine.add(list(range(40)))
+    machine.step()
+    machine.scheduler.park(seq)
+    other = machine.add(list(range(100, 160)))
+    machine.run(num_outputs=2)
+    assert other.state == "ended"
+    machine.scheduler.submit(seq)
+    machine.run()
+    assert seq.state == "ended"
+
+
+def test_logits_of_cached_positions_are_computed_again():
+    machine = Machine()
+    machine.add(list(range(20)))
+    machine.run()
+    seq = Sequence(99, TokenBuffer(range(20)))
+    seq.logits_from = 5
+    machine.live[99] = seq
+    machine.scheduler.submit(seq)
+    plan = machine.step()
+    assert plan is not None and (plan.rows[0].start, plan.rows[0].num_logits) == (5, 15)
+
+
+def test_urgent_sequences_are_admitted_first():
+    machine = Machine(max_running=1)
+    machine.add([1, 2, 3], priority=5)
+    urgent = machine.add([4, 5, 6], priority=-5)
+    plan = machine.step()
+    assert plan is not None and plan.rows[0].seq_id == urgent.seq_id
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_arrivals_aborts_and_rollbacks_keep_every_slot_right(seed: int):
+    rng = random.Random(seed)
+    machine = Machine(num_slots=200, max_running=6, max_step_tokens=40, prefill_chunk=16, decode_reserve=2)
+    scheduler = machine.scheduler
+    for _ in range(400):
+        live = [seq for seq in machine.live.values() if seq.state != "ended"]
+        if rng.random() < 0.3 and len(live) < 12:
+            stem = [rng.randrange(3) for _ in range(rng.randrange(1, 40))]
+            machine.add(stem, namespace=rng.choice(["", "other"]), priority=rng.randrange(3))
+        if live and rng.random() < 0.15:
+            scheduler.remove(rng.choice(live))
+        if live and rng.random() < 0.15:
+            seq = rng.choice(live)
+            if seq.state == "running":
+                scheduler.park(seq)
+            if seq.state == "parked":
+                scheduler.truncate(seq, rng.randrange(1, len(seq.tokens) + 1))
+                seq.tokens.extend([rng.randrange(3) for _ in range(rng.randrange(0, 9))])
+                seq.logits_from = len(seq.tokens) - 1
+                scheduler.submit(seq)
+        plan = machine.step()
+        for row in plan.rows if plan else ():
+            seq = machine.live[row.seq_id]
+            if row.end == len(seq.tokens):
+                seq.tokens.append(rng.randrange(3))
+                seq.logits_from = len(seq.tokens) - 1
+    for seq in machine.live.values():
+        if seq.state != "ended":
+            scheduler.remove(seq)
+    machine.cache.check()
+    assert machine.cache.num_leased == 0 and machine.cache.num_locked == 0
+
+
+def test_common_prefix_len_finds_the_first_difference_anywhere():
+    a = np.arange(5000, dtype=np.int32)
+    for n in (0, 1, 63, 64, 65, 575, 576, 577, 4999):
+        b = a.copy()
+        b[n] = -1
+        assert common_prefix_len(a, b) == n
+    assert common_prefix_len(a, a[:77]) == 77
+    assert common_prefix_len(a, a[:0]) == 0
