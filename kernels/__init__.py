@@ -1,1 +1,21 @@
+"""The ops of the decoder and of sampling for each device, and the reference of each. Never imports upwards."""
 
+from .batch import LogitEdits, SampleBatch, Sampled
+from .ops import paged_attention, rms_norm, rope_write_kv, silu_mul
+from .sampling import apply_bitmask, apply_edits, gather_logprobs, sample, top_logprobs, uniform
+
+__all__ = [
+    "LogitEdits",
+    "SampleBatch",
+    "Sampled",
+    "apply_bitmask",
+    "apply_edits",
+    "gather_logprobs",
+    "paged_attention",
+    "rms_norm",
+    "rope_write_kv",
+    "sample",
+    "silu_mul",
+    "top_logprobs",
+    "uniform",
+]

@@ -1,0 +1,45 @@
+"""The one table from (device, dtype) to the functions that run there. Never looks at shapes or values."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .batch import LogitEdits, SampleBatch, Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One way to run every op; ``ops`` says what each means."""
+
+    rms_norm: Callable[..., tuple[Tensor, Tensor]]
+    rope_write_kv: Callable[..., None]
+    silu_mul: Callable[[Tensor], Tensor]
+    paged_attention: Callable[..., Tensor]
+    apply_bitmask: Callable[..., Tensor]
+    apply_edits: Callable[[Tensor, LogitEdits], Tensor]
+    sample: Callable[[Tensor, SampleBatch], Sampled]
+    gather_logprobs: Callable[[Tensor, Tensor], Tensor]
+    top_logprobs: Callable[[Tensor, int], tuple[Tensor, Tensor]]
+
+
+REFERENCE = Backend(
+    rms_norm=reference.rms_norm,
+    rope_write_kv=reference.rope_write_kv,
+    silu_mul=reference.silu_mul,
+    paged_attention=reference.paged_attention,
+    apply_bitmask=reference.apply_bitmask,
+    apply_edits=reference.apply_edits,
+    sample=reference.sample,
+    gather_logprobs=reference.gather_logprobs,
+    top_logprobs=reference.top_logprobs,
+)
+
+BACKENDS: Mapping[tuple[str, torch.dtype], Backend] = {}
+
+
+def backend_of(x: Tensor) -> Backend:
+    """The backend for the op's first argument; the plain-torch reference where no faster one is listed."""
+    return BACKENDS.get((x.device.type, x.dtype), REFERENCE)

@@ -1,0 +1,75 @@
+"""The ops of the decoder and what each means. Never computes: the backend of the first argument's device does.
+
+T tokens, R rows, S slots, Hq/Hkv query and KV heads, D head size, V vocabulary, W = ceil(V / 32) mask words.
+"""
+
+from torch import Tensor
+
+from .backend import backend_of
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """``(y, residual_out)`` over the last dimension of x; neither input is changed.
+
+    total = x + residual, or x;  y = total / sqrt(mean(total^2) + eps) * weight, in x's dtype
+    residual_out = total in the residual's dtype, or x itself without a residual
+    """
+    return backend_of(x).rms_norm(x, weight, eps, residual=residual)
+
+
+def rope_write_kv(
+    q: Tensor,  # [T, Hq, D]
+    k: Tensor,  # [T, Hkv, D]
+    v: Tensor,  # [T, Hkv, D]
+    cos_sin: Tensor,  # float32 [Tmax, rotary size]: cosines of the pairs, then their sines
+    positions: Tensor,  # int64 [T]
+    k_cache: Tensor,  # [S, Hkv, D]
+    v_cache: Tensor,  # [S, Hkv, D]
+    out_slots: Tensor,  # int64 [T]
+) -> None:
+    """Turns q in place, writes the turned k and v to their slots; k itself is not changed.
+
+    Pair i is (x[i], x[i + half]) with half = rotary size / 2; dimensions from the rotary size on are not turned:
+    a, b = x[i], x[i + half];  x[i], x[i + half] = a * cos - b * sin, b * cos + a * sin
+    q, k and v may be slices of one fused projection: only their last two dimensions must be dense.
+    """
+    backend_of(q).rope_write_kv(q, k, v, cos_sin, positions, k_cache, v_cache, out_slots)
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    """[..., 2I] -> [..., I]: silu(x[..., :I]) * x[..., I:]."""
+    return backend_of(x).silu_mul(x)
+
+
+def paged_attention(
+    q: Tensor,  # [T, Hq, D]
+    k_cache: Tensor,  # [S, Hkv, D]
+    v_cache: Tensor,  # [S, Hkv, D]
+    slot_table: Tensor,  # int32 [max rows, max len]
+    row_ids: Tensor,  # int32 [R]
+    query_starts: Tensor,  # int32 [R + 1]
+    kv_lens: Tensor,  # int32 [R]
+    *,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+) -> Tensor:  # [T, Hq, D] in q's dtype
+    """Causal attention of each row's new tokens, its last positions, over the slots of its whole context.
+
+    for row r, query t at position p, head h:  slots = slot_table[row_ids[r], j] for j in (p - sliding_window, p]
+    s = scale * (q[t, h] . k_cache[slots, h // group]);  s = soft_cap * tanh(s / soft_cap) if soft_cap
+    out[t, h] = softmax(s) @ v_cache[slots, h // group]
+    The new tokens' K and V must already lie in their slots. The context is never copied.
+    """
+    return backend_of(q).paged_attention(
+        q,
+        k_cache,
+        v_cache,
+        slot_table,
+        row_ids,
+        query_starts,
+        kv_lens,
+        scale=scale,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+    )

@@ -1,0 +1,148 @@
+"""The meaning of every op, in plain torch on any device. Never tuned: the fast kernels are tested against these.
+
+Shapes: T tokens, R rows of the batch, S slots of the KV pool, Hq/Hkv query and KV heads, D head size, V vocabulary,
+W = ceil(V / 32) mask words. Arithmetic is float32 (float64 where a probability is summed); results take the dtype of
+the first argument.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .batch import LogitEdits, SampleBatch, Sampled
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    if residual is None:
+        total, residual_out = x.float(), x
+    else:
+        total = x.float() + residual.float()
+        residual_out = total.to(residual.dtype)
+    scale = torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
+    return (total * scale * weight.float()).to(x.dtype), residual_out
+
+
+def rope_write_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out_slots: Tensor,
+) -> None:
+    q.copy_(_rotate(q, cos_sin, positions))
+    k_cache[out_slots] = _rotate(k, cos_sin, positions).to(k_cache.dtype)
+    v_cache[out_slots] = v.to(v_cache.dtype)
+
+
+def _rotate(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
+    # cos_sin row: [cos of each pair | sin of each pair]; pair i is (x[i], x[i + half]); what lies beyond is not turned.
+    cos, sin = cos_sin[positions].float().unsqueeze(1).chunk(2, dim=-1)  # [T, 1, half]
+    half = cos.shape[-1]
+    first, second, rest = x.float().split((half, half, x.shape[-1] - 2 * half), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    gate, up = x.float().chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    row_ids: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+) -> Tensor:
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)  # [T, Hq, D]
+    group = q.shape[1] // k_cache.shape[1]
+    starts = query_starts.tolist()
+    for r, (row_id, kv_len) in enumerate(zip(row_ids.tolist(), kv_lens.tolist(), strict=True)):
+        begin, end = starts[r], starts[r + 1]
+        slots = slot_table[row_id, :kv_len].long()
+        keys = k_cache[slots].float().repeat_interleave(group, dim=1)  # [len, Hq, D]
+        values = v_cache[slots].float().repeat_interleave(group, dim=1)
+        scores = torch.einsum("thd,lhd->htl", q[begin:end].float(), keys) * scale
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        # The row's queries are the last positions of its context.
+        at = torch.arange(kv_len - (end - begin), kv_len, device=q.device).unsqueeze(1)
+        key_at = torch.arange(kv_len, device=q.device).unsqueeze(0)
+        hidden = key_at > at
+        if sliding_window:
+            hidden = hidden | (key_at <= at - sliding_window)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        out[begin:end] = torch.einsum("htl,lhd->thd", weights, values).to(q.dtype)
+    return out
+
+
+def apply_bitmask(logits: Tensor, mask: Tensor, *, rows: Tensor | None = None) -> Tensor:
+    vocab_size = logits.shape[-1]
+    shifts = torch.arange(32, dtype=torch.int32, device=mask.device)
+    allowed = ((mask.unsqueeze(-1) >> shifts) & 1).bool().flatten(1)[:, :vocab_size]  # [M, V]
+    index = torch.arange(mask.shape[0], device=logits.device) if rows is None else rows
+    logits[index] = logits[index].masked_fill(~allowed, float("-inf"))
+    return logits
+
+
+def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
+    for row, token, value in zip(edits.bias_rows, edits.bias_ids, edits.bias_values, strict=True):
+        logits[int(row), int(token)] += float(value)
+    for p, row in enumerate(edits.rows):
+        line = logits[int(row)]
+        ids = torch.from_numpy(edits.ids[edits.starts[p] : edits.starts[p + 1]].astype(np.int64)).to(logits.device)
+        seen = ids.unique()
+        repetition = float(edits.repetition[p])
+        line[seen] = torch.where(line[seen] > 0, line[seen] / repetition, line[seen] * repetition)
+        generated, counts = ids[int(edits.prompt_lens[p]) :].unique(return_counts=True)
+        line[generated] -= float(edits.frequency[p]) * counts + float(edits.presence[p])
+    return logits
+
+
+def sample(logits: Tensor, batch: SampleBatch) -> Sampled:
+    token_ids = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
+    for r in range(logits.shape[0]):
+        line, temperature = logits[r].double(), float(batch.temperature[r])
+        if line.max() == float("-inf"):
+            token_ids[r] = -1
+            continue
+        if temperature == 0.0:
+            token_ids[r] = int((line == line.max()).nonzero()[0])
+            continue
+        weights = torch.exp((line - line.max()) / temperature)
+        order = torch.sort(weights, descending=True, stable=True).indices
+        kept = torch.ones_like(order, dtype=torch.bool)  # in the order of `order`
+        if batch.top_k[r] > 0:
+            kept[int(batch.top_k[r]) :] = False
+        ranked = weights[order] * kept
+        before = ranked.cumsum(0) - ranked
+        kept &= before < float(batch.top_p[r]) * ranked.sum()
+        kept[0] = True
+        kept &= ranked >= float(batch.min_p[r]) * ranked[0]
+        chosen = torch.zeros_like(weights)
+        chosen[order[kept]] = weights[order[kept]]
+        mass = chosen.cumsum(0)  # in the order of the vocabulary
+        past = (mass > float(batch.draw[r]) * mass[-1]).nonzero()
+        token_ids[r] = int(past[0]) if len(past) else int(chosen.nonzero()[-1])
+    logprobs = gather_logprobs(logits, token_ids.clamp_min(0))
+    return Sampled(token_ids, logprobs.masked_fill(token_ids < 0, float("-inf")))
+
+
+def gather_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
+    chosen = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+    return (chosen.double() - logits.double().logsumexp(-1)).float()
+
+
+def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    top = torch.sort(logits, dim=-1, descending=True, stable=True)
+    values = top.values[:, :k].double() - logits.double().logsumexp(-1, keepdim=True)
+    return top.indices[:, :k], values.float()

@@ -1,0 +1,86 @@
+"""From logits to tokens: bitmask, biases and penalties, cuts and the draw. Never keeps state between steps.
+
+Logits are float32 [R, V]. The order is apply_bitmask, apply_edits, sample; the first two write into the logits.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .backend import backend_of
+from .batch import LogitEdits, SampleBatch, Sampled
+
+
+def apply_bitmask(logits: Tensor, mask: Tensor | np.ndarray, *, rows: Tensor | None = None) -> Tensor:
+    """Sets tokens whose bit is 0 to minus infinity, in place, and returns the logits.
+
+    Bit ``t & 31`` of word ``t >> 5`` is token t. Row m of ``mask`` (32-bit words, [M, W]) belongs to row ``rows[m]`` of
+    the logits (int64 [M]), or to row m.
+    """
+    words = torch.from_numpy(mask.view(np.int32)) if isinstance(mask, np.ndarray) else mask
+    if words.dtype != torch.int32:
+        words = words.view(torch.int32)
+    num_words = (logits.shape[-1] + 31) // 32
+    if words.ndim != 2 or words.shape[1] < num_words:
+        raise ValueError(
+            f"bitmask of shape {tuple(words.shape)}: {logits.shape[-1]} tokens need {num_words} words a row"
+        )
+    num_rows = logits.shape[0] if rows is None else rows.shape[0]
+    if words.shape[0] != num_rows:
+        raise ValueError(f"bitmask of {words.shape[0]} rows for {num_rows} rows of logits")
+    return backend_of(logits).apply_bitmask(logits, words.to(logits.device), rows=rows)
+
+
+def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
+    """Adds biases, then penalises repeated tokens, in place, and returns the logits.
+
+    for each bias:       logit += value
+    for each token seen: logit = logit / repetition if logit > 0 else logit * repetition
+    for each generated:  logit -= frequency * times generated + presence
+    """
+    return backend_of(logits).apply_edits(logits, edits)
+
+
+def sample(logits: Tensor, batch: SampleBatch) -> Sampled:
+    """One token per row, a function of that row's logits and parameters alone.
+
+    temperature 0:  the highest logit, the lowest id among equals. Else, with w = exp((logit - highest) / temperature)
+    and tokens ordered by w, lower ids first among equals:
+    top_k:  keep the first top_k
+    top_p:  of those, keep each before which less than top_p of their weight lies (so at least one)
+    min_p:  of those, keep w >= min_p * the highest w
+    draw:   the first token, in the order of ids, at which the kept weight so far exceeds draw * all the kept weight
+    """
+    return backend_of(logits).sample(logits, batch)
+
+
+def gather_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """float32 [R]: log-softmax of each row at its token (int64 [R])."""
+    return backend_of(logits).gather_logprobs(logits, token_ids)
+
+
+def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k likeliest ids (int64 [R, k], lower ids first among equals) and their log-probabilities (float32 [R, k])."""
+    if not 0 < k <= logits.shape[-1]:
+        raise ValueError(f"top_logprobs of {k} tokens: must be between 1 and the vocabulary's {logits.shape[-1]}")
+    return backend_of(logits).top_logprobs(logits, k)
+
+
+def uniform(seed: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """float64 [R] in [0, 1): the draw of a (seed, position), both int64 [R], whatever else is in the batch.
+
+    Two rounds of the splitmix64 finaliser (Steele, Lea and Flood 2014), one keyed by the seed, one by the position.
+    """
+    with np.errstate(over="ignore"):
+        state = _mix(np.asarray(seed).astype(np.int64).view(np.uint64) + _GAMMA)
+        state = _mix(state + (np.asarray(position).astype(np.int64).view(np.uint64) + np.uint64(1)) * _GAMMA)
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
