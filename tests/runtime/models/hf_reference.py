@@ -1,6 +1,6 @@
 """The same model in Hugging Face transformers, float32: what logits have to be equal to.
 
-A GGUF file is read here with ggml's own Python package and its own name map, so that no line is shared with the runtime.
+A GGUF file is read here with ggml's own Python package and name map: no line is shared with the runtime.
 """
 
 from pathlib import Path
