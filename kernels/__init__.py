@@ -2,7 +2,8 @@
 
 from .batch import LogitEdits, SampleBatch, Sampled
 from .ops import paged_attention, rms_norm, rope_write_kv, silu_mul
-from .sampling import apply_bitmask, apply_edits, gather_logprobs, sample, top_logprobs, uniform
+from .sampling import apply_bitmask, apply_edits, apply_penalties, gather_logprobs, sample, top_logprobs, uniform
+from .threads import set_threads
 
 __all__ = [
     "LogitEdits",
@@ -10,11 +11,13 @@ __all__ = [
     "Sampled",
     "apply_bitmask",
     "apply_edits",
+    "apply_penalties",
     "gather_logprobs",
     "paged_attention",
     "rms_norm",
     "rope_write_kv",
     "sample",
+    "set_threads",
     "silu_mul",
     "top_logprobs",
     "uniform",

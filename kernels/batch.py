@@ -3,10 +3,33 @@
 Parameters come from the host and are numpy arrays; results are tensors on the device of the logits.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
+
+
+class Choosing(Protocol):
+    """How the tokens of one row are chosen, whoever's struct says so."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+    @property
+    def logit_bias(self) -> Mapping[int, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +41,18 @@ class SampleBatch:
     top_p: np.ndarray  # float32 [R]; 1: off
     min_p: np.ndarray  # float32 [R]; 0: off
     draw: np.ndarray  # float64 [R]
+
+    @classmethod
+    def from_params(cls, params: Sequence[Choosing], *, uniforms: np.ndarray) -> "SampleBatch":
+        if len(params) != len(uniforms):
+            raise ValueError(f"{len(uniforms)} draws for {len(params)} rows")
+        return cls(
+            temperature=np.array([row.temperature for row in params], np.float32),
+            top_k=np.array([row.top_k for row in params], np.int32),
+            top_p=np.array([row.top_p for row in params], np.float32),
+            min_p=np.array([row.min_p for row in params], np.float32),
+            draw=np.asarray(uniforms, np.float64),
+        )
 
     @classmethod
     def greedy(cls, num_rows: int) -> "SampleBatch":
@@ -55,3 +90,32 @@ class LogitEdits:
     frequency: np.ndarray  # float32 [P]
     presence: np.ndarray  # float32 [P]
     repetition: np.ndarray  # float32 [P]; 1: off
+
+    @classmethod
+    def from_params(
+        cls, params: Sequence[Choosing], token_ids: Sequence[np.ndarray], prompt_lens: Sequence[int]
+    ) -> "LogitEdits | None":
+        """The edits of these rows, ``None`` when they ask for none; ``token_ids[r]`` is prompt, then generated."""
+        biased = [r for r, row in enumerate(params) if row.logit_bias]
+        rows = [
+            r
+            for r, row in enumerate(params)
+            if row.frequency_penalty or row.presence_penalty or row.repetition_penalty != 1.0
+        ]
+        if not biased and not rows:
+            return None
+        bias_counts = [len(params[r].logit_bias) for r in biased]
+        starts = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(token_ids[r]) for r in rows], out=starts[1:])
+        return cls(
+            bias_rows=np.repeat(np.array(biased, np.int64), bias_counts),
+            bias_ids=np.array([token for r in biased for token in params[r].logit_bias], np.int64),
+            bias_values=np.array([value for r in biased for value in params[r].logit_bias.values()], np.float32),
+            rows=np.array(rows, np.int64),
+            starts=starts,
+            ids=np.concatenate([token_ids[r] for r in rows]).astype(np.int32) if rows else np.zeros(0, np.int32),
+            prompt_lens=np.array([prompt_lens[r] for r in rows], np.int64),
+            frequency=np.array([params[r].frequency_penalty for r in rows], np.float32),
+            presence=np.array([params[r].presence_penalty for r in rows], np.float32),
+            repetition=np.array([params[r].repetition_penalty for r in rows], np.float32),
+        )

@@ -1,14 +1,17 @@
 """From logits to tokens: bitmask, biases and penalties, cuts and the draw. Never keeps state between steps.
 
-Logits are float32 [R, V]. The order is apply_bitmask, apply_edits, sample; the first two write into the logits.
+Logits are float32 [R, V]. The order is apply_bitmask, apply_edits (or apply_penalties), sample; all but
+the last write into the logits.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .backend import backend_of
-from .batch import LogitEdits, SampleBatch, Sampled
+from .batch import Choosing, LogitEdits, SampleBatch, Sampled
 
 
 def apply_bitmask(logits: Tensor, mask: Tensor | np.ndarray, *, rows: Tensor | None = None) -> Tensor:
@@ -39,6 +42,17 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
     for each generated:  logit -= frequency * times generated + presence
     """
     return backend_of(logits).apply_edits(logits, edits)
+
+
+def apply_penalties(
+    logits: Tensor, params: Sequence[Choosing], token_ids: Sequence[np.ndarray], prompt_lens: Sequence[int]
+) -> Tensor:
+    """``apply_edits`` of what the rows' parameters ask for; ``token_ids[r]`` is row r's prompt, then what it generated.
+
+    Repetition counts the first ``prompt_lens[r]`` tokens too, frequency and presence do not.
+    """
+    edits = LogitEdits.from_params(params, token_ids, prompt_lens)
+    return logits if edits is None else apply_edits(logits, edits)
 
 
 def sample(logits: Tensor, batch: SampleBatch) -> Sampled:
