@@ -15,13 +15,13 @@ LinearPrecision = Literal["float32", "bfloat16", "int4", "auto"]
 class Linear:
     """``x @ weight.T + bias`` of weights stacked by rows; one product where their precisions allow it, else a few."""
 
-    def __init__(self, parts: Sequence[PackedLinear], bias: torch.Tensor | None = None) -> None:
+    def __init__(self, parts: Sequence[PackedLinear]) -> None:
         self.parts = tuple(parts)
-        self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [T, K] -> [T, N]
-        y = self.parts[0](x) if len(self.parts) == 1 else torch.cat([part(x) for part in self.parts], dim=-1)
-        return y if self.bias is None else y.add_(self.bias)
+        if len(self.parts) == 1:
+            return self.parts[0](x)
+        return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
 def stacked_linear(
@@ -30,24 +30,22 @@ def stacked_linear(
     *,
     precision: LinearPrecision,
     device: torch.device | str = "cpu",
+    out_dtype: torch.dtype | None = None,
 ) -> Linear:
-    """One ``Linear`` of the weights, top to bottom.
+    """One ``Linear`` of the weights, top to bottom; its results are of ``out_dtype``, else of x's.
 
     ``auto`` keeps 4-bit weights 4-bit and takes the others as bfloat16; ``int4`` rounds those to 4 bits too.
     """
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
     parts: list[PackedLinear] = []
-    run: list[Weight] = []
-    for weight in weights:
-        if run and _is_4bit(weight, precision) != _is_4bit(run[0], precision):
-            parts.append(_pack(run, precision, device))
-            run = []
-        run.append(weight)
-    parts.append(_pack(run, precision, device))
-    bias = None
-    if biases:
-        dtype = torch.float32 if precision == "float32" else torch.bfloat16
-        bias = torch.cat([part.to(dtype) for part in biases]).to(device)
-    return Linear(parts, bias)
+    start = 0
+    for end in range(1, len(weights) + 1):
+        if end < len(weights) and _is_4bit(weights[end], precision) == _is_4bit(weights[start], precision):
+            continue
+        bias = None if biases is None else torch.cat(list(biases[start:end])).to(dtype).to(device)
+        parts.append(_pack(weights[start:end], bias, precision, torch.device(device), out_dtype))
+        start = end
+    return Linear(parts)
 
 
 def as_float(weight: Weight) -> torch.Tensor:
@@ -61,10 +59,17 @@ def _is_4bit(weight: Weight, precision: LinearPrecision) -> bool:
     return precision == "int4"
 
 
-def _pack(weights: Sequence[Weight], precision: LinearPrecision, device: torch.device | str) -> PackedLinear:
+def _pack(
+    weights: Sequence[Weight],
+    bias: torch.Tensor | None,
+    precision: LinearPrecision,
+    device: torch.device,
+    out_dtype: torch.dtype | None,
+) -> PackedLinear:
     if not _is_4bit(weights[0], precision):
-        whole = torch.cat([as_float(weight) for weight in weights]).to(device)
-        return PackedLinear(whole, precision="float32" if precision == "float32" else "bfloat16")
+        dtype: Literal["float32", "bfloat16"] = "float32" if precision == "float32" else "bfloat16"
+        whole = torch.cat([as_float(weight).to(getattr(torch, dtype)) for weight in weights]).to(device)
+        return PackedLinear(whole, precision=dtype, bias=bias, out_dtype=out_dtype)
     groups = [
         repack_group32(weight)
         if isinstance(weight, QuantTensor) and weight.kind in GROUP32_KINDS
@@ -72,4 +77,4 @@ def _pack(weights: Sequence[Weight], precision: LinearPrecision, device: torch.d
         for weight in weights
     ]
     q, scale, zero = (torch.cat(pieces).to(device) for pieces in zip(*groups, strict=True))
-    return PackedLinear((q, scale, zero), precision="int4")
+    return PackedLinear((q, scale, zero), precision="int4", bias=bias, out_dtype=out_dtype)

@@ -34,6 +34,12 @@ class KVPool:
         self.k: Sequence[torch.Tensor] = self._keys.unbind(0)
         self.v: Sequence[torch.Tensor] = self._values.unbind(0)
 
+    @classmethod
+    def for_model(
+        cls, config: ModelConfig, *, num_slots: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> "KVPool":
+        return cls(config.num_layers, num_slots, config.num_kv_heads, config.head_dim, dtype, device)
+
     @property
     def size_bytes(self) -> int:
         return 2 * self._keys.numel() * self._keys.element_size()

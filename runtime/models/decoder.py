@@ -24,15 +24,16 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``cos_sin`` bounds the positions: its rows. ``dtype`` is the activations'."""
+    """``cos_sin`` bounds the positions. ``dtype`` is the activations', ``kv_dtype`` their keys' and values'."""
 
     config: ModelConfig
     embedding: Embedding
     layers: tuple[DecoderLayer, ...]
     norm: RMSNorm
-    head: Linear
+    head: Linear  # its results are float32
     cos_sin: torch.Tensor  # float32 [positions, D]
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
 
     @property
@@ -63,4 +64,4 @@ class Model:
             x, residual = x[batch.logits_rows], residual[batch.logits_rows]
         x, residual = last.mlp_norm(x, residual)
         x, _ = self.norm(last.mlp(x), residual)
-        return self.head(x).float()
+        return self.head(x)

@@ -1,6 +1,6 @@
 """From a weight file to a model in memory, at an engine's precision. Never fetches a file."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,7 +28,10 @@ def load_model(path: Path | str, config: EngineConfig) -> Model:
             where="max_seq_len",
         )
     device = _device(config.device)
-    return _Loader(file, precision_of(config, device), device).model(config.max_seq_len or trained)
+    model = _Loader(file, precision_of(config, device), device).model(config.max_seq_len or trained)
+    if config.kv_dtype != "auto":
+        model = replace(model, kv_dtype=getattr(torch, config.kv_dtype))
+    return model
 
 
 def precision_of(config: EngineConfig, device: torch.device) -> LinearPrecision:
@@ -36,11 +39,6 @@ def precision_of(config: EngineConfig, device: torch.device) -> LinearPrecision:
     if config.precision == "auto" and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "float32"
     return config.precision
-
-
-def kv_dtype_of(config: EngineConfig, model: Model) -> torch.dtype:
-    """The type of keys and values: as asked for, else that of the activations."""
-    return model.dtype if config.kv_dtype == "auto" else getattr(torch, config.kv_dtype)
 
 
 class _Loader:
@@ -63,9 +61,15 @@ class _Loader:
             layers=tuple(self.layer(i) for i in range(config.num_layers)),
             norm=self.norm(self.names.of_model("norm"), config.hidden_size),
             # Four bits cost the head more than the body; it runs once a token, not once a layer.
-            head=self.pack([head], precision="float32" if self.precision == "float32" else "bfloat16"),
+            head=stacked_linear(
+                [head],
+                precision="float32" if self.precision == "float32" else "bfloat16",
+                device=self.device,
+                out_dtype=torch.float32,
+            ),
             cos_sin=cos_sin_table(config, num_positions, device=self.device),
             dtype=self.dtype,
+            kv_dtype=self.dtype,
             device=self.device,
         )
 
@@ -105,12 +109,7 @@ class _Loader:
             biases = [
                 as_float(self.read(self.names.of_layer(layer, f"{key}_bias"), (num,))) for key, num in rows.items()
             ]
-        return self.pack(weights, biases, precision=self.precision)
-
-    def pack(
-        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor] | None = None, *, precision: LinearPrecision
-    ) -> Linear:
-        return stacked_linear(weights, biases, precision=precision, device=self.device)
+        return stacked_linear(weights, biases, precision=self.precision, device=self.device)
 
     def norm(self, name: str, length: int) -> RMSNorm:
         weight = as_float(self.read(name, (length,)))

@@ -171,6 +171,8 @@ def make_tiny_gguf(
     writer.add_feed_forward_length(2 * hidden_size)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
+    writer.add_key_length(hidden_size // 4)
+    writer.add_value_length(hidden_size // 4)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(96)
@@ -234,4 +236,4 @@ def _save(folder: Path, tensors: dict[str, torch.Tensor], num_files: int) -> Non
     for shard in set(homes.values()):
         part = {name: tensor for name, tensor in tensors.items() if homes[name] == shard}
         save_file(part, folder / shard, metadata={"format": "pt"})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": homes}))

@@ -1,0 +1,95 @@
+"""A model that cannot be loaded says which file, which tensor or field, and what to do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.models import load_model
+from phloem.runtime.protocol.errors import InvalidParams, UnknownModel, Unsupported
+from phloem.tests.runtime.models.tiny import make_tiny_gguf, make_tiny_model
+from safetensors.torch import load_file, save_file
+
+
+def config(**more: Any) -> EngineConfig:
+    return EngineConfig(model="tiny", **{"precision": "float32", **more})
+
+
+def change(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_tiny_model(tmp_path, seed=0)
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path) -> None:
+    change(folder, intermediate_size=96)
+    with pytest.raises(UnknownModel, match=r"layers.0.mlp.gate_proj.weight is \[128, 64\], but .* asks for \[96, 64\]"):
+        load_model(folder, config())
+
+
+def test_a_tensor_too_many_is_another_model(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(Unsupported, match=r"1 tensors that .* does not use: model.layers.0.self_attn.q_proj.bias"):
+        load_model(folder, config())
+
+
+def test_stored_rope_tables_are_no_strangers(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    save_file(tensors, folder / "model.safetensors")
+    load_model(folder, config())
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UnknownModel, match=r"has no tensor model.norm.weight; it is incomplete"):
+        load_model(folder, config())
+
+
+def test_an_untied_head_that_is_missing_is_named(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UnknownModel, match=r"has no tensor lm_head.weight"):
+        load_model(folder, config())
+
+
+def test_more_positions_than_trained_are_refused(folder: Path) -> None:
+    assert load_model(folder, config()).max_positions == 2048
+    assert load_model(folder, config(max_seq_len=100)).max_positions == 100
+    with pytest.raises(InvalidParams, match=r"max_seq_len 2,049 is beyond the 2,048 positions of .*; lower it"):
+        load_model(folder, config(max_seq_len=2049))
+
+
+def test_devices_that_cannot_run_are_refused_by_name(folder: Path) -> None:
+    with pytest.raises(InvalidParams, match="device 'gpu' is unknown; use cpu, cuda or cuda:N"):
+        load_model(folder, config(device="gpu"))
+    with pytest.raises(Unsupported, match="device 'mps'; models run on cpu and cuda"):
+        load_model(folder, config(device="mps"))
+    if not torch.cuda.is_available():
+        with pytest.raises(InvalidParams, match="torch finds no CUDA device here; use cpu"):
+            load_model(folder, config(device="cuda"))
+
+
+def test_types_follow_precision_and_kv_dtype(folder: Path) -> None:
+    assert load_model(folder, config()).kv_dtype == torch.float32
+    assert load_model(folder, config(kv_dtype="bfloat16")).kv_dtype == torch.bfloat16
+    bfloat16 = load_model(folder, config(precision="bfloat16"))
+    assert (bfloat16.dtype, bfloat16.kv_dtype) == (torch.bfloat16, torch.bfloat16)
+    assert load_model(folder, config(precision="bfloat16", kv_dtype="float32")).kv_dtype == torch.float32
+
+
+def test_a_gguf_file_loads_at_every_precision(tmp_path: Path) -> None:
+    path = make_tiny_gguf(tmp_path / "tiny.gguf", seed=1, kinds={"": "Q4_1", "v_proj": "Q8_0"})
+    for precision in ("float32", "bfloat16", "int4", "auto"):
+        assert load_model(path, config(precision=precision)).config.num_layers == 2
