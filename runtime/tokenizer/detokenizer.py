@@ -1,0 +1,123 @@
+"""Token ids in, text out, one token at a time: whole characters only, never past what a stop string may take back.
+
+    bytes:  [whole characters | rest of one]       kept by the UTF-8 decoder until it is whole
+    text:   [released | held: may begin a stop string]
+
+Never decodes a token twice: a push costs what its own bytes cost.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Sequence
+
+from .stop_strings import StopStrings
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """``pieces[id]`` are the bytes of a token as they are to be shown; an id beyond them shows nothing.
+
+    The stop string that is complete first ends the text; of several complete at one character, the longest. Bytes that
+    are no UTF-8 become U+FFFD, as in ``bytes.decode(errors="replace")``.
+    """
+
+    __slots__ = (
+        "_boundaries",
+        "_decoder",
+        "_held",
+        "_num_chars",
+        "_num_released",
+        "_pieces",
+        "_released",
+        "_state",
+        "_stops",
+        "matched_stop",
+        "num_tokens",
+        "num_whole_tokens",
+        "remainder",
+    )
+
+    def __init__(self, pieces: Sequence[bytes], stop: Sequence[str] = ()) -> None:
+        self._pieces = pieces
+        self._stops = StopStrings(tuple(stop)) if stop else None
+        self._decoder = _UTF8(errors="replace")
+        self._state = 0
+        self._held = ""
+        self._num_chars = 0  # decoded: released and held
+        self._num_released = 0
+        self._released: list[str] = []
+        # Points where a token ends with a character, as (tokens, characters); only those a cut may still go back to.
+        self._boundaries: deque[tuple[int, int]] = deque([(0, 0)])
+        self.num_tokens = 0
+        self.num_whole_tokens = 0
+        self.matched_stop: str | None = None
+        self.remainder = ""
+
+    @property
+    def text(self) -> str:
+        """All that was released."""
+        if len(self._released) > 1:
+            self._released = ["".join(self._released)]
+        return self._released[0] if self._released else ""
+
+    def push(self, token_id: int) -> str:
+        """Take a token; the text that is now safe to show."""
+        assert self.matched_stop is None, "the text has ended at a stop string"
+        self.num_tokens += 1
+        piece = self._pieces[token_id] if token_id < len(self._pieces) else b""
+        return self._take(self._decoder.decode(piece))
+
+    def finish(self) -> str:
+        """No more tokens come: the rest of the text."""
+        if self.matched_stop is not None:
+            return ""
+        text = self._take(self._decoder.decode(b"", final=True))
+        if self.matched_stop is None:
+            text += self._release(self._held)
+            self._held = ""
+        return text
+
+    def _take(self, new: str) -> str:
+        if self._stops is None:
+            self.num_whole_tokens = self.num_tokens
+            return self._release(new)
+        stops, state = self._stops, self._state
+        for i, char in enumerate(new, start=1):
+            state = stops.step(state, char)
+            stop = stops.match[state]
+            if stop is not None:
+                return self._cut(self._held + new[:i], stop)
+        self._state = state
+        self._num_chars += len(new)
+        text = self._held + new
+        safe = len(text) - stops.depth[state]
+        self._held = text[safe:]
+        self._mark_boundary()
+        return self._release(text[:safe])
+
+    def _mark_boundary(self) -> None:
+        self.num_whole_tokens = self.num_tokens
+        if not self._decoder.getstate()[0]:
+            self._boundaries.append((self.num_tokens, self._num_chars))
+        # A cut falls at or after the released text: of the points before it only the last one counts.
+        while len(self._boundaries) > 1 and self._boundaries[1][1] <= self._num_released:
+            self._boundaries.popleft()
+
+    def _cut(self, text: str, stop: str) -> str:
+        released = self._release(text[: len(text) - len(stop)])
+        while self._boundaries[-1][1] > self._num_released:
+            self._boundaries.pop()
+        self.num_whole_tokens, whole_chars = self._boundaries[-1]
+        self.remainder = self.text[whole_chars:]
+        self.matched_stop = stop
+        self._held = ""
+        return released
+
+    def _release(self, text: str) -> str:
+        if text:
+            self._released.append(text)
+            self._num_released += len(text)
+        return text

@@ -1,0 +1,39 @@
+"""How tokens spell bytes: GPT-2's printable alphabet of the 256 bytes, and SentencePiece's spaces and byte tokens.
+
+Never looks at ids.
+"""
+
+import re
+
+SPACE = "▁"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _alphabet() -> dict[str, int]:
+    """GPT-2 writes printable Latin-1 bytes as themselves and the others, in order, as U+0100 and up."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF_CHAR = _alphabet()
+CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """``Ġthe`` -> b" the". A token with a character outside the alphabet was added as plain text."""
+    try:
+        return bytes([BYTE_OF_CHAR[char] for char in token])
+    except KeyError:
+        return token.encode("utf-8", errors="surrogateescape")
+
+
+def sentencepiece_bytes(token: str) -> bytes:
+    """``▁the`` -> b" the", ``<0x0A>`` -> a newline's byte."""
+    if byte := _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(byte[1], 16)])
+    return token.replace(SPACE, " ").encode("utf-8", errors="surrogateescape")
+
+
+def is_byte_token(token: str) -> bool:
+    return _BYTE_TOKEN.fullmatch(token) is not None

@@ -1,0 +1,197 @@
+"""A vocabulary and the rules that turn text into its tokens and back.
+
+What a user writes is never read as a special token: ``encode(text)`` cannot return one. Never adds BOS, and never
+renders a conversation (that is ``ChatTemplate``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import tokenizers
+
+from ..protocol.errors import InvalidRequest
+from .detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from ...constrained.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A token that stands for itself and is no text. ``lstrip``/``rstrip``: it swallows white space on that side."""
+
+    text: str
+    lstrip: bool = False
+    rstrip: bool = False
+
+    def pattern(self) -> str:
+        return (r"\s*" if self.lstrip else "") + re.escape(self.text) + (r"\s*" if self.rstrip else "")
+
+
+@dataclass(frozen=True, slots=True)
+class VocabTable:
+    """What each id is: ``texts`` as the file spells them; ``token_bytes`` are empty for special and unused ids."""
+
+    texts: list[str]
+    token_bytes: list[bytes]
+    special: dict[int, SpecialToken]
+    unused: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialIds:
+    """Which tokens begin a text, end one, and end a turn. ``eos_id`` is the one a grammar writes at its end."""
+
+    eos_ids: frozenset[int]
+    eos_id: int
+    bos_id: int | None = None
+    add_bos: bool = False
+    unk_id: int | None = None
+    pad_id: int | None = None
+
+
+class Tokenizer:
+    """Made by ``load_tokenizer``. ``backend`` must know no special tokens: those are told apart here.
+
+    ``vocab_hash`` is equal exactly for vocabularies with the same tokens at the same ids.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, table: VocabTable, ids: SpecialIds, *, prefix_space: bool = False
+    ) -> None:
+        self._backend = backend
+        self._table = table
+        self._ids = ids
+        self._prefix_space = prefix_space
+        self._id_of_special = {token.text: token_id for token_id, token in table.special.items()}
+        self.token_bytes = table.token_bytes
+        self.special_ids = frozenset(table.special) | table.unused
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._table.texts)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self._ids.eos_ids
+
+    @property
+    def eos_id(self) -> int:
+        return self._ids.eos_id
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._ids.bos_id
+
+    @property
+    def add_bos(self) -> bool:
+        return self._ids.add_bos
+
+    @property
+    def unk_id(self) -> int | None:
+        return self._ids.unk_id
+
+    @property
+    def pad_id(self) -> int | None:
+        return self._ids.pad_id
+
+    @cached_property
+    def vocab_hash(self) -> str:
+        digest = hashlib.sha256()
+        for token_id, token in enumerate(self.token_bytes):
+            special = self._table.special.get(token_id)
+            spelled = token if special is None else special.text.encode("utf-8", errors="surrogateescape")
+            digest.update(b"%d%c" % (len(spelled), b"ts"[special is not None]) + spelled)
+        return digest.hexdigest()[:32]
+
+    # -- text to tokens -----------------------------------------------------------------------------------------------
+
+    def encode(self, text: str, *, special: bool = False, at_start: bool = False) -> list[int]:
+        """Tokens of ``text``. With ``special``, special tokens written in it count as such.
+
+        ``at_start``: nothing but BOS comes before, where SentencePiece vocabularies put a space before the first word.
+        """
+        if not special:
+            return self._encode_plain(text, at_start=at_start)
+        ids: list[int] = []
+        for part in self.split_special(text):
+            ids.extend((part,) if isinstance(part, int) else self._encode_plain(part, at_start=at_start and not ids))
+        return ids
+
+    def split_special(self, text: str) -> Iterator[str | int]:
+        """The pieces of ``text`` in order: special tokens as ids, what lies between them as text."""
+        if self._special_pattern is None:
+            if text:
+                yield text
+            return
+        start = 0
+        for match in self._special_pattern.finditer(text):
+            if match.start() > start:
+                yield text[start : match.start()]
+            found = self._id_of_special.get(match[0])
+            yield self._id_of_stripped[match[0].strip()] if found is None else found
+            start = match.end()
+        if start < len(text):
+            yield text[start:]
+
+    def _encode_plain(self, text: str, *, at_start: bool) -> list[int]:
+        if not text:
+            return []
+        if at_start and self._prefix_space:
+            text = " " + text
+        try:
+            return self._backend.encode(text, add_special_tokens=False).ids
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"text holds the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}, "
+                "which is no Unicode text; replace it"
+            ) from None
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str] | None:
+        longest_first = sorted(self._table.special.values(), key=lambda token: (-len(token.text), token.text))
+        return re.compile("|".join(token.pattern() for token in longest_first)) if longest_first else None
+
+    @cached_property
+    def _id_of_stripped(self) -> dict[str, int]:
+        """For special tokens found together with white space that they swallow."""
+        return {token.text.strip(): token_id for token_id, token in self._table.special.items()}
+
+    # -- tokens to text -----------------------------------------------------------------------------------------------
+
+    def special_text(self, token_id: int) -> str:
+        """How a special or unused token is written in templates."""
+        return self._table.texts[token_id]
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of ``ids``; bytes that are no UTF-8 become U+FFFD. Ids beyond the vocabulary read as nothing."""
+        pieces = self._pieces(skip_special)
+        joined = b"".join([pieces[token_id] for token_id in ids if 0 <= token_id < len(pieces)])
+        return joined.decode("utf-8", errors="replace")
+
+    def detokenizer(self, stop: Sequence[str] = (), *, skip_special: bool = True) -> Detokenizer:
+        return Detokenizer(self._pieces(skip_special), stop)
+
+    def _pieces(self, skip_special: bool) -> list[bytes]:
+        return self.token_bytes if skip_special else self._shown
+
+    @cached_property
+    def _shown(self) -> list[bytes]:
+        shown = list(self.token_bytes)
+        for token_id, token in self._table.special.items():
+            shown[token_id] = token.text.encode("utf-8", errors="surrogateescape")
+        return shown
+
+    # -- for grammars -------------------------------------------------------------------------------------------------
+
+    def vocabulary(self) -> Vocabulary:
+        """What a grammar needs to know: the bytes of each token, and which are never text."""
+        from ...constrained.vocabulary import Vocabulary
+
+        return Vocabulary(self.token_bytes, set(self.special_ids), self.eos_id)
