@@ -38,12 +38,13 @@ def load_parts(config: EngineConfig) -> EngineParts:
     template = load_chat_template(path, tokenizer)
     model = load_model(path, config)
     longest = model.config.max_positions
-    if config.max_seq_len > longest:
-        raise InvalidParams(f"max_seq_len={config.max_seq_len:,}, but {config.model} was made for at most {longest:,}")
     if config.max_seq_len < 0 or config.num_slots < 0:
         raise InvalidParams("max_seq_len and num_slots must be 0 (automatic) or positive")
     context_len = config.max_seq_len or longest
     num_slots = config.num_slots or max(DEFAULT_SLOTS, context_len)
-    kv = KVPool.for_model(model.config, num_slots=num_slots, dtype=model.kv_dtype, device=model.device)
+    shape = model.config
+    kv = KVPool(
+        shape.num_layers, num_slots, shape.num_kv_heads, shape.head_dim, dtype=model.kv_dtype, device=model.device
+    )
     log.info("%s: context %d, %d KV slots", path.name, context_len, num_slots)
     return EngineParts(path, model, tokenizer, template, kv, context_len, num_slots)

@@ -54,7 +54,8 @@ class EngineReport:
             "num_layers": config.num_layers,
             "num_slots": engine.cache.num_slots,
             "kv_bytes": engine.kv.size_bytes,
-            "description": engine.model.describe(),
+            "precision": str(engine.model.dtype).removeprefix("torch."),
+            "kv_dtype": str(engine.kv.dtype).removeprefix("torch."),
         }
 
     def metrics(self, engine: Engine) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from phloem.runtime.engine import Engine
 from phloem.runtime.protocol import messages as m
 from phloem.runtime.protocol import ops as o
 from phloem.runtime.protocol.sampling import SamplingParams
-from phloem.tests.runtime.engine.driver import Driver
+from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -23,8 +23,12 @@ def engine(tiny_model_path):
 
 @pytest.fixture
 def driver(engine):
+    """Starts with an empty cache; at the end every program is dropped and nothing may be left of them."""
     engine.cache.flush()
-    return Driver(engine)
+    yield Driver(engine)
+    engine.drop_client(CLIENT)
+    engine.check()
+    assert not engine.has_work and not engine.interpreter.live and engine.cache.num_locked == 0
 
 
 def generate(driver: Driver, prompt: str, params: SamplingParams = GREEDY, **options) -> tuple[list[str], m.GenMeta]:
@@ -72,6 +76,7 @@ def test_forked_children_continue_as_copies_would(driver):
     ops += [o.Join(op=30, seq=0, children=(1, 2), mode="concate_and_append"), o.Close(op=40, seq=0)]
     ops += [o.Close(op=41, seq=1), o.Close(op=42, seq=2)]
     outcome = driver.run(ops)
+    assert outcome.rejected is None
     assert set(outcome.ends) == {op.op for op in ops} and set(outcome.ends.values()) == {1}
     expected = []
     for child in (1, 2):
