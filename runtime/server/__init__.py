@@ -1,1 +1,4 @@
+"""HTTP for strangers: the OpenAI-compatible API, the native API, health and metrics, over the runtime's own protocol.
 
+Never generates anything itself: every request becomes one program with ops, sent through ``protocol.client.Client``.
+"""

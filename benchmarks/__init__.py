@@ -1,0 +1,63 @@
+"""Measurements of Phloem. Each prints the machine, the commit and the command, and writes its figures as JSON."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def header() -> dict[str, Any]:
+    """Where and how a figure was made: machine, versions, commit and command."""
+    return {
+        "machine": machine(),
+        "commit": commit(),
+        "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def machine() -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{_processor()}, {cores} cores, {platform.system()} {platform.machine()}"
+
+
+def commit() -> str:
+    """The short commit, with ``+`` when files that it tracks have changed since."""
+    root = Path(__file__).parent.parent
+    try:
+        git = ["git", "-C", str(root)]
+        name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changes = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name.stdout.strip() + ("+" if changes.stdout.strip() else "")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown processor"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown processor"
+
+
+def _module() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name if spec is not None else Path(sys.argv[0]).stem
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

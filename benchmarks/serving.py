@@ -1,0 +1,360 @@
+"""Speed over HTTP: streams, shared prefixes, classification, JSON answers and chats against any OpenAI-like server.
+
+    python -m benchmarks.serving                                    # starts our server with the default model
+    python -m benchmarks.serving --url http://127.0.0.1:8080 --no-extensions --label llama-server
+
+Every request streams. The client keeps each network chunk with its time and reads them when the answer has ended, so
+that it costs the server little. Time to first token counts from sending the request to the chunk with the first text.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from . import RESULTS, header
+from .prose import DOCUMENT, NOTES, QUESTIONS, SUBJECTS, shared_guide
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "kind": {"enum": ["person", "place", "thing", "event"]},
+        "year": {"type": "integer", "minimum": 1000, "maximum": 2100},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 16}, "minItems": 1, "maxItems": 3},
+        "finished": {"type": "boolean"},
+    },
+    "required": ["name", "kind", "year", "tags", "finished"],
+    "additionalProperties": False,
+}
+Messages = list[dict[str, str]]
+
+
+@dataclass(slots=True)
+class Answer:
+    """One streamed answer. Seconds count from sending the request; ``last_s`` is its last text."""
+
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    first_s: float
+    last_s: float
+
+
+@dataclass(slots=True)
+class Figures:
+    """One workload. ``tokens_per_s``: output tokens over the wall time of the whole workload, one value per repeat."""
+
+    workload: str
+    requests: int
+    concurrency: int
+    tokens_per_s: list[float] = field(default_factory=list)
+    wall_s: list[float] = field(default_factory=list)
+    output_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    ttft_p50_ms: float = 0.0
+    ttft_p99_ms: float = 0.0
+    token_ms: float = 0.0
+    valid: int | None = None
+
+
+class Target:
+    """A server under test. ``extensions``: whether it takes ``ignore_eos`` and can be told to drop its cache."""
+
+    def __init__(self, url: str, *, extensions: bool, model: str, api_key: str | None = None) -> None:
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0, limits=limits)
+        self.extensions = extensions
+        self.model = model
+
+    async def ask(self, messages: Messages, max_tokens: int, *, to_the_end: bool = False, **more: Any) -> Answer:
+        """One chat completion. ``to_the_end``: not to stop before ``max_tokens``, where the server can be told so."""
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **more,
+        }
+        if to_the_end and self.extensions:
+            body["ignore_eos"] = True
+        chunks: list[tuple[float, bytes]] = []
+        start = time.perf_counter()
+        async with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                raise SystemExit(f"{response.status_code}: {(await response.aread()).decode(errors='replace')}")
+            async for chunk in response.aiter_raw():
+                chunks.append((time.perf_counter() - start, chunk))
+        return read_answer(chunks)
+
+    async def flush(self) -> None:
+        if self.extensions:
+            (await self.http.post("/flush_cache")).raise_for_status()
+
+
+def read_answer(chunks: list[tuple[float, bytes]]) -> Answer:
+    """The answer in a stream's network chunks: (seconds, bytes). Its tokens are counted where no usage is sent."""
+    texts: list[str] = []
+    times: list[float] = []
+    usage: dict[str, Any] = {}
+    rest = b""
+    for seconds, chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                continue
+            event = msgspec.json.decode(line[6:])
+            if "error" in event:
+                raise SystemExit(f"the stream ended with an error: {event['error']}")
+            usage = event.get("usage") or usage
+            text = event["choices"][0]["delta"].get("content") if event["choices"] else None
+            if text:
+                texts.append(text)
+                times.append(seconds)
+    return Answer(
+        text="".join(texts),
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        completion_tokens=usage.get("completion_tokens", len(texts)),
+        first_s=times[0] if times else chunks[-1][0],
+        last_s=times[-1] if times else chunks[-1][0],
+    )
+
+
+# -- workloads: the answers to all requests, at most `concurrency` under way ------------------------------------------
+
+
+async def at_once(concurrency: int, tasks: list[Callable[[], Awaitable[Any]]]) -> list[Any]:
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(task: Callable[[], Awaitable[Any]]) -> Any:
+        async with gate:
+            return await task()
+
+    return await asyncio.gather(*(one(task) for task in tasks))
+
+
+def user(text: str) -> Messages:
+    return [{"role": "user", "content": text}]
+
+
+async def single(target: Target) -> list[Answer]:
+    """One stream of 128 tokens."""
+    return [await target.ask(user(f"Write a short story about {SUBJECTS[0]}."), 128, to_the_end=True)]
+
+
+async def concurrent(target: Target) -> list[Answer]:
+    """32 stories of 128 tokens, 16 at once."""
+    prompts = [user(f"Write a short story about {subject}.") for subject in SUBJECTS]
+    return await at_once(16, [lambda p=p: target.ask(p, 128, to_the_end=True) for p in prompts])
+
+
+async def shared_prefix(target: Target) -> list[Answer]:
+    """32 questions about one document of about 1,100 tokens, 32 tokens each, 16 at once."""
+    prompts = [
+        [{"role": "system", "content": f"Answer from this text.\n\n{DOCUMENT}"}, *user(question)]
+        for question in QUESTIONS
+    ]
+    return await at_once(16, [lambda p=p: target.ask(p, 32, to_the_end=True) for p in prompts])
+
+
+async def classification(target: Target) -> list[Answer]:
+    """32 notes behind one instruction of about 600 tokens, 4 tokens each, 16 at once."""
+    prompts = [[{"role": "system", "content": shared_guide()}, *user(f"The note: {note}")] for note in NOTES]
+    return await at_once(16, [lambda p=p: target.ask(p, 4, to_the_end=True) for p in prompts])
+
+
+async def json_schema(target: Target) -> list[Answer]:
+    """32 answers that follow one JSON schema, 16 at once."""
+    form = {"type": "json_schema", "json_schema": {"name": "entry", "schema": SCHEMA, "strict": True}}
+    prompts = [user(f"Invent a catalogue entry about {subject}. Answer as JSON.") for subject in SUBJECTS]
+    return await at_once(16, [lambda p=p: target.ask(p, 160, response_format=form) for p in prompts])
+
+
+async def chats(target: Target) -> list[Answer]:
+    """8 chats of 6 turns, 32 tokens a turn, all at once."""
+
+    async def chat(first: int) -> list[Answer]:
+        messages: Messages = [{"role": "system", "content": "You are a patient guide to an old orchard."}]
+        answers = []
+        for turn in range(6):
+            messages += user(f"Visitor {first + 1} asks: {QUESTIONS[(first * 6 + turn) % len(QUESTIONS)]}")
+            answers.append(await target.ask(messages, 32, to_the_end=True))
+            messages = [*messages, {"role": "assistant", "content": answers[-1].text}]
+        return answers
+
+    found = await at_once(8, [lambda i=i: chat(i) for i in range(8)])
+    return [answer for answers in found for answer in answers]
+
+
+WORKLOADS: dict[str, tuple[int, Callable[[Target], Awaitable[list[Answer]]]]] = {  # name -> (concurrency, run)
+    "single": (1, single),
+    "concurrent": (16, concurrent),
+    "shared-prefix": (16, shared_prefix),
+    "classification": (16, classification),
+    "json-schema": (16, json_schema),
+    "chats": (8, chats),
+}
+
+
+async def measure(target: Target, name: str, repeats: int) -> Figures:
+    """Each repeat begins with an empty cache where the server can be told so."""
+    concurrency, run = WORKLOADS[name]
+    answers: list[Answer] = []
+    figures = Figures(name, requests=0, concurrency=concurrency)
+    for _ in range(repeats):
+        await target.flush()
+        start = time.perf_counter()
+        now = await run(target)
+        figures.wall_s.append(time.perf_counter() - start)
+        figures.tokens_per_s.append(sum(a.completion_tokens for a in now) / figures.wall_s[-1])
+        figures.requests = len(now)
+        answers += now
+    firsts = sorted(a.first_s * 1e3 for a in answers)
+    gaps = [(a.last_s - a.first_s) * 1e3 / (a.completion_tokens - 1) for a in answers if a.completion_tokens > 1]
+    figures.output_tokens = sum(a.completion_tokens for a in answers)
+    figures.prompt_tokens = sum(a.prompt_tokens for a in answers)
+    figures.cached_tokens = sum(a.cached_tokens for a in answers)
+    figures.ttft_p50_ms = statistics.median(firsts)
+    figures.ttft_p99_ms = firsts[min(len(firsts) - 1, int(len(firsts) * 0.99))]
+    figures.token_ms = statistics.median(gaps) if gaps else 0.0
+    if name == "json-schema":
+        figures.valid = sum(follows_schema(a.text) for a in answers)
+    return figures
+
+
+def follows_schema(text: str) -> bool:
+    """Whether ``text`` is what ``SCHEMA`` asks for (checked here by hand: the benchmark needs no validator)."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    return (
+        isinstance(value, dict)
+        and set(value) == set(SCHEMA["required"])
+        and isinstance(value["name"], str)
+        and len(value["name"]) <= 40
+        and value["kind"] in ("person", "place", "thing", "event")
+        and type(value["year"]) is int
+        and 1000 <= value["year"] <= 2100
+        and isinstance(value["tags"], list)
+        and 1 <= len(value["tags"]) <= 3
+        and all(isinstance(tag, str) and len(tag) <= 16 for tag in value["tags"])
+        and isinstance(value["finished"], bool)
+    )
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def own_server(model: str, args: list[str]) -> Iterator[str]:
+    """Our server in a process of its own, until the block ends; gives its address."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    process = subprocess.Popen([sys.executable, "-m", "phloem", "serve", model, "--port", str(port), *args])
+    try:
+        deadline = time.monotonic() + 300
+        while True:
+            if process.poll() is not None:
+                raise SystemExit(f"the server ended with status {process.returncode} before it was ready")
+            if time.monotonic() > deadline:
+                raise SystemExit("the server was not ready after 300 s")
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/health", timeout=10.0).status_code == 200:
+                    break
+            time.sleep(0.2)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def line(f: Figures) -> str:
+    rates = f.tokens_per_s
+    spread = f" ({min(rates):.1f}-{max(rates):.1f})" if len(rates) > 1 else ""
+    cached = f"{f.cached_tokens / f.prompt_tokens:6.1%}" if f.prompt_tokens else "     ?"
+    valid = "" if f.valid is None else f"   {f.valid}/{f.requests * len(rates)} follow the schema"
+    return (
+        f"{f.workload:<15}{f.requests:>5}{f.concurrency:>6}{statistics.median(rates):>10.1f}{spread:<16}"
+        f"{f.ttft_p50_ms:>9.0f}{f.ttft_p99_ms:>9.0f}{f.token_ms:>9.1f}{cached:>9}{valid}"
+    )
+
+
+async def run(target: Target, names: list[str], repeats: int) -> list[Figures]:
+    await target.ask(user("Say hello."), 8)
+    print(
+        f"{'workload':<15}{'reqs':>5}{'conc':>6}{'tok/s':>10}{'':<16}{'ttft p50':>9}{'p99 ms':>9}{'ms/tok':>9}  cached"
+    )
+    found = []
+    for name in names:
+        found.append(await measure(target, name, repeats))
+        print(line(found[-1]), flush=True)
+    await target.http.aclose()
+    return found
+
+
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--url", help="a running server; without it ours is started")
+    parser.add_argument("--model", default="smollm2", help="the model to start, or to ask for at --url")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma-separated: " + ", ".join(WORKLOADS))
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each workload")
+    parser.add_argument("--no-extensions", action="store_true", help="send standard OpenAI fields alone")
+    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument("--server-args", default="", help="more arguments for our server, in one string")
+    parser.add_argument("--label", default="phloem", help="names the result file")
+    parser.add_argument("--out", type=Path, help="the result file (default benchmarks/results/serving-LABEL.json)")
+    args = parser.parse_args(argv)
+    args.workloads = [name.strip() for name in args.workloads.split(",")]
+    if unknown := [name for name in args.workloads if name not in WORKLOADS]:
+        parser.error(f"unknown workload {unknown[0]!r}; they are: {', '.join(WORKLOADS)}")
+    if args.repeats < 1:
+        parser.error(f"--repeats {args.repeats}: must be at least 1")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parsed(argv)
+    top = header()
+    print(*(f"{key}: {value}" for key, value in top.items()), sep="\n")
+    server = contextlib.nullcontext(args.url) if args.url else own_server(args.model, shlex.split(args.server_args))
+    with server as url:
+        target = Target(url, extensions=not args.no_extensions, model=args.model, api_key=args.api_key)
+        found = asyncio.run(run(target, args.workloads, args.repeats))
+    out = args.out or RESULTS / f"serving-{args.label}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({**top, "workloads": [asdict(f) for f in found]}, indent=1) + "\n")
+    print(f"written: {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The HTTP application: routes, errors and the gate put together. Never starts an engine; see ``serve``."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Collection
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from ..protocol import errors
+from ..protocol.client import Client
+from ..tokenizer import ChatTemplate, Tokenizer
+from . import faults
+from .flight import Bridge
+from .gate import Gate
+from .metrics import ServerMetrics
+from .native_routes import native_routes
+from .openai_routes import openai_routes
+from .service import Service, fault_response
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(
+    client: Client,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    *,
+    model_name: str,
+    api_key: str | None = None,
+    hosts: Collection[str] = (),
+    cors_origins: Collection[str] = (),
+    max_body_bytes: int | None = None,
+) -> FastAPI:
+    """An application that answers through ``client``, which stays the caller's to close.
+
+    Without a ``template`` (a base model) chats are refused by name. ``hosts``: host names that requests may use (empty:
+    any). ``cors_origins``: web origins that may call (none). ``max_body_bytes``: the engine's limit for one submit.
+    """
+    metrics = ServerMetrics()
+    service = Service(
+        client=client,
+        tokenizer=tokenizer,
+        template=template,
+        model_name=model_name,
+        max_body_bytes=client.welcome.limits.max_submit_bytes if max_body_bytes is None else max_body_bytes,
+        bridge=Bridge(client),
+        metrics=metrics,
+    )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.bridge.close()
+
+    app = FastAPI(title="Phloem", openapi_url=None, lifespan=lifespan)
+    app.include_router(openai_routes(service))
+    app.include_router(native_routes(service))
+    app.add_exception_handler(errors.PhloemError, _on_phloem_error)
+    app.add_exception_handler(faults.HttpError, _on_http_error)
+    app.add_exception_handler(HTTPException, _on_routing_error)
+    app.add_exception_handler(Exception, _on_bug)
+    app.add_middleware(Gate, api_key=api_key, hosts=hosts, metrics=metrics)
+    if cors_origins:  # outside the gate: a browser's preflight carries no key
+        app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"])
+    return app
+
+
+async def _on_phloem_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.PhloemError)
+    fault = faults.of_error(error)
+    if fault.status >= 500:
+        logger.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error.message)
+    return fault_response(fault)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, faults.HttpError)
+    return fault_response(error.fault)
+
+
+async def _on_routing_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return fault_response(faults.Fault(error.status_code, message, code="unknown_url"))
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    """Logged with its trace by the server that runs us."""
+    return fault_response(faults.Fault(500, "internal error; the server's log has its trace", "server_error"))

@@ -1,0 +1,68 @@
+"""What the HTTP server counts, and the text that Prometheus reads: its own numbers and the engine's.
+
+Never asks the engine anything itself; the caller brings the engine's numbers.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from .flight import Flight, Result
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class ServerMetrics:
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        registry = self._registry
+        self.responses = Counter(
+            "phloem_http_responses", "Responses by route and status.", ("route", "status"), registry=registry
+        )
+        self.in_flight = Gauge("phloem_http_requests_in_flight", "Requests being answered.", registry=registry)
+        self._first_text = Histogram(
+            "phloem_http_time_to_first_text_seconds",
+            "From a generation's submission to its first text (streams only).",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "phloem_http_generation_seconds",
+            "From a generation's submission to its end.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._prompt = Counter("phloem_http_prompt_tokens", "Prompt tokens of finished generations.", registry=registry)
+        self._cached = Counter(
+            "phloem_http_cached_prompt_tokens", "Those of them found in the cache.", registry=registry
+        )
+        self._generated = Counter("phloem_http_completion_tokens", "Tokens generated.", registry=registry)
+
+    def count_generation(self, flight: Flight, results: Sequence[Result]) -> None:
+        self._duration.observe(time.perf_counter() - flight.opened_s)
+        if flight.first_text_s is not None:
+            self._first_text.observe(flight.first_text_s - flight.opened_s)
+        for result in results:
+            self._prompt.inc(result.meta.prompt_tokens)
+            self._cached.inc(result.meta.cached_tokens)
+            self._generated.inc(sum(c.completion_tokens for c in result.meta.candidates))
+
+    def text(self, engine: Any) -> bytes:
+        """Everything in Prometheus' text format; ``engine`` is its answer to the query ``metrics``, or None."""
+        lines = []
+        for name, value in sorted(_flat("phloem_engine", engine)):
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines.append(f"# TYPE {name} {kind}\n{name} {float(value)!r}\n")
+        return generate_latest(self._registry) + "".join(lines).encode()
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
+    """The numbers in nested mappings, each under the joined names of its path."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(f"{prefix}_{re.sub('[^a-zA-Z0-9_]', '_', str(key))}", inner)
+    elif isinstance(value, int | float):  # a bool counts as 0 or 1
+        yield prefix, value

@@ -1,0 +1,115 @@
+"""The native endpoints: ``/generate``, and what an operator asks: health, metrics, the cache. Never shapes OpenAI's."""
+
+import os
+import time
+
+from fastapi import APIRouter, Request, Response
+
+from ..protocol import errors
+from ..protocol.ops import Gen
+from . import faults
+from .jobs import make_job, raw_parts
+from .native_form import NativeForm
+from .response import GenerationResponse
+from .schemas import GenerateRequest, NativeSampling, check_sampling, with_logprobs
+from .service import Service, fault_response, json_response
+
+HEALTH_TIMEOUT_S = 5.0
+# our names of the sampling parameters -> those of this endpoint
+_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+}
+
+
+def native_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+    welcome = service.client.welcome
+
+    @router.post("/generate")
+    async def generate(http: Request) -> Response:
+        request = await service.read(http, GenerateRequest)
+        prompts = request.prompts()
+        name = "text" if request.text is not None else "input_ids"
+        gens = [_gen(sampling, request, welcome.vocab_size) for sampling in request.sampling_of_each(len(prompts))]
+        job = make_job(
+            [raw_parts(p, service.tokenizer, parse_special=request.parse_special, name=name) for p in prompts],
+            gens,
+            settings=request.settings(),
+            limits=welcome.limits,
+        )
+
+        def form_for(program: str) -> NativeForm:
+            return NativeForm(
+                request.rid or program,
+                counts=[gen.n for gen in gens],
+                is_batch=request.is_batch,
+                logprobs=request.return_logprob,
+                with_text=request.return_text_in_logprobs,
+            )
+
+        return GenerationResponse(service.bridge, job, form_for, stream=request.stream, metrics=service.metrics)
+
+    @router.get("/health")
+    async def health() -> Response:
+        try:
+            await service.query("info", timeout_s=HEALTH_TIMEOUT_S)
+        except errors.PhloemError as error:
+            return fault_response(faults.of_error(errors.EngineLost(error.message)))
+        return json_response({"status": "ok"})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """The server's own numbers come even when the engine is lost."""
+        try:
+            engine = await service.query("metrics")
+        except errors.PhloemError:
+            engine = None
+        text = service.metrics.text({**engine, "up": 1} if engine is not None else {"up": 0})
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @router.get("/get_model_info")
+    async def model_info() -> Response:
+        return json_response(
+            {
+                "model_path": welcome.model_path or welcome.model,
+                "tokenizer_path": welcome.model_path or welcome.model,
+                "served_model_name": service.model_name,
+                "is_generation": True,
+                "max_context_length": welcome.context_len,
+                "vocab_size": welcome.vocab_size,
+                "preferred_sampling_params": None,
+            }
+        )
+
+    @router.get("/server_info")
+    async def server_info() -> Response:
+        server = {
+            "model": service.model_name,
+            "pid": os.getpid(),
+            "uptime_s": round(time.time() - service.started_s, 3),
+            "requests_in_flight": service.bridge.num_in_flight,
+            "max_body_bytes": service.max_body_bytes,
+            "capabilities": welcome.capabilities,
+        }
+        return json_response({"server": server, "engine": await service.query("info")})
+
+    @router.post("/flush_cache")
+    async def flush_cache() -> Response:
+        """Drop every cached prefix that no running request holds."""
+        return json_response({"flushed": await service.query("flush_cache")})
+
+    @router.get("/cache_tree")
+    async def cache_tree() -> Response:
+        return json_response(await service.query("cache_tree"))
+
+    return router
+
+
+def _gen(sampling: NativeSampling, request: GenerateRequest, vocab_size: int) -> Gen:
+    params = sampling.sampling()
+    check_sampling(params, vocab_size=vocab_size, names=_NAMES)
+    if request.return_logprob:
+        params = with_logprobs(params, request.top_logprobs_num, start=request.logprob_start_len)
+    return Gen(op=0, seq=0, params=params, grammar=sampling.grammar(), n=sampling.n, stream=request.stream)

@@ -1,0 +1,102 @@
+"""The OpenAI-compatible endpoints: chat completions, completions, models. Never reads a field by another's name."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from ..protocol import errors
+from ..protocol.ops import Gen
+from .forms import ChatForm, CompletionForm, Header
+from .jobs import make_job, raw_parts
+from .response import GenerationResponse
+from .schemas import COMPLETION_MAX_TOKENS, ChatRequest, CompletionRequest, check_sampling, with_logprobs
+from .service import Service, json_response
+
+
+def openai_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+    welcome = service.client.welcome
+    template = service.template
+    turn_ends = template.info().stop_token_ids if template is not None else ()
+
+    @router.post("/v1/chat/completions")
+    async def chat(http: Request) -> Response:
+        request = await service.read(http, ChatRequest)
+        service.check_model(request.model)
+        if template is None:
+            message = f"{service.model_name!r} has no chat template; send its prompt to /v1/completions"
+            raise errors.Unsupported(message, where="messages")
+        limit = request.token_limit
+        params = request.sampling(max_tokens=welcome.context_len if limit is None else limit)
+        check_sampling(params, vocab_size=welcome.vocab_size, names=request.names)
+        if not params.ignore_eos:
+            params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *turn_ends))
+        params = with_logprobs(params, (request.top_logprobs or 0) if request.logprobs else None)
+        parts = template.render([message.for_template() for message in request.messages])
+        gen = Gen(op=0, seq=0, params=params, grammar=request.grammar(), n=request.n or 1, stream=bool(request.stream))
+        job = make_job([parts], [gen], settings=request.settings(), limits=welcome.limits)
+
+        def form_for(program: str) -> ChatForm:
+            header = Header.new("chatcmpl", program, service.model_name)
+            return ChatForm(
+                header,
+                service.tokenizer,
+                n=gen.n,
+                logprobs=params.return_logprob,
+                include_usage=request.include_usage,
+            )
+
+        return GenerationResponse(service.bridge, job, form_for, stream=gen.stream, metrics=service.metrics)
+
+    @router.post("/v1/completions")
+    async def completions(http: Request) -> Response:
+        request = await service.read(http, CompletionRequest)
+        service.check_model(request.model)
+        limit = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        params = request.sampling(max_tokens=limit)
+        check_sampling(params, vocab_size=welcome.vocab_size, names={})
+        params = with_logprobs(params, request.logprobs, start=0 if request.echo else -1)
+        prompts = request.prompts()
+        parse_special = bool(request.parse_special)
+        gen = Gen(op=0, seq=0, params=params, grammar=request.grammar(), n=request.n or 1, stream=bool(request.stream))
+        job = make_job(
+            [raw_parts(p, service.tokenizer, parse_special=parse_special, name="prompt") for p in prompts],
+            [gen] * len(prompts),
+            settings=request.settings(),
+            limits=welcome.limits,
+        )
+        echoes = [_text_of(p, service) if request.echo else "" for p in prompts]
+
+        def form_for(program: str) -> CompletionForm:
+            header = Header.new("cmpl", program, service.model_name)
+            return CompletionForm(
+                header, n=gen.n, logprobs=request.logprobs, include_usage=request.include_usage, echoes=echoes
+            )
+
+        return GenerationResponse(service.bridge, job, form_for, stream=gen.stream, metrics=service.metrics)
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [_model(service)]})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        service.check_model(name)
+        return json_response(_model(service))
+
+    return router
+
+
+def _text_of(prompt: str | list[int], service: Service) -> str:
+    return prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt, skip_special=False)
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.model_name,
+        "object": "model",
+        "created": int(service.started_s),
+        "owned_by": "phloem",
+        "max_model_len": service.client.welcome.context_len,
+    }

@@ -1,0 +1,424 @@
+"""What strangers may send: one pydantic model per request, and its sampling parameters and grammar.
+
+Never accepts a field that nothing reads: unknown fields, and known ones that are not served, are refused by name.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+from ...constrained.spec import GrammarKind, GrammarSpec
+from ..protocol import errors
+from ..protocol.messages import ProgramSettings
+from ..protocol.sampling import MAX_LOGPROBS, SamplingParams
+
+CHAT_ROLES = ("system", "developer", "user", "assistant")
+COMPLETION_MAX_TOKENS = 16  # what the completions API has always meant by no max_tokens
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def unserved(*neutral: Any) -> Any:
+    """A field that is understood and not served: null and the ``neutral`` values, which ask for nothing, pass."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if value is None or value in neutral:
+            return value
+        allowed = f"; only {' or '.join(json.dumps(n) for n in neutral)} is accepted" if neutral else ""
+        message = f"{info.field_name!r} is not supported by this server{allowed}"
+        raise PydanticCustomError("unsupported", "{message}", {"message": message})
+
+    return Annotated[Any, AfterValidator(check)]
+
+
+def fault(message: str, param: str) -> PydanticCustomError:
+    """An error between fields; ``param`` names the one to change."""
+    return PydanticCustomError("conflict", "{message}", {"message": message, "param": param})
+
+
+# -- sampling, common to the OpenAI endpoints -------------------------------------------------------------------------
+
+
+class OpenAISampling(Strict):
+    """The sampling fields of both OpenAI endpoints, with our extensions. null means the default."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[int, float] | None = None
+    stream: bool | None = None
+    stream_options: "StreamOptions | None" = None
+    # extensions
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    regex: str | None = None
+    json_schema: dict[str, Any] | bool | str | None = None
+    ebnf: str | None = None
+    priority: int | None = None
+    deadline_s: Annotated[float, Field(gt=0)] | None = None
+    cache_salt: str | None = None
+    # accepted, and nothing follows from it
+    user: Any = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> "OpenAISampling":
+        if self.stream_options is not None and not self.stream:
+            raise fault("stream_options is only allowed with stream=true", "stream_options")
+        return self
+
+    def sampling(self, **more: Any) -> SamplingParams:
+        """The parameters sent to the engine; ``more`` are those that an endpoint names or computes differently."""
+        names = (
+            *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+            *("seed", "logit_bias", "min_tokens", "ignore_eos", "skip_special_tokens"),
+        )
+        given: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
+        given["stop"] = as_strings(self.stop)
+        given["stop_token_ids"] = tuple(self.stop_token_ids or ())
+        return SamplingParams(**given, **more)
+
+    def grammar(self) -> GrammarSpec | None:
+        return one_grammar({"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf})
+
+    def settings(self) -> ProgramSettings:
+        return ProgramSettings(
+            priority=self.priority or 0, deadline_s=self.deadline_s, cache_salt=self.cache_salt or ""
+        )
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: unserved(False) = None  # type: ignore[valid-type]
+
+
+def as_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def one_grammar(given: dict[str, Any]) -> GrammarSpec | None:
+    """The grammar among the fields ``given`` (field -> value); more than one is an error."""
+    found = {name: value for name, value in given.items() if value is not None}
+    if len(found) > 1:
+        names = ", ".join(found)
+        raise errors.InvalidRequest(f"{names} exclude each other: give one grammar", where=next(iter(found)))
+    for name, value in found.items():
+        kind: GrammarKind = "regex" if name == "regex" else "ebnf" if name == "ebnf" else "json_schema"
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return GrammarSpec(kind, text)
+    return None
+
+
+def check_sampling(params: SamplingParams, *, vocab_size: int, names: dict[str, str]) -> None:
+    """Raise the first fault of ``params``; ``names`` maps our names to those of the endpoint."""
+    for token in params.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise errors.InvalidParams(f"logit_bias: token id {token} must be below {vocab_size}", where="logit_bias")
+    for text in params.faults(vocab_size=vocab_size):
+        ours = text.partition("=")[0]
+        theirs = names.get(ours, ours)
+        raise errors.InvalidParams(theirs + text.removeprefix(ours), where=theirs)
+
+
+# -- /v1/chat/completions ---------------------------------------------------------------------------------------------
+
+
+def _text_of_part(part: dict[str, Any]) -> str:
+    if part.get("type") != "text":
+        message = f"a content part of type {part.get('type')!r} is not supported: this model reads text only"
+        raise PydanticCustomError("unsupported", "{message}", {"message": message})
+    if set(part) - {"type", "text"} or not isinstance(part.get("text"), str):
+        raise PydanticCustomError("part", "a text part is {{'type': 'text', 'text': '...'}} and nothing else")
+    return part["text"]
+
+
+def _known_role(role: str) -> str:
+    if role in ("tool", "function"):
+        message = f"role {role!r} is not supported: this server does not serve tools"
+        raise PydanticCustomError("unsupported", "{message}", {"message": message})
+    if role not in CHAT_ROLES:
+        message = f"must be one of {', '.join(CHAT_ROLES)}"
+        raise PydanticCustomError("role", "{message}", {"message": message})
+    return role
+
+
+class ChatMessage(Strict):
+    """One message. The fields that an assistant's answer carries may be sent back as they came."""
+
+    role: Annotated[str, AfterValidator(_known_role)]
+    content: str | list[Annotated[dict[str, Any], AfterValidator(_text_of_part)]] | None = None
+    name: str | None = None
+    refusal: unserved() = None  # type: ignore[valid-type]
+    annotations: unserved([]) = None  # type: ignore[valid-type]
+    audio: unserved() = None  # type: ignore[valid-type]
+    function_call: unserved() = None  # type: ignore[valid-type]
+    tool_calls: unserved([]) = None  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _only_an_assistant_may_be_silent(self) -> "ChatMessage":
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError("content", "a message needs content")
+        return self
+
+    def for_template(self) -> dict[str, str]:
+        content = self.content if isinstance(self.content, str) else "".join(map(str, self.content or ()))
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": content, **({"name": self.name} if self.name else {})}
+
+
+class JsonSchemaFormat(Strict):
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """``strict`` changes nothing: every schema is enforced."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise fault("response_format.json_schema goes with type 'json_schema', and only with it", "response_format")
+        return self
+
+    def wanted(self) -> dict[str, Any] | bool | None:
+        """The schema an answer must follow; None for any text."""
+        if self.type == "text":
+            return None
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            return {"type": "object"}
+        return self.json_schema.schema_
+
+
+class ChatRequest(OpenAISampling):
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    # accepted, and nothing follows from it
+    metadata: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    # understood and not served
+    audio: unserved() = None  # type: ignore[valid-type]
+    function_call: unserved("none", "auto") = None  # type: ignore[valid-type]
+    functions: unserved([]) = None  # type: ignore[valid-type]
+    modalities: unserved(["text"]) = None  # type: ignore[valid-type]
+    moderation: unserved() = None  # type: ignore[valid-type]
+    parallel_tool_calls: unserved(True, False) = None  # type: ignore[valid-type]
+    prediction: unserved() = None  # type: ignore[valid-type]
+    prompt_cache_options: unserved() = None  # type: ignore[valid-type]
+    reasoning_effort: unserved("none") = None  # type: ignore[valid-type]
+    service_tier: unserved("auto", "default") = None  # type: ignore[valid-type]
+    store: unserved(False) = None  # type: ignore[valid-type]
+    tool_choice: unserved("none", "auto") = None  # type: ignore[valid-type]
+    tools: unserved([]) = None  # type: ignore[valid-type]
+    verbosity: unserved("medium") = None  # type: ignore[valid-type]
+    web_search_options: unserved() = None  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> "ChatRequest":
+        both = self.max_tokens is not None and self.max_completion_tokens is not None
+        if both and self.max_tokens != self.max_completion_tokens:
+            raise fault("max_tokens and max_completion_tokens differ; send one of them", "max_completion_tokens")
+        if self.top_logprobs and not self.logprobs:
+            raise fault("top_logprobs needs logprobs=true", "top_logprobs")
+        return self
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Our names of parameters that this request calls otherwise."""
+        return {"max_tokens": "max_completion_tokens"} if self.max_completion_tokens is not None else {}
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    def grammar(self) -> GrammarSpec | None:
+        schema = self.response_format.wanted() if self.response_format else None
+        return one_grammar(
+            {"response_format": schema, "regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
+        )
+
+
+# -- /v1/completions --------------------------------------------------------------------------------------------------
+
+
+class CompletionRequest(OpenAISampling):
+    """``parse_special`` (extension): special tokens written in the prompt's text count as such."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: int | None = None
+    parse_special: bool | None = None
+    # understood and not served
+    suffix: unserved("") = None  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _served_combinations(self) -> "CompletionRequest":
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise fault(f"best_of={self.best_of} is not supported unless it equals n", "best_of")
+        if self.echo and self.stream and self.logprobs is not None:
+            raise fault("echo with logprobs cannot be streamed; drop stream, echo or logprobs", "stream")
+        return self
+
+    def prompts(self) -> list[str | list[int]]:
+        return as_prompts(self.prompt, "prompt")
+
+
+def as_prompts(value: str | list[str] | list[int] | list[list[int]], name: str) -> list[str | list[int]]:
+    """One entry per prompt, text or token ids."""
+    if isinstance(value, str):
+        return [value]
+    if not value:
+        raise errors.InvalidRequest(f"{name} is an empty list; give at least one prompt", where=name)
+    if isinstance(value[0], int):
+        return [value]
+    if not all(isinstance(v, str) or v for v in value):
+        raise errors.InvalidRequest(f"{name} holds an empty list of token ids", where=name)
+    return list(value)
+
+
+# -- /generate --------------------------------------------------------------------------------------------------------
+
+
+class NativeSampling(Strict):
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    n: Annotated[int, Field(ge=1)] = 1
+    sampling_seed: int | None = None
+    logit_bias: dict[int, float] | None = None
+    json_schema: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    # understood and not served
+    structural_tag: unserved() = None  # type: ignore[valid-type]
+    custom_params: unserved({}) = None  # type: ignore[valid-type]
+    no_stop_trim: unserved(False) = None  # type: ignore[valid-type]
+    spaces_between_special_tokens: unserved(True) = None  # type: ignore[valid-type]
+    stream_interval: unserved(1) = None  # type: ignore[valid-type]
+
+    def sampling(self, **more: Any) -> SamplingParams:
+        names = (
+            *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+            *("repetition_penalty", "ignore_eos", "skip_special_tokens"),
+        )
+        return SamplingParams(
+            **{name: getattr(self, name) for name in names},
+            max_tokens=self.max_new_tokens,
+            min_tokens=self.min_new_tokens,
+            stop=as_strings(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop_regex=as_strings(self.stop_regex),
+            seed=self.sampling_seed,
+            logit_bias=self.logit_bias or {},
+            **more,
+        )
+
+    def grammar(self) -> GrammarSpec | None:
+        return one_grammar({"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf})
+
+
+class GenerateRequest(Strict):
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    stream: bool = False
+    return_logprob: bool = False
+    logprob_start_len: Annotated[int, Field(ge=-1)] = -1
+    top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+    return_text_in_logprobs: bool = False
+    rid: str | None = None
+    # extensions
+    parse_special: bool = False
+    priority: int = 0
+    deadline_s: Annotated[float, Field(gt=0)] | None = None
+    cache_salt: str = ""
+    # understood and not served
+    image_data: unserved() = None  # type: ignore[valid-type]
+    video_data: unserved() = None  # type: ignore[valid-type]
+    audio_data: unserved() = None  # type: ignore[valid-type]
+    input_embeds: unserved() = None  # type: ignore[valid-type]
+    token_ids_logprob: unserved() = None  # type: ignore[valid-type]
+    lora_path: unserved() = None  # type: ignore[valid-type]
+    session_params: unserved() = None  # type: ignore[valid-type]
+    custom_logit_processor: unserved() = None  # type: ignore[valid-type]
+    return_hidden_states: unserved(False) = None  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _one_prompt_field(self) -> "GenerateRequest":
+        if (self.text is None) == (self.input_ids is None):
+            raise fault("give either text or input_ids", "text")
+        return self
+
+    @property
+    def is_batch(self) -> bool:
+        if self.text is not None:
+            return isinstance(self.text, list)
+        return bool(self.input_ids) and isinstance(self.input_ids[0], list)  # type: ignore[index]
+
+    def prompts(self) -> list[str | list[int]]:
+        if self.text is not None:
+            return as_prompts(self.text, "text")
+        return as_prompts(self.input_ids or [], "input_ids")
+
+    def sampling_of_each(self, count: int) -> list[NativeSampling]:
+        """The sampling parameters of every prompt."""
+        given = self.sampling_params or NativeSampling()
+        if isinstance(given, NativeSampling):
+            return [given] * count
+        if len(given) != count:
+            raise errors.InvalidRequest(
+                f"sampling_params holds {len(given)} entries for {count} prompts; give one each, or one for all",
+                where="sampling_params",
+            )
+        return given
+
+    def settings(self) -> ProgramSettings:
+        return ProgramSettings(priority=self.priority, deadline_s=self.deadline_s, cache_salt=self.cache_salt)
+
+
+def with_logprobs(params: SamplingParams, top: int | None, *, start: int = -1) -> SamplingParams:
+    """``params`` asking for log-probabilities when ``top`` is a number (of alternatives per token)."""
+    if top is None:
+        return params
+    return msgspec.structs.replace(params, return_logprob=True, top_logprobs_num=top, logprob_start_len=start)

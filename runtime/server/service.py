@@ -1,0 +1,72 @@
+"""What every route works with: the client, the tokenizer, the template, the counters, and reading a request's body.
+
+Never knows a route and never shapes an answer.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from ..protocol import errors
+from ..protocol.client import Client
+from ..tokenizer import ChatTemplate, Tokenizer
+from .faults import Fault, HttpError, of_validation
+from .flight import Bridge
+from .forms import encode
+from .metrics import ServerMetrics
+
+RequestModel = TypeVar("RequestModel", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    client: Client
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    model_name: str
+    max_body_bytes: int
+    bridge: Bridge
+    metrics: ServerMetrics
+    started_s: float = field(default_factory=time.time)
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model_name:
+            message = f"the model {name!r} is not served here; this server has {self.model_name!r}"
+            raise errors.UnknownModel(message, where="model")
+
+    async def query(self, what: str, *, timeout_s: float = 10.0) -> Any:
+        """The engine's answer. Waits on a thread: for rare questions, not for requests that generate."""
+        return await asyncio.to_thread(self.client.query, what, timeout_s=timeout_s)
+
+    async def read(self, request: Request, model: type[RequestModel]) -> RequestModel:
+        """The request's body as ``model``; what is wrong with it is raised as an ``HttpError``."""
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            message = f"content-type is {content_type or 'missing'}; send application/json"
+            raise HttpError(Fault(415, message, code="unsupported_media_type"))
+        body = bytearray()
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > self.max_body_bytes:
+                    message = f"the body is larger than this server's limit of {self.max_body_bytes:,} bytes"
+                    raise HttpError(Fault(413, message, code="body_too_large"))
+        except ClientDisconnect:
+            raise errors.Cancelled("the client has disconnected") from None
+        try:
+            return model.model_validate_json(bytes(body))
+        except ValidationError as error:
+            raise HttpError(of_validation(error, model)) from None
+
+
+def json_response(value: Any, *, status: int = 200) -> Response:
+    return Response(encode(value), status, media_type="application/json")
+
+
+def fault_response(fault: Fault) -> Response:
+    return Response(fault.body, fault.status, fault.headers, media_type="application/json")
