@@ -1,0 +1,263 @@
+"""Which KV slot belongs to whom: free, in the radix tree, or private to a lease. Never touches a tensor's bytes.
+
+    num_slots = num_free + num_cached + num_leased             num_cached = num_locked + num_evictable
+
+Not thread-safe: the engine's loop is its one user.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from .lease import Lease
+from .node import Namespace, Node
+from .policies import Policy, program_aware
+from .slots import OutOfSlots, SlotPool
+from .tree import RadixTree, as_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounters:
+    """Since the cache was made. ``hits`` are lookups that matched something; all else counts tokens."""
+
+    lookups: int
+    hits: int
+    looked_up_tokens: int
+    matched_tokens: int
+    inserted_tokens: int
+    adopted_tokens: int
+    evicted_tokens: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """A node as it was. ``num_hidden`` counts the nodes below that the snapshot left out."""
+
+    namespace: Namespace
+    num_tokens: int
+    first_tokens: tuple[int, ...]
+    lock_count: int
+    is_pinned: bool
+    last_use: int
+    hits: int
+    programs: tuple[str, ...]
+    children: tuple["NodeSnapshot", ...]
+    num_hidden: int
+
+
+class RadixCache:
+    """``policy`` orders eviction (see ``policies``). With ``reuse=False`` nothing is ever matched or kept.
+
+    A namespace keeps what must not be mixed apart: equal tokens under another model, adapter, salt or image have other
+    KV. It is any hashable value, by custom a string or a tuple.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        *,
+        policy: Policy = program_aware,
+        reuse: bool = True,
+    ) -> None:
+        self.reuse = reuse
+        self.num_slots = num_slots
+        self._pool = SlotPool(num_slots)
+        self._tree = RadixTree(policy)
+        self._leases: set[Lease] = set()
+        self._num_leased = 0
+        self._num_lookups = self._num_hits = self._num_looked_up = 0
+        self._num_matched = self._num_inserted = self._num_adopted = 0
+        self._evicted: Counter[str] = Counter()
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+
+    def acquire(
+        self,
+        tokens: np.ndarray,
+        *,
+        namespace: Namespace = "",
+        limit: int | None = None,
+        program: str = "",
+        priority: int = 0,
+    ) -> Lease:
+        """A lease on the longest prefix of ``tokens`` that the tree holds, at most ``limit`` tokens of it.
+
+        ``program`` and ``priority`` (a lower number is more urgent) are noted on the path for the eviction policy.
+        """
+        self._num_lookups += 1
+        self._num_looked_up += len(tokens)
+        node = self._tree.root(namespace)
+        if self.reuse:
+            found, equal = self._tree.find(node, as_tokens(tokens, limit))
+            if equal:
+                node = self._tree.node_at(found, equal)
+                self._num_hits += 1
+                self._num_matched += equal
+        return self._lease(node, program=program, priority=priority, hits=1)
+
+    def peek(self, tokens: np.ndarray, *, namespace: Namespace = "", limit: int | None = None) -> int:
+        """How many tokens ``acquire`` would find. Changes and counts nothing; see ``version``."""
+        root = self._tree.roots.get(namespace)
+        if root is None or not self.reuse:
+            return 0
+        return self._tree.find(root, as_tokens(tokens, limit))[1]
+
+    def end_program(self, program: str) -> None:
+        """``program`` will not come back: what only it touched is evicted before what running programs touched."""
+        self._tree.end_program(program)
+
+    def flush(self) -> int:
+        """Evict everything that is not locked; returns the number of tokens."""
+        n = self.num_evictable
+        self._evict(n, "flush")
+        return n
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Slots held by the tree."""
+        return self._tree.num_tokens
+
+    @property
+    def num_locked(self) -> int:
+        """Slots of the tree that a lease or pin keeps."""
+        return self._tree.num_locked
+
+    @property
+    def num_evictable(self) -> int:
+        return self._tree.num_tokens - self._tree.num_locked
+
+    @property
+    def num_leased(self) -> int:
+        """Private slots of all leases."""
+        return self._num_leased
+
+    @property
+    def version(self) -> int:
+        """Changes whenever tokens enter or leave the tree: while it stays, so does every ``peek``."""
+        return self._tree.version
+
+    @property
+    def counters(self) -> CacheCounters:
+        return CacheCounters(
+            lookups=self._num_lookups,
+            hits=self._num_hits,
+            looked_up_tokens=self._num_looked_up,
+            matched_tokens=self._num_matched,
+            inserted_tokens=self._num_inserted,
+            adopted_tokens=self._num_adopted,
+            evicted_tokens=dict(self._evicted),
+        )
+
+    def snapshot(self, *, max_nodes: int = 1000, num_first_tokens: int = 8) -> list[NodeSnapshot]:
+        """The tree as values, one per root, for drawing; beyond ``max_nodes`` the least recently used are left out."""
+        nodes = sorted(self._tree.nodes(), key=lambda node: (-node.last_use, node.end))
+        shown = set(nodes[:max_nodes])
+        # A parent is used no earlier than its child and ends before it, so it is never left out before it.
+        made: dict[Node, list[NodeSnapshot]] = {}
+        hidden: Counter[Node] = Counter()
+        result = []
+        for node in sorted([*nodes, *self._tree.roots.values()], key=lambda node: -node.end):
+            parent = node.parent
+            if node not in shown and parent is not None:
+                hidden[parent] += 1 + hidden.pop(node, 0)
+                continue
+            value = NodeSnapshot(
+                namespace=node.namespace,
+                num_tokens=node.num_tokens,
+                first_tokens=tuple(node.tokens[:num_first_tokens].tolist()),
+                lock_count=node.lock_count,
+                is_pinned=node.pin_count > 0,
+                last_use=node.last_use,
+                hits=node.hits,
+                programs=tuple(sorted(node.programs or ())),
+                children=tuple(made.pop(node, ())),
+                num_hidden=hidden.pop(node, 0),
+            )
+            if parent is None:
+                result.append(value)
+            else:
+                made.setdefault(parent, []).append(value)
+        return result
+
+    def check(self) -> None:
+        """Recompute every count and invariant from nothing; an AssertionError names the one that does not hold."""
+        tree = self._tree
+        owned = [self._pool.free_slots(), *(node.slots for node in tree.nodes())]
+        owned += [lease._buffer[lease.num_shared : lease.num_slots] for lease in self._leases]
+        uses = np.bincount(np.concatenate(owned), minlength=self.num_slots)
+        assert len(uses) == self.num_slots, f"slot {len(uses) - 1} does not exist"
+        assert (uses == 1).all(), f"slots lost: {np.flatnonzero(uses == 0)[:8]}, shared: {np.flatnonzero(uses > 1)[:8]}"
+        assert self._num_leased == sum(lease.num_private for lease in self._leases)
+
+        locks: Counter[Node] = Counter()
+        for lease in self._leases:
+            assert lease.node.end == lease.num_shared <= lease.num_slots
+            at: Node | None = lease.node
+            while at is not None:
+                assert (lease._buffer[at.start : at.end] == at.slots).all(), f"{at} is not what its lease holds"
+                locks[at] += 1
+                at = at.parent
+        num_tokens = num_locked = num_nodes = num_leaves = 0
+        for node in tree.nodes():
+            parent = node.parent
+            assert parent is not None and parent.children[int(node.tokens[0])] is node
+            assert 0 < len(node.tokens) == len(node.slots) == node.end - parent.end
+            assert node.lock_count == locks.pop(node, 0), f"{node} has a wrong lock count"
+            is_evictable = node.lock_count == 0 and not node.children
+            assert bool(node.ticket) == is_evictable, f"{node} in the eviction queue: {bool(node.ticket)}"
+            num_tokens += node.num_tokens
+            num_locked += node.num_tokens if node.lock_count else 0
+            num_nodes += 1
+            num_leaves += is_evictable
+            for program in node.programs or ():
+                assert node in tree._touched[program]
+        for root in tree.roots.values():
+            assert root.lock_count == locks.pop(root, 0) and (root.children or root.lock_count)
+        assert not locks, f"leases on nodes outside the tree: {list(locks)[:4]}"
+        counted = (tree.num_tokens, tree.num_locked, tree.num_nodes, tree.queue.num_leaves)
+        assert counted == (num_tokens, num_locked, num_nodes, num_leaves), (counted, "counted incrementally")
+        assert self.num_free + self.num_cached + self.num_leased == self.num_slots
+
+    # -- what leases call ---------------------------------------------------------------------------------------------
+
+    def _lease(self, node: Node, *, program: str, priority: int, hits: int) -> Lease:
+        tree = self._tree
+        tree.now += 1
+        tree.lock(node)
+        tree.touch(node, hits=hits, priority=priority, program=program)
+        lease = Lease(self, node, program, priority)
+        self._leases.add(lease)
+        return lease
+
+    def _release(self, lease: Lease, private: np.ndarray) -> None:
+        tree = self._tree
+        self._give_back(private)
+        tree.now += 1
+        tree.touch(lease.node, hits=0, priority=lease.priority, program=lease.program)
+        tree.unlock(lease.node)
+        self._leases.discard(lease)
+
+    def _take(self, n: int) -> np.ndarray:
+        shortfall = n - self.num_free
+        if shortfall > 0:
+            if shortfall > self.num_evictable:
+                raise OutOfSlots(n, self.num_free, self.num_evictable)
+            self._evict(shortfall, "space")
+        self._num_leased += n
+        return self._pool.take(n)
+
+    def _give_back(self, private: np.ndarray) -> None:
+        self._pool.give(private)
+        self._num_leased -= len(private)
+
+    def _evict(self, n: int, cause: str) -> None:
+        if n > 0:
+            self._pool.give(self._tree.evict(n, cause))
+            self._evicted[cause] += n

@@ -1,0 +1,67 @@
+"""A node of the radix tree: one edge of tokens and the slots that hold their KV. Never changes by itself.
+
+parent.end                    end
+    |<------ tokens -------->|          positions of the edge in its sequence
+    |<------ slots --------->|
+"""
+
+from collections.abc import Hashable
+from typing import Optional
+
+import numpy as np
+
+Namespace = Hashable
+
+EMPTY = np.empty(0, np.int32)
+
+
+class Node:
+    """``lock_count`` counts the leases and pins on this node or below it, ``pin_count`` the pins among them.
+
+    ``programs`` are the running programs that touched the node. ``ticket`` is its number in the eviction queue, 0 when
+    it is not in it. ``hashes`` are those of the token blocks that end in this edge; kept only while events are on.
+    """
+
+    __slots__ = (
+        "children",
+        "end",
+        "hashes",
+        "hits",
+        "last_use",
+        "lock_count",
+        "namespace",
+        "parent",
+        "pin_count",
+        "priority",
+        "programs",
+        "slots",
+        "ticket",
+        "tokens",
+    )
+
+    def __init__(self, namespace: Namespace, parent: Optional["Node"], tokens: np.ndarray, slots: np.ndarray) -> None:
+        self.namespace = namespace
+        self.parent = parent
+        self.children: dict[int, Node] = {}  # by first token
+        self.tokens = tokens  # int32 [n]
+        self.slots = slots  # int32 [n]
+        self.end: int = (parent.end if parent is not None else 0) + len(tokens)
+        self.lock_count = 0
+        self.pin_count = 0
+        self.last_use = 0
+        self.hits = 0
+        self.priority = 0
+        self.programs: set[str] | None = None
+        self.ticket = 0
+        self.hashes: list[bytes] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def start(self) -> int:
+        return self.end - len(self.tokens)
+
+    def __repr__(self) -> str:
+        return f"Node([{self.start}, {self.end}), locks={self.lock_count}, children={len(self.children)})"

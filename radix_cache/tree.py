@@ -1,0 +1,234 @@
+"""The radix tree: token sequences by shared prefix, and how much of it is locked. Never takes or frees a slot itself.
+
+    root --[the quick]-- node --[ brown fox]-- leaf        children by first token, no two with the same one
+                          |----[ red hen]----- leaf        locks are counted along the path to the root
+
+Matching, inserting and splitting cost time in proportion to the tokens compared and the nodes passed. Only leaves
+are evicted, and only unlocked ones: a path that is locked anywhere below keeps all that lies above.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from .eviction import EvictionQueue
+from .node import EMPTY, Namespace, Node
+from .policies import Policy
+
+FIRST_COMPARED = 512  # tokens compared at once; then four times as many, and so on
+SHORT_EDGE = 256  # an edge below this length grows in place even by single tokens
+
+
+def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
+    """The number of equal tokens at the front of two int32 arrays."""
+    n = min(len(a), len(b))
+    at, width = 0, FIRST_COMPARED
+    while at < n:
+        differs = a[at : min(at + width, n)] != b[at : min(at + width, n)]
+        first = int(differs.argmax())
+        if differs[first]:
+            return at + first
+        at += width
+        width *= 4
+    return n
+
+
+def as_tokens(tokens: Sequence[int] | np.ndarray, limit: int | None = None) -> np.ndarray:
+    """At most ``limit`` of ``tokens``, as an int32 array."""
+    assert limit is None or limit >= 0, f"limit={limit}"
+    return np.asarray(tokens[:limit], np.int32)
+
+
+def compact(view: np.ndarray) -> np.ndarray:
+    """``view``, copied if it keeps an array more than twice its size alive."""
+    owner = view.base
+    return view.copy() if owner is not None and owner.size > 2 * view.size else view
+
+
+class RadixTree:
+    """``on_stored(node, start)`` is called after tokens [start, end) of a node came, ``on_evicted(node, start, cause)``
+    before they go."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.roots: dict[Namespace, Node] = {}
+        self.queue = EvictionQueue(policy)
+        self.num_tokens = 0
+        self.num_locked = 0
+        self.num_nodes = 0
+        self.now = 0  # a count of uses: what policies take for time
+        self.version = 0  # changes whenever tokens come or go
+        self.on_stored: Callable[[Node, int], None] | None = None
+        self.on_evicted: Callable[[Node, int, str], None] | None = None
+        self._touched: dict[str, set[Node]] = {}  # by running program
+
+    def root(self, namespace: Namespace) -> Node:
+        found = self.roots.get(namespace)
+        if found is None:
+            found = self.roots[namespace] = Node(namespace, None, EMPTY, EMPTY)
+        return found
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+
+    def find(self, node: Node, tokens: np.ndarray) -> tuple[Node, int]:
+        """Where the longest match of ``tokens`` below ``node`` ends, and its length; it may end inside the edge."""
+        at, n = 0, len(tokens)
+        while at < n:
+            child = node.children.get(tokens.item(at))
+            if child is None:
+                break
+            equal = common_prefix_len(child.tokens, tokens[at:])
+            at += equal
+            node = child
+            if equal < len(child.tokens):
+                break
+        return node, at
+
+    def node_at(self, node: Node, position: int) -> Node:
+        """The node on the path to ``node`` that ends at ``position``; an edge is split where it must."""
+        assert 0 <= position <= node.end
+        while node.parent is not None and node.parent.end >= position:
+            node = node.parent
+        return node if node.end == position else self._split(node, position)
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents first."""
+        waiting = list(self.roots.values())
+        while waiting:
+            node = waiting.pop()
+            waiting.extend(node.children.values())
+            if node.parent is not None:
+                yield node
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def append(self, node: Node, tokens: np.ndarray, slots: np.ndarray) -> Node:
+        """Put ``tokens`` below ``node``, which has no child that begins like them; returns the node that ends there.
+
+        The caller holds a lock on ``node``; where that is the only one, a leaf's edge may grow in place. A new node is
+        unlocked and not up for eviction: the caller locks it next. Both arrays are copied.
+        """
+        assert node.lock_count > 0 and len(tokens) == len(slots) > 0
+        grows = node.lock_count == 1 and not node.children and node.parent is not None
+        if grows and (len(node.tokens) < SHORT_EDGE or len(tokens) >= len(node.tokens)):
+            start, added = node.end, node
+            node.tokens = np.concatenate((node.tokens, tokens))
+            node.slots = np.concatenate((node.slots, slots))
+            node.end += len(tokens)
+            self.num_locked += len(tokens)
+        else:
+            added = Node(node.namespace, node, tokens.copy(), slots.copy())
+            start = node.end
+            node.children[tokens.item(0)] = added
+            self.num_nodes += 1
+        self.num_tokens += len(tokens)
+        self.version += 1
+        if self.on_stored is not None:
+            self.on_stored(added, start)
+        return added
+
+    def evict(self, n: int, cause: str) -> np.ndarray:
+        """Take exactly ``n`` tokens off the unlocked leaves, from the ends of their edges; returns their slots."""
+        assert n <= self.num_tokens - self.num_locked
+        freed = []
+        while n > 0:
+            leaf = self.queue.pop()
+            assert leaf.lock_count == 0 and not leaf.children
+            size = len(leaf.tokens)
+            keep = max(size - n, 0)
+            if self.on_evicted is not None:
+                self.on_evicted(leaf, leaf.start + keep, cause)
+            freed.append(leaf.slots[keep:])
+            n -= size - keep
+            self.num_tokens -= size - keep
+            if keep:
+                leaf.tokens = compact(leaf.tokens[:keep])
+                leaf.slots = compact(leaf.slots[:keep])
+                leaf.end -= size - keep
+                self.queue.offer(leaf)
+            else:
+                self._remove(leaf)
+        self.version += 1
+        return np.concatenate(freed) if freed else EMPTY
+
+    def _remove(self, leaf: Node) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.tokens.item(0)]
+        self.num_nodes -= 1
+        for program in leaf.programs or ():
+            self._touched[program].discard(leaf)
+        if not parent.children and parent.lock_count == 0:
+            self._let_go(parent)
+
+    def _let_go(self, leaf: Node) -> None:
+        """An unlocked node without children goes into the queue; a root goes away."""
+        if leaf.parent is not None:
+            self.queue.offer(leaf)
+        else:
+            del self.roots[leaf.namespace]
+
+    def _split(self, node: Node, position: int) -> Node:
+        """Cut the edge at ``position``. ``node`` keeps its identity as the lower half, where leases may end."""
+        parent, head_len = node.parent, position - node.start
+        assert parent is not None and 0 < head_len < len(node.tokens)
+        head = Node(node.namespace, parent, compact(node.tokens[:head_len]), compact(node.slots[:head_len]))
+        parent.children[node.tokens.item(0)] = head
+        node.tokens = compact(node.tokens[head_len:])
+        node.slots = compact(node.slots[head_len:])
+        node.parent = head
+        head.children[node.tokens.item(0)] = node
+        head.lock_count, head.pin_count = node.lock_count, node.pin_count
+        head.last_use, head.hits, head.priority = node.last_use, node.hits, node.priority
+        for program in node.programs or ():
+            self._touch_for(head, program)
+        self.num_nodes += 1
+        return head
+
+    # -- locks and use ------------------------------------------------------------------------------------------------
+
+    def lock(self, node: Node, *, below: Node | None = None) -> None:
+        """Count one more lock on the path from ``node`` up to the root, or to the child of ``below``."""
+        at: Node | None = node
+        while at is not below and at is not None:
+            if at.lock_count == 0:
+                self.num_locked += len(at.tokens)
+                self.queue.withdraw(at)
+            at.lock_count += 1
+            at = at.parent
+
+    def unlock(self, node: Node, *, below: Node | None = None) -> None:
+        at: Node | None = node
+        while at is not below and at is not None:
+            assert at.lock_count > 0
+            at.lock_count -= 1
+            if at.lock_count == 0:
+                self.num_locked -= len(at.tokens)
+                if not at.children:
+                    self._let_go(at)
+            at = at.parent
+
+    def touch(self, node: Node, *, hits: int, priority: int, program: str, below: Node | None = None) -> None:
+        """Note a use of the path: now, by ``program``, at ``priority`` (the most urgent is kept)."""
+        at: Node | None = node
+        while at is not below and at is not None:
+            at.priority = min(at.priority, priority) if at.last_use else priority
+            at.last_use = self.now
+            at.hits += hits
+            if program and at.parent is not None:
+                self._touch_for(at, program)
+            at = at.parent
+
+    def _touch_for(self, node: Node, program: str) -> None:
+        if node.programs is None:
+            node.programs = set()
+        if program not in node.programs:
+            node.programs.add(program)
+            self._touched.setdefault(program, set()).add(node)
+
+    def end_program(self, program: str) -> None:
+        """Forget that ``program`` touched anything; its leaves take new places in the queue."""
+        for node in self._touched.pop(program, ()):
+            assert node.programs is not None
+            node.programs.discard(program)
+            if node.ticket:
+                self.queue.offer(node)

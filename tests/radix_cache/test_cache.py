@@ -1,0 +1,421 @@
+"""Leases, reuse and eviction of the radix cache, one claim each."""
+
+import numpy as np
+import pytest
+from phloem.radix_cache import OutOfSlots, RadixCache
+from phloem.radix_cache.policies import lfu, lru, priority, size_aware
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+def run(cache: RadixCache, tokens: np.ndarray, **where) -> np.ndarray:
+    """Acquire, compute, commit and release ``tokens``; returns their slots."""
+    lease = cache.acquire(tokens, **where)
+    lease.extend(len(tokens) - lease.num_cached)
+    lease.commit(tokens)
+    slots = lease.slot_ids.copy()
+    lease.release()
+    cache.check()
+    return slots
+
+
+def test_an_empty_cache_matches_nothing_and_has_all_slots_free():
+    cache = RadixCache(10)
+    lease = cache.acquire(ids(1, 2, 3))
+    assert (lease.num_cached, lease.num_slots, len(lease.slot_ids)) == (0, 0, 0)
+    lease.release()
+    cache.check()
+    assert (cache.num_free, cache.num_cached, cache.num_leased) == (10, 0, 0)
+
+
+def test_committed_tokens_are_found_again_in_their_slots():
+    cache = RadixCache(10)
+    slots = run(cache, ids(1, 2, 3, 4))
+    lease = cache.acquire(ids(1, 2, 3, 4, 5))
+    assert lease.num_cached == 4
+    assert (lease.slot_ids == slots).all()
+    lease.release()
+
+
+def test_a_match_may_end_inside_an_edge_and_obeys_its_limit():
+    cache = RadixCache(10)
+    slots = run(cache, ids(1, 2, 3, 4))
+    for tokens, limit, found in [(ids(1, 2, 9), None, 2), (ids(1, 2, 3, 4), 3, 3), (ids(1, 2), 0, 0), (ids(9), 5, 0)]:
+        assert cache.peek(tokens, limit=limit) == found
+        lease = cache.acquire(tokens, limit=limit)
+        assert lease.num_cached == found
+        assert (lease.slot_ids == slots[:found]).all()
+        lease.release()
+        cache.check()
+
+
+@pytest.mark.parametrize("length", [511, 512, 513, 2560, 2561, 30_000])
+def test_a_mismatch_is_found_wherever_it_is_in_a_long_edge(length):
+    cache = RadixCache(60_000)
+    tokens = np.arange(length, dtype=np.int32)
+    run(cache, tokens)
+    for at in {0, 1, length // 2, length - 1}:
+        other = tokens.copy()
+        other[at] = -1
+        assert cache.peek(other) == at
+    assert cache.peek(tokens) == length
+
+
+def test_namespaces_do_not_share():
+    cache = RadixCache(20)
+    run(cache, ids(1, 2, 3), namespace="a")
+    assert cache.peek(ids(1, 2, 3), namespace="a") == 3
+    assert cache.peek(ids(1, 2, 3), namespace=("a", "salt")) == 0
+    assert cache.peek(ids(1, 2, 3)) == 0
+
+
+def test_without_reuse_nothing_is_matched_and_everything_comes_back():
+    cache = RadixCache(10, reuse=False)
+    run(cache, ids(1, 2, 3))
+    assert (cache.num_free, cache.peek(ids(1, 2, 3))) == (10, 0)
+    lease = cache.acquire(ids(1, 2, 3))
+    lease.extend(3)
+    lease.commit(ids(1, 2, 3))
+    assert (lease.num_cached, lease.num_shared, lease.num_private) == (0, 0, 3)
+    assert lease.fork().num_slots == 0
+    cache.check()
+
+
+def test_duplicates_are_adopted_and_stale_from_says_where():
+    cache = RadixCache(20)
+    first, second = cache.acquire(ids(1, 2, 3, 4)), cache.acquire(ids(1, 2, 3, 9))
+    for lease, tokens in ((first, ids(1, 2, 3, 4)), (second, ids(1, 2, 3, 9))):
+        lease.extend(4)
+        lease.mark_fresh()
+        assert lease.stale_from == 4
+        lease.commit(tokens)
+        cache.check()
+    assert first.stale_from == 4
+    assert second.stale_from == 0
+    assert (first.slot_ids[:3] == second.slot_ids[:3]).all()
+    assert first.slot_ids[3] != second.slot_ids[3]
+    assert (cache.num_cached, cache.num_leased, cache.num_free) == (5, 0, 15)
+    assert cache.counters.adopted_tokens == 3
+
+
+def test_commit_may_leave_later_slots_private():
+    cache = RadixCache(10)
+    lease = cache.acquire(ids(1, 2))
+    lease.extend(6)
+    lease.commit(ids(1, 2))
+    assert (lease.num_shared, lease.num_private) == (2, 4)
+    lease.commit(ids(1, 2, 3))
+    assert (lease.num_shared, lease.num_private) == (3, 3)
+    cache.check()
+    lease.release()
+    assert (cache.num_free, cache.num_cached) == (7, 3)
+
+
+def test_committing_token_by_token_makes_few_nodes_and_finds_all():
+    cache = RadixCache(3000)
+    tokens = np.arange(2000, dtype=np.int32)
+    lease = cache.acquire(tokens)
+    for n in range(1, 2001):
+        lease.extend(1)
+        lease.commit(tokens[:n])
+    cache.check()
+    assert cache._tree.num_nodes < 10
+    assert cache.peek(tokens) == 2000
+    lease.release()
+
+
+def test_extending_a_shared_path_never_grows_another_leases_path():
+    cache = RadixCache(20)
+    lease = cache.acquire(ids(1, 2))
+    lease.extend(2)
+    lease.commit(ids(1, 2))
+    other = lease.fork()
+    lease.extend(1)
+    lease.commit(ids(1, 2, 3))
+    cache.check()
+    assert (lease.num_slots, other.num_slots) == (3, 2)
+
+
+def test_a_caller_may_reuse_its_token_buffer_after_commit():
+    cache = RadixCache(10)
+    tokens = ids(1, 2, 3)
+    lease = cache.acquire(tokens)
+    lease.extend(3)
+    lease.commit(tokens)
+    tokens[:] = 9
+    assert cache.peek(ids(1, 2, 3)) == 3
+
+
+def test_fork_shares_the_committed_part_only_and_costs_no_slot():
+    cache = RadixCache(10)
+    lease = cache.acquire(ids(1, 2, 3))
+    lease.extend(4)
+    lease.commit(ids(1, 2, 3))
+    free = cache.num_free
+    child = lease.fork()
+    assert cache.num_free == free
+    assert (child.slot_ids == lease.slot_ids[:3]).all()
+    lease.release()
+    assert cache.num_locked == 3
+    child.release()
+    cache.check()
+    assert cache.num_evictable == 3
+
+
+def test_truncate_inside_the_committed_part_never_gives_out_a_slot_of_the_tree():
+    cache = RadixCache(10)
+    lease = cache.acquire(ids(1, 2, 3, 4))
+    lease.extend(5)
+    lease.commit(ids(1, 2, 3, 4))
+    old = lease.slot_ids.copy()
+    lease.mark_fresh()
+    lease.truncate(2)
+    cache.check()
+    assert (lease.num_slots, lease.num_shared, lease.stale_from) == (2, 2, 2)
+    assert (cache.num_locked, cache.num_evictable) == (2, 2)
+    lease.extend(3)
+    assert not set(lease.slot_ids[2:]) & set(old[:4])
+    lease.commit(ids(1, 2, 7, 8, 9))
+    cache.check()
+    assert cache.peek(ids(1, 2, 3, 4)) == 4
+    assert cache.peek(ids(1, 2, 7, 8, 9)) == 5
+
+
+def test_truncate_of_private_slots_frees_them():
+    cache = RadixCache(10)
+    lease = cache.acquire(ids(1, 2))
+    lease.extend(6)
+    lease.commit(ids(1, 2))
+    lease.truncate(3)
+    assert (lease.num_slots, lease.num_shared, cache.num_free) == (3, 2, 7)
+    cache.check()
+
+
+def test_extend_after_truncate_marks_the_changed_positions_stale():
+    cache = RadixCache(10)
+    lease = cache.acquire(ids(1))
+    lease.extend(6)
+    lease.mark_fresh()
+    lease.truncate(4)
+    lease.extend(2)
+    assert lease.stale_from == 4
+
+
+def test_rematch_takes_what_another_sequence_computed_meanwhile():
+    cache = RadixCache(20)
+    waiting = cache.acquire(ids(1, 2, 3, 4), limit=3)
+    waiting.extend(2)
+    assert waiting.rematch(ids(1, 2, 3, 4), limit=3) == 0
+    slots = run(cache, ids(1, 2, 3, 4))
+    assert waiting.rematch(ids(1, 2, 3, 4), limit=3) == 3
+    assert (waiting.num_cached, waiting.num_shared, waiting.num_slots) == (3, 3, 3)
+    assert (waiting.slot_ids == slots[:3]).all()
+    cache.check()
+    waiting.release()
+    cache.check()
+
+
+def test_exactly_the_shortfall_is_evicted_from_the_end_of_a_leaf():
+    cache = RadixCache(10)
+    run(cache, ids(1, 2, 3, 4, 5, 6))
+    lease = cache.acquire(ids(9))
+    lease.extend(7)
+    cache.check()
+    assert cache.peek(ids(1, 2, 3, 4, 5, 6)) == 3
+    assert cache.counters.evicted_tokens == {"space": 3}
+
+
+def test_out_of_slots_says_the_numbers_and_changes_nothing():
+    cache = RadixCache(10)
+    run(cache, ids(1, 2, 3))
+    held = cache.acquire(ids(5, 6))
+    held.extend(4)
+    with pytest.raises(OutOfSlots, match="7 slots needed, but 3 are free and 3 evictable") as error:
+        held.extend(7)
+    assert (error.value.need, error.value.free, error.value.evictable) == (7, 3, 3)
+    assert (held.num_slots, cache.peek(ids(1, 2, 3))) == (4, 3)
+    cache.check()
+    held.extend(6)
+    assert cache.num_cached == 0
+
+
+def test_evict_never_frees_a_locked_slot():
+    cache = RadixCache(8)
+    run(cache, ids(1, 2, 3, 4))
+    lease = cache.acquire(ids(1, 2))
+    other = cache.acquire(ids(9))
+    other.extend(6)
+    cache.check()
+    assert cache.peek(ids(1, 2, 3, 4)) == 2
+    with pytest.raises(OutOfSlots):
+        other.extend(1)
+    assert lease.num_slots == 2
+
+
+def test_a_parent_is_evictable_once_its_children_are_gone():
+    cache = RadixCache(10)
+    run(cache, ids(1, 2, 3))
+    run(cache, ids(1, 2, 4))
+    assert cache.flush() == 4
+    cache.check()
+    assert (cache.num_free, cache._tree.roots) == (10, {})
+
+
+def test_flush_leaves_what_is_locked():
+    cache = RadixCache(10)
+    run(cache, ids(1, 2, 3))
+    lease = cache.acquire(ids(1, 2))
+    assert cache.flush() == 1
+    cache.check()
+    assert cache.num_cached == 2
+    lease.release()
+
+
+def test_a_second_release_is_an_error_of_ours():
+    lease = RadixCache(4).acquire(ids(1))
+    lease.release()
+    with pytest.raises(AssertionError, match="released once"):
+        lease.release()
+
+
+def test_a_lease_that_changes_its_shared_tokens_is_caught():
+    cache = RadixCache(10)
+    lease = cache.acquire(ids(1, 2))
+    lease.extend(4)
+    lease.commit(ids(1, 2))
+    with pytest.raises(AssertionError, match="shared tokens changed"):
+        lease.commit(ids(1, 9, 3))
+
+
+def survivors(cache: RadixCache, *, evict: int) -> set[int]:
+    """The first tokens of the sequences that are still whole after ``evict`` tokens had to go."""
+    whole = {t: cache.peek(ids(t, t, t)) for t in range(1, 10)}
+    lease = cache.acquire(ids(99))
+    lease.extend(cache.num_free + evict)
+    lease.release()
+    cache.check()
+    return {t for t, n in whole.items() if n and cache.peek(ids(t, t, t)) == n}
+
+
+def test_lru_evicts_the_least_recently_used_first():
+    cache = RadixCache(9, policy=lru)
+    for t in (1, 2, 3):
+        run(cache, ids(t, t, t))
+    run(cache, ids(1, 1, 1))
+    assert survivors(cache, evict=3) == {1, 3}
+    assert survivors(cache, evict=3) == {1}
+
+
+def test_lfu_evicts_the_least_often_matched_first():
+    cache = RadixCache(9, policy=lfu)
+    for t in (1, 1, 1, 2, 3, 3):
+        run(cache, ids(t, t, t))
+    assert survivors(cache, evict=3) == {1, 3}
+    assert survivors(cache, evict=3) == {1}
+
+
+def test_priority_evicts_the_least_urgent_first():
+    cache = RadixCache(9, policy=priority)
+    for t, level in ((1, 0), (2, 5), (3, -5)):
+        run(cache, ids(t, t, t), priority=level)
+    assert survivors(cache, evict=3) == {1, 3}
+    assert survivors(cache, evict=3) == {3}
+
+
+def test_size_aware_keeps_what_is_dear_to_compute_again():
+    cache = RadixCache(40_000, policy=size_aware)
+    deep = np.zeros(20_000, np.int32)
+    run(cache, deep[:19_990])
+    run(cache, deep)
+    for t in range(1, 10):
+        run(cache, ids(t, t, t))
+    assert survivors(cache, evict=27) == set()
+    assert cache.peek(deep) == 20_000
+
+
+def test_program_aware_evicts_what_no_running_program_touched_first():
+    cache = RadixCache(12)
+    for t, program in ((1, "a"), (2, ""), (3, "b"), (4, "a")):
+        run(cache, ids(t, t, t), program=program)
+    assert survivors(cache, evict=3) == {1, 3, 4}
+    cache.end_program("b")
+    cache.check()
+    assert survivors(cache, evict=3) == {1, 4}
+    cache.end_program("a")
+    cache.end_program("never seen")
+    assert survivors(cache, evict=3) == {4}
+
+
+def test_what_two_programs_touched_stays_until_both_end():
+    cache = RadixCache(9)
+    run(cache, ids(1, 1, 1), program="a")
+    run(cache, ids(1, 1, 1), program="b")
+    run(cache, ids(2, 2, 2), program="c")
+    cache.end_program("a")
+    cache.end_program("c")
+    assert survivors(cache, evict=3) == {1}
+    cache.end_program("b")
+    assert survivors(cache, evict=3) == set()
+    assert not any(cache._tree._touched.values())
+
+
+def test_snapshot_draws_the_tree_and_says_what_it_left_out():
+    cache = RadixCache(30)
+    run(cache, ids(1, 2, 3, 4), namespace="a", program="p")
+    run(cache, ids(1, 2, 5), namespace="a")
+    held = cache.acquire(ids(1, 2, 5), namespace="a")
+    (root,) = cache.snapshot(num_first_tokens=1)
+    assert (root.namespace, root.num_tokens, root.lock_count) == ("a", 0, 1)
+    (shared,) = root.children
+    assert (shared.num_tokens, shared.first_tokens, shared.lock_count, shared.programs) == (2, (1,), 1, ("p",))
+    assert {(c.num_tokens, c.first_tokens, c.lock_count) for c in shared.children} == {(2, (3,), 0), (1, (5,), 1)}
+    (root,) = cache.snapshot(max_nodes=1)
+    assert (len(root.children), root.children[0].num_hidden) == (1, 2)
+    held.release()
+
+
+def test_counters_count_lookups_hits_and_tokens():
+    cache = RadixCache(30)
+    run(cache, ids(1, 2, 3))
+    run(cache, ids(1, 2, 4, 5))
+    cache.flush()
+    counters = cache.counters
+    assert (counters.lookups, counters.hits, counters.looked_up_tokens, counters.matched_tokens) == (2, 1, 7, 2)
+    assert (counters.inserted_tokens, counters.evicted_tokens) == (5, {"flush": 5})
+
+
+def test_version_changes_exactly_when_tokens_come_or_go():
+    cache = RadixCache(30)
+    before = cache.version
+    lease = cache.acquire(ids(1, 2))
+    lease.extend(2)
+    assert cache.version == before
+    lease.commit(ids(1, 2))
+    assert cache.version > before
+    lease.release()
+    before = cache.version
+    cache.acquire(ids(1)).release()
+    assert cache.version == before
+    cache.flush()
+    assert cache.version > before
+
+
+def test_a_remnant_of_a_long_edge_does_not_keep_its_arrays_alive():
+    cache = RadixCache(2000)
+    run(cache, np.arange(1000, dtype=np.int32))
+    lease = cache.acquire(ids(0))
+    other = cache.acquire(ids(5000))
+    other.extend(1998)
+    cache.check()
+    nodes = list(cache._tree.nodes())
+    assert [node.num_tokens for node in nodes] == [1, 1]
+    for array in (array for node in nodes for array in (node.tokens, node.slots)):
+        assert (array if array.base is None else array.base).size <= 2
+    lease.release()
+
+
+def test_a_cache_without_slots_is_refused():
+    with pytest.raises(ValueError, match="num_slots=0"):
+        RadixCache(0)
