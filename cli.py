@@ -1,0 +1,242 @@
+"""The command ``phloem``: pull, serve, engine, doctor.
+
+The only place that prints. Nothing here decides anything: every command is a call that a program could make as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import sys
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import msgspec
+
+from . import __version__
+from .runtime.config import EngineConfig
+from .runtime.protocol.errors import PhloemError
+from .runtime.weights.aliases import ALIASES
+
+Progress = Callable[[str, int, int], None]
+
+_OK, _FAILED, _INTERRUPTED = 0, 2, 130
+
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_ENGINE_HELP = {
+    "device": "where to run: cpu, cuda, cuda:1",
+    "precision": "of the weights; auto keeps 4-bit weights 4-bit and takes the fastest form of the others",
+    "kv_dtype": "of keys and values; auto follows the precision",
+    "max_seq_len": "longest sequence in tokens; 0: what the model was made for",
+    "num_slots": "tokens whose keys and values fit in memory at once; 0: sized from memory",
+    "max_running": "sequences that may run in one step",
+    "max_waiting": "sequences that may wait before new ones are refused",
+    "max_step_tokens": "tokens that one step computes at most",
+    "prefill_chunk": "tokens of one prompt that one step computes at most",
+    "prefix_cache": "keep computed prefixes and use them again",
+    "jump_forward": "append text that a grammar forces at once instead of decoding it",
+    "seed": "of sampling where a request names none",
+    "num_threads": "CPU threads; 0: one per core",
+    "client_timeout_s": "seconds after which a silent client's programs are cancelled",
+    "grammar_engine": "which engine compiles grammars",
+    "deterministic": "answers do not depend on what else runs (slower)",
+    "log_level": "what is written to stderr",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. A user's mistake ends as one line on stderr and code 2."""
+    args = _parser().parse_args(argv)
+    _set_up_logging(getattr(args, "log_level", "warning"))
+    try:
+        return int(args.run(args))
+    except PhloemError as error:
+        return _complain(str(error))
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+            return _complain(f"{error.strerror or error}; choose another --host or --port")
+        raise
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def _pull(args: argparse.Namespace) -> int:
+    from .runtime.weights.resolve import resolve_model
+
+    with _progress_bars() as progress:
+        path = resolve_model(args.model, progress=progress)
+    print(path)
+    return _OK
+
+
+def _serve(args: argparse.Namespace) -> int:
+    config = _resolved_config(args)
+    from .runtime.server import serve
+
+    return serve(config, host=args.host, port=args.port, api_key=args.api_key or os.environ.get("PHLOEM_API_KEY"))
+
+
+def _engine(args: argparse.Namespace) -> int:
+    config = _resolved_config(args)
+    from .runtime.process import run_engine
+
+    return run_engine(config, args.url)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from .doctor import report
+
+    for section, rows in report().items():
+        print(section)
+        for name, value in rows.items():
+            print(f"  {name:<24} {value}")
+    return _OK
+
+
+def _resolved_config(args: argparse.Namespace) -> EngineConfig:
+    """The config of the flags. Fetches the model first, where there is a terminal to show it on."""
+    from .runtime.weights.resolve import resolve_model
+
+    values = {field.name: getattr(args, field.name) for field in msgspec.structs.fields(EngineConfig)}
+    with _progress_bars() as progress:
+        resolve_model(args.model, progress=progress)
+    return EngineConfig(**values)
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="phloem",
+        description="A language for programs that call a language model many times, and the runtime made for them.",
+    )
+    parser.add_argument("--version", action="version", version=f"phloem {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    models = f"an alias ({', '.join(ALIASES)}), a .gguf file, a folder with config.json, or a Hugging Face name"
+
+    pull = commands.add_parser(
+        "pull",
+        help="fetch a model",
+        description="Fetch a model into $PHLOEM_HOME (default ~/.cache/phloem) and print where it is.",
+    )
+    pull.add_argument("model", metavar="NAME", help=models)
+    pull.set_defaults(run=_pull)
+
+    serve = commands.add_parser(
+        "serve", help="serve a model over HTTP", description="Serve a model: OpenAI's API and Phloem's own."
+    )
+    serve.add_argument("model", metavar="MODEL", help=models)
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    serve.add_argument("--port", type=_port, default=8000, help="port to listen on (default: %(default)s)")
+    serve.add_argument("--api-key", help="refuse requests without this key (default: $PHLOEM_API_KEY, or none)")
+    _add_engine_flags(serve)
+    serve.set_defaults(run=_serve)
+
+    engine = commands.add_parser(
+        "engine",
+        help="run an engine for programs that connect to it",
+        description="Run an engine without HTTP; programs use phloem.connect(URL).",
+    )
+    engine.add_argument("model", metavar="MODEL", help=models)
+    engine.add_argument("--url", required=True, help="ipc:///path/of/a/socket, or tcp://127.0.0.1:PORT")
+    _add_engine_flags(engine)
+    engine.set_defaults(run=_engine)
+
+    doctor = commands.add_parser("doctor", help="show what this machine can run")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag per field of ``EngineConfig``, with its default."""
+    group = parser.add_argument_group("engine")
+    types = typing.get_type_hints(EngineConfig)
+    for field in msgspec.structs.fields(EngineConfig):
+        if field.name == "model":
+            continue
+        kind = types[field.name]
+        options: dict[str, Any] = {"default": field.default}
+        options["help"] = f"{_ENGINE_HELP[field.name]} (default: %(default)s)"
+        if field.name == "log_level":
+            options["choices"] = _LOG_LEVELS
+        elif kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif typing.get_origin(kind) is Literal:
+            options["choices"] = typing.get_args(kind)
+        else:
+            options["type"] = _NUMBERS.get(kind, kind)
+            options["metavar"] = {int: "N", float: "SECONDS"}.get(kind, field.name.upper())
+        group.add_argument(f"--{field.name.replace('_', '-')}", **options)
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is no port; ports are 0 to 65535")
+    return port
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise argparse.ArgumentTypeError(f"{count} is negative; give 0 or more")
+    return count
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"{text} is no time; give more than 0 seconds")
+    return seconds
+
+
+_NUMBERS: dict[Any, Callable[[str], Any]] = {int: _count, float: _seconds}
+
+
+# -- what the user sees -----------------------------------------------------------------------------------------------
+
+
+def _complain(message: str) -> int:
+    print(f"phloem: error: {message}", file=sys.stderr)
+    return _FAILED
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format="%(levelname).1s %(asctime)s %(name)s: %(message)s")
+
+
+@contextmanager
+def _progress_bars() -> Iterator[Progress]:
+    """One bar on stderr for whatever is being fetched; nothing is drawn where there is nothing to fetch."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bars = Bars(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+    task = bars.add_task("", start=False, visible=False)
+    shown = ""
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal shown
+        if not shown:
+            bars.start()
+        if what != shown:
+            shown = what
+            bars.reset(task, description=what, visible=True)
+        bars.update(task, completed=done, total=total or None)
+
+    try:
+        yield show
+    finally:
+        if shown:
+            bars.stop()
