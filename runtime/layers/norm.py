@@ -6,7 +6,7 @@ from ...kernels import rms_norm
 
 
 class RMSNorm:
-    """``weight`` float32 [C] or of the activations' type."""
+    """``weight`` is float32 [C] whatever the activations are: it is small, and files hold it so."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self.weight = weight

@@ -113,7 +113,7 @@ class _Loader:
 
     def norm(self, name: str, length: int) -> RMSNorm:
         weight = as_float(self.read(name, (length,)))
-        return RMSNorm(weight.to(self.dtype).to(self.device), self.config.rms_norm_eps)
+        return RMSNorm(weight.to(self.device), self.config.rms_norm_eps)
 
     def read(self, name: str, shape: tuple[int, ...]) -> Weight:
         found = self.file.tensor(name)
