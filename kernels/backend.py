@@ -1,13 +1,14 @@
 """The one table from (device, dtype) to the functions that run there. Never looks at shapes or values."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from . import reference
 from .batch import LogitEdits, SampleBatch, Sampled
+from .cpu import activation, attention, norm, rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,18 @@ REFERENCE = Backend(
     top_logprobs=reference.top_logprobs,
 )
 
-BACKENDS: Mapping[tuple[str, torch.dtype], Backend] = {}
+CPU = replace(
+    REFERENCE,
+    rms_norm=norm.rms_norm,
+    rope_write_kv=rope.rope_write_kv,
+    silu_mul=activation.silu_mul,
+    paged_attention=attention.paged_attention,
+)
+
+BACKENDS: Mapping[tuple[str, torch.dtype], Backend] = {
+    ("cpu", torch.float32): CPU,
+    ("cpu", torch.bfloat16): CPU,
+}
 
 
 def backend_of(x: Tensor) -> Backend:

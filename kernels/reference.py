@@ -42,7 +42,7 @@ def _rotate(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
     cos, sin = cos_sin[positions].float().unsqueeze(1).chunk(2, dim=-1)  # [T, 1, half]
     half = cos.shape[-1]
     first, second, rest = x.float().split((half, half, x.shape[-1] - 2 * half), dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 def silu_mul(x: Tensor) -> Tensor:

@@ -1,0 +1,42 @@
+"""The gated activation of a feed-forward block. Never changes its input."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .entry import ARGS, TASK, entry
+from .tensors import KINDS, team_size
+from .vector import LANES, exp, exp16, get, get_i64, load16, put, splat16, store16, take_number
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    x = x.contiguous()
+    width = x.shape[-1] // 2
+    y = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
+    num_rows = y.numel() // width if width else 0
+    _silu_mul(x.data_ptr(), y.data_ptr(), KINDS[x.dtype], num_rows, width, threads=team_size(2 * y.numel()))
+    return y
+
+
+@entry(ints=5)
+def _silu_mul(call: int) -> None:
+    x, y, kind = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
+    num_rows, width = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4)
+    # A task is up to 512 gates of one row, so that one long row is shared too.
+    step = 512
+    shares = (width + step - 1) // step
+    zero, one = splat16(0.0), splat16(1.0)
+    task = take_number(call, TASK)
+    while task < num_rows * shares:
+        row = task // shares
+        begin = (task - row * shares) * step
+        end = min(begin + step, width)
+        whole = end - (end - begin) % LANES
+        gates, ups, to = 2 * row * width, (2 * row + 1) * width, row * width
+        for i in range(begin, whole, LANES):
+            gate = load16(x, gates + i, kind)
+            store16(y, to + i, kind, gate / (one + exp16(zero - gate)) * load16(x, ups + i, kind))
+        for i in range(whole, end):
+            value = get(x, gates + i, kind)
+            put(y, to + i, kind, value / (np.float32(1.0) + exp(-value)) * get(x, ups + i, kind))
+        task = take_number(call, TASK)

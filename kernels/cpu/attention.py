@@ -1,0 +1,461 @@
+"""Causal attention over slots, for decoding and prefill alike. Never copies a context: 64 keys at a time, widened.
+
+A task is one KV head, a block of neighbouring queries of one row with all the query heads of that KV head (its
+*vectors*), and one chunk of 512 keys. Threads take tasks by number; of a block with several chunks, each leaves its
+part (sums, highest score, weight) and the last to finish joins them, so a long context is shared by all threads
+whatever the number of rows. Tiles and chunks begin at multiples of their length, sums run in the order of positions,
+and keys that a query may not see weigh exactly nothing: a query's result depends on its own row alone, to the bit,
+however rows are batched and prompts are cut.
+
+The running softmax is Milakov and Gimelshein's (2018), the joining of chunks Dao's Flash-Decoding (2023).
+"""
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from .entry import ARGS, TASK, THREAD, entry
+from .tensors import KINDS, readable
+from .vector import (
+    BFLOAT16,
+    FLOAT32,
+    LANES,
+    choose16,
+    exp,
+    exp16,
+    get,
+    get_f32,
+    get_f64,
+    get_i32,
+    get_i64,
+    highest16,
+    load16,
+    load16_f32,
+    max16,
+    multiply_tile,
+    put,
+    put_f32,
+    put_i64,
+    splat16,
+    store16,
+    store16_f32,
+    sum16,
+    take_number,
+    transpose_tile,
+)
+
+_KEYS = 64  # of a tile
+_CHUNK = 512  # keys of a task
+_VECTORS = 64  # of a task, or the query heads of one KV head where those are more
+_LOWEST = np.float32(-3.0e38)  # of no score: finite, so that the difference of two is a number
+_MINUS_INF = np.float32(-np.inf)
+
+# A plan: header, then the fields of each block, then of each block its KV heads' counts of finished chunks.
+_NUM_BLOCKS, _NUM_TASKS, _NUM_PARTS, _WORK, _HEADER = 0, 1, 2, 3, 4
+_ROW, _BEGIN, _END, _FIRST_CHUNK, _CHUNKS, _FIRST_TASK, _FIRST_PART, _FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
+_MIN_WORK = 200_000  # products of a context worth a second thread
+
+_tile_4x4, _tile_3x4, _tile_2x4, _tile_1x4 = (multiply_tile(rows, 4) for rows in (4, 3, 2, 1))
+_tile_4x1, _tile_3x1, _tile_2x1, _tile_1x1 = (multiply_tile(rows, 1) for rows in (4, 3, 2, 1))
+_transpose_f32, _transpose_bf16 = transpose_tile(FLOAT32), transpose_tile(BFLOAT16)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    row_ids: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+) -> Tensor:
+    num_tokens, num_heads, head_dim = q.shape
+    num_rows, num_kv_heads = row_ids.shape[0], k_cache.shape[1]
+    group = num_heads // num_kv_heads
+    if q.stride(2) != 1 or (num_heads > 1 and q.stride(1) != head_dim):
+        q = q.contiguous()
+    k_cache, v_cache, slot_table = readable(k_cache), readable(v_cache), slot_table.int()
+    row_ids, query_starts, kv_lens = row_ids.int(), query_starts.int(), kv_lens.int()
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype)
+
+    block = max(1, _VECTORS // group)
+    max_blocks = num_rows + num_tokens // block
+    plan = torch.empty(_HEADER + max_blocks * (_FIELDS + num_kv_heads), dtype=torch.int64)
+    _plan(
+        query_starts.data_ptr(),
+        kv_lens.data_ptr(),
+        num_rows,
+        num_kv_heads,
+        group,
+        block,
+        head_dim,
+        sliding_window,
+        plan.data_ptr(),
+    )
+    _, num_tasks, num_parts, work = plan[:_HEADER].tolist()
+    threads = max(1, min(torch.get_num_threads(), num_tasks, work // _MIN_WORK))
+    vectors, padded = block * group, -(-head_dim // LANES) * LANES
+    parts = torch.empty(num_parts * vectors * (padded + 2), dtype=torch.float32)
+    scratch_len = vectors * (2 * padded + _KEYS + 2) + 2 * _KEYS * padded + 4 * _KEYS
+    scratch = torch.empty(threads * scratch_len, dtype=torch.float32)
+    _attend(
+        q.data_ptr(),
+        q.stride(0),
+        KINDS[q.dtype],
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        KINDS[k_cache.dtype],
+        slot_table.data_ptr(),
+        slot_table.stride(0),
+        row_ids.data_ptr(),
+        query_starts.data_ptr(),
+        kv_lens.data_ptr(),
+        out.data_ptr(),
+        num_kv_heads,
+        group,
+        head_dim,
+        vectors,
+        sliding_window,
+        plan.data_ptr(),
+        parts.data_ptr(),
+        scratch.data_ptr(),
+        scratch_len,
+        scale,
+        soft_cap,
+        threads=threads,
+    )
+    return out
+
+
+@entry(ints=9)
+def _plan(call: int) -> None:
+    """Cuts the rows' queries into blocks and counts each block's chunks."""
+    starts, kv_lens, num_rows = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
+    num_kv_heads, group, block = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
+    head_dim, window, plan = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
+    blocks = tasks = parts = work = 0
+    for row in range(num_rows):
+        begin, end = get_i32(starts, row), get_i32(starts, row + 1)
+        before = get_i32(kv_lens, row) - end  # position of query t: before + t
+        for first in range(begin, end, block):
+            last = min(first + block, end)
+            first_key = max(0, before + first - window + 1) if window > 0 else 0
+            first_chunk = first_key // _CHUNK
+            chunks = (before + last - 1) // _CHUNK - first_chunk + 1
+            at = _HEADER + blocks * _FIELDS
+            put_i64(plan, at + _ROW, row)
+            put_i64(plan, at + _BEGIN, first)
+            put_i64(plan, at + _END, last)
+            put_i64(plan, at + _FIRST_CHUNK, first_chunk)
+            put_i64(plan, at + _CHUNKS, chunks)
+            put_i64(plan, at + _FIRST_TASK, tasks)
+            put_i64(plan, at + _FIRST_PART, parts)
+            blocks += 1
+            tasks += chunks * num_kv_heads
+            if chunks > 1:
+                parts += chunks * num_kv_heads
+            work += (before + last - first_key) * num_kv_heads * head_dim * (4 + (last - first) * group)
+    put_i64(plan, _NUM_BLOCKS, blocks)
+    put_i64(plan, _NUM_TASKS, tasks)
+    put_i64(plan, _NUM_PARTS, parts)
+    put_i64(plan, _WORK, work)
+    for i in range(blocks * num_kv_heads):
+        put_i64(plan, _HEADER + blocks * _FIELDS + i, 0)
+
+
+@entry(ints=21, floats=2)
+def _attend(call: int) -> None:
+    q, q_step, q_kind = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
+    k_cache, v_cache, kv_kind = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
+    slot_table, table_step = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7)
+    row_ids, starts, kv_lens = get_i64(call, ARGS + 8), get_i64(call, ARGS + 9), get_i64(call, ARGS + 10)
+    out, num_kv_heads, group = get_i64(call, ARGS + 11), get_i64(call, ARGS + 12), get_i64(call, ARGS + 13)
+    head_dim, max_vectors, window = get_i64(call, ARGS + 14), get_i64(call, ARGS + 15), get_i64(call, ARGS + 16)
+    plan, parts = get_i64(call, ARGS + 17), get_i64(call, ARGS + 18)
+    scratch = get_i64(call, ARGS + 19) + 4 * get_i64(call, ARGS + 20) * take_number(call, THREAD)
+    scale, soft_cap = np.float32(get_f64(call, ARGS + 21)), np.float32(get_f64(call, ARGS + 22))
+
+    padded = (head_dim + LANES - 1) // LANES * LANES
+    part_len = max_vectors * (padded + 2)
+    addresses = scratch  # int64 [64]: of the tile's keys
+    queries = addresses + 8 * _KEYS  # [vectors, padded], scaled
+    keys = queries + 4 * max_vectors * padded  # [padded, 64]
+    values = keys + 4 * _KEYS * padded  # [64, padded]
+    scores = values + 4 * _KEYS * padded  # [vectors, 64]
+    sums = scores + 4 * max_vectors * _KEYS  # [vectors, padded], then highest [vectors], weight [vectors]
+    num_blocks, num_tasks = get_i64(plan, _NUM_BLOCKS), get_i64(plan, _NUM_TASKS)
+    finished = plan + 8 * (_HEADER + num_blocks * _FIELDS)
+
+    block, at = 0, _HEADER
+    task = take_number(call, TASK)
+    while task < num_tasks:
+        while task >= get_i64(plan, at + _FIRST_TASK) + get_i64(plan, at + _CHUNKS) * num_kv_heads:
+            block += 1
+            at += _FIELDS
+        chunks = get_i64(plan, at + _CHUNKS)
+        chunk = (task - get_i64(plan, at + _FIRST_TASK)) // num_kv_heads
+        head = task - get_i64(plan, at + _FIRST_TASK) - chunk * num_kv_heads
+        row, begin, end = get_i64(plan, at + _ROW), get_i64(plan, at + _BEGIN), get_i64(plan, at + _END)
+        before = get_i32(kv_lens, row) - get_i32(starts, row + 1)
+        vectors = (end - begin) * group
+
+        first_key = (get_i64(plan, at + _FIRST_CHUNK) + chunk) * _CHUNK
+        end_key = min(first_key + _CHUNK, before + end)
+        if window > 0:
+            first_key = max(first_key, (before + begin - window + 1) // _KEYS * _KEYS)
+        _load_queries(q, q_step, q_kind, begin, end, head * group, group, head_dim, padded, scale, queries)
+        _clear(sums, vectors, padded)
+        table = slot_table + 4 * get_i32(row_ids, row) * table_step
+        for tile in range(first_key, end_key, _KEYS):
+            count = min(_KEYS, end_key - tile)
+            _load_keys(k_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, padded, addresses, keys)
+            columns = (count + LANES - 1) // LANES
+            _zero(scores, vectors * _KEYS)
+            _multiply(queries, padded, keys, _KEYS, scores, _KEYS, vectors, columns, head_dim)
+            _weigh(scores, sums, vectors, padded, columns, group, before + begin - tile, window, soft_cap)
+            _load_values(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, padded, values)
+            _multiply(scores, _KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
+        if chunks == 1:
+            _finish(sums, vectors, padded, out, q_kind, begin, head * group, group, num_kv_heads * group, head_dim)
+        else:
+            first_part = get_i64(plan, at + _FIRST_PART) + head
+            to = parts + 4 * part_len * (first_part + chunk * num_kv_heads)
+            for i in range(vectors * (padded + 2)):
+                put_f32(to, i, get_f32(sums, i))
+            if take_number(finished, block * num_kv_heads + head) == chunks - 1:
+                _clear(sums, vectors, padded)
+                for other in range(chunks):
+                    _join(parts + 4 * part_len * (first_part + other * num_kv_heads), sums, vectors, padded)
+                _finish(sums, vectors, padded, out, q_kind, begin, head * group, group, num_kv_heads * group, head_dim)
+        task = take_number(call, TASK)
+
+
+@njit
+def _load_queries(
+    q: int,
+    q_step: int,
+    kind: int,
+    begin: int,
+    end: int,
+    first_head: int,
+    group: int,
+    head_dim: int,
+    padded: int,
+    scale: np.float32,
+    queries: int,
+) -> None:
+    whole = head_dim - head_dim % LANES
+    factor = splat16(scale)
+    vector = 0
+    for token in range(begin, end):
+        for head in range(first_head, first_head + group):
+            at = token * q_step + head * head_dim
+            for d in range(0, whole, LANES):
+                store16_f32(queries, vector + d, load16(q, at + d, kind) * factor)
+            for d in range(whole, head_dim):
+                put_f32(queries, vector + d, get(q, at + d, kind) * scale)
+            vector += padded
+
+
+@njit
+def _load_keys(
+    cache: int,
+    kind: int,
+    table: int,
+    first: int,
+    count: int,
+    num_kv_heads: int,
+    head: int,
+    head_dim: int,
+    padded: int,
+    addresses: int,
+    keys: int,
+) -> None:
+    """Columns 0 to ``count`` of ``keys``, filled up to a multiple of 16 with copies of the last key."""
+    size = 2 if kind == BFLOAT16 else 4
+    for j in range((count + LANES - 1) // LANES * LANES):
+        slot = get_i32(table, first + min(j, count - 1))
+        put_i64(addresses, j, cache + (slot * num_kv_heads + head) * head_dim * size)
+    whole = head_dim - head_dim % LANES
+    for j in range(0, count, LANES):
+        for d in range(0, whole, LANES):
+            to = keys + 4 * (d * _KEYS + j)
+            if kind == BFLOAT16:
+                _transpose_bf16(addresses + 8 * j, d, to, _KEYS)
+            else:
+                _transpose_f32(addresses + 8 * j, d, to, _KEYS)
+        for i in range(j, j + LANES):
+            for d in range(whole, head_dim):
+                put_f32(keys, d * _KEYS + i, get(get_i64(addresses, i), d, kind))
+
+
+@njit
+def _load_values(
+    cache: int,
+    kind: int,
+    table: int,
+    first: int,
+    count: int,
+    num_kv_heads: int,
+    head: int,
+    head_dim: int,
+    padded: int,
+    values: int,
+) -> None:
+    whole = head_dim - head_dim % LANES
+    for j in range(count):
+        at, to = (get_i32(table, first + j) * num_kv_heads + head) * head_dim, j * padded
+        for d in range(0, whole, LANES):
+            store16_f32(values, to + d, load16(cache, at + d, kind))
+        for d in range(whole, head_dim):
+            put_f32(values, to + d, get(cache, at + d, kind))
+        for d in range(head_dim, padded):
+            put_f32(values, to + d, np.float32(0.0))
+
+
+@njit
+def _multiply(
+    a: int, a_step: int, b: int, b_step: int, c: int, c_step: int, num_rows: int, num_vectors: int, count: int
+) -> None:
+    """c [rows, 16 * vectors] += a [rows, count] @ b [count, 16 * vectors]."""
+    row = 0
+    while row < num_rows:
+        rows = min(4, num_rows - row)
+        left, to = a + 4 * row * a_step, c + 4 * row * c_step
+        v = 0
+        while v + 4 <= num_vectors:
+            right, at = b + 4 * LANES * v, to + 4 * LANES * v
+            if rows == 4:
+                _tile_4x4(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 3:
+                _tile_3x4(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 2:
+                _tile_2x4(left, a_step, right, b_step, at, c_step, count)
+            else:
+                _tile_1x4(left, a_step, right, b_step, at, c_step, count)
+            v += 4
+        while v < num_vectors:
+            right, at = b + 4 * LANES * v, to + 4 * LANES * v
+            if rows == 4:
+                _tile_4x1(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 3:
+                _tile_3x1(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 2:
+                _tile_2x1(left, a_step, right, b_step, at, c_step, count)
+            else:
+                _tile_1x1(left, a_step, right, b_step, at, c_step, count)
+            v += 1
+        row += rows
+
+
+@njit
+def _weigh(
+    scores: int,
+    sums: int,
+    vectors: int,
+    padded: int,
+    columns: int,
+    group: int,
+    offset: int,
+    window: int,
+    soft_cap: np.float32,
+) -> None:
+    """Scores become weights against the highest so far, and what was summed against a lower one is scaled down.
+
+    ``offset`` is the position of the block's first query, counted from the tile's first key.
+    """
+    highests = sums + 4 * vectors * padded
+    weights = highests + 4 * vectors
+    cap, one, two, inf = splat16(soft_cap), splat16(1.0), splat16(2.0), splat16(_MINUS_INF)
+    for vector in range(vectors):
+        position = offset + vector // group
+        line = vector * _KEYS
+        # Bit j: the query sees key j of the tile.
+        stop = min(max(position + 1, 0), _KEYS)
+        start = min(max(position - window + 1, 0), _KEYS) if window > 0 else 0
+        top = splat16(_LOWEST)
+        for v in range(columns):
+            first = LANES * v
+            score = load16_f32(scores, line + first)
+            if soft_cap != 0.0:
+                score = cap * (one - two / (exp16(two * (score / cap)) + one))
+            if start > first or stop < first + LANES:
+                seen = (1 << min(max(stop - first, 0), LANES)) - 1
+                seen &= ~((1 << min(max(start - first, 0), LANES)) - 1)
+                score = choose16(seen, score, inf)
+            store16_f32(scores, line + first, score)
+            top = max16(score, top)
+        old = get_f32(highests, vector)
+        new = max(old, highest16(top))
+        if new > old:
+            keep = exp(old - new)
+            put_f32(highests, vector, new)
+            put_f32(weights, vector, get_f32(weights, vector) * keep)
+            factor = splat16(keep)
+            for d in range(0, padded, LANES):
+                store16_f32(sums, vector * padded + d, load16_f32(sums, vector * padded + d) * factor)
+        total, base = splat16(0.0), splat16(new)
+        for v in range(columns):
+            weight = exp16(load16_f32(scores, line + LANES * v) - base)
+            store16_f32(scores, line + LANES * v, weight)
+            total = total + weight
+        put_f32(weights, vector, get_f32(weights, vector) + sum16(total))
+
+
+@njit
+def _join(part: int, sums: int, vectors: int, padded: int) -> None:
+    """Adds a later chunk's sums to those of the chunks before it."""
+    highest_at, weight_at = vectors * padded, vectors * (padded + 1)
+    for vector in range(vectors):
+        old, other = get_f32(sums, highest_at + vector), get_f32(part, highest_at + vector)
+        new = max(old, other)
+        keep, scale = exp(old - new), exp(other - new)
+        put_f32(sums, highest_at + vector, new)
+        weight = get_f32(sums, weight_at + vector) * keep + get_f32(part, weight_at + vector) * scale
+        put_f32(sums, weight_at + vector, weight)
+        keeps, scales = splat16(keep), splat16(scale)
+        for d in range(vector * padded, (vector + 1) * padded, LANES):
+            store16_f32(sums, d, load16_f32(sums, d) * keeps + load16_f32(part, d) * scales)
+
+
+@njit
+def _finish(
+    sums: int,
+    vectors: int,
+    padded: int,
+    out: int,
+    kind: int,
+    begin: int,
+    first_head: int,
+    group: int,
+    num_heads: int,
+    head_dim: int,
+) -> None:
+    whole = head_dim - head_dim % LANES
+    weights = sums + 4 * vectors * (padded + 1)
+    for vector in range(vectors):
+        scale = np.float32(1.0) / get_f32(weights, vector)
+        factor = splat16(scale)
+        at, to = vector * padded, ((begin + vector // group) * num_heads + first_head + vector % group) * head_dim
+        for d in range(0, whole, LANES):
+            store16(out, to + d, kind, load16_f32(sums, at + d) * factor)
+        for d in range(whole, head_dim):
+            put(out, to + d, kind, get_f32(sums, at + d) * scale)
+
+
+@njit
+def _clear(sums: int, vectors: int, padded: int) -> None:
+    _zero(sums, vectors * (padded + 2))
+    for vector in range(vectors):
+        put_f32(sums, vectors * padded + vector, _LOWEST)
+
+
+@njit
+def _zero(to: int, count: int) -> None:
+    for i in range(count):
+        put_f32(to, i, np.float32(0.0))

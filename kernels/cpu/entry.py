@@ -1,0 +1,62 @@
+"""Compiled functions that Python may call, on one thread or on a team. Never looks at what they compute.
+
+An entry is a function of one address, that of its call's arguments, 8 bytes each: two counters that start at 0, for
+``take_number``, then integers (addresses among them) and then floats. Every thread of the team runs the whole function
+and takes its share of the work by number:
+
+    TASK, THREAD = 0, 1
+    task = take_number(call, TASK)
+    while task < num_tasks: ...
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+from numba import cfunc, types
+
+from ..threads import Team, run_team
+
+TASK = 0  # the next task that nobody has taken
+THREAD = 1  # the next thread that has no number
+ARGS = 2  # the first argument
+
+
+class Entry:
+    """``entry(*integers_then_floats, threads=n)``. Compiled at its first call, or loaded from numba's cache on disk."""
+
+    def __init__(self, function: Callable[[int], None], *, ints: int, floats: int = 0) -> None:
+        self.function = function
+        self._pack = struct.Struct(f"=qq{ints}q{floats}d")
+        self._block = ctypes.c_char * self._pack.size
+
+    @cached_property
+    def _compiled(self) -> tuple[int, Callable[..., None], Team]:
+        code = cfunc(types.void(types.int64), cache=True, error_model="numpy")(self.function)
+        self._code = code  # owns the machine code
+        address = code.address
+        assert address is not None
+        return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), run_team()
+
+    def compile(self) -> None:
+        _ = self._compiled
+
+    def __call__(self, *args: float, threads: int = 1) -> None:
+        block = self._block.from_buffer_copy(self._pack.pack(0, 0, *args))
+        address, call, team = self._compiled
+        if threads > 1:
+            team(address, ctypes.addressof(block), threads)
+        else:
+            call(block)
+
+
+def entry(*, ints: int, floats: int = 0) -> Callable[[Callable[[int], None]], Entry]:
+    """Makes a function of ``ints`` integers and ``floats`` floats an ``Entry``."""
+    return lambda function: Entry(function, ints=ints, floats=floats)
+
+
+def entries(*modules: object) -> Iterator[Entry]:
+    """The entries of these modules."""
+    for module in modules:
+        yield from (value for value in vars(module).values() if isinstance(value, Entry))

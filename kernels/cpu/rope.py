@@ -1,0 +1,121 @@
+"""Rotary positions and the write of keys and values to their slots, in one pass over the tokens. Never reads a slot."""
+
+from numba import njit
+from torch import Tensor
+
+from .. import reference
+from .entry import ARGS, TASK, entry
+from .tensors import KINDS, team_size
+from .vector import FLOAT32, LANES, get, get_i64, load16, put, store16, take_number
+
+_TOKENS_A_TASK = 4
+
+
+def rope_write_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out_slots: Tensor,
+) -> None:
+    if not (_is_dense(q) and k_cache.is_contiguous() and v_cache.is_contiguous()):
+        reference.rope_write_kv(q, k, v, cos_sin, positions, k_cache, v_cache, out_slots)
+        return
+    num_tokens, num_heads, head_dim = q.shape
+    k, v = (x if _is_dense(x) and x.dtype == q.dtype else x.to(q.dtype).contiguous() for x in (k, v))
+    cos_sin = cos_sin.float().contiguous()
+    positions, out_slots = positions.long().contiguous(), out_slots.long().contiguous()
+    _rope_write_kv(
+        q.data_ptr(),
+        q.stride(0),
+        k.data_ptr(),
+        k.stride(0),
+        v.data_ptr(),
+        v.stride(0),
+        KINDS[q.dtype],
+        cos_sin.data_ptr(),
+        cos_sin.shape[1],
+        positions.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        KINDS[k_cache.dtype],
+        out_slots.data_ptr(),
+        num_tokens,
+        num_heads,
+        k.shape[1],
+        head_dim,
+        threads=team_size(num_tokens * (num_heads + 2 * k.shape[1]) * head_dim),
+    )
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether each token's heads lie one after the other."""
+    return x.stride(2) == 1 and (x.stride(1) == x.shape[2] or x.shape[1] == 1)
+
+
+@entry(ints=18)
+def _rope_write_kv(call: int) -> None:
+    q, q_step = get_i64(call, ARGS), get_i64(call, ARGS + 1)
+    k, k_step = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3)
+    v, v_step = get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
+    kind = get_i64(call, ARGS + 6)
+    cos_sin, rotary = get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
+    positions = get_i64(call, ARGS + 9)
+    k_cache, v_cache, cache_kind = get_i64(call, ARGS + 10), get_i64(call, ARGS + 11), get_i64(call, ARGS + 12)
+    out_slots = get_i64(call, ARGS + 13)
+    num_tokens, num_heads, num_kv_heads = get_i64(call, ARGS + 14), get_i64(call, ARGS + 15), get_i64(call, ARGS + 16)
+    head_dim = get_i64(call, ARGS + 17)
+    task = take_number(call, TASK)
+    while task * _TOKENS_A_TASK < num_tokens:
+        for token in range(task * _TOKENS_A_TASK, min((task + 1) * _TOKENS_A_TASK, num_tokens)):
+            turns = get_i64(positions, token) * rotary
+            slot = get_i64(out_slots, token) * num_kv_heads * head_dim
+            for head in range(num_heads):
+                at = token * q_step + head * head_dim
+                _turn(q, at, kind, cos_sin, turns, rotary, q, at, kind, rotary)
+            for head in range(num_kv_heads):
+                at, to = head * head_dim, slot + head * head_dim
+                _turn(k, token * k_step + at, kind, cos_sin, turns, rotary, k_cache, to, cache_kind, head_dim)
+                _copy(v, token * v_step + at, kind, v_cache, to, cache_kind, head_dim)
+        task = take_number(call, TASK)
+
+
+@njit(forceinline=True)
+def _turn(
+    x: int,
+    at: int,
+    kind: int,
+    cos_sin: int,
+    turns: int,
+    rotary: int,
+    to: int,
+    to_at: int,
+    to_kind: int,
+    size: int,
+) -> None:
+    """One head: pair i is elements i and i + half; those from ``rotary`` up to ``size`` are copied."""
+    half = rotary // 2
+    whole = half - half % LANES
+    for i in range(0, whole, LANES):
+        a, b = load16(x, at + i, kind), load16(x, at + half + i, kind)
+        cos, sin = load16(cos_sin, turns + i, FLOAT32), load16(cos_sin, turns + half + i, FLOAT32)
+        store16(to, to_at + i, to_kind, a * cos - b * sin)
+        store16(to, to_at + half + i, to_kind, b * cos + a * sin)
+    for i in range(whole, half):
+        c, d = get(x, at + i, kind), get(x, at + half + i, kind)
+        cosine, sine = get(cos_sin, turns + i, FLOAT32), get(cos_sin, turns + half + i, FLOAT32)
+        put(to, to_at + i, to_kind, c * cosine - d * sine)
+        put(to, to_at + half + i, to_kind, d * cosine + c * sine)
+    _copy(x, at + rotary, kind, to, to_at + rotary, to_kind, size - rotary)
+
+
+@njit(forceinline=True)
+def _copy(x: int, at: int, kind: int, to: int, to_at: int, to_kind: int, size: int) -> None:
+    whole = size - size % LANES
+    for i in range(0, whole, LANES):
+        store16(to, to_at + i, to_kind, load16(x, at + i, kind))
+    for i in range(whole, size):
+        put(to, to_at + i, to_kind, get(x, at + i, kind))

@@ -1,0 +1,23 @@
+"""What the compiled kernels need to know of a tensor. Never copies one that is laid out as they read it."""
+
+import torch
+from torch import Tensor
+
+from .vector import BFLOAT16, FLOAT32
+
+KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+
+# Below this many elements (or products) a thread, waking the others takes longer than the work.
+MIN_SHARE = 8192
+
+
+def team_size(work: int, *, min_share: int = MIN_SHARE) -> int:
+    """The threads that ``work`` elements are worth, of those torch may use."""
+    return max(1, min(torch.get_num_threads(), work // min_share))
+
+
+def readable(x: Tensor) -> Tensor:
+    """The tensor, dense, as float32 unless it is bfloat16."""
+    if x.dtype not in KINDS:
+        x = x.float()
+    return x.contiguous()

@@ -1,0 +1,111 @@
+"""Paged attention on the CPU against its reference, and the independence of a row from its batch."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from phloem import kernels
+from phloem.kernels import reference
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of ``kv_lens`` tokens whose last ``num_queries`` ask, over scattered slots."""
+
+    kv_lens: tuple[int, ...]
+    num_queries: tuple[int, ...]
+    num_heads: int = 9
+    num_kv_heads: int = 3
+    head_dim: int = 64
+
+    def inputs(self, dtype: torch.dtype = torch.float32, cache_dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        num_rows, num_slots = len(self.kv_lens), sum(self.kv_lens) + 5
+        # Slots that belong to nobody hold what must never be read.
+        caches = [torch.full((num_slots, self.num_kv_heads, self.head_dim), float("nan")) for _ in range(2)]
+        order = torch.randperm(num_slots, dtype=torch.int32)
+        table = torch.full((num_rows + 2, max(self.kv_lens, default=0) + 3), 2**30, dtype=torch.int32)
+        row_ids = torch.randperm(num_rows + 2)[:num_rows].int()
+        start = 0
+        for row, kv_len in zip(row_ids.tolist(), self.kv_lens, strict=True):
+            slots = order[start : start + kv_len]
+            table[row, :kv_len] = slots
+            for cache in caches:
+                cache[slots.long()] = torch.randn(kv_len, self.num_kv_heads, self.head_dim)
+            start += kv_len
+        starts = torch.tensor([0, *self.num_queries]).cumsum(0).int()
+        q = torch.randn(int(starts[-1]), self.num_heads, self.head_dim).to(dtype)
+        k_cache, v_cache = (cache.to(cache_dtype) for cache in caches)
+        return [q, k_cache, v_cache, table, row_ids, starts, torch.tensor(self.kv_lens, dtype=torch.int32)]
+
+
+CASES = {
+    "none": Case((), ()),
+    "one_token": Case((1,), (1,)),
+    "decode": Case((100, 64, 65, 1, 513), (1, 1, 1, 1, 1)),
+    "mixed": Case((100, 65, 700, 31), (1, 3, 70, 31)),
+    "chunks": Case((1500, 1030), (1, 25)),
+    "odd_head": Case((70, 20), (9, 1), num_heads=4, num_kv_heads=1, head_dim=24),
+    "tiny_head": Case((70, 20), (9, 1), num_heads=4, num_kv_heads=4, head_dim=8),
+    "many_heads": Case((90,), (5,), num_heads=71, num_kv_heads=1, head_dim=16),
+    "wide_head": Case((600, 3), (12, 2), num_heads=14, num_kv_heads=2, head_dim=128),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 40}, {"soft_cap": 2.0, "sliding_window": 7}])
+def test_attention_equals_the_reference(name: str, dtype: torch.dtype, options: dict[str, float]) -> None:
+    inputs = CASES[name].inputs(dtype, dtype)
+    found = kernels.paged_attention(*inputs, scale=0.2, **options)
+    expected = reference.paged_attention(*inputs, scale=0.2, **options)
+    close = {"atol": 2e-5, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+    torch.testing.assert_close(found, expected, **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_and_cache_may_differ_in_type(dtype: torch.dtype) -> None:
+    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
+    inputs = CASES["mixed"].inputs(dtype, other)
+    expected = reference.paged_attention(*inputs, scale=0.1)
+    torch.testing.assert_close(kernels.paged_attention(*inputs, scale=0.1), expected, atol=1e-2, rtol=1e-2)
+
+
+def test_queries_may_be_a_slice_of_a_fused_projection() -> None:
+    q, *rest = CASES["mixed"].inputs()
+    fused = torch.cat((q, torch.randn(len(q), 6, 64)), dim=1)
+    found = kernels.paged_attention(fused[:, :9], *rest, scale=0.1)
+    assert torch.equal(found, kernels.paged_attention(q, *rest, scale=0.1))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_row_does_not_depend_on_its_batch_to_the_bit(threads: int) -> None:
+    q, k_cache, v_cache, table, row_ids, starts, kv_lens = CASES["chunks"].inputs(cache_dtype=torch.bfloat16)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = kernels.paged_attention(q, k_cache, v_cache, table, row_ids, starts, kv_lens, scale=0.125)
+        for token in range(len(q)):
+            row = int(token >= starts[1])
+            # The token alone, as a decode step of a row that ends with it.
+            kv_len = kv_lens[row : row + 1] - (starts[row + 1] - 1 - token)
+            alone = kernels.paged_attention(
+                q[token : token + 1],
+                k_cache,
+                v_cache,
+                table,
+                row_ids[row : row + 1],
+                torch.tensor([0, 1], dtype=torch.int32),
+                kv_len.int(),
+                scale=0.125,
+            )
+            assert torch.equal(alone[0], together[token])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_very_low_and_very_high_scores() -> None:
+    inputs = Case((130,), (130,)).inputs()
+    inputs[0] = inputs[0] * 1e4
+    expected = reference.paged_attention(*inputs, scale=1.0)
+    torch.testing.assert_close(kernels.paged_attention(*inputs, scale=1.0), expected, atol=1e-3, rtol=1e-3)

@@ -1,0 +1,91 @@
+"""The vector functions against numpy."""
+
+import numpy as np
+import torch
+from numba import njit
+from phloem.kernels.cpu.vector import (
+    BFLOAT16,
+    FLOAT32,
+    exp16,
+    load16,
+    load16_f32,
+    multiply_tile,
+    store16,
+    store16_f32,
+    transpose_tile,
+)
+
+_tile_3x2 = multiply_tile(3, 2)
+_transpose_f32, _transpose_bf16 = transpose_tile(FLOAT32), transpose_tile(BFLOAT16)
+
+
+@njit
+def _exp_all(x: int, y: int, count: int) -> None:
+    for i in range(0, count, 16):
+        store16_f32(y, i, exp16(load16_f32(x, i)))
+
+
+@njit
+def _convert(x: int, x_kind: int, y: int, y_kind: int, count: int) -> None:
+    for i in range(0, count, 16):
+        store16(y, i, y_kind, load16(x, i, x_kind))
+
+
+@njit
+def _multiply(a: int, b: int, c: int, count: int) -> None:
+    _tile_3x2(a, count, b, 32, c, 32, count)
+
+
+@njit
+def _transpose(rows: int, start: int, kind: int, to: int) -> None:
+    if kind == BFLOAT16:
+        _transpose_bf16(rows, start, to, 20)
+    else:
+        _transpose_f32(rows, start, to, 20)
+
+
+def test_exp_is_within_two_units_in_the_last_place() -> None:
+    x = np.linspace(-87.3, 88.3, 1 << 16, dtype=np.float32)
+    y = np.empty_like(x)
+    _exp_all(x.ctypes.data, y.ctypes.data, len(x))
+    assert np.abs(y / np.exp(x.astype(np.float64)) - 1).max() < 2 * np.finfo(np.float32).eps
+
+
+def test_exp_of_the_extremes() -> None:
+    x = np.array([-np.inf, -1e30, -87.4, 0.0, 100.0, np.inf, np.nan, *[0.0] * 9], dtype=np.float32)
+    y = np.empty_like(x)
+    _exp_all(x.ctypes.data, y.ctypes.data, len(x))
+    assert (y[:3] == 0).all() and y[3] == 1
+    assert np.isfinite(y[4:6]).all() and (y[4:6] > 1e38).all()
+    assert np.isnan(y[6])
+
+
+def test_bfloat16_rounds_as_torch_does() -> None:
+    x = torch.cat(
+        (torch.randn(4096), torch.tensor([0.0, -0.0, float("inf"), -float("inf"), 3.3e38, 1e-40, 1.00390625]))
+    )
+    x = torch.nn.functional.pad(x, (0, -len(x) % 16))
+    halves, back = torch.empty(len(x), dtype=torch.bfloat16), torch.empty(len(x))
+    _convert(x.data_ptr(), FLOAT32, halves.data_ptr(), BFLOAT16, len(x))
+    assert torch.equal(halves.view(torch.int16), x.bfloat16().view(torch.int16))
+    _convert(halves.data_ptr(), BFLOAT16, back.data_ptr(), FLOAT32, len(x))
+    assert torch.equal(back, halves.float())
+
+
+def test_tile_product_adds_to_what_is_there() -> None:
+    for count in (0, 1, 17):
+        a, b, c = torch.randn(3, count), torch.randn(count, 32), torch.randn(3, 32)
+        expected = c + a @ b
+        _multiply(a.data_ptr(), b.data_ptr(), c.data_ptr(), count)
+        torch.testing.assert_close(c, expected)
+
+
+def test_transpose_of_scattered_rows() -> None:
+    for kind, dtype in ((FLOAT32, torch.float32), (BFLOAT16, torch.bfloat16)):
+        x = torch.randn(40, 50).to(dtype)
+        picks = torch.randperm(40)[:16]
+        rows = torch.tensor([x[i].data_ptr() for i in picks.tolist()])
+        to = torch.zeros(16, 20)
+        _transpose(rows.data_ptr(), 34, kind, to.data_ptr())
+        assert torch.equal(to[:, :16], x[picks, 34:].float().T)
+        assert (to[:, 16:] == 0).all()
