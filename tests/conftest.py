@@ -1,12 +1,28 @@
-"""Fixtures that many folders' tests share."""
+"""Fixtures that many folders' tests share, and the threads that tests may use."""
 
+import os
 from pathlib import Path
 
 import pytest
-from phloem.tests.runtime.models.tiny import make_tiny_model
+
+# Before torch and numba are loaded: a test run shares its machine with others.
+for _name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(_name, str(min(2, os.cpu_count() or 1)))
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the reference implementation looks names up on the hub
 
 
 @pytest.fixture(scope="session")
 def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny random Llama and a byte tokenizer with ChatML (see tests/runtime/models/tiny.py)."""
+    from phloem.tests.runtime.models.tiny import make_tiny_model
+
     return make_tiny_model(tmp_path_factory.mktemp("tiny"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct as GGUF, where ``phloem pull`` keeps it; fetched if it is not there. Mark: ``model``."""
+    from phloem.runtime.weights.resolve import resolve_model
+
+    return resolve_model("smollm2")

@@ -1,0 +1,185 @@
+"""Who may import whom: the table of the design, held for every import in the package, lazy ones too."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import phloem
+import pytest
+
+ROOT = Path(phloem.__file__).parent
+NOT_LAYERED = {"tests", "examples", "benchmarks", "docs", "build", "dist"}
+
+# Lowest first. A part imports from rows above its own line only, and from parts before it in a row that is a list.
+ROWS: list[set[str] | list[str]] = [
+    {"kernels", "radix_cache", "constrained"},
+    {"runtime.protocol"},
+    {"lang", "runtime.config", "runtime.metrics", "runtime.transport"},
+    ["runtime.quant", "runtime.weights", "runtime.tokenizer"],
+    {"runtime.memory", "runtime.scheduler"},
+    {"runtime.layers"},
+    {"runtime.models"},
+    {"runtime.executor"},
+    {"runtime.speculative"},
+    {"runtime.engine"},
+    {"runtime.llm", "runtime.process"},
+    {"runtime.server", "runtime.cluster"},
+]
+# The face may import everything; nothing imports the face, except for the package's own version.
+FACE = {"__init__", "__main__", "cli", "doctor"}
+# These import less than their row would allow.
+ONLY = {
+    "runtime.protocol": {"constrained.spec"},
+    "lang": {"runtime.protocol", "constrained.spec"},
+    "runtime.config": {"runtime.protocol"},
+    "runtime.metrics": {"runtime.protocol"},
+    "runtime.transport": {"runtime.protocol"},
+}
+TORCH_FREE = [
+    "phloem",
+    "phloem.cli",
+    "phloem.lang",
+    "phloem.constrained",
+    "phloem.radix_cache",
+    "phloem.runtime.protocol",
+    "phloem.runtime.config",
+    "phloem.runtime.scheduler",
+    "phloem.runtime.tokenizer",
+    "phloem.runtime.weights.resolve",
+]
+
+
+def allowed() -> dict[str, set[str]]:
+    """For each part the parts it may import."""
+    table, lower = {}, set[str]()
+    for row in ROWS:
+        for index, part in enumerate(row):
+            before = set(row[:index]) if isinstance(row, list) else set()
+            table[part] = ONLY.get(part, lower | before)
+        lower |= set(row)
+    return table
+
+
+ALLOWED = allowed()
+
+
+def part_of(module: str) -> str | None:
+    """The part of the house that ``module`` (a dotted name inside the package) belongs to."""
+    names = module.split(".")
+    for part in (".".join(names[:2]), names[0]):
+        if part in ALLOWED or part in FACE:
+            return part
+    return None
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    for file in sorted(ROOT.rglob("*.py")):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        if parts[0] not in NOT_LAYERED and not parts[0].startswith("."):
+            yield ".".join(parts), file
+
+
+def imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and dotted name inside the package of everything of the package that ``module`` imports anywhere."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "phloem":
+                    yield node.lineno, alias.name.removeprefix("phloem").lstrip(".")
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                package = module.split(".")[: -node.level]
+                assert node.level <= len(module.split(".")), f"{module}:{node.lineno} reaches above the package"
+                base = ".".join([*package, *([node.module] if node.module else [])])
+            elif (node.module or "").split(".")[0] == "phloem":
+                base = (node.module or "").removeprefix("phloem").lstrip(".")
+            else:
+                continue
+            for alias in node.names:
+                yield node.lineno, resolved(base, alias.name)
+        elif isinstance(node, ast.Call) and is_import_module(node.func) and isinstance(node.args[0], ast.Constant):
+            name = str(node.args[0].value)
+            if name.split(".")[0] == "phloem":
+                yield node.lineno, name.removeprefix("phloem").lstrip(".")
+
+
+def resolved(base: str, name: str) -> str:
+    """``from base import name``: the module ``base.name`` where that is one, otherwise ``base``."""
+    inner = ROOT.joinpath(*base.split(".") if base else (), name)
+    if inner.with_suffix(".py").is_file() or (inner / "__init__.py").is_file():
+        return f"{base}.{name}".lstrip(".")
+    return base
+
+
+def is_import_module(func: ast.expr) -> bool:
+    return getattr(func, "id", getattr(func, "attr", "")) in ("import_module", "_import_module", "__import__")
+
+
+def violations(module: str, source: str) -> list[str]:
+    part = part_of(module)
+    if part is None:
+        return [] if module == "runtime.__init__" else [f"{module} belongs to no part of the table"]
+    found = []
+    for line, target in imports(module, ast.parse(source)):
+        to = part_of(target)
+        if part in FACE or to == part:
+            continue
+        fits = to is not None and any(target == ok or target.startswith(ok + ".") for ok in ALLOWED[part])
+        if not fits:
+            found.append(f"{module}:{line} imports {target or 'the face'}")
+    return found
+
+
+def test_every_import_goes_down_the_table() -> None:
+    assert [fault for module, file in sources() for fault in violations(module, file.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "faults"),
+    [
+        ("runtime.scheduler.plan", "from ...radix_cache import Lease", 0),
+        ("runtime.scheduler.plan", "def f():\n    from ..engine import Engine", 1),
+        ("runtime.scheduler.plan", "def f():\n    import phloem.runtime.memory", 1),
+        ("runtime.scheduler.plan", "from phloem.runtime import layers", 1),
+        ("runtime.scheduler.plan", "from .. import executor, config", 1),
+        ("runtime.weights.resolve", "from ..quant import QuantTensor", 0),
+        ("runtime.weights.resolve", "from ..tokenizer import Tokenizer", 1),
+        ("runtime.protocol.ops", "from ...constrained.spec import GrammarSpec", 0),
+        ("runtime.protocol.ops", "from ...constrained.machine import x", 1),
+        ("lang.ir", "from ..runtime.protocol.ops import Gen", 0),
+        ("lang.ir", "from ..runtime.engine import Engine", 1),
+        ("lang.ir", "from .. import __version__", 1),
+        ("radix_cache.tree", "from ..constrained import spec", 1),
+        ("kernels.cpu.norm", "import_module('phloem.runtime.quant')", 1),
+        ("runtime.server.app", "from ..engine import Engine\nfrom ...kernels import sample", 0),
+        ("runtime.newcomer", "", 1),
+        ("cli", "from .runtime.server import serve", 0),
+    ],
+)
+def test_the_guard_sees_every_kind_of_import(module: str, source: str, faults: int) -> None:
+    assert len(violations(module, source)) == faults
+
+
+def test_the_environment_is_read_by_the_command_line_alone() -> None:
+    """`home` is the one exception: a program must find what the command has fetched; `pull` hands it on to pip."""
+    readers = set()
+    for module, file in sources():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"):
+                readers.add(module)
+    assert readers <= {"cli", "runtime.weights.home", "runtime.weights.pull"}
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_no_torch_is_imported_by(module: str) -> None:
+    code = (
+        f"import importlib, pkgutil, sys\nmodule = importlib.import_module({module!r})\n"
+        "if module.__name__ != 'phloem':\n"
+        "    for found in pkgutil.walk_packages(getattr(module, '__path__', []), module.__name__ + '.'):\n"
+        "        importlib.import_module(found.name)\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd="/")
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
