@@ -73,6 +73,9 @@ class _Folder:
             backend = Backend.from_str(json.dumps(self.spec))
         except Exception as error:  # the library raises nothing more exact
             raise UnknownModel(f"{self.file} cannot be read as a tokenizer: {error}") from error
+        for i, token in self.added.items():
+            if i not in self.special and backend.token_to_id(token["content"]) != i:
+                raise Unsupported(f"{self.file}: added token {token['content']!r} shares its spelling with another")
         table = VocabTable(self.texts, token_bytes, self.special, self.unused)
         return Tokenizer(backend, table, ids, prefix_space=prefix_space)
 
@@ -166,21 +169,20 @@ class _Folder:
         return bool(self.config.get("add_bos_token", False))
 
     def _hide_special(self) -> None:
-        """Take special tokens out of the backend's reach: no text may become one."""
-        self.spec["added_tokens"] = [
-            token for token_id, token in self.added.items() if token_id not in self.special and not token.get("special")
-        ]
+        """Take special tokens out of the backend's reach: no text may become one.
+
+        The model keeps an entry for every id, under a name nobody can write, so that the others keep theirs.
+        """
+        self.spec["added_tokens"] = [token for i, token in self.added.items() if i not in self.special]
         vocab, hidden = self.model["vocab"], HiddenNames()
+        names = [hidden[i] if i in self.special or i in self.unused else text for i, text in enumerate(self.texts)]
         if isinstance(vocab, list):
-            self.model["vocab"] = [
-                [hidden[i], entry[1]] if i in self.special else entry for i, entry in enumerate(vocab)
-            ]
+            self.model["vocab"] = [[name, vocab[i][1] if i < len(vocab) else 0.0] for i, name in enumerate(names)]
             return
-        names = {self.texts[i]: hidden[i] for i in self.special if vocab.get(self.texts[i]) == i}
-        self.model["vocab"] = {names.get(text, text): token_id for text, token_id in vocab.items()}
-        if self.model.get("unk_token") in names:
-            self.model["unk_token"] = names[self.model["unk_token"]]
-        known = self.model["vocab"]
+        self.model["vocab"] = known = {name: i for i, name in enumerate(names)}
+        unk = self.model.get("unk_token")
+        if unk is not None:
+            self.model["unk_token"] = names[vocab[unk]] if unk in vocab else None
         pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in self.model.get("merges") or []]
         self.model["merges"] = [[a, b] for a, b in pairs if a in known and b in known and a + b in known]
 

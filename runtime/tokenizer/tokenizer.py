@@ -147,10 +147,13 @@ class Tokenizer:
             text = " " + text
         try:
             return self._backend.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as error:
+        except TypeError:
+            at = _lone_surrogate(text)
+            if at is None:
+                raise
             raise InvalidRequest(
-                f"text holds the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}, "
-                "which is no Unicode text; replace it"
+                f"text holds the lone surrogate U+{ord(text[at]):04X} at character {at}, which is no Unicode text; "
+                "replace it"
             ) from None
 
     @cached_property
@@ -195,3 +198,11 @@ class Tokenizer:
         from ...constrained.vocabulary import Vocabulary
 
         return Vocabulary(self.token_bytes, set(self.special_ids), self.eos_id)
+
+
+def _lone_surrogate(text: str) -> int | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
