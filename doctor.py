@@ -86,7 +86,7 @@ def _numba() -> str:
         import numba
     except ImportError as error:
         return f"cannot be imported: {error}"
-    return f"compiles for {numba.config.CPU_NAME or 'this CPU'}, {numba.config.NUMBA_DEFAULT_NUM_THREADS} threads"
+    return f"{numba.__version__}, {numba.get_num_threads()} threads"
 
 
 def _cuda() -> str:

@@ -176,7 +176,7 @@ def _place(error: Exception, messages: Sequence[Mapping[str, Any]]) -> str:
 class _GenerationBlock(jinja2.ext.Extension):
     """``{% generation %}...{% endgeneration %}`` marks an assistant's part for training; here it is its content."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012  jinja2 wants a set
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

@@ -164,7 +164,7 @@ class _Folder:
         """What tokenizer.json itself puts first decides; the flag of old configs counts where it says nothing."""
         for step in _steps(self.spec.get("post_processor"), "processors"):
             if step.get("type") == "TemplateProcessing":
-                first = next(iter(step.get("single") or []), {})
+                first: dict[str, Any] = next(iter(step.get("single") or []), {})
                 return bool(first.get("SpecialToken", {}).get("id") == bos_text)
         return bool(self.config.get("add_bos_token", False))
 
