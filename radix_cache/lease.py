@@ -67,8 +67,7 @@ class Lease:
         taken = self._cache._take(n)
         self._grow_buffer(self.num_slots + n)
         self._buffer[self.num_slots : self.num_slots + n] = taken
-        self.stale_from = min(self.stale_from, self.num_slots)
-        self.num_slots += n
+        self.num_slots += n  # stale_from never lies beyond what num_slots was, so what is new is stale
 
     def commit(self, tokens: np.ndarray) -> None:
         """The KV of ``tokens`` (the whole sequence from position 0) is computed: give it to the tree.
