@@ -8,7 +8,32 @@ from typing import Any as _Any
 
 __version__ = "0.1.0"
 
-_HOMES: dict[str, str] = {}
+_HOMES: dict[str, str] = {
+    "assistant": ".lang.api",
+    "assistant_begin": ".lang.api",
+    "assistant_end": ".lang.api",
+    "flush_cache": ".lang.api",
+    "function": ".lang.api",
+    "gen": ".lang.api",
+    "gen_int": ".lang.api",
+    "gen_string": ".lang.api",
+    "get_server_info": ".lang.api",
+    "global_config": ".lang.global_config",
+    "greedy_token_selection": ".lang.choices",
+    "image": ".lang.api",
+    "select": ".lang.api",
+    "separate_reasoning": ".lang.api",
+    "set_default_backend": ".lang.api",
+    "system": ".lang.api",
+    "system_begin": ".lang.api",
+    "system_end": ".lang.api",
+    "token_length_normalized": ".lang.choices",
+    "unconditional_likelihood_normalized": ".lang.choices",
+    "user": ".lang.api",
+    "user_begin": ".lang.api",
+    "user_end": ".lang.api",
+    "video": ".lang.api",
+}
 
 
 def __getattr__(name: str) -> _Any:

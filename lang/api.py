@@ -1,0 +1,267 @@
+"""The words of the language: ``gen``, ``select``, roles, the default backend. They build expressions; nothing runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from ..constrained.spec import GrammarSpec
+from ..runtime.protocol.errors import InvalidRequest
+from . import ir
+from .backend.base_backend import BaseBackend, as_backend
+from .choices import ChoicesSamplingMethod, token_length_normalized
+from .function import SglFunction
+from .global_config import global_config
+
+Strings = str | Sequence[str]
+
+
+@overload
+def function(func: Callable[..., Any], num_api_spec_tokens: int | None = None) -> SglFunction: ...
+@overload
+def function(
+    func: None = None, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., Any]], SglFunction]: ...
+def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
+    """Make a program of a Python function whose first argument is ``s``. Bare, or called with options."""
+    if func is not None:
+        return SglFunction(func, num_api_spec_tokens)
+    return lambda func: SglFunction(func, num_api_spec_tokens)
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: Strings | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: Strings | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesSamplingMethod | None = None,
+    regex: str | None = None,
+    json_schema: str | dict[str, Any] | None = None,
+    *,
+    ebnf: str | None = None,
+    lark: str | None = None,
+    repetition_penalty: float | None = None,
+    seed: int | None = None,
+    logit_bias: dict[int, float] | None = None,
+    heal: bool | None = None,
+) -> ir.SglExpr:
+    """Generate text here; ``s[name]`` will be it. What is None comes from ``run()``.
+
+    One of ``regex``, ``json_schema``, ``ebnf``, ``lark`` or ``dtype`` restricts what can be written. ``choices`` makes
+    it a ``select``. ``n > 1`` gives a list; the text goes on with its first.
+    """
+    if choices:
+        return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
+    overrides = ir.sampling_overrides(
+        {
+            "max_tokens": max_tokens,
+            "min_tokens": min_tokens,
+            "n": n,
+            "stop": stop,
+            "stop_token_ids": stop_token_ids,
+            "stop_regex": stop_regex,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
+            "repetition_penalty": repetition_penalty,
+            "ignore_eos": ignore_eos,
+            "return_logprob": return_logprob,
+            "logprob_start_len": logprob_start_len,
+            "top_logprobs_num": top_logprobs_num,
+            "return_text_in_logprobs": return_text_in_logprobs,
+            "dtype": dtype,
+            "seed": seed,
+            "logit_bias": logit_bias,
+            "heal": heal,
+        }
+    )
+    grammar = _grammar(dtype=dtype, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark)
+    return ir.SglGen(name, overrides, grammar)
+
+
+def _grammar(
+    *,
+    dtype: Any,
+    regex: str | None,
+    json_schema: str | dict[str, Any] | None,
+    ebnf: str | None,
+    lark: str | None,
+) -> GrammarSpec | None:
+    given = {"regex": regex, "json_schema": json_schema, "ebnf": ebnf, "lark": lark}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise InvalidRequest(f"gen() was given {' and '.join(named)}; one grammar can hold, so give one")
+    if dtype is not None:
+        pattern = ir.REGEX_OF_DTYPE.get(dtype)
+        if pattern is None:
+            raise InvalidRequest(f"dtype={dtype!r}: must be int, float, bool or str")
+        return GrammarSpec("regex", pattern)
+    if regex is not None:
+        re.compile(regex)  # a bad one raises here, where it is written
+        return GrammarSpec("regex", regex)
+    if json_schema is not None:
+        return GrammarSpec("json_schema", json_schema if isinstance(json_schema, str) else json.dumps(json_schema))
+    if ebnf is not None:
+        return GrammarSpec("ebnf", ebnf)
+    return None if lark is None else GrammarSpec("lark", lark)
+
+
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: Strings | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: Strings | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+) -> ir.SglExpr:
+    """``gen(dtype=int)``: digits, as text."""
+    return _gen_dtype(int, locals())
+
+
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: Strings | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: Strings | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+) -> ir.SglExpr:
+    """``gen(dtype=str)``: a quoted string, quotes included."""
+    return _gen_dtype(str, locals())
+
+
+def _gen_dtype(dtype: type, given: dict[str, Any]) -> ir.SglExpr:
+    return gen(**given, dtype=dtype)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesSamplingMethod | None = None,
+) -> ir.SglExpr:
+    """The likeliest of ``choices`` goes here; ``s[name]`` will be it."""
+    if not choices or isinstance(choices, str) or not all(isinstance(choice, str) and choice for choice in choices):
+        raise InvalidRequest(f"select({name!r}, choices={choices!r}): must be a list of non-empty strings, one or more")
+    return ir.SglSelect(name, tuple(choices), temperature, choices_method or token_length_normalized)
+
+
+def image(expr: str | bytes) -> ir.SglExpr:
+    """An image, by path or as bytes."""
+    return ir.SglImage(expr)
+
+
+def video(path: str, num_frames: int) -> ir.SglExpr:
+    """``num_frames`` evenly spread frames of a video file."""
+    return ir.SglVideo(path, num_frames)
+
+
+def _role(role: str, expr: ir.SglExpr | str | None) -> ir.SglExpr:
+    begin, end = ir.SglRoleBegin(role), ir.SglRoleEnd(role)
+    return ir.SglExprList((begin, end)) if expr is None else begin + expr + end
+
+
+def system(expr: ir.SglExpr | str | None = None) -> ir.SglExpr:
+    """A system message around ``expr``."""
+    return _role("system", expr)
+
+
+def user(expr: ir.SglExpr | str | None = None) -> ir.SglExpr:
+    return _role("user", expr)
+
+
+def assistant(expr: ir.SglExpr | str | None = None) -> ir.SglExpr:
+    return _role("assistant", expr)
+
+
+def system_begin() -> ir.SglExpr:
+    return ir.SglRoleBegin("system")
+
+
+def system_end() -> ir.SglExpr:
+    return ir.SglRoleEnd("system")
+
+
+def user_begin() -> ir.SglExpr:
+    return ir.SglRoleBegin("user")
+
+
+def user_end() -> ir.SglExpr:
+    return ir.SglRoleEnd("user")
+
+
+def assistant_begin() -> ir.SglExpr:
+    return ir.SglRoleBegin("assistant")
+
+
+def assistant_end() -> ir.SglExpr:
+    return ir.SglRoleEnd("assistant")
+
+
+def separate_reasoning(expr: ir.SglExpr, model_type: str = "") -> ir.SglExpr:
+    """``s[name]`` is the answer alone, ``s[name + "_reasoning_content"]`` what was thought before it."""
+    return ir.SglSeparateReasoning(expr, model_type)
+
+
+def set_default_backend(backend: Any) -> None:
+    """What programs run on when ``run()`` names no backend: a Runtime, an Engine, a connection, or a BaseBackend."""
+    global_config.default_backend = None if backend is None else as_backend(backend)
+
+
+def _given_or_default(backend: Any) -> BaseBackend | None:
+    chosen = backend if backend is not None else global_config.default_backend
+    return None if chosen is None else as_backend(chosen)
+
+
+def flush_cache(backend: Any = None) -> bool:
+    """Forget every cached prefix that nobody uses; False where there is no backend."""
+    chosen = _given_or_default(backend)
+    return False if chosen is None else chosen.flush_cache()
+
+
+def get_server_info(backend: Any = None) -> dict[str, Any] | None:
+    chosen = _given_or_default(backend)
+    return None if chosen is None else chosen.get_server_info()

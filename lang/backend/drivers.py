@@ -1,0 +1,69 @@
+"""Where an interpreting backend's calls run: a bounded pool of threads, or one event loop on a thread of its own.
+
+Made on a backend's first use and kept by it. Never holds a program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .base_backend import BaseBackend
+
+_making = threading.Lock()
+
+
+class LoopThread:
+    """An event loop that other threads give coroutines to; what comes in a burst wakes it once."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._inbox: deque[tuple[Callable[..., Coroutine[Any, Any, Any]], tuple[Any, ...]]] = deque()
+        self._is_woken = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def call(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
+        self._inbox.append((function, args))
+        if not self._is_woken:
+            self._is_woken = True
+            self.loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        self._is_woken = False  # before the queue is emptied: what comes after the last popleft wakes again
+        while self._inbox:
+            function, args = self._inbox.popleft()
+            task = self.loop.create_task(function(*args))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+def pool_of(backend: BaseBackend) -> ThreadPoolExecutor:
+    pool: ThreadPoolExecutor | None = backend.__dict__.get("_phloem_pool")
+    if pool is None:
+        with _making:
+            pool = backend.__dict__.get("_phloem_pool")
+            if pool is None:
+                pool = ThreadPoolExecutor(backend.max_threads, thread_name_prefix=type(backend).__name__)
+                backend.__dict__["_phloem_pool"] = pool
+    return pool
+
+
+def loop_of(backend: BaseBackend) -> LoopThread:
+    loop: LoopThread | None = backend.__dict__.get("_phloem_loop")
+    if loop is None:
+        with _making:
+            loop = backend.__dict__.get("_phloem_loop")
+            if loop is None:
+                loop = LoopThread(f"{type(backend).__name__}-loop")
+                backend.__dict__["_phloem_loop"] = loop
+    return loop

@@ -1,0 +1,91 @@
+"""What an interpreting backend sees of one sequence: the text, messages and variables as far as they are computed.
+
+The names are SGLang's (``text_``, ``messages_``, ``sid``, ...), as third parties' backends read them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ..nodes import Node
+
+if TYPE_CHECKING:
+    from .base_backend import BaseBackend
+
+
+class StreamExecutor:
+    """Owned by one ``InterpretedSession``; only the driver that runs it writes to it."""
+
+    __slots__ = (
+        "arguments",
+        "backend",
+        "chat_template",
+        "cur_images",
+        "cur_role",
+        "cur_role_begin_pos",
+        "default_sampling_para",
+        "error_",
+        "fork_start_text_pos",
+        "images_",
+        "is_driven",
+        "is_finished",
+        "is_unborn",
+        "messages_",
+        "meta_info",
+        "num_api_spec_tokens",
+        "queue",
+        "seq",
+        "sid",
+        "speculated_text",
+        "stream",
+        "text_",
+        "variables",
+    )
+
+    def __init__(self, backend: BaseBackend, seq: int, *, stream: bool, is_unborn: bool = False) -> None:
+        self.backend = backend
+        self.seq = seq
+        self.sid = uuid.uuid4().hex
+        self.stream = stream
+        self.chat_template = backend.get_chat_template()
+        self.text_ = ""
+        self.messages_: list[dict[str, Any]] = []
+        self.variables: dict[str | None, Any] = {}
+        self.meta_info: dict[str | None, Any] = {}
+        self.images_: list[Any] = []
+        self.cur_images: list[Any] = []
+        self.cur_role: str | None = None
+        self.cur_role_begin_pos = 0
+        self.fork_start_text_pos = 0
+        self.arguments: dict[str, Any] = {}
+        self.default_sampling_para: Any = None
+        self.num_api_spec_tokens: int | None = None
+        self.speculated_text = ""
+        self.error_: BaseException | None = None
+        self.queue: deque[Node] = deque()
+        self.is_driven = False
+        self.is_finished = False
+        self.is_unborn = is_unborn
+
+    def start_as(self, parent: StreamExecutor) -> None:
+        """Become what ``parent`` is now."""
+        self.text_ = parent.text_
+        self.messages_ = list(parent.messages_)
+        self.variables = dict(parent.variables)
+        self.meta_info = dict(parent.meta_info)
+        self.images_ = list(parent.images_)
+        self.cur_images = list(parent.cur_images)
+        self.cur_role = parent.cur_role
+        self.cur_role_begin_pos = parent.cur_role_begin_pos
+        self.fork_start_text_pos = len(parent.text_)
+        self.default_sampling_para = parent.default_sampling_para
+        self.error_ = parent.error_
+        self.is_unborn = False
+
+    def text(self) -> str:
+        return self.text_
+
+    def messages(self) -> list[dict[str, Any]]:
+        return self.messages_

@@ -1,0 +1,348 @@
+"""The interpreted path: the same nodes, one call to the backend per generation.
+
+A sequence is driven by at most one task at a time, and a task that must wait for another sequence gives its thread
+back. Backends with ``generate_async`` are driven on one event loop; the others on a pool of at most ``max_threads``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...runtime.protocol.errors import Cancelled, DependencyFailed, Unsupported
+from ..chat_template import ChatTemplate
+from ..images import data_url
+from ..ir import SglSamplingParams, to_sgl_params
+from ..nodes import (
+    CloseNode,
+    DefaultSystemNode,
+    ForkNode,
+    GenNode,
+    ImageNode,
+    JoinNode,
+    Node,
+    PasteNode,
+    PinNode,
+    RoleNode,
+    SelectNode,
+    TextNode,
+)
+from ..values import Leaf
+from .drivers import loop_of, pool_of
+from .executor import StreamExecutor
+
+if TYPE_CHECKING:
+    from ..program import Program
+    from .base_backend import BaseBackend
+
+
+class InterpretedSession:
+    decides_custom_choices = True
+
+    def __init__(self, backend: BaseBackend, program: Program) -> None:
+        self._backend = backend
+        self._program = program
+        self._template: ChatTemplate = backend.get_chat_template()
+        self._is_async = callable(getattr(backend, "generate_async", None))
+        self._lock = threading.Lock()
+        self._executors: dict[int, StreamExecutor] = {}
+        self._joining: list[StreamExecutor] = []  # wait for forks to end
+        self._num_open = 0
+        self._costs = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 0}
+        self.closed = Leaf(program, None)
+
+    def executor(self, seq: int) -> StreamExecutor:
+        return self._executors[seq]
+
+    # -- roles --------------------------------------------------------------------------------------------------------
+
+    def default_system(self) -> tuple[str, str] | None:
+        content = self._template.default_system_prompt
+        if content is None:
+            return None
+        prefix, suffix = self._template.get_prefix_and_suffix("system", [])
+        return content, prefix + content + suffix
+
+    def role_text(self, role: str, *, is_begin: bool, messages: list[dict[str, Any]]) -> str:
+        return self._template.get_prefix_and_suffix(role, messages)[0 if is_begin else 1]
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def ship(self, nodes: list[Node]) -> None:
+        touched: dict[int, StreamExecutor] = {}
+        with self._lock:
+            for node in nodes:
+                executor = self._executors.get(node.seq)
+                if executor is None:
+                    executor = self._new_executor(node.seq)
+                executor.queue.append(node)
+                if isinstance(node, ForkNode):
+                    for child in node.children:
+                        self._new_executor(child, is_unborn=True)
+                touched[node.seq] = executor
+        for executor in touched.values():
+            self._start(executor)
+
+    def _new_executor(self, seq: int, *, is_unborn: bool = False) -> StreamExecutor:
+        executor = StreamExecutor(self._backend, seq, stream=self._program.stream, is_unborn=is_unborn)
+        self._executors[seq] = executor
+        self._num_open += 1
+        executor.arguments = self._program.arguments
+        self._backend.begin_program(executor)
+        return executor
+
+    def cancel(self, leaf: Leaf | None = None) -> None:
+        """Calls under way go on (a foreign API has no way back); nothing new is asked."""
+        gone = Cancelled("cancelled by the program")
+        if leaf is not None:
+            leaf.fail(gone)
+            return
+        with self._lock:
+            executors = list(self._executors.values())
+            for executor in executors:
+                for node in executor.queue:
+                    if isinstance(node, GenNode | SelectNode):
+                        node.leaf.fail(gone)
+                executor.queue.clear()
+                executor.is_finished = True
+        self.closed.resolve((), dict(self._costs))
+
+    # -- driving ------------------------------------------------------------------------------------------------------
+
+    def _start(self, executor: StreamExecutor) -> None:
+        with self._lock:
+            if executor.is_driven or executor.is_unborn or not executor.queue:
+                return
+            executor.is_driven = True
+        if self._program.inline:
+            self._drive(executor)
+        elif self._is_async:
+            loop_of(self._backend).call(self._drive_async, executor)
+        else:
+            pool_of(self._backend).submit(self._drive, executor)
+
+    def _drive(self, executor: StreamExecutor) -> None:
+        steps = self._steps(executor)
+        result: Any = None
+        while True:
+            try:
+                node = steps.send(result)
+            except StopIteration:
+                return
+            try:
+                result = self._call(executor, node)
+            except Exception as error:
+                result = error
+
+    async def _drive_async(self, executor: StreamExecutor) -> None:
+        steps = self._steps(executor)
+        result: Any = None
+        while True:
+            try:
+                node = steps.send(result)
+            except StopIteration:
+                return
+            try:
+                result = await self._call_async(executor, node)
+            except (Exception, asyncio.CancelledError) as error:
+                result = error
+
+    def _call(self, executor: StreamExecutor, node: GenNode | SelectNode) -> Any:
+        backend = self._backend
+        if isinstance(node, SelectNode):
+            return backend.select(executor, list(node.choices), node.temperature, node.method)
+        params = self._params(node)
+        if not node.stream:
+            return backend.generate(executor, params)
+        parts: list[str] = []
+        meta: dict[str, Any] = {}
+        for chunk, chunk_meta in backend.generate_stream(executor, params):
+            parts.append(chunk)
+            meta = chunk_meta
+            node.leaf.push(chunk)
+        return "".join(parts), meta
+
+    async def _call_async(self, executor: StreamExecutor, node: GenNode | SelectNode) -> Any:
+        backend: Any = self._backend
+        if isinstance(node, SelectNode):
+            if (select := getattr(backend, "select_async", None)) is None:
+                return await asyncio.to_thread(self._call, executor, node)
+            return await select(executor, list(node.choices), node.temperature, node.method)
+        if not node.stream:
+            return await backend.generate_async(executor, self._params(node))
+        if (generate_stream := getattr(backend, "generate_stream_async", None)) is None:
+            return await asyncio.to_thread(self._call, executor, node)
+        parts: list[str] = []
+        meta: dict[str, Any] = {}
+        async for chunk, chunk_meta in generate_stream(executor, self._params(node)):
+            parts.append(chunk)
+            meta = chunk_meta
+            node.leaf.push(chunk)
+        return "".join(parts), meta
+
+    def _params(self, node: GenNode) -> SglSamplingParams:
+        return to_sgl_params(node.defaults, node.gen, extra_stop=self._template.stop_str)
+
+    def _steps(self, executor: StreamExecutor) -> Generator[GenNode | SelectNode, Any, None]:
+        """Run nodes in order; yields each call to be made and takes its result (or the exception it raised)."""
+        while True:
+            with self._lock:
+                if not executor.queue:
+                    executor.is_driven = False
+                    return
+                node = executor.queue[0]
+                blocker = self._blocker(executor, node)
+                if blocker is None:
+                    executor.queue.popleft()
+                else:
+                    executor.is_driven = False
+            if blocker is not None:
+                if isinstance(blocker, Leaf) and blocker.subscribe(blocker.done, lambda: self._start(executor)):
+                    self._start(executor)
+                return
+            try:
+                if executor.error_ is not None and not isinstance(node, CloseNode):
+                    self._skip(executor, node)
+                elif isinstance(node, GenNode | SelectNode):
+                    result = yield node
+                    if isinstance(result, BaseException):
+                        raise result
+                    self._take(executor, node, result)
+                else:
+                    self._run(executor, node)
+            except (Exception, asyncio.CancelledError) as error:
+                executor.error_ = error
+                self._fail(executor, node, error)
+
+    def _blocker(self, executor: StreamExecutor, node: Node) -> Leaf | Literal["children"] | None:
+        """What ``node`` has to wait for, if anything. With the lock held."""
+        if isinstance(node, PasteNode) and not node.source.is_done:
+            return node.source
+        if isinstance(node, JoinNode) and not all(self._executors[child].is_finished for child in node.children):
+            self._joining.append(executor)  # a child's Close wakes it
+            return "children"
+        return None
+
+    # -- what nodes do ------------------------------------------------------------------------------------------------
+
+    def _run(self, executor: StreamExecutor, node: Node) -> None:
+        match node:
+            case TextNode():
+                executor.text_ += node.text
+            case PasteNode():
+                if node.source.error is not None:
+                    raise DependencyFailed(f"{node.source.name!r} is pasted here, but failed") from node.source.error
+                executor.text_ += node.source.texts[node.index]
+            case RoleNode():
+                self._role(executor, node)
+            case DefaultSystemNode():
+                executor.messages_.append({"role": "system", "content": node.content})
+                executor.text_ += node.text
+            case ImageNode():
+                executor.images_.append((node.hash, node.data))
+                executor.cur_images.append((node.hash, node.data))
+                self._backend.fill_image(executor)
+            case ForkNode():
+                children = [self._executors[child] for child in node.children]
+                if len(children) > 1:
+                    self._backend.commit_lazy_operations(executor)
+                self._backend.fork_program(executor, children)
+                self._bear(executor, children)
+            case JoinNode():
+                if node.mode == "concate_and_append":
+                    self._concatenate(executor, [self._executors[child] for child in node.children])
+            case CloseNode():
+                self._close(executor)
+            case PinNode():
+                node.leaf.fail(Unsupported(f"{type(self._backend).__name__} cannot pin prefixes"))
+            case _:
+                raise AssertionError(node)
+
+    def _role(self, executor: StreamExecutor, node: RoleNode) -> None:
+        if node.is_begin:
+            executor.text_ += node.text
+            executor.cur_role = node.role
+            executor.cur_role_begin_pos = len(executor.text_)
+            executor.cur_images = []
+            return
+        content = executor.text_[executor.cur_role_begin_pos :].lstrip()
+        if executor.cur_images:
+            urls = [{"type": "image_url", "image_url": {"url": data_url(data)}} for _, data in executor.cur_images]
+            executor.messages_.append({"role": node.role, "content": [{"type": "text", "text": content}, *urls]})
+        else:
+            executor.messages_.append({"role": node.role, "content": content})
+        executor.text_ += node.text
+        executor.cur_role = None
+        executor.cur_images = []
+
+    def _bear(self, executor: StreamExecutor, children: list[StreamExecutor]) -> None:
+        for child in children:
+            child.start_as(executor)
+        for child in children:
+            self._start(child)
+
+    def _concatenate(self, executor: StreamExecutor, children: list[StreamExecutor]) -> None:
+        for child in children:
+            if child.error_ is not None:
+                raise DependencyFailed("a fork that is joined here has failed") from child.error_
+        if self._backend.support_concate_and_append:
+            self._backend.concatenate_and_append([child.sid for child in children], executor.sid)
+        for child in children:
+            executor.text_ += child.text_[child.fork_start_text_pos :]
+
+    def _take(self, executor: StreamExecutor, node: GenNode | SelectNode, result: Any) -> None:
+        """A call's result becomes text, variable and cost."""
+        self._costs["calls"] += 1
+        name = node.leaf.name
+        if isinstance(node, SelectNode):
+            texts = [result.decision]
+            meta = result.meta_info
+        else:
+            text, meta = result
+            texts = [text] if isinstance(text, str) else list(text)
+            if len(texts) != node.n:
+                raise Unsupported(
+                    f"n={node.n}: {type(self._backend).__name__} returned {len(texts)} candidate(s); use fork({node.n})"
+                )
+        for cost in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+            if isinstance(count := (meta or {}).get(cost), int):
+                self._costs[cost] += count
+        executor.text_ += texts[0]
+        executor.variables[name] = texts if len(texts) > 1 else texts[0]
+        executor.meta_info[name] = meta
+        node.leaf.resolve(texts, meta)
+
+    def _skip(self, executor: StreamExecutor, node: Node) -> None:
+        """``node`` follows one that failed."""
+        error = DependencyFailed(f"an earlier operation failed: {executor.error_}")
+        error.__cause__ = executor.error_
+        self._fail(executor, node, error)
+
+    def _fail(self, executor: StreamExecutor, node: Node, error: BaseException) -> None:
+        if isinstance(node, GenNode | SelectNode | PinNode):
+            node.leaf.fail(error, ("".join(node.leaf.chunks),))
+        elif isinstance(node, ForkNode):
+            self._bear(executor, [self._executors[child] for child in node.children])
+        elif isinstance(node, CloseNode):
+            self._finish(executor)
+
+    def _close(self, executor: StreamExecutor) -> None:
+        try:
+            self._backend.end_program(executor)
+        finally:
+            self._finish(executor)
+
+    def _finish(self, executor: StreamExecutor) -> None:
+        with self._lock:
+            if executor.is_finished:
+                return
+            executor.is_finished = True
+            joining, self._joining = self._joining, []
+            self._num_open -= 1
+            is_over = self._num_open == 0
+        for waiting in joining:
+            self._start(waiting)
+        if is_over:
+            self.closed.resolve((), dict(self._costs))

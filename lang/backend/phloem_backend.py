@@ -1,0 +1,375 @@
+"""The compiled path: nodes become operations, everything queued becomes one ``Submit``.
+
+Takes any object with the interface of a client: ``welcome, submit, cancel, query, close``. Starts no thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...runtime.protocol import ops
+from ...runtime.protocol.errors import (
+    DependencyFailed,
+    ErrorInfo,
+    InternalError,
+    InvalidRequest,
+    PhloemError,
+    Unsupported,
+    from_info,
+)
+from ...runtime.protocol.messages import (
+    Accepted,
+    Closed,
+    Delta,
+    Done,
+    Failed,
+    GenMeta,
+    Rejected,
+    RoleTemplate,
+    RuntimeMessage,
+    SelectMeta,
+    Submit,
+    TokenLogprob,
+)
+from ...runtime.protocol.sampling import SamplingParams
+from ..nodes import (
+    CloseNode,
+    DefaultSystemNode,
+    ForkNode,
+    GenNode,
+    ImageNode,
+    JoinNode,
+    Node,
+    PasteNode,
+    PinNode,
+    RoleNode,
+    SelectNode,
+    TextNode,
+)
+from ..values import Leaf
+from .base_backend import BaseBackend
+
+if TYPE_CHECKING:
+    from ..chat_template import ChatTemplate
+    from ..program import Program
+
+
+class PhloemBackend(BaseBackend):
+    """A runtime, spoken to in programs."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self._prefix = uuid.uuid4().hex[:12]
+        self._numbers = itertools.count()
+
+    def new_program_id(self) -> str:
+        return f"{self._prefix}-{next(self._numbers)}"
+
+    def open_session(self, program: Program) -> CompiledSession:
+        return CompiledSession(self, program)
+
+    def get_model_name(self) -> str:
+        return self.client.welcome.model
+
+    def get_chat_template(self) -> ChatTemplate:
+        from ..chat_template import from_info as template_from_info
+
+        return template_from_info(self.client.welcome.template)
+
+    def cache_prefix(self, prefix_str: str) -> None:
+        """Compute a text's KV ahead of the programs that begin with it."""
+        prefill: list[ops.AnyOp] = [
+            ops.Text(op=0, seq=0, text=prefix_str),
+            ops.Gen(op=1, seq=0, params=SamplingParams(max_tokens=0)),
+            ops.Close(op=2, seq=0),
+        ]
+        self.client.submit(Submit(program=self.new_program_id(), ops=prefill), lambda message: None)
+
+    def flush_cache(self) -> bool:
+        self.client.query("flush_cache")
+        return True
+
+    def get_server_info(self) -> dict[str, Any] | None:
+        return self.client.query("info")
+
+    def shutdown(self) -> None:
+        self.client.close()
+
+
+class CompiledSession:
+    """One program on its way through the runtime: its op ids, the leaves that wait, and what it cost.
+
+    ``take`` runs on the client's thread, ``ship`` on the program's.
+    """
+
+    __slots__ = (
+        "_client",
+        "_errors",
+        "_leaves",
+        "_lock",
+        "_next_op",
+        "_pending",
+        "_program",
+        "_template",
+        "closed",
+        "id",
+    )
+
+    decides_custom_choices = False
+
+    def __init__(self, backend: PhloemBackend, program: Program) -> None:
+        self._client = backend.client
+        self._program = program
+        self._template = backend.client.welcome.template
+        self.id = backend.new_program_id()
+        self.closed = Leaf(program, None)
+        self._leaves: dict[int, Leaf] = {}
+        self._pending: deque[list[Leaf]] = deque()  # per submit that was not yet accepted, its leaves
+        self._errors: list[PhloemError] = []
+        self._next_op = 0
+        self._lock = threading.Lock()
+
+    # -- roles --------------------------------------------------------------------------------------------------------
+
+    def default_system(self) -> tuple[str, str] | None:
+        template = self._template
+        if not template.default_system:
+            return None
+        text = template.default_system_text
+        around = template.roles.get("system", RoleTemplate((), ()))
+        return text.removeprefix(around.prefix_text).removesuffix(around.suffix_text), text
+
+    def role_text(self, role: str, *, is_begin: bool, messages: list[dict[str, Any]]) -> str:
+        around = self._role(role)
+        return around.prefix_text if is_begin else around.suffix_text
+
+    def _role(self, role: str) -> RoleTemplate:
+        roles = self._template.roles
+        around = roles.get(role)
+        if around is None:
+            name = self._client.welcome.model
+            if not roles:
+                raise Unsupported(
+                    f"role {role!r}: the chat template of {name} cannot be split into roles (or there is none); "
+                    "write its markers as text, or load the model with another template"
+                )
+            raise InvalidRequest(f"role {role!r}: the chat template of {name} has {', '.join(sorted(roles))}")
+        return around
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def ship(self, nodes: list[Node]) -> None:
+        if self._errors and self.closed.is_done:  # the engine refused the program or is gone
+            self._fail_unsent(nodes)
+            return
+        found, leaves = self._lower(nodes)
+        self._pending.append(leaves)
+        is_first = self._program.num_messages == 1
+        submit = Submit(program=self.id, ops=found, settings=self._program.settings if is_first else None)
+        try:
+            self._client.submit(submit, self.take)
+        except PhloemError as error:
+            self._errors.append(error)
+            for leaf in leaves:
+                leaf.fail(error)
+            self.closed.resolve((), {})
+
+    def _fail_unsent(self, nodes: list[Node]) -> None:
+        cause = self._errors[0]
+        for node in nodes:
+            if isinstance(node, GenNode | SelectNode | PinNode):
+                error = DependencyFailed(f"the program ended before this: {cause}")
+                error.__cause__ = cause
+                node.leaf.fail(error)
+
+    def _lower(self, nodes: list[Node]) -> tuple[list[ops.AnyOp], list[Leaf]]:
+        """Ops in order; texts that follow one another on a sequence are one."""
+        found: list[ops.AnyOp] = []
+        leaves: list[Leaf] = []
+        texts: dict[int, list[str]] = {}
+        roles = self._template.roles
+        op = self._next_op
+
+        def settle(seq: int) -> None:
+            nonlocal op
+            parts = texts.pop(seq, None)
+            if parts is not None:
+                found.append(ops.Text(op=op, seq=seq, text="".join(parts)))
+                op += 1
+
+        for node in nodes:
+            seq = node.seq
+            kind = type(node)
+            if kind is TextNode:
+                texts.setdefault(seq, []).append(node.text)  # type: ignore[attr-defined]
+                continue
+            if kind is PasteNode and node.source.is_done and node.source.error is None:  # type: ignore[attr-defined]
+                texts.setdefault(seq, []).append(node.source.texts[node.index])  # type: ignore[attr-defined]
+                continue
+            settle(seq)
+            match node:
+                case GenNode():
+                    leaf = node.leaf
+                    leaf.op = op
+                    self._leaves[op] = leaf
+                    leaves.append(leaf)
+                    found.append(
+                        ops.Gen(op=op, seq=seq, params=node.params, grammar=node.grammar, n=node.n, stream=node.stream)
+                    )
+                case RoleNode():
+                    around = roles[node.role]
+                    ids = around.prefix if node.is_begin else around.suffix
+                    if not ids:
+                        continue
+                    found.append(ops.Special(op=op, seq=seq, ids=ids))
+                case SelectNode():
+                    leaf = node.leaf
+                    leaf.op = op
+                    self._leaves[op] = leaf
+                    leaves.append(leaf)
+                    method = node.method.wire_name or "token_length_normalized"
+                    found.append(ops.Select(op=op, seq=seq, choices=node.choices, method=method, append=node.append))
+                case PasteNode():
+                    found.append(ops.Ref(op=op, seq=seq, source=node.source.op, index=node.index))
+                case DefaultSystemNode():
+                    found.append(ops.Special(op=op, seq=seq, ids=self._template.default_system))
+                case ForkNode():
+                    found.append(ops.Fork(op=op, seq=seq, children=node.children))
+                case JoinNode():
+                    for child in node.children:
+                        settle(child)
+                    found.append(ops.Join(op=op, seq=seq, children=node.children, mode=node.mode))
+                case ImageNode():
+                    found.append(ops.Image(op=op, seq=seq, hash=node.hash, data=node.data))
+                case PinNode():
+                    leaf = node.leaf
+                    leaf.op = op
+                    self._leaves[op] = leaf
+                    leaves.append(leaf)
+                    found.append(ops.Pin(op=op, seq=seq, ttl_s=node.ttl_s))
+                case CloseNode():
+                    found.append(ops.Close(op=op, seq=seq))
+                case _:
+                    raise AssertionError(node)
+            op += 1
+        for seq in list(texts):
+            settle(seq)
+        self._next_op = op
+        return found, leaves
+
+    def cancel(self, leaf: Leaf | None = None) -> None:
+        self._client.cancel(self.id, None, None if leaf is None else leaf.op)
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def take(self, message: RuntimeMessage) -> None:
+        """One message of this program, on the client's thread."""
+        match message:
+            case Done():
+                leaf = self._leaves.get(message.op)
+                if leaf is None:
+                    return
+                value = message.value
+                texts = value if isinstance(value, list | tuple) else (value,)
+                leaf.resolve(texts, meta_info(message.meta))
+            case Delta():
+                if message.index == 0 and message.text:
+                    self._leaves[message.op].push(message.text)
+            case Failed():
+                leaf = self._leaves.get(message.op)
+                error = from_info(message.error)
+                if isinstance(error, DependencyFailed) and self._errors:
+                    error.__cause__ = self._errors[0]
+                else:
+                    self._errors.append(error)
+                if leaf is not None:
+                    leaf.fail(error, message.partial)
+            case Accepted():
+                self._pending.popleft()
+            case Rejected():
+                self._reject(message.errors, self._pending.popleft())
+            case Closed():
+                lost = self._errors[0] if self._errors else InternalError("the program was closed before this ended")
+                for leaf in self._leaves.values():
+                    leaf.fail(lost)  # none is left, unless the runtime broke its promise
+                self.closed.resolve((), msgspec.structs.asdict(message.stats))
+
+    def _reject(self, infos: list[ErrorInfo], leaves: list[Leaf]) -> None:
+        error = from_info(infos[0])
+        if len(infos) > 1:
+            more = "; ".join(info.message for info in infos[1:4])
+            error = from_info(ErrorInfo(infos[0].kind, f"{infos[0].message} (and {len(infos) - 1} more: {more})"))
+        self._errors.append(error)
+        for leaf in leaves:
+            leaf.fail(error)
+        if self._program.num_messages > 1:
+            self._client.cancel(self.id)  # earlier submits live on at the runtime: end them
+        else:
+            self.closed.resolve((), {})
+
+
+def meta_info(meta: GenMeta | SelectMeta | None) -> dict[str, Any]:
+    """What ``s.get_meta_info`` gives, under the names that public programs read."""
+    if isinstance(meta, SelectMeta):
+        means = [sum(v or 0.0 for v in row) / max(len(row), 1) for row in meta.logprobs]
+        info: dict[str, Any] = {
+            "normalized_prompt_logprobs": means,
+            "input_token_logprobs": [
+                [(value, token, None) for value, token in zip(row, ids, strict=False)]
+                for row, ids in zip(meta.logprobs, meta.token_ids, strict=True)
+            ],
+            "output_token_logprobs": [[] for _ in meta.logprobs],
+            "scores": list(meta.scores),
+            "index": meta.index,
+            "prompt_tokens": meta.prompt_tokens,
+            "cached_tokens": meta.cached_tokens,
+        }
+        if meta.unconditional:
+            info["unconditional_token_logprobs"] = [list(row) for row in meta.unconditional]
+            info["normalized_unconditional_prompt_logprobs"] = list(meta.scores)
+        return info
+    if meta is None:
+        return {}
+    first = meta.candidates[0]
+    info = {
+        "prompt_tokens": meta.prompt_tokens,
+        "cached_tokens": meta.cached_tokens,
+        "completion_tokens": sum(c.completion_tokens for c in meta.candidates),
+        "finish_reason": {"type": first.finish_reason, "matched": first.matched_stop},
+        "output_ids": list(first.token_ids),
+        "forced_tokens": sum(c.forced_tokens for c in meta.candidates),
+        "queue_s": meta.queue_s,
+        "prefill_s": meta.prefill_s,
+        "decode_s": meta.decode_s,
+    }
+    if first.logprobs:
+        info["output_token_logprobs"] = _triples(first.logprobs)
+        info["output_top_logprobs"] = _tops(first.logprobs)
+    if meta.prompt_logprobs:
+        info["input_token_logprobs"] = _triples(meta.prompt_logprobs)
+        info["input_top_logprobs"] = _tops(meta.prompt_logprobs)
+    if len(meta.candidates) > 1:
+        info["candidates"] = [
+            {
+                "completion_tokens": c.completion_tokens,
+                "finish_reason": {"type": c.finish_reason, "matched": c.matched_stop},
+                "output_ids": list(c.token_ids),
+                **({"output_token_logprobs": _triples(c.logprobs)} if c.logprobs else {}),
+            }
+            for c in meta.candidates
+        ]
+    return info
+
+
+def _triples(logprobs: tuple[TokenLogprob, ...]) -> list[tuple[float | None, int, str]]:
+    return [(t.logprob, t.token_id, t.text) for t in logprobs]
+
+
+def _tops(logprobs: tuple[TokenLogprob, ...]) -> list[list[tuple[float, int, str]]]:
+    return [[(value, token, text) for token, value, text in t.top] for t in logprobs]

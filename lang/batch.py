@@ -1,0 +1,162 @@
+"""Many runs of one program at once. A thread is spent only on a body that waits for a value.
+
+One thread runs the bodies in turn; when a body has to wait, it lends its place and another thread goes on with the
+next. Never starts more threads than bodies that wait, and never more than ``num_threads``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.protocol.errors import InvalidRequest
+from .program import Program
+from .state import ProgramState
+from .values import Signal, current_crew
+
+if TYPE_CHECKING:
+    from .backend.base_backend import BaseBackend
+    from .function import RunOptions, SglFunction
+
+MAX_WAITING_BODIES = 1024
+
+
+class BodyCrew:
+    """The threads of one batch. ``states[i]`` is set when the body of item i has ended."""
+
+    def __init__(
+        self, function: SglFunction, backend: BaseBackend, items: list[dict[str, Any]], options: RunOptions, limit: int
+    ) -> None:
+        self.states: list[ProgramState | None] = [None] * len(items)
+        self.changed = Signal()
+        self._function = function
+        self._backend = backend
+        self._options = options
+        self._limit = limit
+        self._left = deque(enumerate(items))
+        self._lock = threading.Lock()
+        self._num_threads = 0
+
+    def lend(self) -> None:
+        """The calling body is about to wait: let somebody go on with the next one."""
+        with self._lock:
+            if not self._left or self._num_threads >= self._limit:
+                return
+            self._num_threads += 1
+        threading.Thread(target=self.work, name=f"{self._function.__name__}-batch", daemon=True).start()
+
+    def start(self) -> None:
+        """Run the bodies on threads; returns at once."""
+        self._num_threads += 1
+        threading.Thread(target=self.work, name=f"{self._function.__name__}-batch", daemon=True).start()
+
+    def work(self) -> None:
+        """Bodies in turn, lending the place where one waits."""
+        token = current_crew.set(self)
+        try:
+            while self.work_one(wait=False):
+                pass
+        finally:
+            current_crew.reset(token)
+
+    def work_one(self, *, wait: bool) -> bool:
+        """The next body, and with ``wait`` its program to the end; False when none is left."""
+        try:
+            index, arguments = self._left.popleft()
+        except IndexError:
+            return False
+        state = self._run(arguments)
+        if wait:
+            _finish(state)
+        self.states[index] = state
+        self.changed.notify()
+        return True
+
+    def _run(self, arguments: dict[str, Any]) -> ProgramState:
+        function, options = self._function, self._options
+        arguments = {**arguments, **function.bind_arguments}
+        program = Program(self._backend, sampling=options.sampling, settings=options.settings, arguments=arguments)
+        state = ProgramState(program.root)
+        function._run_body(state, (), arguments)
+        return state
+
+
+def run_batch(
+    function: SglFunction, batch: Sequence[Any], options: RunOptions
+) -> list[ProgramState] | Iterator[ProgramState]:
+    from .function import resolve_backend
+
+    if not isinstance(batch, list | tuple):
+        raise InvalidRequest(f"run_batch() takes a list of items, not {type(batch).__name__}")
+    items = [function.arguments_of(item) for item in batch]
+    for item in items:
+        unknown = [name for name in item if name not in function.arg_names]
+        if unknown and not function.takes_any:
+            raise InvalidRequest(
+                f"Given arguments mismatch the SGL function signature: {function.__name__}() has no argument "
+                f"{unknown[0]!r}; it has {', '.join(function.arg_names)}"
+            )
+    if not items:
+        return []
+    backend = resolve_backend(options.options.get("backend"))
+    num_threads = options.options.get("num_threads", "auto")
+    show = bool(options.options.get("progress_bar", False))
+    if num_threads != "auto" and (not isinstance(num_threads, int) or num_threads < 1):
+        raise InvalidRequest(f"num_threads={num_threads!r}: must be 'auto' or 1 or more")
+    if num_threads == "auto":
+        states = _unbounded(function, backend, items, options)
+    else:
+        states = _bounded(function, backend, items, options, num_threads)
+    if show:
+        states = _with_progress(states, len(items), function.__name__)
+    return states if options.options.get("generator_style") else list(states)
+
+
+def _finish(state: ProgramState) -> ProgramState:
+    closed = state._program.session.closed
+    closed.wait_for(closed.done)
+    return state
+
+
+def _unbounded(
+    function: SglFunction, backend: BaseBackend, items: list[dict[str, Any]], options: RunOptions
+) -> Iterator[ProgramState]:
+    """Every item in flight at once; in order."""
+    crew = BodyCrew(function, backend, items, options, MAX_WAITING_BODIES)
+    crew.start()
+    for index in range(len(items)):
+        crew.changed.wait_for(lambda i=index: crew.states[i] is not None)  # type: ignore[misc]
+        state = crew.states[index]
+        assert state is not None
+        yield _finish(state)
+
+
+def _bounded(
+    function: SglFunction, backend: BaseBackend, items: list[dict[str, Any]], options: RunOptions, limit: int
+) -> Iterator[ProgramState]:
+    """At most ``limit`` items in flight; in order."""
+    crew = BodyCrew(function, backend, items, options, 0)
+
+    def work() -> None:
+        while crew.work_one(wait=True):
+            pass
+
+    for _ in range(min(limit, len(items))):
+        threading.Thread(target=work, name=f"{function.__name__}-batch", daemon=True).start()
+    for index in range(len(items)):
+        crew.changed.wait_for(lambda i=index: crew.states[i] is not None)  # type: ignore[misc]
+        state = crew.states[index]
+        assert state is not None
+        yield state
+
+
+def _with_progress(states: Iterator[ProgramState], total: int, name: str) -> Iterator[ProgramState]:
+    from rich.progress import Progress
+
+    with Progress(transient=False) as bar:
+        task = bar.add_task(name, total=total)
+        for state in states:
+            bar.advance(task)
+            yield state

@@ -1,0 +1,154 @@
+"""How a ``select`` decides: three rules over the log-probabilities of each choice's tokens.
+
+The runtime applies these rules itself; the Python formulas serve other backends and decide nothing on their own.
+Let L_i be the log-probabilities of choice i's tokens and U_i the same without the prompt (first one: 0):
+
+- token_length_normalized: argmax mean(L_i)
+- greedy_token_selection: token by token keep the likeliest; a short choice goes on with its mean
+- unconditional_likelihood_normalized: argmax mean(L_i - U_i)
+
+Ties go to the first choice.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..runtime.protocol.ops import ChoicesMethod
+
+TokenLogprobs = Sequence[Any]  # of one choice: floats, or tuples that begin with one; None where there is none
+
+
+@dataclass(frozen=True)
+class ChoicesDecision:
+    decision: str
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+
+class ChoicesSamplingMethod(ABC):
+    """A rule. ``wire_name`` is its name in the runtime; a rule of one's own has none and decides in Python."""
+
+    wire_name: ChoicesMethod | None = None
+
+    @property
+    def requires_unconditional_logprobs(self) -> bool:
+        return False
+
+    @abstractmethod
+    def __call__(
+        self,
+        *,
+        choices: Sequence[str],
+        normalized_prompt_logprobs: Sequence[float],
+        input_token_logprobs: Sequence[TokenLogprobs],
+        output_token_logprobs: Sequence[TokenLogprobs],
+        unconditional_token_logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> ChoicesDecision: ...
+
+    def __repr__(self) -> str:
+        return self.wire_name or type(self).__name__
+
+
+def values_of(tokens: TokenLogprobs) -> list[float | None]:
+    """The log-probabilities alone."""
+    return [t[0] if isinstance(t, tuple | list) else t for t in tokens]
+
+
+def mean_logprob(tokens: TokenLogprobs) -> float:
+    """Mean of those that are known; an exact 0.0 (certainty) counts like any other."""
+    known = [v for v in values_of(tokens) if v is not None]
+    return sum(known) / len(known) if known else 0.0
+
+
+def _first_max(values: Sequence[float]) -> int:
+    return max(range(len(values)), key=lambda i: (values[i], -i))
+
+
+class TokenLengthNormalized(ChoicesSamplingMethod):
+    wire_name = "token_length_normalized"
+
+    def __call__(
+        self,
+        *,
+        choices: Sequence[str],
+        normalized_prompt_logprobs: Sequence[float],
+        input_token_logprobs: Sequence[TokenLogprobs],
+        output_token_logprobs: Sequence[TokenLogprobs],
+        unconditional_token_logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> ChoicesDecision:
+        meta = {
+            "normalized_prompt_logprobs": list(normalized_prompt_logprobs),
+            "input_token_logprobs": list(input_token_logprobs),
+            "output_token_logprobs": list(output_token_logprobs),
+        }
+        return ChoicesDecision(choices[_first_max(normalized_prompt_logprobs)], meta)
+
+
+class GreedyTokenSelection(ChoicesSamplingMethod):
+    wire_name = "greedy_token_selection"
+
+    def __call__(
+        self,
+        *,
+        choices: Sequence[str],
+        normalized_prompt_logprobs: Sequence[float],
+        input_token_logprobs: Sequence[TokenLogprobs],
+        output_token_logprobs: Sequence[TokenLogprobs],
+        unconditional_token_logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> ChoicesDecision:
+        rows = [[v for v in values_of(tokens) if v is not None] for tokens in input_token_logprobs]
+        width = max((len(row) for row in rows), default=0)
+        matrix = [row + [mean_logprob(row)] * (width - len(row)) for row in rows]
+        alive = list(range(len(choices)))
+        for column in range(width):
+            best = max(matrix[i][column] for i in alive)
+            alive = [i for i in alive if matrix[i][column] == best]
+            if len(alive) == 1:
+                break
+        meta = {
+            "normalized_prompt_logprobs": list(normalized_prompt_logprobs),
+            "input_token_logprobs": list(input_token_logprobs),
+            "output_token_logprobs": list(output_token_logprobs),
+            "greedy_logprob_matrix": matrix,
+        }
+        return ChoicesDecision(choices[alive[0]], meta)
+
+
+class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
+    wire_name = "unconditional_likelihood_normalized"
+
+    @property
+    def requires_unconditional_logprobs(self) -> bool:
+        return True
+
+    def __call__(
+        self,
+        *,
+        choices: Sequence[str],
+        normalized_prompt_logprobs: Sequence[float],
+        input_token_logprobs: Sequence[TokenLogprobs],
+        output_token_logprobs: Sequence[TokenLogprobs],
+        unconditional_token_logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> ChoicesDecision:
+        if unconditional_token_logprobs is None:
+            raise ValueError(
+                "unconditional_likelihood_normalized needs the choices' log-probabilities without a prompt"
+            )
+        scores = []
+        for given, alone in zip(input_token_logprobs, unconditional_token_logprobs, strict=True):
+            gains = [(a or 0.0) - (b or 0.0) for a, b in zip(values_of(given), values_of(alone), strict=True)]
+            scores.append(sum(gains) / len(gains) if gains else 0.0)
+        meta = {
+            "normalized_prompt_logprobs": list(normalized_prompt_logprobs),
+            "input_token_logprobs": list(input_token_logprobs),
+            "output_token_logprobs": list(output_token_logprobs),
+            "unconditional_token_logprobs": list(unconditional_token_logprobs),
+            "normalized_unconditional_prompt_logprobs": scores,
+        }
+        return ChoicesDecision(choices[_first_max(scores)], meta)
+
+
+token_length_normalized = TokenLengthNormalized()
+greedy_token_selection = GreedyTokenSelection()
+unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()

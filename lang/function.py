@@ -1,0 +1,194 @@
+"""``@function``: a Python body that writes a program, and the ways to run it.
+
+The body runs in the caller's thread and waits only where it reads a value. Knows no backend by name.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..runtime.protocol.errors import InvalidRequest
+from ..runtime.protocol.messages import ProgramSettings
+from .backend.base_backend import BaseBackend, as_backend
+from .global_config import global_config
+from .ir import SAMPLING_NAMES, sampling_overrides
+from .program import Program
+from .state import ProgramState
+
+_SETTINGS = frozenset(ProgramSettings.__struct_fields__)
+_RUN_OPTIONS = frozenset(("backend", "stream", "use_thread"))
+_BATCH_OPTIONS = frozenset(("backend", "num_threads", "progress_bar", "generator_style", "stream"))
+
+
+class RunOptions:
+    """The keyword arguments of one call, sorted: to the program, to the sampling, to the run.
+
+    The function's own signature decides first, so that an argument may be called ``n`` or ``temperature``.
+    """
+
+    __slots__ = ("arguments", "options", "sampling", "settings")
+
+    def __init__(self, function: SglFunction, given: dict[str, Any], options: frozenset[str]) -> None:
+        self.arguments: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
+        sampling: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
+        for name, value in given.items():
+            if name in function.arg_names:
+                self.arguments[name] = value
+            elif name in options:
+                self.options[name] = value
+            elif name in SAMPLING_NAMES:
+                sampling[name] = value
+            elif name in _SETTINGS:
+                settings[name] = value
+            else:
+                self.arguments[name] = value  # for **kwargs of the function, or its own TypeError
+        self.sampling = sampling_overrides(sampling)
+        self.settings = ProgramSettings(**settings) if settings else None
+
+
+class SglFunction:
+    """A program. ``run`` it, ``run_batch`` it, ``bind`` some arguments."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        num_api_spec_tokens: int | None = None,
+        bind_arguments: dict[str, Any] | None = None,
+    ) -> None:
+        self.func = func
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.bind_arguments = bind_arguments or {}
+        self.pin_prefix_rid: Any = None
+        spec = inspect.getfullargspec(func)
+        if not spec.args or spec.args[0] != "s":
+            name = getattr(func, "__name__", repr(func))
+            raise AssertionError(f"the first argument of {name}() must be named s: it is the program's state")
+        self.arg_names: list[str] = [*spec.args[1:], *spec.kwonlyargs]
+        self.takes_any = spec.varkw is not None
+        self.arg_defaults: tuple[Any, ...] = spec.defaults or ()
+        self.__name__ = getattr(func, "__name__", "program")
+        self.__doc__ = func.__doc__
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run the body; returns when it ends, values may still be on their way.
+
+        Besides the program's own arguments: sampling defaults for every gen (``temperature=``, ``max_new_tokens=``,
+        ``stop=``, ...), ``backend=``, ``stream=True`` (the body then runs on a thread, and ``text_iter`` of the result
+        yields as it is generated), and the run's settings (``deadline_s=``, ``priority=``, ``tenant=``).
+        """
+        options = RunOptions(self, kwargs, _RUN_OPTIONS)
+        backend = resolve_backend(options.options.get("backend"))
+        stream = bool(options.options.get("stream", False))
+        inline = not options.options.get("use_thread", True)
+        return self.run_in(backend, args, options, stream=stream, inline=inline)
+
+    def run_in(
+        self,
+        backend: BaseBackend,
+        args: tuple[Any, ...],
+        options: RunOptions,
+        *,
+        stream: bool = False,
+        inline: bool = False,
+    ) -> ProgramState:
+        arguments = {**options.arguments, **self.bind_arguments}
+        program = Program(
+            backend,
+            sampling=options.sampling,
+            stream=stream,
+            settings=options.settings,
+            inline=inline,
+            arguments=arguments,
+        )
+        state = ProgramState(program.root)
+        if stream and not inline:
+            program.body_thread = None
+            context = contextvars.copy_context()
+            thread = threading.Thread(
+                target=context.run, args=(self._run_body, state, args, arguments), name=self.__name__, daemon=True
+            )
+            thread.start()
+        else:
+            self._run_body(state, args, arguments)
+            if program.error is not None:
+                raise program.error
+        return state
+
+    def _run_body(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        """The body from beginning to end; what it raises is left in ``program.error``."""
+        program = state._program
+        program.body_thread = threading.get_ident()
+        try:
+            state.ret_value = self.func(state, *args, **arguments)
+        except BaseException as error:
+            program.abort(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            program.end()
+
+    def run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> list[ProgramState] | Iterator[ProgramState]:
+        """Run once per item (a dict of arguments, or a tuple in their order); the states in that order.
+
+        All items are in flight at once; ``num_threads=k`` holds it to k at a time. An item whose body raises gives a
+        state whose ``error()`` is that exception and whose values raise it. ``progress_bar=True`` shows one;
+        ``generator_style=True`` yields each state as soon as it and those before it have finished.
+        """
+        from .batch import run_batch
+
+        options = RunOptions(self, kwargs, _BATCH_OPTIONS)
+        if options.arguments:
+            raise InvalidRequest(
+                f"run_batch() does not know {', '.join(map(repr, options.arguments))}; arguments of the program stand "
+                "in the items, or are bound with .bind(...)"
+            )
+        return run_batch(self, batch_kwargs, options)
+
+    def bind(self, **kwargs: Any) -> SglFunction:
+        """The same program with these arguments fixed; they win over what a call says."""
+        unknown = [name for name in kwargs if name not in self.arg_names]
+        if unknown:
+            raise AssertionError(
+                f"bind({unknown[0]}=...): {self.__name__}() has no such argument; it has {', '.join(self.arg_names)}"
+            )
+        return SglFunction(self.func, bind_arguments={**self.bind_arguments, **kwargs})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> ProgramState:
+        return self.run(*args, **kwargs)
+
+    def arguments_of(self, item: Any) -> dict[str, Any]:
+        """One item of a batch as keyword arguments."""
+        if isinstance(item, dict):
+            return item
+        if not isinstance(item, tuple | list):
+            raise InvalidRequest(f"a batch item is a dict or a tuple of arguments, not {type(item).__name__}: {item!r}")
+        free = [name for name in self.arg_names if name not in self.bind_arguments]
+        least = len(free) - len(self.arg_defaults)
+        if not least <= len(item) <= len(free):
+            wanted = str(len(free)) if least == len(free) else f"{least} to {len(free)}"
+            raise InvalidRequest(
+                f"Given arguments mismatch the SGL function signature: {len(item)} given, but {self.__name__}() takes "
+                f"{wanted} ({', '.join(free)})"
+            )
+        return dict(zip(free, item, strict=False))
+
+    def __repr__(self) -> str:
+        return f"<program {self.__name__}({', '.join(self.arg_names)})>"
+
+
+def resolve_backend(backend: Any) -> BaseBackend:
+    """``backend``, or the default one."""
+    chosen = backend if backend is not None else global_config.default_backend
+    if chosen is None:
+        raise InvalidRequest(
+            "no backend: phloem.set_default_backend(phloem.Runtime(model=...)) once, or run(..., backend=...)"
+        )
+    return as_backend(chosen)

@@ -1,0 +1,368 @@
+"""What a program is written in: frozen expressions that add up with ``+``, and the sampling they ask for.
+
+Never runs anything: an expression says what to append, ``program.Program`` appends it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ..constrained.spec import GrammarSpec
+from ..runtime.protocol.errors import InvalidRequest
+from ..runtime.protocol.sampling import SamplingParams
+from .choices import ChoicesSamplingMethod, token_length_normalized
+
+REGEX_INT = r"[-+]?[0-9]+[ \n]*"
+REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
+REGEX_BOOL = r"(True|False)"
+REGEX_STR = r"\"[\w\d\s]*\""
+REGEX_OF_DTYPE: dict[Any, str] = {
+    int: REGEX_INT,
+    "int": REGEX_INT,
+    float: REGEX_FLOAT,
+    "float": REGEX_FLOAT,
+    bool: REGEX_BOOL,
+    "bool": REGEX_BOOL,
+    str: REGEX_STR,
+    "str": REGEX_STR,
+}
+NUMBER_STOPS = (" ", "\n")  # a number of a ``dtype`` ends at a blank, which is not part of it
+
+
+@dataclasses.dataclass(slots=True)
+class SglSamplingParams:
+    """The sampling of one generation as a ``BaseBackend`` receives it, under SGLang's names.
+
+    ``stop`` and the lists are tuples; ``None`` means that the backend's own default holds.
+    """
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    ignore_eos: bool = False
+    seed: int | None = None
+    logit_bias: dict[int, float] | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+    json_schema: str | None = None
+    dtype: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    def clone(self) -> "SglSamplingParams":
+        return dataclasses.replace(self)
+
+    def to_openai_kwargs(self) -> dict[str, Any]:
+        """Of a completions or chat call; what that API does not know is refused by name."""
+        self._refuse("OpenAI", "top_k", "min_p", "regex", "ebnf", "stop_token_ids", "stop_regex", "ignore_eos")
+        kwargs: dict[str, Any] = {
+            "max_tokens": self.max_new_tokens,
+            "stop": list(self.stop) or None,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+        }
+        if self.n > 1:
+            kwargs["n"] = self.n
+        if self.seed is not None:
+            kwargs["seed"] = self.seed
+        if self.logit_bias:
+            kwargs["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
+        return kwargs
+
+    def to_anthropic_kwargs(self) -> dict[str, Any]:
+        self._refuse("Anthropic", "n", "min_p", "regex", "ebnf", "json_schema", "frequency_penalty", "presence_penalty")
+        kwargs: dict[str, Any] = {
+            "max_tokens": self.max_new_tokens,
+            "stop_sequences": list(self.stop),
+            "temperature": min(self.temperature, 1.0),
+        }
+        if self.top_p != 1.0:
+            kwargs["top_p"] = self.top_p
+        if self.top_k != -1:
+            kwargs["top_k"] = self.top_k
+        return kwargs
+
+    def to_litellm_kwargs(self) -> dict[str, Any]:
+        return self.to_openai_kwargs()
+
+    def to_srt_kwargs(self) -> dict[str, Any]:
+        """Of ``POST /generate``: field ``sampling_params``."""
+        kwargs: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "min_new_tokens": self.min_new_tokens,
+            "n": self.n,
+            "stop": list(self.stop),
+            "stop_token_ids": list(self.stop_token_ids),
+            "stop_regex": list(self.stop_regex),
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "ignore_eos": self.ignore_eos,
+        }
+        for name in ("regex", "json_schema", "ebnf"):
+            if (value := getattr(self, name)) is not None:
+                kwargs[name] = value
+        return kwargs
+
+    def _refuse(self, api: str, *names: str) -> None:
+        default = SglSamplingParams()
+        for name in names:
+            if (value := getattr(self, name)) != getattr(default, name):
+                raise InvalidRequest(f"{name}={value!r}: the {api} API has no such parameter; leave it out", where=name)
+
+
+# -- expressions ------------------------------------------------------------------------------------------------------
+
+
+class SglExpr(msgspec.Struct, frozen=True, eq=False):
+    """Something to append to a program's text."""
+
+    def __add__(self, other: "SglExpr | str") -> "SglExprList":
+        parts = _parts(other)
+        return NotImplemented if parts is None else SglExprList((*(_parts(self) or ()), *parts))
+
+    def __radd__(self, other: "SglExpr | str") -> "SglExprList":
+        parts = _parts(other)
+        return NotImplemented if parts is None else SglExprList((*parts, *(_parts(self) or ())))
+
+
+def _parts(value: object) -> tuple["SglExpr", ...] | None:
+    if isinstance(value, SglExprList):
+        return value.expr_list
+    if isinstance(value, SglExpr):
+        return (value,)
+    return (SglConstantText(value),) if isinstance(value, str) else None
+
+
+class SglExprList(SglExpr, frozen=True, eq=False):
+    expr_list: tuple[SglExpr, ...]
+
+    def __repr__(self) -> str:
+        return f"ExprList({list(self.expr_list)})"
+
+
+class SglConstantText(SglExpr, frozen=True, eq=False):
+    value: str
+
+    def __repr__(self) -> str:
+        return f"Constant({self.value!r})"
+
+
+class SglGen(SglExpr, frozen=True, eq=False):
+    """Generate. ``overrides`` are this gen's own, under the names of ``SamplingParams`` (and ``n``, ``dtype``)."""
+
+    name: str | None = None
+    overrides: dict[str, Any] = {}
+    grammar: GrammarSpec | None = None
+    parse: Callable[[str], Any] | None = None
+    retries: int = 0
+
+    @property
+    def sampling_params(self) -> SglSamplingParams:
+        return to_sgl_params({}, self)
+
+    def __repr__(self) -> str:
+        return f"Gen({self.name!r})"
+
+
+class SglSelect(SglExpr, frozen=True, eq=False):
+    name: str | None
+    choices: tuple[str, ...]
+    temperature: float = 0.0
+    choices_method: ChoicesSamplingMethod = token_length_normalized
+
+    def __repr__(self) -> str:
+        return f"Select({self.name!r}, choices={list(self.choices)})"
+
+
+class SglImage(SglExpr, frozen=True, eq=False):
+    path: str | bytes
+
+    def __repr__(self) -> str:
+        return f"Image({self.path if isinstance(self.path, str) else len(self.path)})"
+
+
+class SglVideo(SglExpr, frozen=True, eq=False):
+    path: str
+    num_frames: int
+
+    def __repr__(self) -> str:
+        return f"Video({self.path!r}, {self.num_frames})"
+
+
+class SglRoleBegin(SglExpr, frozen=True, eq=False):
+    role: str
+
+    def __repr__(self) -> str:
+        return f"RoleBegin({self.role})"
+
+
+class SglRoleEnd(SglExpr, frozen=True, eq=False):
+    role: str
+
+    def __repr__(self) -> str:
+        return f"RoleEnd({self.role})"
+
+
+class SglVarScopeBegin(SglExpr, frozen=True, eq=False):
+    name: str
+
+
+class SglVarScopeEnd(SglExpr, frozen=True, eq=False):
+    name: str
+
+
+class SglCommitLazy(SglExpr, frozen=True, eq=False):
+    """Run the prompt so far, generate nothing. Needed by no runtime of ours: a fork already says it."""
+
+
+class SglSeparateReasoning(SglExpr, frozen=True, eq=False):
+    """A gen whose reasoning (``<think>...</think>``) becomes a variable of its own."""
+
+    expr: SglExpr
+    model_type: str = ""
+
+    def process_name_for_reasoning(self, name: str) -> str:
+        return f"{name}_reasoning_content"
+
+
+class SglVariable(SglExpr, frozen=True, eq=False):
+    """The text of a variable that may not exist yet: pasted where this is appended, without waiting for it.
+
+    ``source`` is a value of ``values.py``; a list of values is pasted with ``sep`` between.
+    """
+
+    name: str
+    source: Any
+    sep: str = ""
+
+    def __str__(self) -> str:
+        raise InvalidRequest(
+            f"the text of {self.name!r} is not known yet, so it cannot go into an f-string or str(); "
+            f's += "..." + s.ref({self.name!r}) pastes it, s[{self.name!r}] waits for it'
+        )
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+    def __bool__(self) -> bool:
+        raise InvalidRequest(f"{self.name!r} is not known yet; use s[{self.name!r}], which waits, to branch on it")
+
+    def __repr__(self) -> str:
+        return f"Variable({self.name!r})"
+
+
+class SglVariables(SglExpr, frozen=True, eq=False):
+    """One ``SglVariable`` per fork; appended as a whole they are pasted in order."""
+
+    items: tuple[SglVariable, ...]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[SglVariable]:
+        return iter(self.items)
+
+    def __getitem__(self, index: int) -> SglVariable:
+        return self.items[index]
+
+    def join(self, sep: str) -> SglExprList:
+        """All of them with ``sep`` between."""
+        parts: list[SglExpr] = []
+        for i, item in enumerate(self.items):
+            parts += [SglConstantText(sep), item] if i else [item]
+        return SglExprList(tuple(parts))
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+_PROTOCOL_FIELDS = frozenset(SamplingParams.__struct_fields__)
+# name in a program or in SGLang -> name in the protocol
+_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+SAMPLING_NAMES = frozenset(
+    (*_PROTOCOL_FIELDS, *_RENAMED, "n", "return_text_in_logprobs")
+)  # what run() takes besides arguments
+
+
+def sampling_overrides(given: dict[str, Any]) -> dict[str, Any]:
+    """What was given and is not None, under the protocol's names and types."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in ("stop", "stop_token_ids", "stop_regex"):
+            value = (value,) if isinstance(value, str | int) else tuple(value)
+        found[_RENAMED.get(name, name)] = value
+    return found
+
+
+def merge_sampling(defaults: dict[str, Any], gen: SglGen) -> tuple[SamplingParams, int]:
+    """(parameters, n) of one gen: the run's, overridden by its own."""
+    merged = {**defaults, **gen.overrides} if defaults else dict(gen.overrides)
+    n = merged.pop("n", 1)
+    merged.pop("return_text_in_logprobs", None)  # our log-probabilities always carry their text
+    if merged.pop("dtype", None) in _NUMBERS:
+        merged["stop"] = (*merged.get("stop", ()), *NUMBER_STOPS)
+    try:
+        return SamplingParams(**merged), n
+    except TypeError:
+        unknown = sorted(set(merged) - _PROTOCOL_FIELDS)
+        raise InvalidRequest(f"unknown sampling parameter {', '.join(unknown)}") from None
+
+
+_NUMBERS = (int, float, "int", "float")
+
+
+def to_sgl_params(
+    defaults: dict[str, Any], gen: SglGen, *, extra_stop: Sequence[str] = (), dtype_as_regex: bool = False
+) -> SglSamplingParams:
+    """The same merge under SGLang's names, for a ``BaseBackend``."""
+    merged = {**defaults, **gen.overrides}
+    dtype = merged.pop("dtype", None)
+    back = {new: old for old, new in _RENAMED.items()}
+    merged.pop("heal", None)
+    merged.pop("skip_special_tokens", None)
+    params = SglSamplingParams(**{back.get(name, name): value for name, value in merged.items()})
+    params.dtype = dtype
+    if extra_stop:
+        params.stop = (*params.stop, *extra_stop)
+    if gen.grammar is not None:
+        match gen.grammar.kind:
+            case "regex" if dtype is not None and not dtype_as_regex:
+                pass
+            case "regex":
+                params.regex = gen.grammar.text
+            case "json_schema":
+                params.json_schema = gen.grammar.text
+            case "ebnf":
+                params.ebnf = gen.grammar.text
+            case kind:
+                raise InvalidRequest(f"{kind} grammars are not served by this backend; use regex, json_schema or ebnf")
+    return params
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SglFunction":  # programs import it from here; it lives with what runs it
+        from .function import SglFunction
+
+        return SglFunction
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

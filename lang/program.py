@@ -1,0 +1,452 @@
+"""One run of a program: its sequences, what is queued for the backend, and how it ends.
+
+A ``Sequence`` is a growing list of pieces and the variables bound along it; appending is immediate and sends nothing.
+``Program.flush`` ships everything queued, over all sequences, at once. Never runs a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..runtime.protocol.errors import Cancelled, InvalidRequest, PhloemError
+from ..runtime.protocol.messages import ProgramSettings
+from ..runtime.protocol.ops import JoinMode
+from . import ir
+from .nodes import (
+    CloseNode,
+    DefaultSystemNode,
+    ForkNode,
+    GenNode,
+    ImageNode,
+    JoinNode,
+    Node,
+    PasteNode,
+    PinNode,
+    RoleNode,
+    SelectNode,
+    TextNode,
+)
+from .values import Candidate, Constant, Gathered, Leaf, Piece, Signal, Span, Value
+
+if TYPE_CHECKING:
+    from .backend.base_backend import BaseBackend
+
+
+class UnknownVariable(PhloemError, KeyError):
+    """No variable of that name has been set."""
+
+    __str__ = PhloemError.__str__
+
+
+class Session(Protocol):
+    """A backend's side of one program."""
+
+    closed: Leaf  # resolves when the program has ended; ``meta`` is a dict of its costs
+
+    def default_system(self) -> tuple[str, str] | None:
+        """(content, text as it appears) of what the template puts first where no system message is given."""
+        ...
+
+    def role_text(self, role: str, *, is_begin: bool, messages: list[dict[str, Any]]) -> str:
+        """What the beginning or end of a role adds to the text; raises for a role there is none of."""
+        ...
+
+    def ship(self, nodes: list[Node]) -> None:
+        """Send these. Failures come out of the leaves, not of this call."""
+        ...
+
+    def cancel(self, leaf: Leaf | None = None) -> None:
+        """End one leaf, or (None) the whole program."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn: ``content`` is a span of the text, its leading blanks not counted."""
+
+    role: str
+    content: Span
+    images: tuple[str, ...] = ()
+
+    def read(self) -> dict[str, Any]:
+        text = self.content.read().lstrip()
+        if not self.images:
+            return {"role": self.role, "content": text}
+        parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        parts += [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        return {"role": self.role, "content": parts}
+
+
+class Program:
+    """Shared by all states of one run."""
+
+    def __init__(
+        self,
+        backend: BaseBackend,
+        *,
+        sampling: dict[str, Any] | None = None,
+        stream: bool = False,
+        settings: ProgramSettings | None = None,
+        inline: bool = False,
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        self.backend = backend
+        self.sampling = sampling or {}
+        self.stream = stream
+        self.settings = settings
+        self.inline = inline
+        self.arguments = arguments or {}
+        self.log: list[Node] = []
+        self.num_messages = 0
+        self.error: BaseException | None = None  # of the Python body
+        self.is_over = False  # the body has ended
+        self.body_thread: int | None = threading.get_ident()
+        self.changed = Signal()  # a sequence grew, a variable was bound, the body ended; told only while streaming
+        self._num_shipped = 0
+        self._ship_lock = threading.Lock()
+        self._seq_ids = count()
+        self.sequences: dict[int, Sequence] = {}
+        self.session: Session = backend.open_session(self)
+        self.root = Sequence(self)
+
+    def new_seq(self, sequence: Sequence) -> int:
+        seq = next(self._seq_ids)
+        self.sequences[seq] = sequence
+        return seq
+
+    def flush(self) -> None:
+        """Ship what is queued."""
+        with self._ship_lock:
+            end = len(self.log)
+            if end == self._num_shipped:
+                return
+            nodes = self.log[self._num_shipped : end]
+            self._num_shipped = end
+            self.num_messages += 1
+            self.session.ship(nodes)
+
+    def end(self) -> None:
+        """The body has returned: close what is open and ship the rest."""
+        for sequence in list(self.sequences.values()):
+            sequence.close()
+        self.flush()
+        self._finish()
+
+    def abort(self, error: BaseException) -> None:
+        """The body raised ``error``: what was sent is cancelled, what was not never will be."""
+        self.error = error
+        with self._ship_lock:
+            unsent = self.log[self._num_shipped :]
+            was_sent = self._num_shipped > 0
+            self._num_shipped = len(self.log)
+        gone = Cancelled(f"the program's body raised {type(error).__name__}: {error}")
+        gone.__cause__ = error
+        for node in unsent:
+            if isinstance(node, GenNode | SelectNode | PinNode):
+                node.leaf.fail(gone)
+        for sequence in self.sequences.values():
+            sequence.is_closed = True
+        if was_sent:
+            self.session.cancel()
+        else:
+            self.session.closed.resolve((), {})
+        self._finish()
+
+    def _finish(self) -> None:
+        self.is_over = True
+        self.changed.notify()
+
+    @property
+    def is_inside(self) -> bool:
+        """True on the thread that runs the body, while it runs."""
+        return not self.is_over and self.body_thread == threading.get_ident()
+
+    def wait_body(self) -> None:
+        """Until the body has ended, unless this is the body."""
+        if self.stream and not self.is_inside:
+            self.changed.wait_for(lambda: self.is_over)
+
+    def wait_leaves(self, leaves: Iterable[Leaf], timeout_s: float | None = None) -> None:
+        """Until each leaf is done, failed ones included."""
+        flushed = False
+        for leaf in leaves:
+            if not leaf.is_done:
+                if not flushed:
+                    self.flush()
+                    flushed = True
+                leaf.wait_for(leaf.done, timeout_s)
+
+    def read(self, value: Value) -> Any:
+        self.wait_leaves(value.leaves())
+        return value.read()
+
+
+class Sequence:
+    """One text of a program as Python sees it: pieces, variables, messages, the open role."""
+
+    __slots__ = (
+        "fork_at",
+        "fresh",
+        "images",
+        "is_closed",
+        "leaves",
+        "log",
+        "messages",
+        "pieces",
+        "program",
+        "role",
+        "role_start",
+        "scopes",
+        "seq",
+        "variables",
+    )
+
+    def __init__(self, program: Program, parent: Sequence | None = None) -> None:
+        self.program = program
+        self.log = program.log
+        self.seq = program.new_seq(self)
+        self.is_closed = False
+        self.fresh: dict[str | None, None] = {}  # names bound here, not inherited
+        self.leaves: list[Leaf] = []  # of this sequence alone, for error()
+        self.pieces: list[Piece] = [] if parent is None else parent.pieces.copy()
+        self.variables: dict[str | None, Value] = {} if parent is None else parent.variables.copy()
+        self.messages: list[Message] = [] if parent is None else parent.messages.copy()
+        self.images: list[str] = [] if parent is None else parent.images.copy()
+        self.scopes: dict[str, int] = {} if parent is None else parent.scopes.copy()
+        self.role: str | None = None if parent is None else parent.role
+        self.role_start: int = 0 if parent is None else parent.role_start
+        self.fork_at = len(self.pieces)
+
+    # -- appending ----------------------------------------------------------------------------------------------------
+
+    def append(self, expr: ir.SglExpr | str) -> None:
+        if self.is_closed:
+            raise InvalidRequest(
+                "nothing can be appended here any more: "
+                + ("the program has ended" if self.program.is_over else "this fork was joined; append before join()")
+            )
+        append = _APPENDERS.get(type(expr))
+        if append is None:
+            raise InvalidRequest(
+                f"cannot append {expr!r} of type {type(expr).__name__} to a program; "
+                "append a str, gen(...), select(...), a role, or a sum of these"
+            )
+        append(self, expr)
+        if self.program.stream:
+            self.program.changed.notify()
+
+    def _append_str(self, text: str) -> None:
+        if text:
+            self.pieces.append(text)
+            self.log.append(TextNode(self.seq, text))
+
+    def _append_constant(self, expr: ir.SglConstantText) -> None:
+        self._append_str(expr.value)
+
+    def _append_list(self, expr: ir.SglExprList) -> None:
+        for part in expr.expr_list:
+            _APPENDERS[type(part)](self, part)
+
+    def _append_gen(self, expr: ir.SglGen) -> None:
+        program = self.program
+        params, n = ir.merge_sampling(program.sampling, expr)
+        leaf = Leaf(program, expr.name, n=n, parse=expr.parse)
+        self.pieces.append(leaf)
+        self.leaves.append(leaf)
+        self.bind(expr.name, leaf)
+        self.log.append(GenNode(self.seq, leaf, expr, program.sampling, params, n, expr.grammar, program.stream))
+
+    def _append_select(self, expr: ir.SglSelect) -> None:
+        method = expr.choices_method
+        leaf = Leaf(self.program, expr.name)
+        self.leaves.append(leaf)
+        self.bind(expr.name, leaf)
+        self.pieces.append(leaf)
+        self.log.append(SelectNode(self.seq, leaf, expr.choices, method, expr.temperature))
+
+    def _append_variable(self, expr: ir.SglVariable) -> None:
+        self.paste(expr.source, sep=expr.sep)
+
+    def _append_variables(self, expr: ir.SglVariables) -> None:
+        for item in expr.items:
+            self.paste(item.source, sep=item.sep)
+
+    def paste(self, value: Value, *, sep: str = "") -> None:
+        """Append the text of ``value``, known or not."""
+        match value:
+            case Leaf() | Candidate():
+                leaf = value if isinstance(value, Leaf) else value.leaf
+                if leaf.owner is not self.program:
+                    self.program.read(value)  # another program's: it has to be known before it can be sent
+                    self._append_str(value.text())
+                    return
+                self.pieces.append(value)
+                index = 0 if isinstance(value, Leaf) else value.index
+                self.log.append(PasteNode(self.seq, leaf, index))
+            case Span():
+                for piece in value.pieces:
+                    if isinstance(piece, str):
+                        self._append_str(piece)
+                    else:
+                        self.paste(piece)
+            case Gathered():
+                for i, item in enumerate(value.values):
+                    if i and sep:
+                        self._append_str(sep)
+                    self.paste(item)
+            case _:
+                self._append_str(value.text())
+
+    def _append_role_begin(self, expr: ir.SglRoleBegin) -> None:
+        if self.role is not None:
+            raise InvalidRequest(
+                f"role {expr.role!r} begins inside the open role {self.role!r}; roles do not nest: "
+                f"end it first (s += {self.role}_end(), or leave its with block)"
+            )
+        session = self.program.session
+        if not self.messages and expr.role != "system":
+            default = session.default_system()
+            if default is not None:
+                content, text = default
+                self.messages.append(Message("system", Span((content,))))
+                self.pieces.append(text)
+                self.log.append(DefaultSystemNode(self.seq, content, text))
+        text = session.role_text(expr.role, is_begin=True, messages=self._history())
+        self.role = expr.role
+        if text:
+            self.pieces.append(text)
+        self.log.append(RoleNode(self.seq, expr.role, True, text))
+        self.role_start = len(self.pieces)
+        self.images = []
+
+    def _append_role_end(self, expr: ir.SglRoleEnd) -> None:
+        if self.role != expr.role:
+            open_role = "no role is open" if self.role is None else f"the open role is {self.role!r}"
+            raise InvalidRequest(f"role {expr.role!r} ends, but {open_role}; begin it first")
+        session = self.program.session
+        text = session.role_text(expr.role, is_begin=False, messages=self._history())
+        self.messages.append(Message(expr.role, Span(self.pieces[self.role_start :]), tuple(self.images)))
+        self.role = None
+        self.images = []
+        if text:
+            self.pieces.append(text)
+        self.log.append(RoleNode(self.seq, expr.role, False, text))
+
+    def _history(self) -> list[dict[str, Any]]:
+        """The messages' roles: all that a template's role text may depend on before the values are known."""
+        return [{"role": message.role, "content": ""} for message in self.messages]
+
+    def _append_scope_begin(self, expr: ir.SglVarScopeBegin) -> None:
+        self.scopes[expr.name] = len(self.pieces)
+
+    def _append_scope_end(self, expr: ir.SglVarScopeEnd) -> None:
+        start = self.scopes.pop(expr.name, None)
+        if start is None:
+            raise InvalidRequest(f"var_scope {expr.name!r} ends, but it was not begun")
+        self.bind(expr.name, Span(self.pieces[start:]))
+
+    def _append_image(self, expr: ir.SglImage) -> None:
+        from .images import data_url, load_image
+
+        self._append_frame(load_image(expr.path), data_url)
+
+    def _append_video(self, expr: ir.SglVideo) -> None:
+        from .images import data_url, load_frames
+
+        for frame in load_frames(expr.path, expr.num_frames):
+            self._append_frame(frame, data_url)
+
+    def _append_frame(self, data: bytes, data_url: Any) -> None:
+        self.images.append(data_url(data))
+        self.log.append(ImageNode(self.seq, hashlib.sha256(data).hexdigest(), data))
+
+    def _append_reasoning(self, expr: ir.SglSeparateReasoning) -> None:
+        from .reasoning import append_separated
+
+        append_separated(self, expr)
+
+    def _append_commit(self, expr: ir.SglCommitLazy) -> None:
+        self.program.flush()
+
+    # -- variables ----------------------------------------------------------------------------------------------------
+
+    def bind(self, name: str | None, value: Value) -> None:
+        self.variables[name] = value
+        self.fresh[name] = None
+
+    def value(self, name: str | None) -> Value:
+        """What ``name`` holds, known or not. Waits only where the body runs on another thread and may still set it."""
+        program = self.program
+        if name not in self.variables and program.stream and not program.is_inside:
+            program.changed.wait_for(lambda: name in self.variables or program.is_over)
+        found = self.variables.get(name)
+        if found is None:
+            if program.error is not None:
+                raise program.error
+            known = ", ".join(sorted(repr(n) for n in self.variables if n is not None)) or "none"
+            raise UnknownVariable(f"no variable {name!r} in this program; it has: {known}")
+        return found
+
+    def set(self, name: str, value: Any) -> None:
+        self.bind(name, Constant(value))
+        if self.program.stream:
+            self.program.changed.notify()
+
+    def pin(self, ttl_s: float) -> Leaf:
+        leaf = Leaf(self.program, None)
+        self.log.append(PinNode(self.seq, leaf, ttl_s))
+        return leaf
+
+    # -- branching ----------------------------------------------------------------------------------------------------
+
+    def fork(self, size: int) -> list[Sequence]:
+        if self.is_closed:
+            raise InvalidRequest("this sequence has ended and cannot be forked")
+        children = [Sequence(self.program, self) for _ in range(size)]
+        self.log.append(ForkNode(self.seq, tuple([child.seq for child in children])))
+        return children
+
+    def join(self, children: list[Sequence], mode: JoinMode) -> None:
+        """Take back what the children made, and end them."""
+        ids = tuple([child.seq for child in children])
+        if mode == "gather_variable":
+            names = dict.fromkeys(name for child in children for name in child.fresh)
+            for name in names:
+                self.bind(name, Gathered([child.variables[name] for child in children if name in child.fresh]))
+        else:
+            for child in children:
+                self.pieces += child.pieces[child.fork_at :]
+        for child in children:
+            self.leaves += child.leaves
+        self.log.append(JoinNode(self.seq, ids, mode))
+        for child in children:
+            child.close()
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.log.append(CloseNode(self.seq))
+
+
+_APPENDERS: dict[type, Any] = {
+    str: Sequence._append_str,
+    ir.SglConstantText: Sequence._append_constant,
+    ir.SglExprList: Sequence._append_list,
+    ir.SglGen: Sequence._append_gen,
+    ir.SglSelect: Sequence._append_select,
+    ir.SglVariable: Sequence._append_variable,
+    ir.SglVariables: Sequence._append_variables,
+    ir.SglRoleBegin: Sequence._append_role_begin,
+    ir.SglRoleEnd: Sequence._append_role_end,
+    ir.SglVarScopeBegin: Sequence._append_scope_begin,
+    ir.SglVarScopeEnd: Sequence._append_scope_end,
+    ir.SglImage: Sequence._append_image,
+    ir.SglVideo: Sequence._append_video,
+    ir.SglSeparateReasoning: Sequence._append_reasoning,
+    ir.SglCommitLazy: Sequence._append_commit,
+}

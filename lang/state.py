@@ -1,0 +1,294 @@
+"""What a program's body holds in its hands: ``s``, and the group of forks of it.
+
+Appending never waits; reading a value sends what is queued and waits for that value alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as ListLike
+from contextlib import contextmanager
+from typing import Any, get_args
+
+from ..runtime.protocol.errors import InvalidRequest
+from ..runtime.protocol.ops import JoinMode
+from . import ir
+from .program import Program, Sequence
+from .values import Candidate, Gathered, Leaf, Value
+
+
+class ProgramState:
+    """One sequence of a running or finished program."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+        self.ret_value: Any = None
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def __iadd__(self, other: ir.SglExpr | str) -> ProgramState:
+        if other is None:
+            raise InvalidRequest("s += None: there is nothing to append; did a function forget to return its text?")
+        self._sequence.append(other)
+        return self
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._sequence.set(name, value)
+
+    def set_var(self, name: str, value: Any) -> None:
+        self._sequence.set(name, value)
+
+    def _role(self, role: str, expr: ir.SglExpr | str | None) -> Any:
+        if expr is None:
+            return self._role_block(role)
+        parts = expr if isinstance(expr, ir.SglExpr) else ir.SglConstantText(expr)
+        self._sequence.append(ir.SglExprList((ir.SglRoleBegin(role), parts, ir.SglRoleEnd(role))))
+        return None
+
+    @contextmanager
+    def _role_block(self, role: str) -> Iterator[None]:
+        self._sequence.append(ir.SglRoleBegin(role))
+        try:
+            yield
+        finally:
+            if self._sequence.role == role and not self._sequence.is_closed:
+                self._sequence.append(ir.SglRoleEnd(role))
+
+    def system(self, expr: ir.SglExpr | str | None = None) -> Any:
+        """``s.system("...")``, or ``with s.system():`` around what the message is made of."""
+        return self._role("system", expr)
+
+    def user(self, expr: ir.SglExpr | str | None = None) -> Any:
+        return self._role("user", expr)
+
+    def assistant(self, expr: ir.SglExpr | str | None = None) -> Any:
+        return self._role("assistant", expr)
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """``s[name]`` becomes all text appended inside the block."""
+        self._sequence.append(ir.SglVarScopeBegin(name))
+        yield
+        self._sequence.append(ir.SglVarScopeEnd(name))
+
+    def fork(self, size: int = 1, position_ids_offset: ListLike[int] | None = None) -> ProgramStateGroup:
+        """``size`` states that go on from here, each on its own; they share what was computed so far."""
+        _refuse_offset(position_ids_offset)
+        if size < 1:
+            raise InvalidRequest(f"fork({size}): must make 1 state or more")
+        children = [ProgramState(child) for child in self._sequence.fork(size)]
+        return ProgramStateGroup(children, self)
+
+    @contextmanager
+    def copy(self, position_ids_offset: ListLike[int] | None = None) -> Iterator[ProgramState]:
+        """A fork of one for the length of a block; its variables come back as lists of one."""
+        group = self.fork(1, position_ids_offset)
+        yield group[0]
+        group.join()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str | None) -> Any:
+        return self._program.read(self._sequence.value(name))
+
+    def get_var(self, name: str | None) -> Any:
+        return self[name]
+
+    def __contains__(self, name: str) -> bool:
+        if self._program.stream:
+            self._program.wait_body()
+        return name in self._sequence.variables
+
+    def ref(self, name: str, index: int = 0, *, sep: str = "") -> ir.SglVariable:
+        """The variable's text, to be appended before it exists: ``s += "..." + s.ref("x")`` does not wait.
+
+        ``index`` picks a candidate of a gen with ``n > 1``; ``sep`` stands between the values of a joined variable.
+        """
+        value: Value = self._sequence.value(name)
+        if isinstance(value, Leaf) and index:
+            if not 0 <= index < value.n:
+                raise InvalidRequest(f"ref({name!r}, {index}): {name!r} has {value.n} candidate(s)")
+            value = Candidate(value, index)
+        elif isinstance(value, Gathered) and index:
+            value = value.values[index]
+        return ir.SglVariable(name, value, sep)
+
+    def text(self, *, partial: bool = False) -> str:
+        """All text of this state. ``partial``: what there is of it, where a generation has failed."""
+        sequence = self._sequence
+        self._program.wait_body()
+        pieces = list(sequence.pieces)
+        self._program.wait_leaves(leaf for p in pieces if not isinstance(p, str) for leaf in p.leaves())
+        if partial:
+            return "".join([_partial(p) for p in pieces])
+        return "".join([p if isinstance(p, str) else p.text() for p in pieces])
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The chat so far: one entry per role that has ended."""
+        self._program.wait_body()
+        messages = list(self._sequence.messages)
+        self._program.wait_leaves(leaf for message in messages for leaf in message.content.leaves())
+        return [message.read() for message in messages]
+
+    def sync(self) -> None:
+        """Wait until everything appended here has been computed."""
+        self._program.wait_body()
+        self._program.wait_leaves(list(self._sequence.leaves))
+
+    def error(self) -> BaseException | None:
+        """What went wrong on this state (or in the body), waiting until all is computed; None if nothing did."""
+        self.sync()
+        for leaf in self._sequence.leaves:
+            if leaf.error is not None:
+                return leaf.error
+        return self._program.error
+
+    def get_meta_info(self, name: str | None, timeout: float | None = None) -> Any:
+        """What the backend tells about a variable; None for an unknown one, a list after a join."""
+        self._program.wait_body()
+        value = self._sequence.variables.get(name)
+        if value is None:
+            return None
+        self._program.wait_leaves(value.leaves(), timeout)
+        return _meta(value)
+
+    def stats(self) -> dict[str, Any]:
+        """What the run cost, by the runtime's count, and ``messages``: how often the program spoke to it."""
+        program = self._program
+        if program.is_inside:
+            raise InvalidRequest("stats() counts a whole run; call it on the state that run() returned")
+        program.wait_body()
+        program.session.closed.wait_for(program.session.closed.done)
+        return {"messages": program.num_messages, **(program.session.closed.meta or {})}
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """New text as it comes, constants included, or only that of one variable.
+
+        Without ``run(stream=True)`` there is one item: everything.
+        """
+        program, sequence = self._program, self._sequence
+        if not program.stream:
+            yield self.text() if var_name is None else _as_text(self[var_name])
+            return
+        if var_name is not None:
+            yield from _chunks_of(program, sequence.value(var_name))
+            return
+        inside = program.is_inside
+        taken = 0
+        while True:
+            if not inside:
+                program.changed.wait_for(lambda seen=taken: program.is_over or len(sequence.pieces) > seen)  # type: ignore[misc]
+            if taken >= len(sequence.pieces):
+                break
+            piece = sequence.pieces[taken]
+            taken += 1
+            if isinstance(piece, str):
+                yield piece
+            else:
+                yield from _chunks_of(program, piece)
+        if program.error is not None and not inside:
+            raise program.error
+
+    @property
+    def stream_executor(self) -> Any:
+        """What an interpreting backend sees of this state; a compiled one has none."""
+        return self._program.session.executor(self._sequence.seq)  # type: ignore[attr-defined]
+
+    @property
+    def _program(self) -> Program:
+        return self._sequence.program
+
+    def __repr__(self) -> str:
+        return f"ProgramState({self.text(partial=True)!r})" if self._program.is_over else "ProgramState(running)"
+
+
+class ProgramStateGroup:
+    """The states of one fork, in order."""
+
+    def __init__(self, states: list[ProgramState], src_state: ProgramState | None = None) -> None:
+        self.states = states
+        self.src_state = src_state
+
+    def join(self, mode: JoinMode = "gather_variable") -> None:
+        """End the forks: their variables become lists on the source, or their text is appended to it."""
+        if mode not in get_args(JoinMode):
+            raise InvalidRequest(f"join mode {mode!r}; it is one of {', '.join(get_args(JoinMode))}")
+        if self.src_state is None:
+            raise InvalidRequest("these states were not made by fork(), so there is nothing to join them to")
+        self.src_state._sequence.join([state._sequence for state in self.states], mode)
+
+    def ref(self, name: str) -> ir.SglVariables:
+        """Each fork's variable, to be appended to any state of the program before it exists."""
+        return ir.SglVariables(tuple([state.ref(name) for state in self.states]))
+
+    def __getitem__(self, index: int) -> ProgramState:
+        return self.states[index]
+
+    def __setitem__(self, index: int, value: ProgramState) -> None:
+        if value is not self.states[index]:
+            raise InvalidRequest("a fork cannot be replaced; append to it with forks[i] += ...")
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self.states)
+
+    def __iadd__(
+        self, other: ir.SglExpr | ListLike[ir.SglExpr | str] | Callable[[int], ir.SglExpr | str]
+    ) -> ProgramStateGroup:
+        if isinstance(other, ir.SglExpr):
+            for state in self.states:
+                state += other
+        elif isinstance(other, list | tuple):
+            if len(other) != len(self.states):
+                raise InvalidRequest(f"{len(other)} items for {len(self.states)} forks; give one each")
+            for state, item in zip(self.states, other, strict=True):
+                state += item
+        elif callable(other):
+            for i, state in enumerate(self.states):
+                state += other(i)
+        else:
+            raise InvalidRequest(
+                f"forks += {other!r}: append an expression to all, a list with one item each, or a function of the "
+                "index (a str is none of these; say forks += lambda i: ...)"
+            )
+        return self
+
+
+def _refuse_offset(offset: object) -> None:
+    if offset is not None:
+        raise InvalidRequest("position_ids_offset is not supported: positions follow from the text; leave it out")
+
+
+def _partial(piece: Any) -> str:
+    if isinstance(piece, str):
+        return piece
+    return piece.partial_text() if isinstance(piece, Leaf) else piece.leaf.partial_text()
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else value[0] if isinstance(value, list) else str(value)
+
+
+def _chunks_of(program: Program, value: Any) -> Iterator[str]:
+    if isinstance(value, Leaf):
+        if program.is_inside:
+            program.flush()
+        yield from value.read_chunks()
+    else:
+        program.wait_leaves(value.leaves())
+        yield value.text()
+
+
+def _meta(value: Any) -> Any:
+    match value:
+        case Leaf():
+            value.raise_error()
+            return value.meta
+        case Candidate():
+            return _meta(value.leaf)
+        case Gathered():
+            return [_meta(item) for item in value.values]
+        case _:
+            return None

@@ -1,0 +1,245 @@
+"""What a program's variables hold: a leaf is written once by the runtime, the rest is made of leaves.
+
+A thread that needs a leaf blocks on that leaf alone. Never sends anything: who reads must see that it was sent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+
+class Crew(Protocol):
+    """Told when one of its threads is about to wait, so that another body can run meanwhile."""
+
+    def lend(self) -> None: ...
+
+
+current_crew: ContextVar[Crew | None] = ContextVar("phloem_crew", default=None)
+
+
+class Signal:
+    """Something that changes, and those who wait for it. Waiters are called once, outside the lock."""
+
+    __slots__ = ("_lock", "_waiters")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiters: list[Callable[[], object]] | None = None
+
+    def notify(self) -> None:
+        """Call after the change. A waiter that subscribed before it is woken, one that comes later sees it."""
+        with self._lock:
+            waiters, self._waiters = self._waiters, None
+        for wake in waiters or ():
+            wake()
+
+    def subscribe(self, holds: Callable[[], bool], wake: Callable[[], object]) -> bool:
+        """True if ``holds()`` already; else ``wake`` is called at the next change."""
+        with self._lock:
+            if holds():
+                return True
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(wake)
+            return False
+
+    def wait_for(self, holds: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Block the thread until ``holds()``; ``TimeoutError`` after ``timeout_s``."""
+        if holds():
+            return
+        crew = current_crew.get()
+        if crew is not None:
+            crew.lend()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            gate = threading.Lock()
+            gate.acquire()
+            if self.subscribe(holds, gate.release):
+                return
+            left = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if not gate.acquire(timeout=left):
+                raise TimeoutError(f"nothing came within {timeout_s} s")
+
+
+class Value(Protocol):
+    def leaves(self) -> Iterable[Leaf]:
+        """What has to be there before ``read``."""
+        ...
+
+    def read(self) -> Any:
+        """The value; raises the error that stands in its place."""
+        ...
+
+    def text(self) -> str:
+        """What stands for it in a text."""
+        ...
+
+
+class Leaf(Signal):
+    """The result of one generation or selection. ``chunks`` are the pieces of candidate 0 as they came.
+
+    ``op`` is its id in the runtime once it was sent. ``read`` gives a text, a list of ``n`` texts, or what ``parse``
+    makes of the text.
+    """
+
+    __slots__ = ("chunks", "error", "is_done", "meta", "n", "name", "op", "owner", "parse", "partial", "texts")
+
+    def __init__(
+        self, owner: object, name: str | None, *, n: int = 1, parse: Callable[[str], Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.owner = owner
+        self.name = name
+        self.n = n
+        self.parse = parse
+        self.op = -1
+        self.is_done = False
+        self.texts: Sequence[str] = ()
+        self.partial: Sequence[str] = ()
+        self.meta: Any = None
+        self.error: BaseException | None = None
+        self.chunks: list[str] = []
+
+    # -- written by the backend, on any thread ------------------------------------------------------------------------
+
+    def push(self, text: str) -> None:
+        self.chunks.append(text)
+        self.notify()
+
+    def resolve(self, texts: Sequence[str], meta: Any = None) -> None:
+        if not self.is_done:
+            self.texts = texts
+            self.meta = meta
+            self.is_done = True
+            self.notify()
+
+    def fail(self, error: BaseException, partial: Sequence[str] = ()) -> None:
+        if not self.is_done:
+            self.error = error
+            self.partial = partial
+            self.is_done = True
+            self.notify()
+
+    # -- read by the program ------------------------------------------------------------------------------------------
+
+    def leaves(self) -> Iterable[Leaf]:
+        return (self,)
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+
+    def read(self) -> Any:
+        self.raise_error()
+        if self.parse is not None:
+            parsed = [self.parse(text) for text in self.texts]
+            return parsed if self.n > 1 else parsed[0]
+        return list(self.texts) if self.n > 1 else self.texts[0]
+
+    def text(self) -> str:
+        self.raise_error()
+        return self.texts[0]
+
+    def partial_text(self) -> str:
+        """The text as far as there is one."""
+        if self.error is not None:
+            return self.partial[0] if self.partial else ""
+        return self.texts[0] if self.is_done else "".join(self.chunks)
+
+    def read_chunks(self) -> Iterator[str]:
+        """New text as it comes, blocking; all of it in the end. Raises the error after what came before it."""
+        sent, taken = 0, 0
+        while True:
+            count, finished = len(self.chunks), self.is_done
+            for chunk in self.chunks[taken:count]:
+                sent += len(chunk)
+                yield chunk
+            taken = count
+            if finished:
+                break
+            self.wait_for(lambda seen=count: self.is_done or len(self.chunks) > seen)  # type: ignore[misc]
+        self.raise_error()
+        if sent < len(self.texts[0]):
+            yield self.texts[0][sent:]
+
+
+class Candidate:
+    """Candidate ``index`` of a leaf."""
+
+    __slots__ = ("index", "leaf")
+
+    def __init__(self, leaf: Leaf, index: int) -> None:
+        self.leaf = leaf
+        self.index = index
+
+    def leaves(self) -> Iterable[Leaf]:
+        return (self.leaf,)
+
+    def read(self) -> str:
+        self.leaf.raise_error()
+        return self.leaf.texts[self.index]
+
+    text = read
+
+
+class Constant:
+    """A value that Python gave."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def leaves(self) -> Iterable[Leaf]:
+        return ()
+
+    def read(self) -> Any:
+        return self.value
+
+    def text(self) -> str:
+        return self.value if isinstance(self.value, str) else str(self.value)
+
+
+Piece = str | Leaf | Candidate  # of a sequence's text
+
+
+class Span:
+    """The text of some pieces, in order."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = pieces
+
+    def leaves(self) -> Iterable[Leaf]:
+        return [leaf for piece in self.pieces if not isinstance(piece, str) for leaf in piece.leaves()]
+
+    def read(self) -> str:
+        return "".join([piece if isinstance(piece, str) else piece.text() for piece in self.pieces])
+
+    text = read
+
+
+class Gathered:
+    """One value per fork."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        self.values = values
+
+    def leaves(self) -> Iterable[Leaf]:
+        return [leaf for value in self.values for leaf in value.leaves()]
+
+    def read(self) -> list[Any]:
+        return [value.read() for value in self.values]
+
+    def text(self) -> str:
+        return "".join(value.text() for value in self.values)

@@ -1,0 +1,101 @@
+"""Many runs at once: order, failures, threads and how many are in flight."""
+
+import threading
+import time
+
+import pytest
+from phloem import function, gen
+from phloem.runtime.protocol import errors
+
+
+@function
+def ask(s, question, shout=False):
+    if question == "bad":
+        raise LookupError("bad item")
+    s += question + gen("answer")
+    if shout:
+        s["loud"] = s["answer"].upper()
+
+
+def echo(prompt, op):
+    return " <" + prompt.split()[-1] + ">"
+
+
+def test_a_batch_keeps_its_order_and_takes_dicts_and_tuples(connect):
+    backend = connect(reply=echo)
+    states = ask.run_batch([{"question": "a"}, ("b",), ["c", True]], backend=backend)
+    assert [s["answer"] for s in states] == [" <a>", " <b>", " <c>"]
+    assert states[2]["loud"] == " <C>"
+    assert ask.run_batch([], backend=backend) == []
+    assert ask.bind(shout=True).run_batch([("q",)], backend=backend)[0]["loud"] == " <Q>"
+
+
+def test_one_failing_item_returns_its_error_and_harms_no_other(connect):
+    states = ask.run_batch([("a",), ("bad",), ("c",)], backend=connect(reply=echo))
+    assert states[0]["answer"] == " <a>" and states[2]["answer"] == " <c>"
+    assert isinstance(states[1].error(), LookupError)
+    with pytest.raises(LookupError, match="bad item"):
+        states[1]["answer"]
+
+
+def test_wrong_items_are_refused_before_anything_runs(connect):
+    backend = connect()
+    with pytest.raises(errors.InvalidRequest, match="arguments mismatch the SGL function signature: 3 given.*1 to 2"):
+        ask.run_batch([("a",), ("a", True, 3)], backend=backend)
+    with pytest.raises(errors.InvalidRequest, match="no argument 'q'; it has question, shout"):
+        ask.run_batch([{"q": "a"}], backend=backend)
+    with pytest.raises(errors.InvalidRequest, match="does not know 'question'"):
+        ask.run_batch([{}], question="x", backend=backend)
+    assert backend.client.submits == []
+
+
+def test_bodies_that_do_not_wait_need_one_thread(connect):
+    seen = set()
+
+    @function
+    def body(s, i):
+        seen.add(threading.get_ident())
+        s += f"{i}" + gen("a")
+
+    body.run_batch([(i,) for i in range(50)], backend=connect())
+    assert len(seen) == 1
+
+
+def test_bodies_that_wait_do_not_hold_each_other_up(connect):
+    states = ask.run_batch([(f"q{i}", True) for i in range(20)], backend=connect(reply=echo, step_s=0.02))
+    assert [s["loud"] for s in states] == [f" <Q{i}>" for i in range(20)]
+    messages = states[0].stats()["messages"]
+    assert messages == 2
+
+
+def test_num_threads_bounds_what_is_in_flight(connect):
+    running, most = [0], [0]
+    lock = threading.Lock()
+
+    @function
+    def body(s, i):
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        s += "x" + gen("a")
+        s["a"]
+        time.sleep(0.005)
+        with lock:
+            running[0] -= 1
+
+    states = body.run_batch([(i,) for i in range(12)], backend=connect(), num_threads=3)
+    assert len(states) == 12 and most[0] <= 3
+    with pytest.raises(errors.InvalidRequest, match="num_threads=0"):
+        body.run_batch([(1,)], backend=connect(), num_threads=0)
+
+
+def test_generator_style_yields_in_order_as_they_finish(connect):
+    backend = connect(reply=echo)
+    states = ask.run_batch([(f"q{i}",) for i in range(5)], backend=backend, generator_style=True)
+    assert next(iter(states))["answer"] == " <q0>"
+    assert [s["answer"] for s in states] == [f" <q{i}>" for i in range(1, 5)]
+
+
+def test_a_progress_bar_counts_finished_items(connect, capsys):
+    ask.run_batch([("a",), ("b",)], backend=connect(reply=echo), progress_bar=True)
+    assert "ask" in capsys.readouterr().out

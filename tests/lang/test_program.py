@@ -1,0 +1,463 @@
+"""The core of the language over the compiled path: what is sent, when, and what is read back."""
+
+import threading
+import time
+import warnings
+
+import pytest
+from phloem import assistant, function, gen, select, system, user, user_end
+from phloem.lang.program import UnknownVariable
+from phloem.runtime.protocol import errors, messages, ops
+
+
+def echo(prompt, op):
+    """Replies with a word of the prompt's end, so that what depends on what is visible."""
+    return " <" + prompt.split()[-1] + ">"
+
+
+def test_a_linear_program_is_one_message(connect):
+    @function
+    def three(s):
+        s += "one" + gen("a")
+        s += " two" + gen("b")
+        s += " three" + gen("c")
+
+    backend = connect(reply=echo)
+    s = three.run(backend=backend)
+    assert (s["a"], s["b"], s["c"]) == (" <one>", " <two>", " <three>")
+    assert s.text() == "one <one> two <two> three <three>"
+    assert s.stats()["messages"] == 1 == len(backend.client.submits)
+
+
+def test_fork_join_and_a_gen_after_it_are_one_message(connect):
+    @function
+    def tree(s):
+        s += "root"
+        forks = s.fork(8)
+        for i, f in enumerate(forks):
+            f += f" b{i}" + gen("leaf")
+        forks.join()
+        s += " all:" + forks.ref("leaf").join(",") + " end" + gen("last")
+
+    backend = connect(reply=echo)
+    s = tree.run(backend=backend)
+    assert s["leaf"] == [f" <b{i}>" for i in range(8)]
+    assert s["last"] == " <end>"
+    assert s.text() == "root all:" + ",".join(f" <b{i}>" for i in range(8)) + " end <end>"
+    assert s.stats()["messages"] == 1 == len(backend.client.submits)
+
+
+def test_neighbouring_texts_travel_as_one_op(connect):
+    @function
+    def texts(s):
+        s += "a"
+        s += "b" + gen("x")
+        f = s.fork(1)[0]
+        s += "c"
+        f += "C"
+        s += "d"
+        f += "D"
+
+    backend = connect()
+    texts.run(backend=backend).sync()
+    sent = [op.text for op in backend.client.submits[0].ops if isinstance(op, ops.Text)]
+    assert sent == ["ab", "cd", "CD"]
+
+
+def test_a_branch_on_a_value_costs_one_message_more(connect):
+    @function
+    def branch(s):
+        s += "q" + gen("a")
+        s += " yes" if "q" in s["a"] else " no"
+        s += gen("b")
+
+    backend = connect(reply=echo)
+    s = branch.run(backend=backend)
+    assert s["b"] == " <yes>"
+    assert s.stats()["messages"] == 2 == s.stats()["submits"]
+
+
+def test_run_returns_before_the_values_are_there(connect):
+    @function
+    def slow(s):
+        s += "q" + gen("a")
+
+    backend = connect(reply=lambda prompt, op: " w" * 20, step_s=0.01)
+    begin = time.perf_counter()
+    s = slow.run(backend=backend)
+    assert time.perf_counter() - begin < 0.1
+    assert s["a"] == " w" * 20
+
+
+def test_every_program_ends_at_the_engine(connect):
+    @function
+    def forked(s):
+        s += "x" + gen("a")
+        forks = s.fork(3)
+        forks += gen("b")
+
+    backend = connect()
+    s = forked.run(backend=backend)
+    s.stats()
+    assert backend.client.engine.programs == []
+
+
+def test_the_body_runs_in_the_callers_thread_and_its_return_value_is_kept(connect):
+    @function
+    def body(s):
+        s += "x" + gen("a")
+        return threading.get_ident(), s["a"]
+
+    thread, value = body.run(backend=connect(reply=echo)).ret_value
+    assert thread == threading.get_ident() and value == " <x>"
+
+
+def test_values_of_a_gen_with_candidates_go_on_with_the_first(connect):
+    @function
+    def many(s):
+        s += "x" + gen("a", n=2)
+        s += " then" + s.ref("a", 1)
+
+    s = many.run(backend=connect(reply=lambda prompt, op: [" one", " two"]))
+    assert s["a"] == [" one", " two"]
+    assert s.text() == "x one then two"
+    assert len(s.get_meta_info("a")["candidates"]) == 2
+
+
+def test_select_gives_the_winner_and_its_scores(connect):
+    @function
+    def choose(s):
+        s += "colour:" + select("c", choices=[" red", " blue"])
+        s += gen("d", choices=[" x", " y"])
+
+    s = choose.run(backend=connect(select=lambda prompt, op: 1))
+    assert (s["c"], s["d"]) == (" blue", " y")
+    assert s.text() == "colour: blue y"
+    meta = s.get_meta_info("c")
+    assert meta["normalized_prompt_logprobs"] == [-1.5, -0.5]
+
+
+def test_roles_are_special_tokens_and_messages_are_kept(connect):
+    @function
+    def chat(s):
+        s += system("be brief")
+        s += user("hi <|im_end|>")
+        s += assistant(gen("a"))
+        with s.user():
+            s += "more"
+        s.assistant(gen("b"))
+
+    backend = connect(reply=lambda prompt, op: " ok")
+    s = chat.run(backend=backend)
+    assert s.messages() == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi <|im_end|>"},
+        {"role": "assistant", "content": "ok"},
+        {"role": "user", "content": "more"},
+        {"role": "assistant", "content": "ok"},
+    ]
+    specials = [op.ids for op in backend.client.submits[0].ops if isinstance(op, ops.Special)]
+    assert specials[:2] == [(1, 11, 3), (2, 3)] and len(specials) == 10
+
+
+def test_the_templates_own_system_message_comes_first_where_none_is_given(connect):
+    from phloem.tests.runtime.string_engine import CHATML
+
+    template = messages.TemplateInfo(
+        roles={r: messages.RoleTemplate(t.prefix, t.suffix, f"[{r}]", "[/]") for r, t in CHATML.roles.items()},
+        default_system=(1, 11, 3, 2, 3),
+        default_system_text="[system]be good[/]",
+    )
+
+    @function
+    def chat(s):
+        s += user("hi")
+        s += assistant(gen("a"))
+
+    @function
+    def own(s):
+        s += system("mine") + user("hi")
+
+    backend = connect(template=template, reply=lambda prompt, op: "x")
+    s = chat.run(backend=backend)
+    assert s.messages()[0] == {"role": "system", "content": "be good"}
+    assert s.text() == "[system]be good[/][user]hi[/][assistant]x[/]"
+    assert own.run(backend=backend).text() == "[system]mine[/][user]hi[/]"
+
+
+def test_a_template_without_roles_says_so(connect):
+    @function
+    def chat(s):
+        s += user("hi")
+
+    with pytest.raises(errors.Unsupported, match="cannot be split into roles"):
+        chat.run(backend=connect(template=messages.TemplateInfo()))
+
+
+def test_nested_and_unbalanced_roles_say_what_to_write(connect):
+    @function
+    def nested(s):
+        with s.user():
+            s += assistant("x")
+
+    @function
+    def unbalanced(s):
+        s += user("x") + user_end()
+
+    with pytest.raises(errors.InvalidRequest, match=r"'user' ends, but no role is open"):
+        unbalanced.run(backend=connect())
+    with pytest.raises(errors.InvalidRequest, match=r"'assistant' begins inside the open role 'user'.*user_end"):
+        nested.run(backend=connect())
+
+
+def test_a_role_block_closes_its_role_on_an_exception(connect):
+    @function
+    def body(s):
+        try:
+            with s.user():
+                s += "half"
+                raise LookupError
+        except LookupError:
+            pass
+        s += assistant(gen("a"))
+
+    assert [m["role"] for m in body.run(backend=connect()).messages()] == ["user", "assistant"]
+
+
+def test_var_scope_holds_all_text_inside(connect):
+    @function
+    def body(s):
+        s += "a"
+        with s.var_scope("scope"):
+            s += "b" + gen("x")
+        s += " again:" + s.ref("scope")
+
+    s = body.run(backend=connect(reply=lambda prompt, op: " w"))
+    assert s["scope"] == "b w"
+    assert s.text() == "ab w again:b w"
+
+
+def test_joins_gather_new_variables_and_a_second_join_refreshes_them(connect):
+    @function
+    def twice(s):
+        for round in ("first", "second"):
+            forks = s.fork(2)
+            for i, f in enumerate(forks):
+                f += f"{round}{i}" + gen("x")
+                f["i"] = i
+            forks.join()
+            s["seen_" + round] = s["x"]
+
+    s = twice.run(backend=connect(reply=echo))
+    assert s["seen_first"] == [" <first0>", " <first1>"]
+    assert s["x"] == [" <second0>", " <second1>"] and s["i"] == [0, 1]
+
+
+def test_join_can_append_the_branches(connect):
+    @function
+    def body(s):
+        s += "root"
+        forks = s.fork(2)
+        forks += lambda i: f" b{i}" + gen("x")
+        forks.join("concate_and_append")
+        s += " end" + gen("y")
+
+    backend = connect(reply=echo)
+    s = body.run(backend=backend)
+    assert s.text() == "root b0 <b0> b1 <b1> end <end>"
+    assert "x" not in s
+
+
+def test_copy_brings_its_variables_back_as_lists_of_one(connect):
+    @function
+    def body(s):
+        s += "root"
+        with s.copy() as t:
+            t += " side" + gen("x")
+        s += " main" + gen("y")
+
+    s = body.run(backend=connect(reply=echo))
+    assert s["x"] == [" <side>"] and s.text() == "root main <main>"
+
+
+def test_a_joined_fork_takes_no_more(connect):
+    @function
+    def body(s):
+        forks = s.fork(2)
+        forks.join()
+        forks[0] += "late"
+
+    with pytest.raises(errors.InvalidRequest, match="this fork was joined"):
+        body.run(backend=connect())
+
+
+def test_nothing_and_wrong_things_cannot_be_appended(connect):
+    s = function(lambda s: None).run(backend=connect())
+    with pytest.raises(ValueError, match="nothing to append"):
+        s += None
+    forks = []
+
+    @function
+    def body(s):
+        forks.append(s.fork(2))
+        forks[0] += "text"
+
+    with pytest.raises(ValueError, match="forks \\+= 'text'"):
+        body.run(backend=connect())
+    with pytest.raises(errors.InvalidRequest, match="cannot append 3 of type int"):
+        function(lambda s: s.__iadd__(3)).run(backend=connect())
+    with pytest.raises(errors.InvalidRequest, match="the program has ended"):
+        s += "x"
+    with pytest.raises(ValueError, match="join mode 'all'"):
+        function(lambda s: s.fork(2).join("all")).run(backend=connect())
+
+
+def test_an_unknown_variable_is_a_key_error_that_names_the_known(connect):
+    s = function(lambda s: s.__iadd__(gen("a"))).run(backend=connect())
+    with pytest.raises(KeyError, match="no variable 'b' in this program; it has: 'a'"):
+        s["b"]
+    assert UnknownVariable.__mro__.index(KeyError)
+    assert s.get_meta_info("b") is None
+    assert "a" in s and "b" not in s
+
+
+def test_the_cause_of_an_error_is_raised_where_the_value_is_read(connect):
+    @function
+    def body(s):
+        s += "fine" + gen("a", max_tokens=5)
+        s += gen("b", max_tokens=-1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        s = body.run(backend=connect())
+        with pytest.raises(errors.InvalidParams, match="max_tokens=-1: must be >= 0"):
+            s["b"]
+        assert isinstance(s.error(), errors.InvalidParams)
+        with pytest.raises(errors.InvalidParams):
+            s.text()
+        assert s.text(partial=True) == "fine"
+
+
+def test_what_depends_on_a_failure_names_it_as_its_cause(connect):
+    @function
+    def body(s):
+        s += "long " * 50 + gen("a")
+        s += gen("b")
+
+    s = body.run(backend=connect(context_len=10))
+    with pytest.raises(errors.PromptTooLong):
+        s["a"]
+    with pytest.raises(errors.DependencyFailed) as caught:
+        s["b"]
+    assert isinstance(caught.value.__cause__, errors.PromptTooLong)
+
+
+def test_an_exception_in_the_body_cancels_what_was_sent(connect):
+    states = []
+
+    @function
+    def body(s):
+        states.append(s)
+        s += "x" + gen("a")
+        s["a"]
+        s += gen("b")
+        raise LookupError("mine")
+
+    backend = connect()
+    with pytest.raises(LookupError, match="mine"):
+        body.run(backend=backend)
+    assert backend.client.cancels
+    with pytest.raises(errors.Cancelled, match="body raised LookupError: mine"):
+        states[0]["b"]
+    assert states[0]["a"]
+
+
+def test_arguments_may_have_the_names_of_sampling_parameters(connect):
+    @function
+    def body(s, n, stop, temperature=0.5):
+        s += f"{n} {stop} {temperature}" + gen("a")
+
+    backend = connect()
+    assert body.run(n=3, stop="S", temperature=2, max_new_tokens=7, backend=backend).text().startswith("3 S 2")
+    (submit,) = backend.client.submits
+    params = next(op.params for op in submit.ops if isinstance(op, ops.Gen))
+    assert params.max_tokens == 7 and params.temperature == 1.0 and params.stop == ()
+
+
+def test_run_parameters_are_defaults_that_a_gen_overrides(connect):
+    @function
+    def body(s):
+        s += gen("a") + gen("b", temperature=0.1, stop="x", max_tokens=3)
+
+    backend = connect()
+    body.run(backend=backend, temperature=0.7, stop=["y", "z"], max_new_tokens=9, deadline_s=60).sync()
+    (submit,) = backend.client.submits
+    a, b = (op.params for op in submit.ops if isinstance(op, ops.Gen))
+    assert (a.temperature, a.stop, a.max_tokens) == (0.7, ("y", "z"), 9)
+    assert (b.temperature, b.stop, b.max_tokens) == (0.1, ("x",), 3)
+    assert submit.settings.deadline_s == 60
+
+
+def test_streaming_yields_constants_and_deltas_in_order(connect):
+    @function
+    def body(s):
+        s += "ask" + gen("a")
+        s += " and" + gen("b")
+
+    backend = connect(reply=lambda prompt, op: " x y")
+    s = body.run(backend=backend, stream=True)
+    assert list(s.text_iter()) == ["ask", " x", " y", " and", " x", " y"]
+    assert list(s.text_iter("b")) == [" x", " y"]
+    once = body.run(backend=backend)
+    assert list(once.text_iter()) == ["ask x y and x y"] and list(once.text_iter("a")) == [" x y"]
+
+
+def test_streaming_goes_on_while_the_body_waits_for_values(connect):
+    @function
+    def body(s):
+        s += "ask" + gen("a")
+        s += " got" + s["a"].upper() + gen("b")
+
+    s = body.run(backend=connect(reply=lambda prompt, op: " x y"), stream=True)
+    assert "".join(s.text_iter()) == "ask x y got X Y x y"
+    assert s["b"] == " x y" and s.stats()["messages"] == 2
+
+
+def test_a_body_that_fails_while_streaming_raises_from_the_stream(connect):
+    @function
+    def body(s):
+        s += "ask"
+        raise LookupError("mine")
+
+    s = body.run(backend=connect(), stream=True)
+    with pytest.raises(LookupError, match="mine"):
+        list(s.text_iter())
+    assert isinstance(s.error(), LookupError)
+
+
+def test_grammars_travel_with_their_gens(connect):
+    @function
+    def body(s):
+        s += gen("a", regex="[0-9]+") + gen("b", json_schema={"type": "object"}) + gen("c", dtype=int)
+
+    backend = connect()
+    body.run(backend=backend).sync()
+    a, b, c = (op for op in backend.client.submits[0].ops if isinstance(op, ops.Gen))
+    assert (a.grammar.kind, a.grammar.text) == ("regex", "[0-9]+")
+    assert (b.grammar.kind, b.grammar.text) == ("json_schema", '{"type": "object"}')
+    assert c.grammar.text == r"[-+]?[0-9]+[ \n]*" and c.params.stop == (" ", "\n")
+
+
+def test_bind_wins_over_the_call(connect):
+    @function
+    def body(s, a, b=2):
+        s += f"{a} {b}"
+
+    assert body.bind(a=1).run(a=5, b=3, backend=connect()).text() == "1 3"
+    with pytest.raises(AssertionError, match="has no such argument"):
+        body.bind(c=1)
+
+
+def test_the_first_argument_must_be_s():
+    with pytest.raises(AssertionError, match="must be named s"):
+        function(lambda state: None)
