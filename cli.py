@@ -81,7 +81,15 @@ def _serve(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
     from .runtime.server import serve
 
-    return serve(config, host=args.host, port=args.port, api_key=args.api_key or os.environ.get("PHLOEM_API_KEY"))
+    return serve(
+        config,
+        host=args.host,
+        port=args.port,
+        api_key=args.api_key or os.environ.get("PHLOEM_API_KEY") or None,
+        model_name=args.model_name,
+        cors_origins=args.cors_origin,
+        on_ready=lambda url: print(f"phloem serves {args.model} at {url} (Ctrl-C ends it)", flush=True),
+    )
 
 
 def _engine(args: argparse.Namespace) -> int:
@@ -138,6 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument("--port", type=_port, default=8000, help="port to listen on (default: %(default)s)")
     serve.add_argument("--api-key", help="refuse requests without this key (default: $PHLOEM_API_KEY, or none)")
+    serve.add_argument("--model-name", help="the model's name in requests (default: what MODEL says)")
+    cors = serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
+    cors.help = "a web page's origin that may ask; may be given again"
     _add_engine_flags(serve)
     serve.set_defaults(run=_serve)
 
@@ -178,23 +189,28 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{field.name.replace('_', '-')}", **options)
 
 
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is no port; ports are 0 to 65535")
-    return port
-
-
 def _count(text: str) -> int:
+    if not text.lstrip("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
     count = int(text)
     if count < 0:
         raise argparse.ArgumentTypeError(f"{count} is negative; give 0 or more")
     return count
 
 
+def _port(text: str) -> int:
+    port = _count(text)
+    if port > 65535:
+        raise argparse.ArgumentTypeError(f"{port} is no port; ports are 0 to 65535")
+    return port
+
+
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
+    if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is no time; give more than 0 seconds")
     return seconds
 

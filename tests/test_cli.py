@@ -1,0 +1,174 @@
+"""The command line: every setting has a flag, and a user's mistake is one line and exit code 2."""
+
+import errno
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from phloem import cli
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.protocol.errors import EngineLost, InvalidRequest
+
+Served = dict[str, Any]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A path that resolves; nothing here loads it."""
+    (tmp_path / "m.gguf").touch()
+    return str(tmp_path / "m.gguf")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    """What ``serve`` was called with; the real server has tests of its own."""
+    calls: Served = {}
+
+    def serve(config: EngineConfig, **options: Any) -> int:
+        calls.update(config=config, **options)
+        return 0
+
+    monkeypatch.setitem(sys.modules, "phloem.runtime.server", types.SimpleNamespace(serve=serve))
+    monkeypatch.delenv("PHLOEM_API_KEY", raising=False)
+    return calls
+
+
+def test_serve_takes_every_setting_of_the_engine(model: str, served: Served) -> None:
+    wanted = EngineConfig(model)
+    flags = []
+    for field in msgspec.structs.fields(EngineConfig):
+        if field.name == "model":
+            continue
+        flag, value = f"--{field.name.replace('_', '-')}", getattr(wanted, field.name)
+        if isinstance(value, bool):
+            flags.append(flag if not value else flag.replace("--", "--no-", 1))
+            value = not value
+        else:
+            value = {"precision": "int4", "kv_dtype": "bfloat16", "log_level": "error"}.get(
+                field.name, type(value)(7) if isinstance(value, int | float) else "other"
+            )
+            flags += [flag, str(value)]
+        wanted = msgspec.structs.replace(wanted, **{field.name: value})
+    assert cli.main(["serve", model, *flags]) == 0
+    assert served["config"] == wanted
+
+
+def test_serve_passes_its_own_options_on(model: str, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main(["serve", model]) == 0
+    assert (served["host"], served["port"], served["api_key"]) == ("127.0.0.1", 8000, None)
+    monkeypatch.setenv("PHLOEM_API_KEY", "from the environment")
+    cli.main(["serve", model])
+    assert served["api_key"] == "from the environment"
+    cli.main(["serve", model, "--host", "::1", "--port", "0", "--api-key", "k", "--cors-origin", "http://a"])
+    assert (served["host"], served["port"], served["api_key"], served["cors_origins"]) == ("::1", 0, "k", ["http://a"])
+
+
+def test_a_ready_server_tells_its_address(model: str, served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["serve", model])
+    served["on_ready"]("http://127.0.0.1:8000")
+    assert "at http://127.0.0.1:8000" in capsys.readouterr().out
+
+
+def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        cli.main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    assert done.value.code == 0
+    assert [f for f in EngineConfig.__struct_fields__ if f"--{f.replace('_', '-')}" not in shown and f != "model"] == []
+    assert set(cli._ENGINE_HELP) == set(EngineConfig.__struct_fields__) - {"model"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--port", "99999"], "99999 is no port"),
+        (["--max-running", "-1"], "-1 is negative; give 0 or more"),
+        (["--client-timeout-s", "0"], "0 is no time; give more than 0 seconds"),
+        (["--precision", "int3"], "invalid choice: 'int3'"),
+        (["--max-runing", "3"], "unrecognized arguments: --max-runing"),
+        (["--num-slots", "many"], "'many' is no whole number"),
+    ],
+)
+def test_a_wrong_flag_is_named(
+    model: str, served: Served, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as done:
+        cli.main(["serve", model, *flags])
+    assert done.value.code == 2 and not served
+    assert message in capsys.readouterr().err
+
+
+def raising(error: Exception) -> Callable[..., int]:
+    def serve(config: EngineConfig, **options: Any) -> int:
+        raise error
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (InvalidRequest("port 8000 is in use"), "port 8000 is in use"),
+        (EngineLost("the engine ended with code 1"), "the engine ended with code 1"),
+        (
+            OSError(errno.EADDRINUSE, "Address already in use"),
+            "Address already in use; choose another --host or --port",
+        ),
+    ],
+)
+def test_an_error_is_one_line_and_code_2(
+    model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    message: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, "phloem.runtime.server", types.SimpleNamespace(serve=raising(error)))
+    assert cli.main(["serve", model]) == 2
+    assert capsys.readouterr().err == f"phloem: error: {message}\n"
+
+
+def test_a_fault_of_ours_is_not_hidden(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "phloem.runtime.server", types.SimpleNamespace(serve=raising(KeyError("x"))))
+    with pytest.raises(KeyError):
+        cli.main(["serve", model])
+
+
+@pytest.mark.parametrize("command", [["pull"], ["serve"], ["engine", "--url", "ipc:///tmp/x"]])
+def test_an_unknown_model_is_one_line_and_code_2(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command[0], "no-such-model", *command[1:]]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith("phloem: error: no model 'no-such-model': ") and "smollm2" in said.err
+
+
+def test_pull_prints_where_the_model_is(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pull", model]) == 0
+    assert capsys.readouterr().out == model + "\n"
+
+
+def test_progress_is_drawn_only_where_something_is_fetched(capsys: pytest.CaptureFixture[str]) -> None:
+    with cli._progress_bars():
+        pass
+    assert capsys.readouterr().err == ""
+    with cli._progress_bars() as progress:
+        progress("waiting", 0, 0)
+        progress("toy", 5, 10)
+    assert "toy" in capsys.readouterr().err
+
+
+def test_doctor_names_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("machine", "cpu features", "torch", "4-bit CPU linears", "CUDA", "smollm2"):
+        assert word in shown
+
+
+def test_without_a_command_the_usage_is_shown() -> None:
+    done = subprocess.run([sys.executable, "-m", "phloem"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "usage: phloem" in done.stderr and "Traceback" not in done.stderr
