@@ -48,9 +48,9 @@ def stacked_linear(
     return Linear(parts)
 
 
-def as_float(weight: Weight) -> torch.Tensor:
-    """float32, exactly what the file holds."""
-    return weight.dequantize() if isinstance(weight, QuantTensor) else weight.float()
+def as_float(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """What the file holds: exactly in float32, rounded once in another type."""
+    return weight.dequantize(dtype) if isinstance(weight, QuantTensor) else weight.to(dtype)
 
 
 def _is_4bit(weight: Weight, precision: LinearPrecision) -> bool:
@@ -68,8 +68,9 @@ def _pack(
 ) -> PackedLinear:
     if not _is_4bit(weights[0], precision):
         dtype: Literal["float32", "bfloat16"] = "float32" if precision == "float32" else "bfloat16"
-        whole = torch.cat([as_float(weight).to(getattr(torch, dtype)) for weight in weights]).to(device)
-        return PackedLinear(whole, precision=dtype, bias=bias, out_dtype=out_dtype)
+        floats = [as_float(weight, getattr(torch, dtype)) for weight in weights]
+        whole = floats[0] if len(floats) == 1 else torch.cat(floats)
+        return PackedLinear(whole.to(device), precision=dtype, bias=bias, out_dtype=out_dtype)
     groups = [
         repack_group32(weight)
         if isinstance(weight, QuantTensor) and weight.kind in GROUP32_KINDS

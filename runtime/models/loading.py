@@ -57,7 +57,7 @@ class _Loader:
             head = self.read(self.names.of_model("head"), (config.vocab_size, config.hidden_size))
         return Model(
             config=config,
-            embedding=Embedding(as_float(embedding).to(self.dtype).to(self.device)),
+            embedding=Embedding(as_float(embedding, self.dtype).to(self.device)),
             layers=tuple(self.layer(i) for i in range(config.num_layers)),
             norm=self.norm(self.names.of_model("norm"), config.hidden_size),
             # Four bits cost the head more than the body; it runs once a token, not once a layer.

@@ -3,10 +3,12 @@
 ``q`` is uint8 [N, K] of 0..15; ``scale`` and ``zero`` are float32 [N, K / 32].
 """
 
+import numpy as np
 import torch
 
 from ..protocol.errors import Unsupported
-from .quant_tensor import QuantTensor, k_nibbles, k_scales
+from .block_decoding import halves, split_k_fours, split_nibbles
+from .quant_tensor import QuantTensor
 
 GROUP_LEN = 32
 GROUP32_KINDS = ("Q4_0", "Q4_1", "Q4_K")
@@ -21,19 +23,18 @@ def repack_group32(weight: QuantTensor) -> Group32:
             f"{weight.kind} as 4-bit groups of 32; only {', '.join(GROUP32_KINDS)} are made of such groups"
         )
     num_rows, row_len = weight.shape
-    blocks = weight.blocks.reshape(-1, weight.blocks.shape[-1])
+    blocks = weight.blocks.reshape(-1, weight.blocks.shape[-1]).numpy()
+    q = np.empty((num_rows, row_len), dtype=np.uint8)
     if weight.kind == "Q4_K":
-        sc, minimum = k_scales(blocks[:, 4:16])
-        scale = _half(blocks, 0) * sc.float()  # [B, 8]
-        zero = 8 * scale - _half(blocks, 2) * minimum.float()
-        q = k_nibbles(blocks[:, 16:])
+        scale, offset = np.empty((2, len(blocks), 8), dtype=np.float32)
+        split_k_fours(blocks, halves(blocks, 0), halves(blocks, 2), q.reshape(-1, 256), scale, offset)
+        zero = 8 * scale - offset
     else:
-        packed = blocks[:, 2:] if weight.kind == "Q4_0" else blocks[:, 4:]
-        scale = _half(blocks, 0)
-        zero = torch.zeros_like(scale) if weight.kind == "Q4_0" else _half(blocks, 2) + 8 * scale
-        q = torch.cat((packed & 15, packed >> 4), dim=-1)
-    groups = row_len // GROUP_LEN
-    return q.view(num_rows, row_len), scale.view(num_rows, groups), zero.view(num_rows, groups)
+        scale = halves(blocks, 0)
+        zero = np.zeros_like(scale) if weight.kind == "Q4_0" else halves(blocks, 2) + 8 * scale
+        split_nibbles(blocks, 2 if weight.kind == "Q4_0" else 4, q.reshape(-1, GROUP_LEN))
+    scale, zero = (part.reshape(num_rows, row_len // GROUP_LEN) for part in (scale, zero))
+    return torch.from_numpy(q), torch.from_numpy(scale), torch.from_numpy(zero)
 
 
 def quantize_group32(weight: torch.Tensor) -> Group32:
@@ -54,7 +55,3 @@ def dequantize_group32(q: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor)
     num_rows, row_len = q.shape
     groups = (q.float() - 8).view(num_rows, row_len // GROUP_LEN, GROUP_LEN)
     return (groups * scale.unsqueeze(-1) + zero.unsqueeze(-1)).view(num_rows, row_len)
-
-
-def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
