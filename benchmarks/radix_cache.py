@@ -1,0 +1,160 @@
+"""What the radix cache costs the host: tokens matched and inserted per second, and that size does not matter.
+
+    python -m benchmarks.radix_cache [--quick] [--save]
+
+Throughput: prompts of 1,000 tokens that share 500 with others; a round is acquire, extend, commit, release.
+Size: the same round, and one token of decoding for 64 leases, in a cache that already holds 10 thousand to 10 million
+tokens; once with slots to spare and once full, where each round must evict what it takes.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from phloem.radix_cache import POLICIES, RadixCache
+
+from . import RESULTS, header
+
+PROMPT_LEN = 1000
+SHARED_LEN = 500
+VOCAB_SIZE = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Seconds of one round over repeats."""
+
+    median_s: float
+    best_s: float
+    worst_s: float
+
+
+def spread(times_s: list[float]) -> Spread:
+    return Spread(statistics.median(times_s), min(times_s), max(times_s))
+
+
+class Prompts:
+    """Distinct prompts, each beginning with one of ``num_stems`` shared beginnings."""
+
+    def __init__(self, *, num_stems: int, seed: int = 0) -> None:
+        self._random = np.random.default_rng(seed)
+        self._stems = self._random.integers(0, VOCAB_SIZE, (num_stems, SHARED_LEN), np.int32)
+
+    def make(self, n: int) -> list[np.ndarray]:
+        stems = self._stems[self._random.integers(0, len(self._stems), n)]
+        tails = self._random.integers(0, VOCAB_SIZE, (n, PROMPT_LEN - SHARED_LEN), np.int32)
+        return list(np.concatenate((stems, tails), axis=1))
+
+
+def serve(cache: RadixCache, tokens: np.ndarray) -> None:
+    lease = cache.acquire(tokens, limit=len(tokens) - 1)
+    lease.extend(len(tokens) - lease.num_cached)
+    lease.commit(tokens)
+    lease.release()
+
+
+def serve_all(cache: RadixCache, prompts: list[np.ndarray]) -> None:
+    for tokens in prompts:
+        serve(cache, tokens)
+
+
+def timed(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def throughput(repeats: int, num_prompts: int) -> dict[str, float]:
+    """Tokens per second of match + insert: each token of a prompt is counted once."""
+    times: dict[str, list[float]] = {"new": [], "known": []}
+    for repeat in range(repeats):
+        cache = RadixCache(num_prompts * PROMPT_LEN)
+        prompts = Prompts(num_stems=max(num_prompts // 20, 1), seed=repeat).make(num_prompts)
+        for name in times:
+            times[name].append(timed(partial(serve_all, cache, prompts)) / num_prompts)
+        cache.check()
+    return {name: PROMPT_LEN / spread(values).median_s for name, values in times.items()}
+
+
+def filled(num_tokens: int, *, spare: int) -> tuple[RadixCache, Prompts]:
+    cache = RadixCache(num_tokens + spare, policy=POLICIES["lru"])
+    prompts = Prompts(num_stems=max(num_tokens // PROMPT_LEN // 20, 1))
+    while cache.num_cached < num_tokens - PROMPT_LEN:
+        for tokens in prompts.make(max((num_tokens - cache.num_cached) // PROMPT_LEN, 1)):
+            serve(cache, tokens)
+    return cache, prompts
+
+
+def rounds(num_tokens: int, *, repeats: int, num_prompts: int) -> dict[str, Spread]:
+    """Seconds of one prompt (with room, and when full), and of one more token for each of 64 leases."""
+    result: dict[str, Spread] = {}
+    for name, spare in (("prompt, room to spare", repeats * num_prompts * PROMPT_LEN), ("prompt, cache full", 0)):
+        cache, prompts = filled(num_tokens, spare=spare)
+        if name == "prompt, cache full":
+            for tokens in prompts.make(50):
+                serve(cache, tokens)
+        batches = [prompts.make(num_prompts) for _ in range(repeats)]
+        times = [timed(partial(serve_all, cache, batch)) / num_prompts for batch in batches]
+        result[name] = spread(times)
+    leases, texts = [], []
+    for i, tokens in enumerate(prompts.make(64)):
+        text = np.concatenate((tokens[:100], np.arange(repeats * 5, dtype=np.int32)))
+        text[0] = -1 - i
+        leases.append(cache.acquire(text))
+        leases[-1].extend(100)
+        leases[-1].commit(text[:100])
+        texts.append(text)
+
+    def reserve() -> None:
+        for lease in leases:
+            lease.extend(1)
+            lease.mark_fresh()
+
+    def commit(n: int) -> None:
+        for lease, text in zip(leases, texts, strict=True):
+            lease.commit(text[:n])
+
+    reserved, committed = [], []
+    for n in range(101, 101 + repeats * 5):
+        reserved.append(timed(reserve))
+        committed.append(timed(partial(commit, n)))
+    result["64 leases, extend by 1, full"] = spread(reserved)
+    result["64 leases, commit 1 more, full"] = spread(committed)
+    return result
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--quick", action="store_true", help="up to one million tokens, few repeats")
+    options.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
+    chosen = options.parse_args()
+    repeats, num_prompts = (3, 50) if chosen.quick else (7, 100)
+    sizes = (10_000, 100_000, 1_000_000) if chosen.quick else (10_000, 100_000, 1_000_000, 10_000_000)
+
+    report = {**header(), "throughput_tokens_per_s": throughput(repeats, 300)}
+    for key, value in header().items():
+        print(f"{key}: {value}")
+    print(f"\nmatch + insert at {PROMPT_LEN:,}-token prompts, {SHARED_LEN} of them shared:")
+    for name, rate in report["throughput_tokens_per_s"].items():
+        print(f"  {name + ' prompts':<16} {rate / 1e6:6.1f} million tokens/s")
+
+    print("\ncost against tokens cached (median, best .. worst, microseconds):")
+    report["rounds_s"] = {}
+    for size in sizes:
+        found = rounds(size, repeats=repeats, num_prompts=num_prompts)
+        report["rounds_s"][size] = {name: [s.median_s, s.best_s, s.worst_s] for name, s in found.items()}
+        for name, s in found.items():
+            print(f"  {size:>10,}  {name:<32} {s.median_s * 1e6:8.1f}  {s.best_s * 1e6:8.1f} .. {s.worst_s * 1e6:.1f}")
+    if chosen.save:
+        path = RESULTS / "radix_cache.json"
+        path.write_text(json.dumps(report, indent=1) + "\n")
+        print(f"\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    main()
