@@ -1,0 +1,216 @@
+"""JSON arrays under formulas of what they are asked. Never deals with an item's bytes.
+
+Leaves: ``("items", prefix, rest, at)`` item ``at`` satisfies ``prefix[at]`` or ``rest``; ``("min", n)`` and
+``("max", n)`` more items; ``("contains", schema, need, room)`` so many more items satisfy ``schema`` (room -1: any).
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .formulas import FALSE, TRUE, Leaf
+from .spec import GrammarTooComplex
+
+if TYPE_CHECKING:
+    from .values import Values
+
+MAX_ASKED = 8
+Answers = Callable[[int], bool]
+
+
+class Arrays:
+    def __init__(self, values: "Values") -> None:
+        self.values = values
+        self.formulas = values.formulas
+        self._plans: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
+
+    # -- formulas -------------------------------------------------------------------------------------------------
+
+    def items(self, prefix: tuple[int, ...], rest: int, at: int = 0) -> int:
+        """Leaf: every item from ``at`` on satisfies its schema."""
+        while prefix and prefix[-1] == rest:
+            prefix = prefix[:-1]
+        at = min(at, len(prefix))
+        if at == len(prefix):
+            prefix, at = (), 0
+        if not prefix and rest == TRUE:
+            return TRUE
+        return self.formulas.leaf("items", prefix, rest, at)
+
+    def at_least(self, n: int) -> int:
+        return TRUE if n <= 0 else self.formulas.leaf("min", n)
+
+    def at_most(self, n: int) -> int:
+        return FALSE if n < 0 else self.formulas.leaf("max", n)
+
+    def contains(self, schema: int, need: int, room: int) -> int:
+        if need <= 0 and room < 0:
+            return TRUE
+        return self.formulas.leaf("contains", schema, max(need, 0), room)
+
+    @staticmethod
+    def _asked(leaf: Leaf) -> int:
+        """The schema whose answer for the next item the leaf needs; TRUE if none."""
+        if leaf[0] == "items":
+            return leaf[1][leaf[3]] if leaf[3] < len(leaf[1]) else leaf[2]
+        return leaf[1] if leaf[0] == "contains" else TRUE
+
+    def _step(self, formula: int, answers: Answers) -> int:
+        def change(leaf: Leaf) -> int:
+            match leaf:
+                case ("items", prefix, rest, at):
+                    return self.items(prefix, rest, at + 1) if answers(self._asked(leaf)) else FALSE
+                case ("min", n):
+                    return self.at_least(n - 1)
+                case ("max", n):
+                    return self.at_most(n - 1)
+                case ("contains", schema, need, room):
+                    if not answers(schema):
+                        return self.formulas.leaf(*leaf)
+                    if room == 0:
+                        return FALSE
+                    return self.contains(schema, need - 1, room - 1 if room > 0 else -1)
+            raise AssertionError(leaf)
+
+        return self.formulas.replace(formula, change)
+
+    def ends(self, formula: int) -> bool:
+        """Whether an array that ends here satisfies the formula."""
+
+        def change(leaf: Leaf) -> int:
+            if leaf[0] == "min":
+                return FALSE
+            if leaf[0] == "contains":
+                return TRUE if leaf[2] == 0 else FALSE
+            return TRUE
+
+        return self.formulas.replace(formula, change) == TRUE
+
+    def alive(self, formula: int) -> bool:
+        """Whether the array can be completed from here."""
+        if formula == FALSE:
+            return False
+        if formula == TRUE or self.ends(formula):
+            return True
+        return self.values.prove(("array", formula), lambda: self._alive(formula))
+
+    def _alive(self, formula: int) -> bool:
+        leaves = self.formulas.positive_clause(formula)
+        if leaves is not None:
+            known = [self.formulas.nodes[p][1] for p in leaves]
+            if not any(leaf[0] == "contains" for leaf in known):
+                need = max((leaf[1] for leaf in known if leaf[0] == "min"), default=0)
+                room = min((leaf[1] for leaf in known if leaf[0] == "max"), default=need)
+                if need > room:
+                    return False
+                lists = [leaf for leaf in known if leaf[0] == "items"]
+                longest = max((len(leaf[1]) - leaf[3] for leaf in lists), default=0)
+                for i in range(min(need, longest + 1)):
+                    asked = [leaf[1][leaf[3] + i] if leaf[3] + i < len(leaf[1]) else leaf[2] for leaf in lists]
+                    if not self.values.satisfiable(self.formulas.conjunction(asked)):
+                        return False
+                return True
+        must, _ = self._plan((formula,))
+        if not self.values.satisfiable(must):
+            return False
+        asked = sorted({self._asked(leaf) for _, leaf in self.formulas.leaves(formula)} - {TRUE, FALSE})
+        for chosen in range((1 << len(asked)) - 1, -1, -1):
+            true = {a for i, a in enumerate(asked) if chosen >> i & 1}
+            after = self._step(formula, lambda a, true=true: a == TRUE or a in true)  # type: ignore[misc]
+            if after in (formula, FALSE):
+                continue
+            item = [a if a in true else self.formulas.negation(a) for a in asked]
+            if self.values.satisfiable(self.formulas.conjunction(item)) and self.alive(after):
+                return True
+        return False
+
+    # -- states ---------------------------------------------------------------------------------------------------
+
+    def _plan(self, context: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """What the next item must satisfy and which schemas it is observed for."""
+        found = self._plans.get(context)
+        if found is not None:
+            return found
+        formulas = self.formulas
+        must = context[0]
+        plain = formulas.positive_clause(must)
+        certain: set[int] = set()
+        if plain is not None and not any(formulas.nodes[p][1][0] == "contains" for p in plain):
+            asked = [self._asked(formulas.nodes[p][1]) for p in plain]
+            demand = formulas.conjunction(asked) if self.alive(self._step(must, lambda a: True)) else FALSE
+            certain = set(asked)
+            rest = context[1:]
+        else:
+            demand = self._demand(must)
+            rest = context
+        observed = {self._asked(leaf) for _, leaf in formulas.leaves(*rest)} - {TRUE, FALSE} - certain
+        found = self._plans[context] = demand, tuple(sorted(observed))
+        return found
+
+    def _demand(self, must: int) -> int:
+        """The weakest schema for the next item that leaves ``must`` within reach."""
+        formulas = self.formulas
+        asked = sorted({self._asked(leaf) for _, leaf in formulas.leaves(must)} - {TRUE, FALSE})
+        clauses = formulas.clauses(must)
+        if all(sign and formulas.nodes[p][1][0] != "contains" for clause in clauses for p, sign in clause):
+            parts = []
+            for clause in clauses:
+                whole = formulas.conjunction([p for p, _ in clause])
+                if self.alive(self._step(whole, lambda a: True)):
+                    parts.append(formulas.conjunction([self._asked(formulas.nodes[p][1]) for p, _ in clause]))
+            return formulas.disjunction(parts)
+        if len(asked) > MAX_ASKED:
+            raise GrammarTooComplex(f"one array item is asked {len(asked)} schemas at once; the limit is {MAX_ASKED}")
+        parts = []
+        for chosen in range(1 << len(asked)):
+            true = {a for i, a in enumerate(asked) if chosen >> i & 1}
+            if self.alive(self._step(must, lambda a, true=true: a == TRUE or a in true)):  # type: ignore[misc]
+                parts.append(formulas.conjunction([a if a in true else formulas.negation(a) for a in asked]))
+        if len(parts) == 1 << len(asked):
+            return TRUE
+        return formulas.disjunction(parts)
+
+    def open(self, context: tuple[int, ...]) -> int:
+        """The row code of ``[``; 0 if no array fits."""
+        if not self.alive(context[0]):
+            return 0
+        must, observed = self._plan(context)
+        if not self.values.satisfiable(must):
+            must, observed = FALSE, ()
+        state = self.values.value(must, observed, or_close=self.ends(context[0]))
+        return self.values.machine.push(self._frame(context), state)
+
+    def _frame(self, context: tuple[int, ...]) -> int:
+        machine = self.values.machine
+        key = ("array", self.values.style, context)
+        return machine.frame(key, lambda: machine.add_frame(lambda result: self._returns(context, result)))
+
+    def _result(self, context: tuple[int, ...]) -> int:
+        bits = sum(1 << i for i, formula in enumerate(context[1:]) if self.ends(formula))
+        return self.values.machine.end_state(self.values.machine.result(bits))
+
+    def _returns(self, context: tuple[int, ...], result: int) -> int:
+        from .values import CLOSE
+
+        if result == CLOSE:
+            return self._result(context)
+        _, observed = self._plan(context)
+        bits = self.values.machine.bits(result)
+        known = {schema: bool(bits >> i & 1) for i, schema in enumerate(observed)}
+        after = tuple(self._step(f, lambda a: a != FALSE and known.get(a, True)) for f in context)
+        return self._after(after)
+
+    def _after(self, context: tuple[int, ...]) -> int:
+        """The state after an item."""
+        machine, values = self.values.machine, self.values
+
+        def fill(row: np.ndarray) -> None:
+            must, observed = self._plan(context)
+            if values.satisfiable(must):
+                row[ord(",")] = machine.push(self._frame(context), values.value(must, observed))
+            if self.ends(context[0]):
+                row[ord("]")] = self._result(context)
+
+        key = ("after item", values.style, context)
+        return machine.state(key, lambda: machine.add_state(fill, space=values.space))

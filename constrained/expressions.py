@@ -1,0 +1,491 @@
+"""Regular languages over bytes as hash-consed expressions with derivatives. Never reads regex syntax.
+
+An expression is an int; equal ints are equal expressions. The derivative of a language by a byte is what may follow
+that byte (Brzozowski 1964; Owens, Reppy, Turon 2009), so an automaton's states are expressions and are made only when
+reached: ``.{0,500}`` costs what the text walked through it costs.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+import numpy as np
+
+from .code_points import ANY, Ranges, intersection, union
+from .spec import GrammarTooComplex
+
+NOTHING = 0  # no text at all
+EMPTY = 1  # the empty text only
+
+FULL = (1 << 256) - 1
+UTF8_LEADS = ((0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12), (0x10000, 0x10FFFF, 0xF0, 18))
+
+
+class Expressions:
+    """The store of expressions of one alphabet (the bytes that have a token). Grows; never forgets."""
+
+    def __init__(self, has_byte: np.ndarray | None = None, *, max_expressions: int = 400_000) -> None:
+        available = np.ones(256, dtype=bool) if has_byte is None else has_byte
+        self.available = sum(1 << int(b) for b in np.flatnonzero(available))
+        self._continuations = all(available[0x80:0xC0])
+        self.max_expressions = max_expressions
+        self.nodes: list[tuple] = []
+        self.nullable: list[bool] = []
+        self.is_text: list[bool] = []  # known to hold whole UTF-8 characters only
+        self.is_plain: list[bool] = []  # no intersection or complement inside: never empty by construction
+        self._edges: list[int] = []  # bit b: byte b may act otherwise than byte b - 1
+        self._ids: dict[tuple, int] = {}
+        self._derived: dict[int, int] = {}
+        self._alive: dict[int, bool] = {}
+        self._make(("or",), False, True, True, 1)
+        self._make(("empty",), True, True, True, 1)
+        self.any_char = self.chars(ANY)
+        self.text = self.repeat(self.any_char, 0, None)  # every UTF-8 text
+        self.all_bytes = self._make(("not", NOTHING), True, False, False, 1)
+
+    def _make(self, node: tuple, nullable: bool, is_text: bool, is_plain: bool, edges: int) -> int:
+        found = self._ids.get(node)
+        if found is not None:
+            return found
+        if len(self.nodes) >= self.max_expressions:
+            raise GrammarTooComplex(f"the grammar's regular expressions need more than {self.max_expressions:,} states")
+        self.nodes.append(node)
+        self.nullable.append(nullable)
+        self.is_text.append(is_text)
+        self.is_plain.append(is_plain)
+        self._edges.append(edges | 1)
+        self._ids[node] = len(self.nodes) - 1
+        return len(self.nodes) - 1
+
+    # -- making ---------------------------------------------------------------------------------------------------
+
+    def bytes_in(self, bits: int) -> int:
+        """One byte out of the set whose bit ``b`` is byte b."""
+        bits &= self.available
+        if not bits:
+            return NOTHING
+        return self._make(("set", bits), False, bits < 1 << 128, True, (bits ^ (bits << 1)) & FULL)
+
+    def literal(self, data: bytes) -> int:
+        return self.one_of([data])
+
+    def one_of(self, literals: Iterable[bytes]) -> int:
+        """Any of the byte strings; made in the time of sorting them, walked by bisection."""
+        words = tuple(sorted({w for w in literals if all(self.available >> b & 1 for b in set(w))}))
+        return self._words(words, 0, len(words), 0)
+
+    def _words(self, words: tuple[bytes, ...], lo: int, hi: int, depth: int) -> int:
+        if lo >= hi:
+            return NOTHING
+        if hi - lo == 1:
+            tail = words[lo][depth:]
+            if not tail:
+                return EMPTY
+            first = tail[0]
+            return self._make(("word", tail), False, first < 0x80 or first >= 0xC0, True, 3 << first & FULL)
+        if lo or hi != len(words) or depth:
+            words, lo, hi, depth = tuple(w[depth:] for w in words[lo:hi]), 0, hi - lo, 0
+        node = ("words", words)
+        found = self._ids.get(node)
+        if found is not None:
+            return found
+        edges = 0
+        is_text = True
+        at = 1 if not words[0] else 0
+        nullable = at == 1
+        while at < len(words):
+            first = words[at][0]
+            edges |= 3 << first
+            is_text = is_text and (first < 0x80 or first >= 0xC0)
+            at = bisect_left(words, bytes([first + 1]), at) if first < 255 else len(words)
+        return self._make(node, nullable, is_text, True, edges & FULL)
+
+    def words_of(self, expr: int) -> tuple[bytes, ...] | None:
+        """The finite language's words if it is kept as a list of words."""
+        if expr == NOTHING:
+            return ()
+        if expr == EMPTY:
+            return (b"",)
+        node = self.nodes[expr]
+        if node[0] == "word":
+            return (node[1],)
+        if node[0] == "words":
+            return node[1]
+        return None
+
+    def chars(self, ranges: Ranges) -> int:
+        """One character out of a set of code points, as UTF-8."""
+        low = 0
+        for a, b in ranges:
+            if a < 0x80:
+                low |= (1 << (min(b, 0x7F) + 1)) - (1 << a)
+        high = intersection(ranges, ((0x80, 0x10FFFF),)) if self._continuations else ()
+        for lo, hi, base, shift in UTF8_LEADS:
+            for lead in range(base | lo >> shift, (base | hi >> shift) + 1):
+                if not self.available >> lead & 1:
+                    first = (lead - base) << shift
+                    high = intersection(high, ((0, max(first, lo) - 1), (first + (1 << shift), 0x10FFFF)))
+        if not high:
+            return self.bytes_in(low)
+        low &= self.available
+        node = ("chars", low, high)
+        if node in self._ids:
+            return self._ids[node]
+        edges = (low ^ (low << 1)) & FULL
+        for lo, hi, base, shift in UTF8_LEADS:
+            for a, b in intersection(high, ((lo, hi),)):
+                first, last = base | a >> shift, base | b >> shift
+                edges |= 3 << first | 3 << last
+        return self._make(node, False, True, True, edges & FULL)
+
+    def _tail(self, ranges: Ranges, remaining: int) -> int:
+        """``remaining`` continuation bytes that spell an offset in ``ranges`` out of [0, 64**remaining)."""
+        if not ranges:
+            return NOTHING
+        if remaining == 0:
+            return EMPTY
+        shift = 6 * (remaining - 1)
+        edges = 0
+        for a, b in ranges:
+            edges |= 3 << (0x80 | a >> shift) | 3 << (0x80 | b >> shift)
+        return self._make(("tail", ranges, remaining), False, False, True, edges & FULL)
+
+    def concat(self, *parts: int) -> int:
+        """The parts one after another."""
+        result = EMPTY
+        for part in reversed(parts):
+            result = self._concat(part, result)
+        return result
+
+    def _concat(self, left: int, right: int) -> int:
+        if left == NOTHING or right == NOTHING:
+            return NOTHING
+        if left == EMPTY:
+            return right
+        if right == EMPTY:
+            return left
+        node = self.nodes[left]
+        if node[0] == "cat":
+            return self._concat(node[1], self._concat(node[2], right))
+        if node[0] == "word" and self.nodes[right][0] == "word":
+            return self._words((node[1] + self.nodes[right][1],), 0, 1, 0)
+        edges = self._edges[left] | (self._edges[right] if self.nullable[left] else 0)
+        return self._make(
+            ("cat", left, right),
+            self.nullable[left] and self.nullable[right],
+            self.is_text[left] and self.is_text[right],
+            self.is_plain[left] and self.is_plain[right],
+            edges,
+        )
+
+    def repeat(self, inner: int, low: int, high: int | None) -> int:
+        """``inner`` from ``low`` to ``high`` times (None: without end)."""
+        if high == 0 or inner == EMPTY:
+            return EMPTY
+        if inner == NOTHING:
+            return EMPTY if low == 0 else NOTHING
+        if self.nullable[inner]:
+            low = 0
+        if low == 1 and high == 1:
+            return inner
+        node = self.nodes[inner]
+        if node[0] == "rep" and low <= 1 and high is None and node[2] <= 1 and node[3] is None:
+            return self.repeat(node[1], min(low, node[2]), None)
+        return self._make(
+            ("rep", inner, low, high), low == 0, self.is_text[inner], self.is_plain[inner], self._edges[inner]
+        )
+
+    def union(self, *parts: int) -> int:
+        flat: set[int] = set()
+        for part in parts:
+            node = self.nodes[part]
+            if node[0] == "or":
+                flat.update(node[1:])
+            else:
+                flat.add(part)
+        flat.discard(NOTHING)
+        if len(flat) == 1:
+            return flat.pop()
+        if not flat:
+            return NOTHING
+        if hasattr(self, "text"):
+            if self.text in flat and all(self.is_text[p] for p in flat):
+                return self.text
+            if self.all_bytes in flat:
+                return self.all_bytes
+        sets = [p for p in flat if self.nodes[p][0] == "set"]
+        if len(sets) > 1:
+            flat.difference_update(sets)
+            bits = 0
+            for p in sets:
+                bits |= self.nodes[p][1]
+            flat.add(self.bytes_in(bits))
+        self._merge_repeats(flat)
+        if EMPTY in flat and any(self.nullable[p] for p in flat if p != EMPTY):
+            flat.discard(EMPTY)
+        for p in flat:
+            node = self.nodes[p]
+            if node[0] == "not" and node[1] in flat:
+                return self.all_bytes
+        if len(flat) == 1:
+            return flat.pop()
+        ordered = sorted(flat)
+        edges = 0
+        for p in ordered:
+            edges |= self._edges[p]
+        return self._make(
+            ("or", *ordered),
+            any(self.nullable[p] for p in ordered),
+            all(self.is_text[p] for p in ordered),
+            all(self.is_plain[p] for p in ordered),
+            edges,
+        )
+
+    def _merge_repeats(self, flat: set[int]) -> None:
+        """``x{0,3}y | x{1,5}y`` becomes ``x{0,5}y``: what keeps unions of bounded repeats short."""
+        groups: dict[tuple[int, int], list[tuple[int, int | None, int]]] = {}
+        for p in flat:
+            node = self.nodes[p]
+            rest = EMPTY
+            if node[0] == "cat":
+                rest, node = node[2], self.nodes[node[1]]
+            if node[0] == "rep":
+                groups.setdefault((node[1], rest), []).append((node[2], node[3], p))
+        for (inner, rest), spans in groups.items():
+            if len(spans) < 2:
+                continue
+            spans.sort(key=lambda s: s[0])
+            low, high, members = spans[0][0], spans[0][1], [spans[0][2]]
+            for lo, hi, p in spans[1:]:
+                if high is None or lo <= high + 1:
+                    high = None if high is None or hi is None else max(high, hi)
+                    members.append(p)
+            if len(members) > 1:
+                flat.difference_update(members)
+                flat.add(self._concat(self.repeat(inner, low, high), rest))
+
+    def intersect(self, *parts: int) -> int:
+        flat: set[int] = set()
+        for part in parts:
+            node = self.nodes[part]
+            if node[0] == "and":
+                flat.update(node[1:])
+            else:
+                flat.add(part)
+        if NOTHING in flat:
+            return NOTHING
+        flat.discard(self.all_bytes)
+        if self.text in flat and len(flat) > 1 and any(self.is_text[p] for p in flat if p != self.text):
+            flat.discard(self.text)
+        if not flat:
+            return self.all_bytes
+        if len(flat) == 1:
+            return flat.pop()
+        finite = [p for p in flat if self.words_of(p) is not None]
+        if finite:
+            first = min(finite, key=lambda p: len(self.words_of(p) or ()))
+            words = self.words_of(first) or ()
+            if len(words) <= 256:
+                rest = [p for p in flat if p != first]
+                kept = [w for w in words if all(self.matches(p, w) for p in rest)]
+                return self._words(tuple(kept), 0, len(kept), 0)
+        for p in flat:
+            node = self.nodes[p]
+            if node[0] == "not" and node[1] in flat:
+                return NOTHING
+        if EMPTY in flat:
+            return EMPTY if all(self.nullable[p] for p in flat) else NOTHING
+        ordered = sorted(flat)
+        edges = 0
+        for p in ordered:
+            edges |= self._edges[p]
+        return self._make(
+            ("and", *ordered),
+            all(self.nullable[p] for p in ordered),
+            any(self.is_text[p] for p in ordered),
+            False,
+            edges,
+        )
+
+    def complement(self, inner: int) -> int:
+        """Every byte string outside; ``intersect`` it with ``text`` for texts."""
+        node = self.nodes[inner]
+        if node[0] == "not":
+            return node[1]
+        return self._make(("not", inner), not self.nullable[inner], False, False, self._edges[inner])
+
+    def text_without(self, inner: int) -> int:
+        return self.intersect(self.text, self.complement(inner))
+
+    def multiple_of(self, modulus: int, scale: int) -> int:
+        """Plain decimals (``-``, digits, ``.``) that are a multiple of ``modulus / 10**scale``; to be intersected with
+        a language of well-formed numbers."""
+        return self._multiple(modulus, scale, 0, -1)
+
+    def _multiple(self, modulus: int, scale: int, remainder: int, fraction: int) -> int:
+        # fraction: -1 before the point, else the digits after it so far (at most ``scale`` of them count)
+        accepts = remainder * 10 ** (scale - max(fraction, 0)) % modulus == 0
+        if fraction == scale and not accepts:
+            return NOTHING
+        digits = ((1 << 10) - 1) << 0x30
+        edges = digits | digits << 1 | 0b111 << 0x2D
+        return self._make(("multiple", modulus, scale, remainder, fraction), accepts, False, True, edges)
+
+    # -- using ----------------------------------------------------------------------------------------------------
+
+    def classes(self, *exprs: int) -> list[tuple[int, int]]:
+        """Byte ranges [lo, hi) on which every one of the expressions acts alike."""
+        edges = 1
+        for e in exprs:
+            edges |= self._edges[e]
+        starts = []
+        while edges:
+            low = edges & -edges
+            starts.append(low.bit_length() - 1)
+            edges ^= low
+        return list(zip(starts, [*starts[1:], 256], strict=True))
+
+    def derive(self, expr: int, byte: int) -> int:
+        if expr <= EMPTY:
+            return NOTHING
+        key = expr << 8 | byte
+        found = self._derived.get(key)
+        if found is None:
+            found = self._derive(expr, byte) if self.available >> byte & 1 else NOTHING
+            self._derived[key] = found
+        return found
+
+    def _derive(self, expr: int, byte: int) -> int:
+        node = self.nodes[expr]
+        match node[0]:
+            case "set":
+                return EMPTY if node[1] >> byte & 1 else NOTHING
+            case "word":
+                return self._words((node[1][1:],), 0, 1, 0) if node[1][0] == byte else NOTHING
+            case "words":
+                words = node[1]
+                lo = bisect_left(words, bytes([byte]))
+                hi = bisect_left(words, bytes([byte + 1]), lo) if byte < 255 else len(words)
+                return self._words(words, lo, hi, 1)
+            case "chars":
+                if byte < 0x80:
+                    return EMPTY if node[1] >> byte & 1 else NOTHING
+                return self._derive_lead(node[2], byte)
+            case "tail":
+                if not 0x80 <= byte < 0xC0:
+                    return NOTHING
+                width = 1 << 6 * (node[2] - 1)
+                base = (byte & 0x3F) * width
+                part = intersection(node[1], ((base, base + width - 1),))
+                return self._tail(tuple((a - base, b - base) for a, b in part), node[2] - 1)
+            case "cat":
+                first = self._concat(self.derive(node[1], byte), node[2])
+                if self.nullable[node[1]]:
+                    return self.union(first, self.derive(node[2], byte))
+                return first
+            case "or":
+                return self.union(*[self.derive(p, byte) for p in node[1:]])
+            case "and":
+                return self.intersect(*[self.derive(p, byte) for p in node[1:]])
+            case "not":
+                return self.complement(self.derive(node[1], byte))
+            case "rep":
+                _, inner, low, high = node
+                after = self.repeat(inner, max(low - 1, 0), None if high is None else high - 1)
+                return self._concat(self.derive(inner, byte), after)
+            case "multiple":
+                _, modulus, scale, remainder, fraction = node
+                if byte == 0x2D:
+                    return expr
+                if byte == 0x2E:
+                    return self._multiple(modulus, scale, remainder, 0) if fraction < 0 else NOTHING
+                if not 0x30 <= byte <= 0x39:
+                    return NOTHING
+                if fraction == scale:
+                    return expr if byte == 0x30 else NOTHING
+                remainder = (remainder * 10 + byte - 0x30) % modulus
+                return self._multiple(modulus, scale, remainder, fraction + 1 if fraction >= 0 else -1)
+        raise AssertionError(node)
+
+    def _derive_lead(self, ranges: Ranges, byte: int) -> int:
+        for lo, hi, base, shift in UTF8_LEADS:
+            width = 1 << shift
+            if base <= byte < base + (hi >> shift) + 1 and byte >= base:
+                at = (byte - base) * width
+                if at > hi:
+                    continue
+                if at + width - 1 < lo:
+                    continue
+                part = intersection(ranges, ((max(at, lo), min(at + width - 1, hi)),))
+                return self._tail(tuple((a - at, b - at) for a, b in part), shift // 6)
+        return NOTHING
+
+    def matches(self, expr: int, data: bytes) -> bool:
+        for byte in data:
+            expr = self.derive(expr, byte)
+            if expr == NOTHING:
+                return False
+        return self.nullable[expr]
+
+    def is_nonempty(self, expr: int, *, fuel: int = 50_000) -> bool:
+        """Whether any text is in the language. Free for plain expressions; a search for ``and`` and ``not``."""
+        if expr == NOTHING:
+            return False
+        if self.is_plain[expr] or self.nullable[expr]:
+            return True
+        known = self._alive.get(expr)
+        if known is not None:
+            return known
+        parents: dict[int, int] = {expr: expr}
+        queue = [expr]
+        for at in queue:
+            if self._alive.get(at) or self.nullable[at] or self.is_plain[at]:
+                while True:  # every state on the way here is alive
+                    self._alive[at] = True
+                    if parents[at] == at:
+                        return True
+                    at = parents[at]
+            if len(queue) > fuel:
+                raise GrammarTooComplex(f"an intersection of regular expressions has more than {fuel:,} states")
+            for lo, hi in self.classes(at):
+                byte = self._available_in(lo, hi)
+                if byte < 0:
+                    continue
+                to = self.derive(at, byte)
+                if to != NOTHING and to not in parents and self._alive.get(to) is not False:
+                    parents[to] = at
+                    queue.append(to)
+        for at in queue:
+            self._alive[at] = False
+        return False
+
+    def _available_in(self, lo: int, hi: int) -> int:
+        bits = self.available >> lo & ((1 << hi - lo) - 1)
+        return lo + (bits & -bits).bit_length() - 1 if bits else -1
+
+    def alive(self, expr: int) -> int:
+        """The expression itself, or NOTHING if its language is empty."""
+        return expr if self.is_nonempty(expr) else NOTHING
+
+    def is_subset(self, left: int, right: int) -> bool:
+        return not self.is_nonempty(self.intersect(left, self.complement(right)))
+
+    def contains_all_texts_of(self, expr: int) -> int | None:
+        """n if every text of at most n characters is a prefix of the language and n is known; else None.
+
+        Only shapes known at sight: all texts, and bounded runs of any character.
+        """
+        if expr == self.text:
+            return 1 << 30
+        node = self.nodes[expr]
+        if node[0] == "rep" and node[1] == self.any_char:
+            return 1 << 30 if node[3] is None else node[3]
+        if node[0] == "cat":
+            return self.contains_all_texts_of(node[1])
+        if node[0] == "or":
+            runs = [r for r in map(self.contains_all_texts_of, node[1:]) if r is not None]
+            return max(runs) if runs else None
+        return None
+
+
+def ascii_ranges(chars: str) -> Ranges:
+    return union([(ord(c), ord(c)) for c in chars])

@@ -1,0 +1,139 @@
+"""A compiled grammar and the matcher that walks a text through it. Never knows what kind of grammar it was."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .machine import Machine
+from .spec import GrammarSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """A grammar ready to match; shared by all matchers. ``unchecked`` names what it leaves to check afterwards."""
+
+    spec: GrammarSpec
+    machine: Machine
+    start: int
+    unchecked: tuple[str, ...] = ()
+
+    def matcher(self) -> "Matcher":
+        return Matcher(self)
+
+
+class Matcher:
+    """One text in the making. Cheap to clone and to roll back; an error is final and names its position."""
+
+    __slots__ = ("_configs", "_finished", "_machine", "error", "grammar")
+
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        self.grammar = grammar
+        self.error: str | None = None
+        self._machine = grammar.machine
+        self._configs = [grammar.start]
+        self._finished = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens accepted, the end token included."""
+        return len(self._configs) - 1 + self._finished
+
+    def fill_mask(self, row: np.ndarray) -> None:
+        """Write the mask (uint32 or int32 [ceil(V / 32)]): bit ``t & 31`` of word ``t >> 5`` allows token t.
+
+        The end token's bit is set exactly where the text may end. After the end, or an error, only the end is allowed.
+        """
+        if self._finished or self.error is not None:
+            row[:] = 0
+            eos = self._machine.vocabulary.eos
+            row.view(np.uint32)[eos >> 5] = np.uint32(1 << (eos & 31))
+            return
+        row.view(np.uint32)[:] = self._machine.mask(self._configs[-1])
+
+    def mask(self) -> np.ndarray:
+        """The mask itself, read-only and shared; see ``fill_mask``."""
+        if self._finished or self.error is not None:
+            row = np.zeros(self._machine.vocabulary.num_words, np.uint32)
+            self.fill_mask(row)
+            return row
+        return self._machine.mask(self._configs[-1])
+
+    def accept(self, token_id: int) -> bool:
+        """Take one token; False, with ``error`` set for good, if the grammar refuses it."""
+        if self.error is not None:
+            return False
+        if self._finished:
+            return self._refuse(token_id, "the text has ended")
+        vocabulary = self._machine.vocabulary
+        if token_id == vocabulary.eos:
+            if not self._machine.may_end(self._configs[-1]):
+                return self._refuse(token_id, "the text may not end here")
+            self._finished = True
+            return True
+        if not 0 <= token_id < len(vocabulary):
+            return self._refuse(token_id, f"the vocabulary has {len(vocabulary):,} tokens")
+        following = self._machine.advance(self._configs[-1], token_id)
+        if following < 0:
+            return self._refuse(token_id, "the grammar does not allow it")
+        self._configs.append(following)
+        return True
+
+    def _refuse(self, token_id: int, why: str) -> bool:
+        tokens = self._machine.vocabulary.tokens
+        shown = repr(tokens[token_id]) if 0 <= token_id < len(tokens) else "out of range"
+        self.error = f"token {token_id} ({shown}) refused at position {self.num_tokens}: {why}"
+        return False
+
+    def rollback(self, n: int) -> None:
+        """Forget the last ``n`` tokens, and an error if there is one."""
+        if not 0 <= n <= self.num_tokens:
+            raise ValueError(f"cannot roll back {n} tokens: {self.num_tokens} were accepted")
+        if n == 0:
+            return
+        self.error = None
+        if self._finished:
+            self._finished = False
+            n -= 1
+        if n:
+            del self._configs[-n:]
+
+    def clone(self) -> "Matcher":
+        twin = Matcher.__new__(Matcher)
+        twin.grammar, twin.error, twin._machine = self.grammar, self.error, self._machine
+        twin._configs = self._configs.copy()
+        twin._finished = self._finished
+        return twin
+
+    def forced_bytes(self) -> bytes:
+        """The bytes that have to come next, whatever the model thinks."""
+        if self._finished or self.error is not None:
+            return b""
+        return self._machine.forced_bytes(self._configs[-1])
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens that have to come next: at each of them no other token is allowed.
+
+        Where several tokens spell forced bytes the choice is left to the model, so jumping changes no answer.
+        """
+        out: list[int] = []
+        if self._finished or self.error is not None:
+            return out
+        config = self._configs[-1]
+        eos = self._machine.vocabulary.eos
+        while len(out) < 1024:
+            only = self._machine.only_token(config)
+            if only < 0 or only == eos:
+                break
+            out.append(only)
+            config = self._machine.advance(config, only)
+        return out
+
+    def is_accepting(self) -> bool:
+        """Whether the text may end here."""
+        if self.error is not None:
+            return False
+        return self._finished or self._machine.may_end(self._configs[-1])
+
+    def is_finished(self) -> bool:
+        """Whether the end token has been taken."""
+        return self._finished

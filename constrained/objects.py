@@ -1,0 +1,602 @@
+"""JSON objects under formulas of what they are asked. Never deals with a value's bytes.
+
+Leaves: ``("props", rule)`` every property satisfies the rule's schema for its name; ``("has", name)``; ``("minp", n)``
+and ``("maxp", n)`` more properties; ``("names", schema)`` every name satisfies ``schema``.
+
+A property's *class* is an int: 0 a name of no note, 1..n the n names of note, n + m (m >= 1) another name that matches
+the patterns whose bits are set in m. No name of note is written twice.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .expressions import NOTHING
+from .formulas import FALSE, TRUE, Leaf
+from .spec import GrammarTooComplex
+
+if TYPE_CHECKING:
+    from .values import Values
+
+MAX_ASKED = 8
+MAX_PATTERNS = 6
+QUOTE = 0x22
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``properties``, ``patternProperties`` and ``additionalProperties`` of one schema; values are formulas."""
+
+    names: tuple[tuple[str, int], ...]
+    patterns: tuple[tuple[int, int], ...]
+    additional: int
+    by_name: dict[str, int] = field(compare=False, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The names and patterns that tell an object's properties apart."""
+
+    names: tuple[str, ...]
+    patterns: tuple[int, ...]
+    index: dict[str, int] = field(compare=False, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """An object at some point: ``seen`` has a bit per name that may not come again."""
+
+    shape: Shape
+    seen: int
+    formulas: tuple[int, ...]
+
+
+class Objects:
+    def __init__(self, values: "Values", *, any_order: bool) -> None:
+        self.values = values
+        self.ex = values.ex
+        self.formulas = values.formulas
+        self.any_order = any_order
+        self._rules: dict[Rule, int] = {}
+        self._rule_list: list[Rule] = []
+        self._shapes: dict[tuple[int, ...], Shape] = {}
+        self._asks: dict[tuple[Leaf, Shape, int], int] = {}
+        self._demands: dict[tuple[Context, int], tuple[int, tuple[int, ...]]] = {}
+        self._classes: dict[Shape, tuple[int, ...]] = {}
+        self._tries: dict[tuple[Shape, bool], _NameTrie] = {}
+        self._clause_alive: dict[tuple, bool] = {}
+
+    # -- formulas -------------------------------------------------------------------------------------------------
+
+    def properties(self, names: dict[str, int], patterns: Iterable[tuple[int, int]], additional: int) -> int:
+        rule = Rule(tuple(names.items()), tuple(patterns), additional, names)
+        if additional == TRUE and not names and all(f == TRUE for _, f in rule.patterns):
+            return TRUE
+        found = self._rules.get(rule)
+        if found is None:
+            found = self._rules[rule] = len(self._rule_list)
+            self._rule_list.append(rule)
+        return self.formulas.leaf("props", found)
+
+    def has(self, name: str) -> int:
+        return self.formulas.leaf("has", name)
+
+    def at_least(self, n: int) -> int:
+        return TRUE if n <= 0 else self.formulas.leaf("minp", n)
+
+    def at_most(self, n: int) -> int:
+        return FALSE if n < 0 else self.formulas.leaf("maxp", n)
+
+    def names(self, schema: int) -> int:
+        return TRUE if schema == TRUE else self.formulas.leaf("names", schema)
+
+    def _shape(self, formulas: tuple[int, ...]) -> Shape:
+        found = self._shapes.get(formulas)
+        if found is not None:
+            return found
+        names: dict[str, None] = {}
+        patterns: dict[int, None] = {}
+        leaves = [leaf for _, leaf in self.formulas.leaves(*formulas)]
+        for leaf in leaves:
+            if leaf[0] == "props":
+                rule = self._rule_list[leaf[1]]
+                names.update(dict.fromkeys(rule.by_name))
+                patterns.update(dict.fromkeys(p for p, _ in rule.patterns))
+        for leaf in leaves:
+            if leaf[0] == "has":
+                names[leaf[1]] = None
+            elif leaf[0] == "names":
+                expr = self.values.expression(leaf[1], "string")
+                words = self.ex.words_of(expr)
+                if words is not None:
+                    names.update(dict.fromkeys(w.decode() for w in words))
+                patterns[expr] = None
+        patterns.pop(self.ex.text, None)
+        patterns.pop(NOTHING, None)
+        if len(patterns) > MAX_PATTERNS:
+            raise GrammarTooComplex(
+                f"{len(patterns)} patterns of property names apply to one object; the limit is {MAX_PATTERNS}"
+            )
+        listed = tuple(names)
+        found = Shape(listed, tuple(patterns), {name: i for i, name in enumerate(listed)})
+        self._shapes[formulas] = found
+        return found
+
+    def _matches(self, pattern: int, shape: Shape, cls: int) -> bool:
+        """Whether the names of a class match a pattern of the shape."""
+        if pattern == self.ex.text:
+            return True
+        if pattern == NOTHING:
+            return False
+        count = len(shape.names)
+        if 1 <= cls <= count:
+            return self.ex.matches(pattern, shape.names[cls - 1].encode())
+        bits = cls - count if cls else 0
+        return bool(bits >> shape.patterns.index(pattern) & 1)
+
+    def _asked(self, leaf: Leaf, shape: Shape, cls: int) -> int:
+        """The schema whose answer the leaf needs for the value of a property of this class; TRUE if none."""
+        if leaf[0] != "props":
+            return TRUE
+        key = (leaf, shape, cls)
+        found = self._asks.get(key)
+        if found is None:
+            rule = self._rule_list[leaf[1]]
+            parts = []
+            is_named = 1 <= cls <= len(shape.names) and shape.names[cls - 1] in rule.by_name
+            if is_named:
+                parts.append(rule.by_name[shape.names[cls - 1]])
+            matched = [f for p, f in rule.patterns if self._matches(p, shape, cls)]
+            parts += matched
+            found = self.formulas.conjunction(parts) if is_named or matched else rule.additional
+            self._asks[key] = found
+        return found
+
+    def _step(self, formula: int, shape: Shape, cls: int, true: "set[int] | None") -> int:
+        """What remains of a formula after a property whose value satisfies the schemas in ``true`` (None: all)."""
+        name = shape.names[cls - 1] if 1 <= cls <= len(shape.names) else None
+
+        def change(leaf: Leaf) -> int:
+            match leaf[0]:
+                case "props":
+                    asked = self._asked(leaf, shape, cls)
+                    if asked == FALSE or (true is not None and asked != TRUE and asked not in true):
+                        return FALSE
+                case "has":
+                    if leaf[1] == name:
+                        return TRUE
+                case "minp":
+                    return self.at_least(leaf[1] - 1)
+                case "maxp":
+                    return self.at_most(leaf[1] - 1)
+                case "names":
+                    if not self._matches(self.values.expression(leaf[1], "string"), shape, cls):
+                        return FALSE
+            return self.formulas.leaf(*leaf)
+
+        return self.formulas.replace(formula, change)
+
+    def ends(self, formula: int) -> bool:
+        def change(leaf: Leaf) -> int:
+            return FALSE if leaf[0] in ("has", "minp") else TRUE
+
+        return formula == TRUE or self.formulas.replace(formula, change) == TRUE
+
+    # -- what can be completed --------------------------------------------------------------------------------------
+
+    def alive_at_start(self, formula: int) -> bool:
+        if formula <= TRUE:
+            return formula == TRUE
+        return self._alive(self._shape((formula,)), 0, formula)
+
+    def _alive(self, shape: Shape, seen: int, formula: int) -> bool:
+        """Whether the object can be completed from here."""
+        if formula == FALSE:
+            return False
+        if formula == TRUE or self.ends(formula):
+            return True
+        key = ("object", shape, seen, formula)
+        return self.values.prove(
+            key, lambda: any(self._clause_is_alive(shape, seen, c) for c in self.formulas.clauses(formula))
+        )
+
+    def _other_classes(self, shape: Shape) -> tuple[int, ...]:
+        """The classes of names that are not of note which hold any name at all."""
+        found = self._classes.get(shape)
+        if found is None:
+            ex = self.ex
+            others = ex.text_without(ex.one_of([n.encode() for n in shape.names])) if shape.names else ex.text
+            kept = []
+            for bits in range(1 << len(shape.patterns)):
+                parts = [p if bits >> i & 1 else ex.complement(p) for i, p in enumerate(shape.patterns)]
+                if ex.is_nonempty(ex.intersect(others, *parts)):
+                    kept.append(len(shape.names) + bits if bits else 0)
+            found = self._classes[shape] = tuple(kept)
+        return found
+
+    def _all_classes(self, shape: Shape, seen: int) -> list[int]:
+        unseen = [i + 1 for i in range(len(shape.names)) if not seen >> i & 1]
+        return unseen + list(self._other_classes(shape))
+
+    def _seen_after(self, shape: Shape, seen: int, cls: int) -> int:
+        count = len(shape.names)
+        if 1 <= cls <= count:
+            return seen | (1 << (cls - 1)) if self.any_order else seen | ((1 << cls) - 1)
+        return seen if self.any_order else (1 << count) - 1
+
+    def _clause_is_alive(self, shape: Shape, seen: int, clause: tuple[tuple[int, bool], ...]) -> bool:
+        formulas, values = self.formulas, self.values
+        rules: list[Leaf] = []
+        broken: list[Leaf] = []
+        needed: set[str] = set()
+        banned: set[str] = set()
+        low, high = 0, 1 << 30
+        name_rules: list[tuple[int, bool]] = []
+        for formula, sign in clause:
+            leaf = formulas.nodes[formula][1]
+            match leaf[0], sign:
+                case "props", True:
+                    rules.append(leaf)
+                case "props", False:
+                    broken.append(leaf)
+                case "has", True:
+                    needed.add(leaf[1])
+                case "has", False:
+                    banned.add(leaf[1])
+                case ("minp", True) | ("maxp", False):
+                    low = max(low, leaf[1] if sign else leaf[1] + 1)
+                case ("maxp", True) | ("minp", False):
+                    high = min(high, leaf[1] if sign else leaf[1] - 1)
+                case "names", _:
+                    name_rules.append((values.expression(leaf[1], "string"), sign))
+        count = len(shape.names)
+
+        def demand(cls: int) -> int:
+            return formulas.conjunction([self._asked(leaf, shape, cls) for leaf in rules])
+
+        def possible(cls: int) -> bool:
+            if 1 <= cls <= count and shape.names[cls - 1] in banned:
+                return False
+            if not all(self._matches(expr, shape, cls) for expr, sign in name_rules if sign):
+                return False
+            return values.satisfiable(demand(cls))
+
+        if len(needed) > high:
+            return False
+        for name in needed:
+            at = shape.index[name]
+            if seen >> at & 1 or not possible(at + 1):
+                return False
+        used = {shape.index[name] + 1 for name in needed}
+        # Broken rules and names need a property that breaks them: one of those needed anyway, or one more.
+        wanted: list[tuple[str, object]] = [("rule", leaf) for leaf in broken]
+        wanted += [("name", expr) for expr, sign in name_rules if not sign]
+        if wanted or low > len(used):
+            return self._place(shape, seen, wanted, used, {}, low, high, demand, possible)
+        return True
+
+    def _place(self, shape, seen, wanted, used, extra, low, high, demand, possible) -> bool:
+        """Whether properties can be chosen that break all of ``wanted`` and are between low and high in number."""
+        formulas = self.formulas
+        if len(used) > high:
+            return False
+        if not wanted:
+            if len(used) >= low:
+                return True
+            count = len(shape.names)
+            more = 0
+            for cls in self._all_classes(shape, seen):
+                if cls not in used and possible(cls):
+                    if not 1 <= cls <= count:
+                        return low <= high
+                    more += 1
+            return low <= min(high, len(used) + more)
+        (kind, what), rest = wanted[0], wanted[1:]
+        for cls in [*sorted(used), *[c for c in self._all_classes(shape, seen) if c not in used]]:
+            if cls not in used and not possible(cls):
+                continue
+            further = dict(extra)
+            if kind == "rule":
+                breaking = formulas.negation(self._asked(what, shape, cls))
+                further[cls] = formulas.conjunction([extra.get(cls, TRUE), breaking])
+                if not self.values.satisfiable(formulas.conjunction([demand(cls), further[cls]])):
+                    continue
+            elif self._matches(what, shape, cls):
+                continue
+            if self._place(shape, seen, rest, used | {cls}, further, low, high, demand, possible):
+                return True
+        return False
+
+    def _demand(self, context: Context, cls: int) -> tuple[int, tuple[int, ...]]:
+        """What the value of a property of this class must satisfy, and which schemas it is observed for."""
+        key = (context, cls)
+        found = self._demands.get(key)
+        if found is not None:
+            return found
+        formulas = self.formulas
+        shape, must = context.shape, context.formulas[0]
+        seen = self._seen_after(shape, context.seen, cls)
+
+        def asked_by(*which: int) -> set[int]:
+            return {self._asked(leaf, shape, cls) for _, leaf in formulas.leaves(*which)} - {TRUE, FALSE}
+
+        plain = formulas.positive_clause(must)
+        certain: set[int] = set()
+        if plain is not None:
+            after = self._step(must, shape, cls, None)
+            certain = asked_by(must)
+            demand = formulas.conjunction(certain) if self._alive(shape, seen, after) else FALSE
+            observed = asked_by(*context.formulas[1:]) - certain
+        else:
+            clauses = formulas.clauses(must)
+            asked = sorted(asked_by(must))
+            observed = asked_by(*context.formulas)
+            parts = []
+            if all(sign or formulas.nodes[p][1][0] != "props" for clause in clauses for p, sign in clause):
+                for clause in clauses:
+                    whole = formulas.conjunction([p if sign else formulas.negation(p) for p, sign in clause])
+                    if self._alive(shape, seen, self._step(whole, shape, cls, None)):
+                        parts.append(formulas.conjunction(asked_by(whole)))
+                demand = formulas.disjunction(parts)
+            else:
+                if len(asked) > MAX_ASKED:
+                    raise GrammarTooComplex(
+                        f"one property is asked {len(asked)} schemas at once; the limit is {MAX_ASKED}"
+                    )
+                for chosen in range(1 << len(asked)):
+                    true = {a for i, a in enumerate(asked) if chosen >> i & 1}
+                    if self._alive(shape, seen, self._step(must, shape, cls, true)):
+                        parts.append(formulas.conjunction([a if a in true else formulas.negation(a) for a in asked]))
+                demand = TRUE if len(parts) == 1 << len(asked) else formulas.disjunction(parts)
+        if not self.values.satisfiable(demand):
+            demand = FALSE
+        found = self._demands[key] = demand, tuple(sorted(observed))
+        return found
+
+    # -- states ---------------------------------------------------------------------------------------------------
+
+    def open(self, formulas: tuple[int, ...]) -> int:
+        """The row code of ``{``; 0 if no object fits."""
+        shape = self._shape(formulas)
+        context = Context(shape, 0, formulas)
+        if not self._alive(shape, 0, formulas[0]):
+            return 0
+        machine, values = self.values.machine, self.values
+
+        def fill(row: np.ndarray) -> None:
+            row[QUOTE] = self._begin_name(context)
+            if self.ends(formulas[0]):
+                row[ord("}")] = self._result(context)
+
+        key = ("open object", values.style, context)
+        return machine.state(key, lambda: machine.add_state(fill, space=values.space))
+
+    def _result(self, context: Context) -> int:
+        bits = sum(1 << i for i, formula in enumerate(context.formulas[1:]) if self.ends(formula))
+        return self.values.machine.end_state(self.values.machine.result(bits))
+
+    def _allowed(self, context: Context) -> tuple[int, tuple[int, ...]]:
+        """The names that may come next, as bits, and the other classes that may."""
+        fast = self._allowed_plain(context)
+        if fast is not None:
+            return fast
+        names, others = 0, []
+        for cls in self._all_classes(context.shape, context.seen):
+            if self._demand(context, cls)[0] != FALSE:
+                if 1 <= cls <= len(context.shape.names):
+                    names |= 1 << (cls - 1)
+                else:
+                    others.append(cls)
+        return names, tuple(others)
+
+    def _allowed_plain(self, context: Context) -> tuple[int, tuple[int, ...]] | None:
+        """As ``_allowed`` for a plain conjunction without lower counts, in a few operations on bits."""
+        formulas, shape = self.formulas, context.shape
+        plain = formulas.positive_clause(context.formulas[0])
+        if plain is None:
+            return None
+        rules, missing, room = [], 0, 1 << 30
+        for p in plain:
+            leaf = formulas.nodes[p][1]
+            if leaf[0] in ("props", "names"):
+                rules.append(p)
+            elif leaf[0] == "has":
+                missing |= 1 << shape.index[leaf[1]]
+            elif leaf[0] == "maxp":
+                room = min(room, leaf[1])
+            else:
+                return None
+        possible, others = self._possible(shape, tuple(rules))
+        names = possible & ~context.seen
+        if room == 0:
+            return 0, ()
+        if room <= missing.bit_count():
+            names &= missing
+            others = ()
+        if missing and not self.any_order:
+            names &= ((missing & -missing) << 1) - 1
+            others = ()
+        return names, others
+
+    def _possible(self, shape: Shape, rules: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        key = ("possible", shape, rules)
+        found = self._clause_alive.get(key)
+        if found is None:
+            whole = self.formulas.conjunction(rules)
+            context = Context(shape, 0, (whole,))
+            count = len(shape.names)
+            names = sum(1 << (c - 1) for c in range(1, count + 1) if self._fits(context, c))
+            found = names, tuple(c for c in self._other_classes(shape) if self._fits(context, c))  # type: ignore[assignment]
+            self._clause_alive[key] = found  # type: ignore[assignment]
+        return found  # type: ignore[return-value]
+
+    def _fits(self, context: Context, cls: int) -> bool:
+        after = self._step(context.formulas[0], context.shape, cls, None)
+        if after == FALSE:
+            return False
+        leaves = self.formulas.leaves(context.formulas[0])
+        asked = [self._asked(leaf, context.shape, cls) for _, leaf in leaves]
+        return self.values.satisfiable(self.formulas.conjunction(asked))
+
+    def _begin_name(self, context: Context) -> int:
+        """The row code of the quote before a name; 0 if the object has to close."""
+        names, others = self._allowed(context)
+        if not names and not others:
+            return 0
+        machine, values = self.values.machine, self.values
+        shape = context.shape
+        if shape.patterns:
+            return self._begin_patterned(context, names, others)
+        trie = self._trie(shape)
+        filter_at = trie.filter(names, bool(others))
+        frame = machine.frame(
+            ("name", values.style, context),
+            lambda: machine.add_frame(lambda result: self._colon(context, result, names, others), filter_at=filter_at),
+        )
+        return machine.push(frame, trie.start)
+
+    def _trie(self, shape: Shape) -> "_NameTrie":
+        found = self._tries.get((shape, True))
+        if found is None:
+            found = self._tries[(shape, True)] = _NameTrie(self.values, shape.names)
+        return found
+
+    def _begin_patterned(self, context: Context, names: int, others: tuple[int, ...]) -> int:
+        ex, shape = self.ex, context.shape
+        machine, values = self.values.machine, self.values
+        words = [n.encode() for n in shape.names]
+        rest = ex.text_without(ex.one_of(words)) if words else ex.text
+        parts = [ex.one_of([w for i, w in enumerate(words) if names >> i & 1])]
+        if set(others) == set(self._other_classes(shape)):
+            parts.append(rest)
+        else:
+            for cls in others:
+                bits = cls - len(words) if cls else 0
+                marks = [p if bits >> i & 1 else ex.complement(p) for i, p in enumerate(shape.patterns)]
+                parts.append(ex.intersect(rest, *marks))
+        must = ex.alive(ex.union(*parts))
+        observers = (*[ex.literal(w) for w in words], *shape.patterns)
+
+        def returns(result: int) -> int:
+            bits = machine.bits(result)
+            exact = bits & ((1 << len(words)) - 1)
+            if exact:
+                cls = exact.bit_length()
+            else:
+                pattern_bits = bits >> len(words)
+                cls = len(words) + pattern_bits if pattern_bits else 0
+            return self._colon(context, cls, names, others)
+
+        frame = machine.frame(("name", values.style, context), lambda: machine.add_frame(returns))
+        return machine.push(frame, values.scalars.key(must, observers))
+
+    def _colon(self, context: Context, cls: int, names: int, others: tuple[int, ...]) -> int:
+        """The state after a name's closing quote."""
+        allowed = names >> (cls - 1) & 1 if 1 <= cls <= len(context.shape.names) else cls in others
+        if not allowed:
+            return 0
+        machine, values = self.values.machine, self.values
+        key = ("colon", values.style, context, cls)
+
+        def fill(row: np.ndarray) -> None:
+            must, observed = self._demand(context, cls)
+            frame = machine.frame(
+                ("property", values.style, context, cls),
+                lambda: machine.add_frame(lambda result: self._after(context, cls, observed, result)),
+            )
+            row[ord(":")] = machine.push(frame, values.value(must, observed))
+
+        return machine.state(key, lambda: machine.add_state(fill, space=values.space))
+
+    def _after(self, context: Context, cls: int, observed: tuple[int, ...], result: int) -> int:
+        """The state after a property's value."""
+        shape = context.shape
+        bits = self.values.machine.bits(result)
+        plain = self.formulas.positive_clause(context.formulas[0]) is not None
+        true = {schema for i, schema in enumerate(observed) if bits >> i & 1}
+        certain: set[int] = set()
+        if plain:
+            leaves = self.formulas.leaves(context.formulas[0])
+            certain = {self._asked(leaf, shape, cls) for _, leaf in leaves}
+        formulas = (
+            self._step(context.formulas[0], shape, cls, None if plain else true),
+            *[self._step(f, shape, cls, true | certain) for f in context.formulas[1:]],
+        )
+        following = Context(shape, self._seen_after(shape, context.seen, cls), formulas)
+        machine, values = self.values.machine, self.values
+
+        def fill(row: np.ndarray) -> None:
+            if self._begin_name(following):
+                row[ord(",")] = self._before_name(following)
+            if self.ends(formulas[0]):
+                row[ord("}")] = self._result(following)
+
+        key = ("after property", values.style, following)
+        return machine.state(key, lambda: machine.add_state(fill, space=values.space))
+
+    def _before_name(self, context: Context) -> int:
+        machine, values = self.values.machine, self.values
+
+        def fill(row: np.ndarray) -> None:
+            row[QUOTE] = self._begin_name(context)
+
+        key = ("before name", values.style, context)
+        return machine.state(key, lambda: machine.add_state(fill, space=values.space))
+
+
+class _NameTrie:
+    """The states of a name being written: on the way to one of the names of note, or past them all."""
+
+    def __init__(self, values: "Values", names: tuple[str, ...]) -> None:
+        self.machine = machine = values.machine
+        self.count = len(names)
+        spelled = [json.dumps(name, ensure_ascii=False)[1:-1].encode() for name in names]
+        other = values.scalars.key_text
+        # node: [state of another name with the same beginning, children, class that ends here, names below]
+        self._nodes: list[tuple[int, dict[int, int], list[int], list[int]]] = [(other, {}, [], [0])]
+        for i, word in enumerate(spelled):
+            at = 0
+            self._nodes[0][3][0] |= 1 << i
+            for byte in word:
+                node = self._nodes[at]
+                child = node[1].get(byte)
+                if child is None:
+                    child = node[1][byte] = len(self._nodes)
+                    beside = int(machine.row(node[0])[byte]) if node[0] else 0
+                    self._nodes.append((beside, {}, [], [0]))
+                at = child
+                self._nodes[at][3][0] |= 1 << i
+            self._nodes[at][2].append(i + 1)
+        self._states = [
+            machine.add_state(
+                lambda row, n=n: self._fill(row, n),  # type: ignore[misc]
+                local=n + 1,
+                inside_string=other if self._nodes[n][0] == other else -1,
+            )
+            for n in range(len(self._nodes))
+        ]
+        self.start = self._states[0]
+        self._filters: dict[tuple[int, bool], int] = {}
+
+    def _fill(self, row: np.ndarray, n: int) -> None:
+        beside, children, ends, _ = self._nodes[n]
+        if beside:
+            row[:] = self.machine.row(beside)
+        for byte, child in children.items():
+            row[byte] = self._states[child]
+        if ends:
+            row[QUOTE] = self.machine.end_state(ends[0])
+
+    def filter(self, names: int, others: bool) -> int:
+        key = (names, others)
+        found = self._filters.get(key)
+        if found is None:
+            allowed = np.ones(len(self._nodes) + 1, np.uint8)
+            if not others:
+                allowed[0] = 0
+                allowed[1:] = [bool(node[3][0] & names) for node in self._nodes]
+            found = self._filters[key] = self.machine.add_filter(allowed)
+        return found

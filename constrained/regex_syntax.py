@@ -1,0 +1,451 @@
+"""Regex text to an expression: the ECMA-262 / Python common ground. Never searches; builds languages only.
+
+Groups capture nothing, lazy quantifiers are greedy (the language is the same), ``\\d`` and ``\\w`` are ASCII. Refused
+by name: look-around, back-references, word boundaries, atomic groups and possessive quantifiers, inline flags but ``i``
+and ``s``.
+"""
+
+from dataclasses import dataclass
+
+from .code_points import (
+    ANY,
+    DIGITS,
+    SPACES,
+    WORD,
+    Ranges,
+    complement,
+    fold_case,
+    unicode_class,
+    union,
+    without_surrogates,
+)
+from .expressions import EMPTY, NOTHING, Expressions
+from .spec import GrammarError
+
+MAX_REPEAT = 100_000
+SIMPLE = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0, "a": 7, "e": 27}
+CLASSES = {
+    "d": DIGITS,
+    "D": complement(DIGITS),
+    "w": WORD,
+    "W": complement(WORD),
+    "s": SPACES,
+    "S": complement(SPACES),
+}
+LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
+POSIX = {
+    "alpha": ((65, 90), (97, 122)), "digit": DIGITS, "alnum": ((48, 57), (65, 90), (97, 122)), "upper": ((65, 90),),
+    "lower": ((97, 122),), "space": ((9, 13), (32, 32)), "blank": ((9, 9), (32, 32)), "cntrl": ((0, 31), (127, 127)),
+    "punct": ((33, 47), (58, 64), (91, 96), (123, 126)), "xdigit": ((48, 57), (65, 70), (97, 102)),
+    "word": WORD, "print": ((32, 126),), "graph": ((33, 126),),
+}  # fmt: skip
+
+
+def compile_regex(
+    pattern: str, expressions: Expressions, *, anchored: bool, where: str = "", ignore_case: bool = False,
+    dot_all: bool = False, ecma: bool = False,
+) -> int:  # fmt: skip
+    """The language of ``pattern``; unanchored, a text matches where any part of it does (as JSON Schema means it)."""
+    tree = _Reader(pattern, where, ignore_case, dot_all, ecma).read()
+    return _lower(tree, expressions, anchored=anchored, pattern=pattern, where=where)
+
+
+# -- syntax tree ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Cat:
+    parts: tuple["Node", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alt:
+    parts: tuple["Node", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rep:
+    inner: "Node"
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    kind: str  # "^" or "$"
+
+
+Node = Chars | Cat | Alt | Rep | Anchor
+
+
+class _Reader:
+    def __init__(self, pattern: str, where: str, ignore_case: bool, dot_all: bool, ecma: bool) -> None:
+        self.text = pattern
+        self.at = 0
+        self.where = where
+        self.ignore_case = ignore_case
+        self.dot_all = dot_all
+        self.ecma = ecma
+        self.depth = 0
+
+    def fail(self, what: str) -> GrammarError:
+        shown = self.text if len(self.text) <= 80 else self.text[:77] + "..."
+        return GrammarError(f"regex {shown!r}, character {self.at}: {what}", where=self.where)
+
+    def read(self) -> Node:
+        tree = self.alternation()
+        if self.at < len(self.text):
+            raise self.fail("unbalanced ')'")
+        return tree
+
+    def peek(self) -> str:
+        return self.text[self.at] if self.at < len(self.text) else ""
+
+    def take(self) -> str:
+        if self.at >= len(self.text):
+            raise self.fail("the pattern ends too early")
+        self.at += 1
+        return self.text[self.at - 1]
+
+    def alternation(self) -> Node:
+        self.depth += 1
+        if self.depth > 200:
+            raise self.fail("groups nest deeper than 200")
+        branches = [self.sequence()]
+        while self.peek() == "|":
+            self.at += 1
+            branches.append(self.sequence())
+        self.depth -= 1
+        return branches[0] if len(branches) == 1 else Alt(tuple(branches))
+
+    def sequence(self) -> Node:
+        parts: list[Node] = []
+        while self.at < len(self.text) and self.peek() not in "|)":
+            node = self.atom()
+            if node is not None:
+                parts.append(self.quantified(node))
+        return parts[0] if len(parts) == 1 else Cat(tuple(parts))
+
+    def quantified(self, node: Node) -> Node:
+        while True:
+            sign = self.peek()
+            low: int
+            high: int | None
+            if sign == "*":
+                low, high = 0, None
+            elif sign == "+":
+                low, high = 1, None
+            elif sign == "?":
+                low, high = 0, 1
+            elif sign == "{":
+                span = self.braces()
+                if span is None:
+                    return node
+                low, high = span
+                self.at -= 1
+            else:
+                return node
+            self.at += 1
+            if self.peek() == "?":
+                self.at += 1  # lazy: the same language
+            elif self.peek() == "+":
+                raise self.fail("possessive quantifiers are not supported")
+            if isinstance(node, Anchor):
+                if low == 0:
+                    return Cat(())
+                return node
+            node = Rep(node, low, high)
+
+    def braces(self) -> tuple[int, int | None] | None:
+        end = self.text.find("}", self.at)
+        body = self.text[self.at + 1 : end] if end > 0 else ""
+        low, comma, high = body.partition(",")
+        if end < 0 or not (low.isdecimal() or (not low and comma and high)) or (high and not high.isdecimal()):
+            return None  # a literal brace
+        first = int(low or 0)
+        last = (int(high) if high else None) if comma else first
+        if max(first, last or 0) > MAX_REPEAT:
+            raise self.fail(f"repeat count {max(first, last or 0):,} is above the limit of {MAX_REPEAT:,}")
+        if last is not None and last < first:
+            raise self.fail(f"repeat {{{body}}} has its bounds the wrong way round")
+        self.at = end + 1
+        return first, last
+
+    def atom(self) -> Node | None:
+        c = self.take()
+        match c:
+            case "^" | "$":
+                return Anchor(c)
+            case ".":
+                if self.dot_all:
+                    return Chars(ANY)
+                return Chars(complement(LINE_ENDS if self.ecma else ((10, 10),)))
+            case "(":
+                return self.group()
+            case "[":
+                return Chars(self.char_class())
+            case "\\":
+                return self.escape()
+            case "*" | "+" | "?":
+                raise self.fail(f"nothing to repeat before {c!r}")
+            case "{":
+                self.at -= 1
+                if self.braces() is not None:
+                    raise self.fail("nothing to repeat before '{'")
+                self.at += 1
+        return self.one(ord(c))
+
+    def one(self, code: int) -> Chars:
+        ranges: Ranges = ((code, code),)
+        return Chars(fold_case(ranges) if self.ignore_case else ranges)
+
+    def group(self) -> Node | None:
+        saved = self.ignore_case, self.dot_all
+        if self.peek() == "?":
+            self.at += 1
+            kind = self.take()
+            if kind == ":":
+                pass
+            elif kind in "=!":
+                raise self.fail(f"look-ahead '(?{kind}' is not supported")
+            elif kind == "<" and self.peek() in ("=", "!"):
+                raise self.fail(f"look-behind '(?<{self.peek()}' is not supported")
+            elif kind == ">":
+                raise self.fail("atomic groups '(?>' are not supported")
+            elif kind == "#":
+                while self.take() != ")":
+                    pass
+                return None
+            elif kind == "<" or (kind == "P" and self.peek() == "<"):
+                while self.take() != ">":
+                    pass
+            elif kind == "P":
+                raise self.fail("back-references '(?P=' are not supported")
+            else:
+                flags = kind
+                while self.peek() not in (":", ")", ""):
+                    flags += self.take()
+                if set(flags) - set("ismau"):
+                    raise self.fail(f"inline flags {flags!r} are not supported (only i and s)")
+                if "m" in flags:
+                    raise self.fail("the inline flag 'm' is not supported")
+                self.ignore_case = self.ignore_case or "i" in flags
+                self.dot_all = self.dot_all or "s" in flags
+                if self.take() == ")":
+                    return None  # to the end of the enclosing group
+        inner = self.alternation()
+        if self.peek() != ")":
+            raise self.fail("'(' is never closed")
+        self.at += 1
+        self.ignore_case, self.dot_all = saved
+        return inner
+
+    def escape(self) -> Node:
+        c = self.peek()
+        if c in ("b", "B"):
+            raise self.fail(f"word boundary '\\{c}' is not supported")
+        if c in ("A", "Z", "z") and not self.ecma:
+            self.at += 1
+            return Anchor("^" if c == "A" else "$")
+        if c and c in "123456789":
+            raise self.fail(f"back-reference '\\{c}' is not supported")
+        if c == "k" and self.text[self.at + 1 : self.at + 2] == "<":
+            raise self.fail("back-reference '\\k<' is not supported")
+        ranges = self.escaped_set()
+        return Chars(fold_case(ranges) if self.ignore_case else ranges)
+
+    def escaped_set(self) -> Ranges:
+        c = self.take()
+        if c in CLASSES:
+            return CLASSES[c]
+        if c in ("p", "P"):
+            if self.peek() == "{":
+                end = self.text.find("}", self.at)
+                if end < 0:
+                    raise self.fail("'\\p{' is never closed")
+                name = self.text[self.at + 1 : end]
+                self.at = end + 1
+            else:
+                name = self.take()
+            negated = name.startswith("^")
+            found = unicode_class(name.lstrip("^"))
+            if found is None:
+                raise self.fail(f"unknown Unicode class {name!r}")
+            return complement(found) if (c == "P") != negated else found
+        if c in SIMPLE:
+            return ((SIMPLE[c], SIMPLE[c]),)
+        if c == "x":
+            return self.hexadecimal(2)
+        if c == "u":
+            if self.peek() == "{":
+                end = self.text.find("}", self.at)
+                digits = self.text[self.at + 1 : end]
+                self.at = end + 1
+                return self.code(digits)
+            code = self.hexadecimal(4)[0][0]
+            if 0xD800 <= code < 0xDC00 and self.text[self.at : self.at + 2] == "\\u":
+                self.at += 2
+                low = self.hexadecimal(4)[0][0]
+                code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+            return ((code, code),)
+        if c == "U":
+            return self.hexadecimal(8)
+        if c == "c":
+            code = ord(self.take()) % 32
+            return ((code, code),)
+        if c.isalnum() and c.isascii():
+            raise self.fail(f"unknown escape '\\{c}'")
+        return ((ord(c), ord(c)),)
+
+    def hexadecimal(self, length: int) -> Ranges:
+        digits = self.text[self.at : self.at + length]
+        if len(digits) < length:
+            raise self.fail(f"{length} hexadecimal digits expected")
+        self.at += length
+        return self.code(digits)
+
+    def code(self, digits: str) -> Ranges:
+        try:
+            code = int(digits, 16)
+            chr(code)
+        except (ValueError, OverflowError):
+            raise self.fail(f"{digits!r} is not a code point in hexadecimal") from None
+        return ((code, code),)
+
+    def char_class(self) -> Ranges:
+        negated = self.peek() == "^"
+        if negated:
+            self.at += 1
+        ranges: list[tuple[int, int]] = []
+        first = True
+        while True:
+            c = self.take()
+            if c == "]" and (not first or self.ecma):
+                break
+            first = False
+            if c == "[" and self.peek() == ":" and not self.ecma:
+                end = self.text.find(":]", self.at)
+                name = self.text[self.at + 1 : end]
+                if end > 0 and name in POSIX:
+                    ranges += POSIX[name]
+                    self.at = end + 2
+                    continue
+            low = self.class_item(c)
+            if self.peek() == "-" and self.text[self.at + 1 : self.at + 2] not in ("]", ""):
+                mark = self.at
+                self.at += 1
+                high = self.class_item(self.take())
+                if len(low) == len(high) == 1 and low[0][0] == low[0][1] and high[0][0] == high[0][1]:
+                    if high[0][0] < low[0][0]:
+                        raise self.fail("character range is the wrong way round")
+                    ranges.append((low[0][0], high[0][0]))
+                    continue
+                self.at = mark + 1  # [\w-.]: the dash is a dash
+                ranges.append((0x2D, 0x2D))
+            ranges += low
+        found = union(ranges)
+        if self.ignore_case:
+            found = fold_case(found)
+        return complement(found) if negated else without_surrogates(found)
+
+    def class_item(self, c: str) -> Ranges:
+        if c != "\\":
+            return ((ord(c), ord(c)),)
+        if self.peek() == "b":
+            self.at += 1
+            return ((8, 8),)
+        return self.escaped_set()
+
+
+# -- lowering ---------------------------------------------------------------------------------------------------------
+
+
+def _lower(tree: Node, ex: Expressions, *, anchored: bool, pattern: str, where: str) -> int:
+    branches = []
+    for starts, ends, body in _anchors(tree, pattern, where):
+        parts = [_plain(part, ex) for part in body]
+        if not (anchored or starts):
+            parts.insert(0, ex.text)
+        if not (anchored or ends):
+            parts.append(ex.text)
+        branches.append(ex.concat(*parts))
+    return ex.union(*branches)
+
+
+def _has_anchor(node: Node) -> bool:
+    match node:
+        case Anchor():
+            return True
+        case Cat(parts) | Alt(parts):
+            return any(_has_anchor(p) for p in parts)
+        case Rep(inner, _, _):
+            return _has_anchor(inner)
+    return False
+
+
+def _anchors(node: Node, pattern: str, where: str) -> list[tuple[bool, bool, tuple[Node, ...]]]:
+    """The alternatives of a pattern as (bound to the start, bound to the end, anchor-free parts)."""
+    if not _has_anchor(node):
+        return [(False, False, (node,))]
+    match node:
+        case Anchor(kind):
+            return [(kind == "^", kind == "$", ())]
+        case Alt(parts):
+            return [found for part in parts for found in _anchors(part, pattern, where)]
+        case Cat(parts):
+            found: list[tuple[bool, bool, tuple[Node, ...]]] = [(False, False, ())]
+            for part in parts:
+                joined = []
+                for starts, ends, body in found:
+                    for starts2, ends2, body2 in _anchors(part, pattern, where):
+                        if (starts2 and _takes_text(body)) or (ends and _takes_text(body2)):
+                            if not (_may_be_empty(body) if starts2 else _may_be_empty(body2)):
+                                continue  # text before ^ or after $: this alternative matches nothing
+                            body, body2 = ((), body2) if starts2 else (body, ())
+                        joined.append((starts or starts2, ends or ends2, body + body2))
+                found = joined
+                if len(found) > 256:
+                    raise GrammarError(f"regex {pattern!r}: too many alternatives hold anchors", where=where)
+            return found
+        case Rep(inner, low, high):
+            if high == 1:
+                some = _anchors(inner, pattern, where)
+                return some if low else [*some, (False, False, ())]
+            raise GrammarError(f"regex {pattern!r}: an anchor inside a repeated group is not supported", where=where)
+    raise AssertionError(node)
+
+
+def _takes_text(parts: tuple[Node, ...]) -> bool:
+    return any(not (isinstance(p, Cat) and not p.parts) for p in parts)
+
+
+def _may_be_empty(parts: tuple[Node, ...]) -> bool:
+    def empty(node: Node) -> bool:
+        match node:
+            case Cat(inner):
+                return all(empty(p) for p in inner)
+            case Alt(inner):
+                return any(empty(p) for p in inner)
+            case Rep(inner, low, _):
+                return low == 0 or empty(inner)
+        return False
+
+    return all(empty(p) for p in parts)
+
+
+def _plain(node: Node, ex: Expressions) -> int:
+    match node:
+        case Chars(ranges):
+            return ex.chars(ranges) if ranges else NOTHING
+        case Cat(parts):
+            return ex.concat(*[_plain(p, ex) for p in parts])
+        case Alt(parts):
+            return ex.union(*[_plain(p, ex) for p in parts])
+        case Rep(inner, low, high):
+            return ex.repeat(_plain(inner, ex), low, high)
+    return EMPTY

@@ -1,0 +1,173 @@
+"""JSON values under boolean formulas of schemas, as states of a machine. Never reads a schema's keywords.
+
+A value is asked a *must* formula, which it has to satisfy, and *observers*, of which its end tells whether it does.
+Whatever is offered can be completed: a state is made only if some value is left in it.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Literal, Protocol
+
+import numpy as np
+
+from .arrays import Arrays
+from .expressions import NOTHING
+from .formulas import FALSE, TRUE, Formulas
+from .machine import COMPACT, FLEXIBLE, Machine
+from .numbers import Numbers
+from .objects import Objects
+from .scalars import Scalars
+
+Kind = Literal["null", "true", "false", "string", "number", "array", "object"]
+KINDS: tuple[Kind, ...] = ("null", "true", "false", "string", "number", "array", "object")
+CLOSE = 1 << 30  # the result of a first item that is the closing bracket
+
+
+class Source(Protocol):
+    """What knows the schemas: the formula of leaves that schema ``node`` is for values of one kind."""
+
+    def expand(self, node: int, kind: Kind) -> int: ...
+
+
+class Values:
+    """All JSON values in one style of white space and property order, on one machine."""
+
+    def __init__(self, machine: Machine, scalars: Scalars, *, flexible: bool, any_order: bool) -> None:
+        self.machine = machine
+        self.ex = machine.expressions
+        self.scalars = scalars
+        self.numbers = Numbers(self.ex)
+        self.formulas = Formulas()
+        self.space = FLEXIBLE if flexible else COMPACT
+        self.style = (flexible, any_order)
+        self.source: Source | None = None
+        self.arrays = Arrays(self)
+        self.objects = Objects(self, any_order=any_order)
+        self._expanded: dict[tuple[int, Kind], int] = {}
+        self._expanding: set[tuple[int, Kind]] = set()
+        self._exprs: dict[tuple[int, Kind], int] = {}
+        self._proved: dict[Hashable, bool] = {}
+        self._active: dict[Hashable, int] = {}
+        self._assumed = 1 << 30
+
+    # -- formulas -------------------------------------------------------------------------------------------------
+
+    def expand(self, formula: int, kind: Kind) -> int:
+        """A formula over schemas as one over what its values of a kind are asked."""
+        if formula <= TRUE:
+            return formula
+        key = (formula, kind)
+        found = self._expanded.get(key)
+        if found is None:
+            source = self.source
+            assert source is not None
+            found = self._expanded[key] = self.formulas.replace(formula, lambda leaf: source.expand(leaf[1], kind))
+        return found
+
+    def expression(self, formula: int, kind: Kind) -> int:
+        """The language of a formula's strings (their content) or numbers."""
+        key = (formula, kind)
+        found = self._exprs.get(key)
+        if found is None:
+            found = self._exprs[key] = self._expression(self.expand(formula, kind), kind == "string")
+        return found
+
+    def _expression(self, formula: int, is_string: bool) -> int:
+        ex = self.ex
+        node = self.formulas.nodes[formula]
+        match node[0]:
+            case "leaf":
+                return node[1][1]
+            case "not":
+                inner = self._expression(node[1], is_string)
+                return ex.text_without(inner) if is_string else ex.intersect(self.numbers.plain, ex.complement(inner))
+            case "or":
+                return ex.union(*[self._expression(p, is_string) for p in node[1:]])
+        everything = ex.text if is_string else self.numbers.any
+        parts = {self._expression(p, is_string) for p in node[1:]} - {everything}
+        if self.numbers.plain in parts and len(parts) > 1 and not is_string:
+            parts.discard(self.numbers.plain)  # every bounded language is of plain numbers
+            if parts <= {self.numbers.integer}:
+                parts = {self.numbers.plain_integer}
+        return ex.intersect(*parts) if parts else everything
+
+    def satisfiable(self, formula: int) -> bool:
+        """Whether any value satisfies the formula."""
+        if formula <= TRUE:
+            return formula == TRUE
+        return self.prove(("value", formula), lambda: any(self.satisfiable_kind(formula, kind) for kind in KINDS))
+
+    def satisfiable_kind(self, formula: int, kind: Kind) -> bool:
+        if kind in ("string", "number"):
+            return self.ex.is_nonempty(self.expression(formula, kind))
+        inner = self.expand(formula, kind)
+        if kind == "array":
+            return self.arrays.alive(inner)
+        if kind == "object":
+            return self.objects.alive_at_start(inner)
+        return inner == TRUE
+
+    def prove(self, key: Hashable, rule: Callable[[], bool]) -> bool:
+        """The least answer to a question that may lead back to itself: what only holds if it holds, does not."""
+        known = self._proved.get(key)
+        if known is not None:
+            return known
+        if key in self._active:
+            self._assumed = min(self._assumed, self._active[key])
+            return False
+        depth = self._active[key] = len(self._active)
+        outer, self._assumed = self._assumed, 1 << 30
+        try:
+            answer = rule()
+        finally:
+            del self._active[key]
+            inner, self._assumed = self._assumed, outer
+        if answer or inner >= depth:
+            self._proved[key] = answer
+        else:
+            self._assumed = min(outer, inner)
+        return answer
+
+    # -- states ---------------------------------------------------------------------------------------------------
+
+    def value(self, must: int, observers: tuple[int, ...] = (), *, or_close: bool = False) -> int:
+        """The state before a value; with ``or_close`` an array may close here instead (result ``CLOSE``)."""
+        key = ("value", self.style, must, observers, or_close)
+
+        def make() -> int:
+            return self.machine.add_state(
+                lambda row: self._fill_value(row, must, observers, or_close), space=self.space
+            )
+
+        return self.machine.state(key, make)
+
+    def _fill_value(self, row: np.ndarray, must: int, observers: tuple[int, ...], or_close: bool) -> None:
+        if or_close:
+            row[ord("]")] = self.machine.end_state(CLOSE)
+        kind: Kind
+        for kind in ("null", "true", "false"):
+            if self.expand(must, kind) == TRUE:
+                bits = sum(1 << i for i, o in enumerate(observers) if self.expand(o, kind) == TRUE)
+                row[ord(kind[0])] = self.scalars.literal(kind[1:].encode(), self.machine.result(bits))
+        text = self.expression(must, "string")
+        if text != NOTHING:
+            row[ord('"')] = self.scalars.string(text, tuple(self.expression(o, "string") for o in observers))
+        number = self.expression(must, "number")
+        if number != NOTHING:
+            self.scalars.fill_number(row, number, tuple(self.expression(o, "number") for o in observers))
+        array = self.expand(must, "array")
+        if array != FALSE:
+            row[ord("[")] = self.arrays.open((array, *[self.expand(o, "array") for o in observers]))
+        members = self.expand(must, "object")
+        if members != FALSE:
+            row[ord("{")] = self.objects.open((members, *[self.expand(o, "object") for o in observers]))
+
+    def accept_root(self, must: int) -> tuple[int, int]:
+        """The state and root frame of a text that is one such value."""
+        machine = self.machine
+        done = machine.state("done", lambda: machine.add_state(None, accepting=True))
+        frame = machine.frame("root", lambda: machine.add_frame(lambda result: done))
+        state = machine.state(
+            ("root value", self.style, must),
+            lambda: machine.add_state(lambda row: self._fill_value(row, must, (), False)),
+        )
+        return state, frame

@@ -1,0 +1,133 @@
+"""A tokenizer's tokens as bytes, and the byte trie that masks are walked over. Never knows a grammar.
+
+The trie lies flat in depth-first order; a node's subtree is the range [node, node_end[node]):
+
+    node        0    1    2    3    4
+    byte        a    b    c    b    x        tokens: a, ab, abc, b, bx
+    depth       1    2    3    1    2
+    node_end    3    3    3    5    5        refusing node 0 jumps to node 3
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Trie:
+    """Some tokens of a vocabulary, flat. ``num_tokens[n]`` of ``token_order`` from ``first_token[n]`` on end at n."""
+
+    node_byte: np.ndarray  # uint8 [N]
+    node_depth: np.ndarray  # int32 [N], 1 for the first byte
+    node_end: np.ndarray  # int32 [N]
+    first_token: np.ndarray  # int32 [N]
+    num_tokens: np.ndarray  # int32 [N]
+    token_order: np.ndarray  # int32 [tokens]
+    max_depth: int
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_byte)
+
+
+class Vocabulary:
+    """The tokens a model can emit. A special token's bytes are not text: no grammar allows one, save the end token.
+
+    ``encode`` (optional) is the tokenizer's own: text to canonical token ids, never special ones.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        special: Iterable[int],
+        eos: int,
+        *,
+        encode: Callable[[str], list[int]] | None = None,
+    ) -> None:
+        if not 0 <= eos < len(tokens):
+            raise ValueError(f"eos token {eos} is outside the vocabulary of {len(tokens)} tokens")
+        self.tokens = list(tokens)
+        self.special = frozenset(special) | {eos}
+        self.eos = eos
+        self.encode = encode
+        self.num_words = (len(self.tokens) + 31) // 32
+        self.is_text = np.ones(len(self.tokens), dtype=bool)
+        self.is_text[[t for t in self.special if t < len(self.tokens)]] = False
+        lengths = np.fromiter((len(t) for t in self.tokens), dtype=np.int64, count=len(self.tokens))
+        self.is_text &= lengths > 0
+        self.token_offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self.token_bytes = np.frombuffer(b"".join(self.tokens) + b"\0", dtype=np.uint8)
+        text_ids = np.flatnonzero(self.is_text)
+        self.trie = self.build_trie(text_ids)
+        single = text_ids[lengths[text_ids] == 1]
+        # A byte without a token of its own is left out of every language, so that no text can get stuck before it.
+        self.has_byte = np.zeros(256, dtype=bool)
+        self.has_byte[self.token_bytes[self.token_offsets[single]]] = True
+
+    @property
+    def key(self) -> str:
+        """Equal for equal vocabularies."""
+        digest = hashlib.sha256(self.token_bytes.tobytes())
+        digest.update(self.token_offsets.tobytes())
+        digest.update(repr((sorted(self.special), self.eos)).encode())
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def build_trie(self, token_ids: np.ndarray) -> Trie:
+        """The trie of the given tokens; cost is one sort of them."""
+        order = np.array(sorted(token_ids.tolist(), key=self.tokens.__getitem__), dtype=np.int32)
+        return Trie(*_flat_trie(self.token_bytes, self.token_offsets, order))
+
+
+@nb.njit(cache=True)
+def _flat_trie(data, offsets, order):
+    total = 1
+    for t in order:
+        total += offsets[t + 1] - offsets[t]
+    node_byte = np.zeros(total, np.uint8)
+    depth = np.zeros(total, np.int32)
+    end = np.zeros(total, np.int32)
+    first = np.zeros(total, np.int32)
+    count = np.zeros(total, np.int32)
+    path = np.zeros(4096, np.int32)  # path[d]: the open node of depth d
+    longest = 0
+    for t in order:
+        longest = max(longest, offsets[t + 1] - offsets[t])
+    if longest >= 4096:
+        path = np.zeros(longest + 1, np.int32)
+    n = 0
+    open_depth = 0
+    previous = -1
+    for at in range(len(order)):
+        token = order[at]
+        start = offsets[token]
+        length = offsets[token + 1] - start
+        common = 0
+        if previous >= 0:
+            before = offsets[previous]
+            limit = min(length, offsets[previous + 1] - before)
+            while common < limit and data[start + common] == data[before + common]:
+                common += 1
+        while open_depth > common:
+            end[path[open_depth]] = n
+            open_depth -= 1
+        for d in range(common, length):
+            node_byte[n] = data[start + d]
+            depth[n] = d + 1
+            path[d + 1] = n
+            n += 1
+        open_depth = length
+        node = path[length]
+        if count[node] == 0:
+            first[node] = at
+        count[node] += 1
+        previous = token
+    while open_depth > 0:
+        end[path[open_depth]] = n
+        open_depth -= 1
+    return node_byte[:n].copy(), depth[:n].copy(), end[:n].copy(), first[:n].copy(), count[:n].copy(), order, longest

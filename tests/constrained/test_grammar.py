@@ -1,0 +1,214 @@
+import json
+import random
+import threading
+
+import numpy as np
+import pytest
+from phloem.constrained import GrammarError, Matcher, Vocabulary, compile
+
+from .conftest import encode, is_set, takes, walk_all
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 5},
+            "age": {"type": "integer", "minimum": 3, "maximum": 120},
+            "children": {"type": "array", "items": {"$ref": "#"}},
+        },
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ('{"name": "é"}', True),
+        ('{"name":"abcde","age":3}', True),
+        ('{"name":"abcdef"}', False),
+        ('{"name": "a", "age": 120, "children": [{"name": "b", "children": []}, {"name": ""}]}', True),
+        ('{"name": "a", "age": 121}', False),
+        ('{"name": "a", "age": 2}', False),
+        ('{"age": 3}', False),
+        ('{"age": 3, "name": ""}', False),
+        ('{"name": "a", "more": 1}', False),
+        ('{"name": "a", "name": "a"}', False),
+        ("[]", False),
+        ('{\n  "name": "a"\n}', True),
+    ],
+)
+def test_schema_takes_exactly_its_values(vocabulary: Vocabulary, text: str, valid: bool) -> None:
+    grammar = compile("json_schema", SCHEMA, vocabulary)
+    assert takes(grammar, text) == valid
+    assert takes(grammar, text, random.Random(1)) == valid
+
+
+def test_any_order_takes_properties_in_any_order(vocabulary: Vocabulary) -> None:
+    text = '{"age": 3, "name": ""}'
+    assert takes(compile("json_schema", SCHEMA, vocabulary, property_order="any"), text)
+
+
+def test_compact_takes_no_white_space(vocabulary: Vocabulary) -> None:
+    grammar = compile("json_schema", SCHEMA, vocabulary, whitespace="compact")
+    assert takes(grammar, '{"name":"a","age":3}')
+    assert not takes(grammar, '{"name": "a"}')
+
+
+def test_white_space_is_bounded(vocabulary: Vocabulary) -> None:
+    grammar = compile("json", "", vocabulary)
+    assert takes(grammar, "[\n" + " " * 40 + "1]")
+    assert not takes(grammar, "[\n" + " " * 41 + "1]")
+    assert not takes(grammar, "[   1]")
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, 1e300, "", 'a"b\\c\n\u001f/é😀', None, True, [], {}, [[{"": [1, "x"]}]]])
+def test_json_takes_any_json(vocabulary: Vocabulary, value: object) -> None:
+    grammar = compile("json", "", vocabulary)
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False), json.dumps(value, indent=2)):
+        assert takes(grammar, text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "01", "+1", ".5", "1.", "nul", '"\n"', '"\\x"', "[1,]", "{1:2}", '{"a"}', "[] []", '"\\ud800"']
+)
+def test_json_takes_nothing_else(vocabulary: Vocabulary, text: str) -> None:
+    assert not takes(compile("json", "", vocabulary), text)
+
+
+def test_random_walks_through_a_schema_are_valid(vocabulary: Vocabulary) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA))
+    walk_all(compile("json_schema", SCHEMA, vocabulary), lambda t: validator.is_valid(json.loads(t)), walks=30)
+
+
+def test_end_token_is_allowed_exactly_where_the_text_may_end(vocabulary: Vocabulary) -> None:
+    matcher = compile("regex", "a(-a)*", vocabulary).matcher()
+    row = np.zeros(vocabulary.num_words, np.uint32)
+    for text, may_end in [("a", True), ("-", False), ("a", True)]:
+        assert matcher.accept(encode(vocabulary, text)[0])
+        matcher.fill_mask(row)
+        assert is_set(row, vocabulary.eos) == matcher.is_accepting() == may_end
+    assert matcher.accept(vocabulary.eos) and matcher.is_finished()
+
+
+def test_a_token_may_lead_from_an_end_on_to_no_end(vocabulary: Vocabulary) -> None:
+    matcher = compile("regex", "a(-a)*", vocabulary).matcher()
+    assert matcher.accept(vocabulary.tokens.index(b"a-"))
+    assert not matcher.is_accepting()
+
+
+def test_an_error_is_final_and_names_its_position(vocabulary: Vocabulary) -> None:
+    matcher = compile("choices", '["yes", "no"]', vocabulary).matcher()
+    y, n = encode(vocabulary, "y")[0], encode(vocabulary, "n")[0]
+    assert matcher.accept(y)
+    assert not matcher.accept(n)
+    assert matcher.error == f"token {n} (b'n') refused at position 1: the grammar does not allow it"
+    assert not matcher.accept(encode(vocabulary, "e")[0])
+    matcher.rollback(1)
+    assert matcher.error is None and matcher.accept(n)
+
+
+def test_rollback_returns_to_the_same_mask(vocabulary: Vocabulary) -> None:
+    matcher = compile("json", "", vocabulary).matcher()
+    masks = []
+    for token in encode(vocabulary, '{"a": [1, "name", {}], "b": null}'):
+        masks.append(matcher.mask().copy())
+        assert matcher.accept(token)
+    assert matcher.accept(vocabulary.eos)
+    for mask in reversed(masks[3:]):
+        matcher.rollback(2 if matcher.is_finished() else 1)
+        assert (matcher.mask() == mask).all()
+    with pytest.raises(ValueError, match="cannot roll back 99 tokens: 3 were accepted"):
+        matcher.rollback(99)
+
+
+def test_clones_go_their_own_ways(vocabulary: Vocabulary) -> None:
+    one = compile("choices", '["aa", "ab"]', vocabulary).matcher()
+    assert one.accept(ord("a"))
+    other = one.clone()
+    assert one.accept(ord("a")) and other.accept(ord("b"))
+    assert one.is_accepting() and other.is_accepting()
+    assert not other.accept(ord("b")) and one.error is None
+
+
+def test_special_tokens_are_never_allowed(vocabulary: Vocabulary) -> None:
+    matcher = compile("json", "", vocabulary).matcher()
+    brace = len(vocabulary) - 1  # special, though its bytes are "{"
+    assert not is_set(matcher.mask(), brace)
+    assert not matcher.accept(brace)
+
+
+def test_forced_tokens_are_the_only_ones_allowed(vocabulary: Vocabulary) -> None:
+    grammar = compile("choices", '["q!q", "q!r"]', vocabulary)
+    matcher = grammar.matcher()
+    assert matcher.forced_tokens() == [ord("q"), ord("!")]
+    assert matcher.forced_bytes() == b"q!"
+    assert grammar.matcher().forced_tokens() == [ord("q"), ord("!")]  # asking changes nothing
+
+
+def test_forced_tokens_stop_where_the_text_could_end(vocabulary: Vocabulary) -> None:
+    matcher = compile("regex", "q(!)?", vocabulary).matcher()
+    assert matcher.forced_tokens() == [ord("q")]
+
+
+def test_same_grammar_is_compiled_once(vocabulary: Vocabulary) -> None:
+    assert compile("regex", "[0-9]+", vocabulary) is compile("regex", "[0-9]+", vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("regex", "(a", "'\\(' is never closed"),
+        ("regex", "a(?=b)", "look-ahead '\\(\\?=' is not supported"),
+        ("regex", "(a)\\1", "back-reference"),
+        ("regex", "a{2,1}", "bounds the wrong way round"),
+        ("json_schema", "{", "the schema is not JSON"),
+        ("json_schema", "3", "a schema must be an object, true or false, not 3"),
+        ("json_schema", '{"type": "strin"}', 'unknown type "strin" \\(at #/type\\)'),
+        ("json_schema", '{"properties": {"a": {"minLength": -1}}}', "not -1 \\(at #/properties/a/minLength\\)"),
+        ("json_schema", '{"$ref": "#/nowhere"}', "there is nothing at #/nowhere"),
+        ("json_schema", '{"$ref": "http://else.where/"}', "leads outside the schema"),
+        ("json_schema", '{"type": "string", "enum": [1]}', "no value satisfies the schema"),
+        ("json_schema", '{"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}', "no value"),
+        ("choices", "[]", "choices must be a list of one or more strings"),
+        ("nonsense", "", "unknown grammar kind 'nonsense'"),
+    ],
+)  # fmt: skip
+def test_a_bad_grammar_is_refused_by_name(vocabulary: Vocabulary, kind: str, text: str, message: str) -> None:
+    for _ in range(2):  # from the compiler, then from its cache
+        with pytest.raises(GrammarError, match=message):
+            compile(kind, text, vocabulary)
+
+
+def test_an_unknown_option_is_refused(vocabulary: Vocabulary) -> None:
+    with pytest.raises(GrammarError, match="unknown option 'colour'"):
+        compile("json_schema", "{}", vocabulary, colour="red")
+    with pytest.raises(GrammarError, match="option property_order is 'up'; it can be 'schema' or 'any'"):
+        compile("json_schema", "{}", vocabulary, property_order="up")
+
+
+def test_threads_share_a_vocabulary(vocabulary: Vocabulary) -> None:
+    wrong: list[str] = []
+
+    def work(n: int) -> None:
+        schema = json.dumps({"type": "object", "properties": {f"k{n % 3}": {"type": "integer", "minimum": n}}})
+        for _ in range(5):
+            grammar = compile("json_schema", schema, vocabulary, property_order="any")
+            if not takes(grammar, f'{{"k{n % 3}": {n}}}') or takes(grammar, f'{{"k{n % 3}": {n - 1}}}'):
+                wrong.append(schema)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_fill_mask_writes_int32_rows_too(vocabulary: Vocabulary) -> None:
+    matcher: Matcher = compile("json", "", vocabulary).matcher()
+    row = np.zeros(vocabulary.num_words, np.int32)
+    matcher.fill_mask(row)
+    assert (row.view(np.uint32) == matcher.mask()).all()

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+from phloem.constrained import Vocabulary
+
+
+def tokens_under(trie) -> list[bytes]:
+    found, path = [], []
+    for n in range(trie.num_nodes):
+        path[trie.node_depth[n] - 1 :] = [trie.node_byte[n]]
+        found += [bytes(path)] * int(trie.num_tokens[n])
+    return found
+
+
+def test_trie_spells_every_text_token_once(vocabulary: Vocabulary) -> None:
+    expected = [t for i, t in enumerate(vocabulary.tokens) if vocabulary.is_text[i]]
+    assert tokens_under(vocabulary.trie) == sorted(expected)
+    assert sorted(vocabulary.trie.token_order) == np.flatnonzero(vocabulary.is_text).tolist()
+
+
+def test_subtree_end_is_the_next_node_that_is_not_deeper(vocabulary: Vocabulary) -> None:
+    trie = vocabulary.trie
+    for n in range(trie.num_nodes):
+        end = next(
+            (m for m in range(n + 1, trie.num_nodes) if trie.node_depth[m] <= trie.node_depth[n]), trie.num_nodes
+        )
+        assert trie.node_end[n] == end
+
+
+def test_special_tokens_and_empty_ones_are_no_text() -> None:
+    vocabulary = Vocabulary([b"a", b"", b"b", b"<s>"], {3}, 3)
+    assert vocabulary.is_text.tolist() == [True, False, True, False]
+    assert vocabulary.has_byte[ord("a")] and not vocabulary.has_byte[ord("<")]
+
+
+def test_key_tells_vocabularies_apart() -> None:
+    one, same, other = (Vocabulary([b"a", b"bc", b"e"], {2}, 2) for _ in range(3))
+    assert one.key == same.key == other.key
+    assert one.key != Vocabulary([b"ab", b"c", b"e"], {2}, 2).key
+
+
+def test_an_end_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="eos token 7 is outside the vocabulary of 1 tokens"):
+        Vocabulary([b"a"], set(), 7)
+
+
+def test_empty_vocabulary_of_text_has_an_empty_trie() -> None:
+    assert Vocabulary([b"</s>"], {0}, 0).trie.num_nodes == 0
