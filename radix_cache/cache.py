@@ -5,13 +5,17 @@
 Not thread-safe: the engine's loop is its one user.
 """
 
+import time
 from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from .events import BlockEvents, Event
 from .lease import Lease
 from .node import Namespace, Node
+from .pins import Pins
 from .policies import Policy, program_aware
 from .slots import OutOfSlots, SlotPool
 from .tree import RadixTree, as_tokens
@@ -50,7 +54,8 @@ class RadixCache:
     """``policy`` orders eviction (see ``policies``). With ``reuse=False`` nothing is ever matched or kept.
 
     A namespace keeps what must not be mixed apart: equal tokens under another model, adapter, salt or image have other
-    KV. It is any hashable value, by custom a string or a tuple.
+    KV. It is a string, or a tuple of strings, bytes, integers and None. Pins may keep up to ``pin_share`` of the slots;
+    ``clock`` (seconds) is for their time only. ``on_event`` is told of blocks of ``event_block_len`` tokens.
     """
 
     def __init__(
@@ -59,11 +64,18 @@ class RadixCache:
         *,
         policy: Policy = program_aware,
         reuse: bool = True,
+        pin_share: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+        on_event: Callable[[Event], None] | None = None,
+        event_block_len: int = 64,
     ) -> None:
+        if not 0.0 <= pin_share <= 1.0:
+            raise ValueError(f"pin_share={pin_share}: the share of slots that pins may keep lies between 0 and 1")
         self.reuse = reuse
         self.num_slots = num_slots
         self._pool = SlotPool(num_slots)
-        self._tree = RadixTree(policy)
+        self._tree = RadixTree(policy, None if on_event is None else BlockEvents(on_event, event_block_len))
+        self._pins = Pins(self._tree, max_tokens=int(pin_share * num_slots), clock=clock)
         self._leases: set[Lease] = set()
         self._num_leased = 0
         self._num_lookups = self._num_hits = self._num_looked_up = 0
@@ -85,6 +97,7 @@ class RadixCache:
 
         ``program`` and ``priority`` (a lower number is more urgent) are noted on the path for the eviction policy.
         """
+        self._pins.expire()
         self._num_lookups += 1
         self._num_looked_up += len(tokens)
         node = self._tree.root(namespace)
@@ -103,12 +116,30 @@ class RadixCache:
             return 0
         return self._tree.find(root, as_tokens(tokens, limit))[1]
 
+    def pin(
+        self, target: Lease | Sequence[int] | np.ndarray, *, owner: Hashable, ttl_s: float, namespace: Namespace = ""
+    ) -> int:
+        """Keep what the tree holds of ``target`` for ``ttl_s`` seconds, although nobody leases it.
+
+        Returns the number of tokens kept: all that is shared of a lease, or matched of tokens in ``namespace``; less,
+        from the front, when pins have used up their share of the slots. An owner has one pin: a new one replaces it,
+        and ``ttl_s=0`` ends it.
+        """
+        self._pins.expire()
+        if isinstance(target, Lease):
+            return self._pins.pin(target.node, owner=owner, ttl_s=ttl_s)
+        root = self._tree.root(namespace)
+        found, equal = self._tree.find(root, as_tokens(target))
+        num_pinned = self._pins.pin(self._tree.node_at(found, equal), owner=owner, ttl_s=ttl_s)
+        self._tree.drop_root_if_unused(root)
+        return num_pinned
+
     def end_program(self, program: str) -> None:
         """``program`` will not come back: what only it touched is evicted before what running programs touched."""
         self._tree.end_program(program)
 
     def flush(self) -> int:
-        """Evict everything that is not locked; returns the number of tokens."""
+        """Evict everything that is neither leased nor pinned; returns the number of tokens."""
         n = self.num_evictable
         self._evict(n, "flush")
         return n
@@ -131,7 +162,13 @@ class RadixCache:
 
     @property
     def num_evictable(self) -> int:
+        self._pins.expire()
         return self._tree.num_tokens - self._tree.num_locked
+
+    @property
+    def num_pinned(self) -> int:
+        """Slots of the tree that pins keep."""
+        return self._pins.num_tokens
 
     @property
     def num_leased(self) -> int:
@@ -204,12 +241,21 @@ class RadixCache:
                 assert (lease._buffer[at.start : at.end] == at.slots).all(), f"{at} is not what its lease holds"
                 locks[at] += 1
                 at = at.parent
-        num_tokens = num_locked = num_nodes = num_leaves = 0
+        pins: Counter[Node] = Counter()
+        for pinned in self._pins.nodes.values():
+            at = pinned
+            while at is not None:
+                locks[at] += 1
+                pins[at] += 1
+                at = at.parent
+        num_tokens = num_locked = num_pinned = num_nodes = num_leaves = 0
         for node in tree.nodes():
             parent = node.parent
             assert parent is not None and parent.children[int(node.tokens[0])] is node
             assert 0 < len(node.tokens) == len(node.slots) == node.end - parent.end
             assert node.lock_count == locks.pop(node, 0), f"{node} has a wrong lock count"
+            assert node.pin_count == pins[node], f"{node} has a wrong pin count"
+            num_pinned += node.num_tokens if node.pin_count else 0
             is_evictable = node.lock_count == 0 and not node.children
             assert bool(node.ticket) == is_evictable, f"{node} in the eviction queue: {bool(node.ticket)}"
             num_tokens += node.num_tokens
@@ -220,6 +266,7 @@ class RadixCache:
                 assert node in tree._touched[program]
         for root in tree.roots.values():
             assert root.lock_count == locks.pop(root, 0) and (root.children or root.lock_count)
+        assert num_pinned == self._pins.num_tokens <= self._pins.max_tokens
         assert not locks, f"leases on nodes outside the tree: {list(locks)[:4]}"
         counted = (tree.num_tokens, tree.num_locked, tree.num_nodes, tree.queue.num_leaves)
         assert counted == (num_tokens, num_locked, num_nodes, num_leaves), (counted, "counted incrementally")

@@ -19,16 +19,16 @@ class Node:
     """``lock_count`` counts the leases and pins on this node or below it, ``pin_count`` the pins among them.
 
     ``programs`` are the running programs that touched the node. ``ticket`` is its number in the eviction queue, 0 when
-    it is not in it. ``hashes`` are those of the token blocks that end in this edge; kept only while events are on.
+    it is not in it. ``names`` are those of the token blocks that end in this edge; kept only while events are on.
     """
 
     __slots__ = (
         "children",
         "end",
-        "hashes",
         "hits",
         "last_use",
         "lock_count",
+        "names",
         "namespace",
         "parent",
         "pin_count",
@@ -53,7 +53,7 @@ class Node:
         self.priority = 0
         self.programs: set[str] | None = None
         self.ticket = 0
-        self.hashes: list[bytes] | None = None
+        self.names: list[bytes] | None = None
 
     @property
     def num_tokens(self) -> int:

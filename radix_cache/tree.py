@@ -7,7 +7,8 @@ Matching, inserting and splitting cost time in proportion to the tokens compared
 are evicted, and only unlocked ones: a path that is locked anywhere below keeps all that lies above.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -45,11 +46,17 @@ def compact(view: np.ndarray) -> np.ndarray:
     return view.copy() if owner is not None and owner.size > 2 * view.size else view
 
 
-class RadixTree:
-    """``on_stored(node, start)`` is called after tokens [start, end) of a node came, ``on_evicted(node, start, cause)``
-    before they go."""
+class Observer(Protocol):
+    """Is told of a new root, after tokens [start, end) of a node came, before they go, and after an edge was cut."""
 
-    def __init__(self, policy: Policy) -> None:
+    def rooted(self, root: Node) -> None: ...
+    def stored(self, node: Node, start: int) -> None: ...
+    def evicted(self, node: Node, start: int, cause: str) -> None: ...
+    def split(self, head: Node, tail: Node) -> None: ...
+
+
+class RadixTree:
+    def __init__(self, policy: Policy, observer: Observer | None = None) -> None:
         self.roots: dict[Namespace, Node] = {}
         self.queue = EvictionQueue(policy)
         self.num_tokens = 0
@@ -57,15 +64,22 @@ class RadixTree:
         self.num_nodes = 0
         self.now = 0  # a count of uses: what policies take for time
         self.version = 0  # changes whenever tokens come or go
-        self.on_stored: Callable[[Node, int], None] | None = None
-        self.on_evicted: Callable[[Node, int, str], None] | None = None
+        self.observer = observer
         self._touched: dict[str, set[Node]] = {}  # by running program
 
     def root(self, namespace: Namespace) -> Node:
+        """The root of ``namespace``, made where there is none: the caller locks it or lets it go."""
         found = self.roots.get(namespace)
         if found is None:
-            found = self.roots[namespace] = Node(namespace, None, EMPTY, EMPTY)
+            found = Node(namespace, None, EMPTY, EMPTY)
+            if self.observer is not None:
+                self.observer.rooted(found)
+            self.roots[namespace] = found
         return found
+
+    def drop_root_if_unused(self, root: Node) -> None:
+        if not root.children and root.lock_count == 0:
+            self.roots.pop(root.namespace, None)
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
@@ -122,8 +136,8 @@ class RadixTree:
             self.num_nodes += 1
         self.num_tokens += len(tokens)
         self.version += 1
-        if self.on_stored is not None:
-            self.on_stored(added, start)
+        if self.observer is not None:
+            self.observer.stored(added, start)
         return added
 
     def evict(self, n: int, cause: str) -> np.ndarray:
@@ -135,8 +149,8 @@ class RadixTree:
             assert leaf.lock_count == 0 and not leaf.children
             size = len(leaf.tokens)
             keep = max(size - n, 0)
-            if self.on_evicted is not None:
-                self.on_evicted(leaf, leaf.start + keep, cause)
+            if self.observer is not None:
+                self.observer.evicted(leaf, leaf.start + keep, cause)
             freed.append(leaf.slots[keep:])
             n -= size - keep
             self.num_tokens -= size - keep
@@ -165,7 +179,7 @@ class RadixTree:
         if leaf.parent is not None:
             self.queue.offer(leaf)
         else:
-            del self.roots[leaf.namespace]
+            self.drop_root_if_unused(leaf)
 
     def _split(self, node: Node, position: int) -> Node:
         """Cut the edge at ``position``. ``node`` keeps its identity as the lower half, where leases may end."""
@@ -181,6 +195,8 @@ class RadixTree:
         head.last_use, head.hits, head.priority = node.last_use, node.hits, node.priority
         for program in node.programs or ():
             self._touch_for(head, program)
+        if self.observer is not None:
+            self.observer.split(head, node)
         self.num_nodes += 1
         return head
 

@@ -9,13 +9,15 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from phloem.radix_cache import POLICIES, Lease, OutOfSlots, RadixCache
+from phloem.radix_cache import POLICIES, Lease, OutOfSlots, RadixCache, Stored, block_names
+from phloem.radix_cache.blocks import root_name
 
 NAMESPACES = ("", ("adapter", 1))
 PROGRAMS = ("", "p", "q")
 Prefix = tuple[object, tuple[int, ...]]
 
 MAX_SEQUENCES = 6
+BLOCK_LEN = 3
 
 # Few long texts and small changes of them, so that sequences meet, part inside edges, and meet again.
 STEMS = (tuple([0] * 24), tuple([0, 1] * 12), tuple([0, 0, 1, 2] * 6), tuple([1, 2, 0] * 8))
@@ -52,7 +54,20 @@ class CacheMachine(RuleBasedStateMachine):
         data=st.data(),
     )
     def make(self, num_slots, policy, reuse, texts, data):
-        self.cache = RadixCache(num_slots, policy=POLICIES[policy], reuse=reuse)
+        self.now = 0.0
+        self.pins: dict[str, tuple[float, Prefix]] = {}
+        self.max_pinned = num_slots // 2
+        self.router: set[bytes] = set()  # the blocks a router believes to be there
+        self.last_event = 0
+        self.cache = RadixCache(
+            num_slots,
+            policy=POLICIES[policy],
+            reuse=reuse,
+            pin_share=0.5,
+            clock=lambda: self.now,
+            on_event=self.follow,
+            event_block_len=BLOCK_LEN,
+        )
         self.kv: list[Prefix | None] = [None] * num_slots
         self.tree: dict[Prefix, int] = {}  # what must be in the tree, and in which slot
         self.sequences: list[Sequence] = []
@@ -78,8 +93,25 @@ class CacheMachine(RuleBasedStateMachine):
             walk(namespace, root, ())
         return found
 
+    def follow(self, event) -> None:
+        assert event.seq == self.last_event + 1
+        self.last_event += 1
+        names = set(event.names)
+        assert len(names) == len(event.names)
+        if isinstance(event, Stored):
+            assert not names & self.router
+            assert event.parent in self.router or event.parent == root_name(event.namespace)
+            self.router |= names
+        else:
+            assert names <= self.router
+            self.router -= names
+
+    def pinned(self) -> set[Prefix]:
+        live = [prefix for end, prefix in self.pins.values() if end > self.now]
+        return {(namespace, tokens[:n]) for namespace, tokens in live for n in range(1, len(tokens) + 1)}
+
     def locked(self) -> set[Prefix]:
-        return {s.prefix(n) for s in self.sequences for n in range(1, s.num_shared + 1)}
+        return self.pinned() | {s.prefix(n) for s in self.sequences for n in range(1, s.num_shared + 1)}
 
     def match_len(self, namespace, tokens) -> int:
         n = 0
@@ -256,6 +288,28 @@ class CacheMachine(RuleBasedStateMachine):
         s.seen = s.lease.slot_ids.copy()
         s.lease.mark_fresh()
 
+    @precondition(lambda self: self.tree)
+    @rule(data=st.data(), owner=st.sampled_from("xyz"), ttl_s=st.integers(0, 9), of_lease=st.booleans())
+    def pin(self, data, owner, ttl_s, of_lease):
+        self.pins = {o: pin for o, pin in self.pins.items() if pin[0] > self.now and o != owner}
+        if of_lease and self.sequences:
+            s = self.pick(data)
+            namespace, tokens = s.prefix(s.num_shared)
+            kept = self.cache.pin(s.lease, owner=owner, ttl_s=ttl_s)
+        else:
+            namespace, tokens = data.draw(st.sampled_from(sorted(self.tree, key=repr)))
+            kept = self.cache.pin((*tokens, 7), owner=owner, ttl_s=ttl_s, namespace=namespace)
+        new = [n for n in range(1, len(tokens) + 1) if (namespace, tokens[:n]) not in self.pinned()]
+        room = self.max_pinned - len(self.pinned())
+        assert kept == (len(tokens) - max(len(new) - room, 0) if ttl_s else 0)
+        if kept:
+            self.pins[owner] = (self.now + ttl_s, (namespace, tokens[:kept]))
+
+    @precondition(lambda self: self.pins)
+    @rule(seconds=st.integers(1, 5))
+    def wait(self, seconds):
+        self.now += seconds
+
     @precondition(lambda self: self.sequences)
     @rule(program=st.sampled_from(PROGRAMS))
     def end_program(self, program):
@@ -278,9 +332,20 @@ class CacheMachine(RuleBasedStateMachine):
     def the_tree_is_what_the_model_says(self):
         assert self.read_tree() == self.tree
         assert self.cache.num_cached == len(self.tree)
+        assert self.cache.num_evictable == len(self.tree) - len(self.locked())
         assert self.cache.num_locked == len(self.locked())
+        assert self.cache.num_pinned == len(self.pinned()) <= self.max_pinned
         assert self.cache.num_leased == self.num_private()
         assert self.cache.num_free == self.num_free()
+
+    @invariant()
+    def a_router_that_follows_the_events_knows_every_whole_block(self):
+        whole = {
+            block_names(tokens, namespace=ns, block_len=BLOCK_LEN)[-1]
+            for ns, tokens in self.tree
+            if len(tokens) % BLOCK_LEN == 0
+        }
+        assert self.router == whole
 
     @invariant()
     def every_computed_slot_holds_exactly_its_prefix(self):

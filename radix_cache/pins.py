@@ -1,0 +1,76 @@
+"""Prefixes kept for a time although nobody holds them, within a budget. Never evicts; a pin is a lock with an end.
+
+Each owner has at most one pin. A token pinned by several owners counts once.
+"""
+
+import math
+from collections.abc import Callable, Hashable
+from heapq import heappop, heappush
+
+from .node import Node
+from .tree import RadixTree
+
+
+class Pins:
+    def __init__(self, tree: RadixTree, *, max_tokens: int, clock: Callable[[], float]) -> None:
+        self.max_tokens = max_tokens
+        self.num_tokens = 0
+        self.nodes: dict[Hashable, Node] = {}  # by owner
+        self._tree = tree
+        self._clock = clock
+        self._tickets: dict[Hashable, int] = {}
+        self._queue: list[tuple[float, int, Hashable]] = []  # pins renewed or removed leave dead entries
+        self._num_queued = 0
+
+    def pin(self, node: Node, *, owner: Hashable, ttl_s: float) -> int:
+        """Keep the path to ``node``, or as much of its front as the budget allows; returns the tokens kept."""
+        if not ttl_s >= 0.0 or math.isinf(ttl_s):
+            raise ValueError(f"ttl_s={ttl_s}: a pin lasts a finite number of seconds, 0 to end it")
+        self.unpin(owner)
+        if ttl_s == 0.0:
+            return 0
+        pinned: Node | None = node  # the part of the path that others have pinned
+        while pinned is not None and pinned.pin_count == 0:
+            pinned = pinned.parent
+        room = self.max_tokens - self.num_tokens + (pinned.end if pinned is not None else 0)
+        if node.end > room:
+            node = self._tree.node_at(node, room)
+        if node.parent is None:
+            return 0
+        self._tree.lock(node)
+        at: Node | None = node
+        while at is not None:
+            if at.pin_count == 0:
+                self.num_tokens += len(at.tokens)
+            at.pin_count += 1
+            at = at.parent
+        self.nodes[owner] = node
+        self._num_queued += 1
+        self._tickets[owner] = self._num_queued
+        heappush(self._queue, (self._clock() + ttl_s, self._num_queued, owner))
+        if len(self._queue) > 64 + 2 * len(self.nodes):
+            self._queue = sorted(entry for entry in self._queue if self._tickets.get(entry[2]) == entry[1])
+        return node.end
+
+    def unpin(self, owner: Hashable) -> None:
+        node = self.nodes.pop(owner, None)
+        if node is None:
+            return
+        del self._tickets[owner]
+        at: Node | None = node
+        while at is not None:
+            at.pin_count -= 1
+            if at.pin_count == 0:
+                self.num_tokens -= len(at.tokens)
+            at = at.parent
+        self._tree.unlock(node)
+
+    def expire(self) -> None:
+        """End the pins whose time is over."""
+        if not self._queue:
+            return
+        now = self._clock()
+        while self._queue and self._queue[0][0] <= now:
+            _, ticket, owner = heappop(self._queue)
+            if self._tickets.get(owner) == ticket:
+                self.unpin(owner)

@@ -1,0 +1,104 @@
+"""Prefixes kept for a time."""
+
+import numpy as np
+import pytest
+from phloem.radix_cache import OutOfSlots, RadixCache
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def text(first: int, n: int) -> np.ndarray:
+    return np.arange(first, first + n, dtype=np.int32)
+
+
+def run(cache: RadixCache, tokens: np.ndarray) -> None:
+    lease = cache.acquire(tokens)
+    lease.extend(len(tokens) - lease.num_cached)
+    lease.commit(tokens)
+    lease.release()
+
+
+def test_a_pinned_prefix_survives_until_its_time_is_over():
+    clock = Clock()
+    cache = RadixCache(20, clock=clock)
+    run(cache, text(0, 8))
+    assert cache.pin(text(0, 6), owner="a", ttl_s=10) == 6
+    assert (cache.num_pinned, cache.num_evictable) == (6, 2)
+    other = cache.acquire(text(50, 1))
+    with pytest.raises(OutOfSlots):
+        other.extend(15)
+    clock.now += 9.9
+    assert cache.flush() == 2
+    assert cache.peek(text(0, 8)) == 6
+    clock.now += 0.1
+    cache.check()
+    other.extend(20)
+    assert (cache.num_pinned, cache.num_cached) == (0, 0)
+
+
+def test_a_lease_can_be_pinned_and_released():
+    cache = RadixCache(20, clock=Clock())
+    lease = cache.acquire(text(0, 4))
+    lease.extend(6)
+    lease.commit(text(0, 4))
+    assert cache.pin(lease, owner=("p", 1), ttl_s=5) == 4
+    lease.release()
+    cache.check()
+    assert cache.flush() == 0
+    assert cache.pin(text(99, 1), owner=("p", 1), ttl_s=0) == 0
+    assert cache.flush() == 4
+
+
+def test_pins_beyond_the_budget_keep_the_front_of_the_prefix():
+    cache = RadixCache(20, pin_share=0.5, clock=Clock())
+    run(cache, text(0, 8))
+    run(cache, np.r_[text(0, 4), text(50, 8)].astype(np.int32))
+    assert cache.pin(text(0, 8), owner="a", ttl_s=5) == 8
+    assert cache.pin(np.r_[text(0, 4), text(50, 8)], owner="b", ttl_s=5) == 6  # 4 are pinned already, 2 have room
+    cache.check()
+    assert cache.num_pinned == 10
+    assert cache.pin(text(0, 8), owner="c", ttl_s=5) == 8
+
+
+def test_a_new_pin_of_an_owner_replaces_the_old():
+    clock = Clock()
+    cache = RadixCache(20, clock=clock)
+    run(cache, text(0, 8))
+    cache.pin(text(0, 8), owner="a", ttl_s=5)
+    assert cache.pin(text(0, 3), owner="a", ttl_s=20) == 3
+    cache.check()
+    clock.now += 10
+    assert (cache.num_evictable, cache.num_pinned) == (5, 3)
+
+
+def test_renewing_a_pin_for_ever_does_not_grow_its_queue():
+    cache = RadixCache(20, clock=Clock())
+    run(cache, text(0, 8))
+    for _ in range(1000):
+        cache.pin(text(0, 8), owner="a", ttl_s=1000)
+    assert len(cache._pins._queue) < 100
+
+
+def test_pinning_what_is_not_there_pins_nothing_and_leaves_no_trace():
+    cache = RadixCache(20, clock=Clock())
+    assert cache.pin(text(0, 8), owner="a", ttl_s=5, namespace="n") == 0
+    assert cache._tree.roots == {}
+    cache.check()
+
+
+@pytest.mark.parametrize("ttl_s", [-1.0, float("nan"), float("inf")])
+def test_a_senseless_time_is_refused(ttl_s):
+    cache = RadixCache(20)
+    with pytest.raises(ValueError, match="ttl_s="):
+        cache.pin(text(0, 1), owner="a", ttl_s=ttl_s)
+
+
+def test_a_senseless_budget_is_refused():
+    with pytest.raises(ValueError, match=r"pin_share=1.5.*between 0 and 1"):
+        RadixCache(20, pin_share=1.5)
