@@ -4,6 +4,7 @@ from .batch import LogitEdits, SampleBatch, Sampled
 from .ops import paged_attention, rms_norm, rope_write_kv, silu_mul
 from .sampling import apply_bitmask, apply_edits, apply_penalties, gather_logprobs, sample, top_logprobs, uniform
 from .threads import set_threads
+from .warm_up import warm_up
 
 __all__ = [
     "LogitEdits",
@@ -21,4 +22,5 @@ __all__ = [
     "silu_mul",
     "top_logprobs",
     "uniform",
+    "warm_up",
 ]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import reference
 from .batch import LogitEdits, SampleBatch, Sampled
-from .cpu import activation, attention, norm, rope
+from .cpu import activation, attention, norm, rope, sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,11 @@ CPU = replace(
     rope_write_kv=rope.rope_write_kv,
     silu_mul=activation.silu_mul,
     paged_attention=attention.paged_attention,
+    apply_bitmask=sampling.apply_bitmask,
+    apply_edits=sampling.apply_edits,
+    sample=sampling.sample,
+    gather_logprobs=sampling.gather_logprobs,
+    top_logprobs=sampling.top_logprobs,
 )
 
 BACKENDS: Mapping[tuple[str, torch.dtype], Backend] = {

@@ -147,6 +147,11 @@ def put_bf16(builder: Any, address: Any, index: Any, value: Any) -> None:
     builder.store(_narrow(builder, value, _F32), _at(builder, _I16, address, index))
 
 
+@compiled(types.void, types.int64, types.int64, types.float64)
+def put_f64(builder: Any, address: Any, index: Any, value: Any) -> None:
+    builder.store(value, _at(builder, _F64, address, index))
+
+
 @compiled(types.int64, types.int64, types.int64)
 def take_number(builder: Any, address: Any, index: Any) -> Any:
     """The int64 there, which no other thread will get: it is one more afterwards. Orders memory on both sides."""
@@ -407,10 +412,11 @@ def transpose_tile(kind: int) -> Any:
 
 
 def _overload_operator(symbol: Any, function: Any) -> None:
-    def typing(a, b):
-        if isinstance(a, Vector16) and isinstance(b, Vector16):
-            return lambda a, b: function(a, b)
-        return None
+    def typing(a: Any, b: Any) -> Any:
+        def run(a: Any, b: Any) -> Any:
+            return function(a, b)
+
+        return run if isinstance(a, Vector16) and isinstance(b, Vector16) else None
 
     overload(symbol)(typing)
 
