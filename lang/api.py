@@ -70,33 +70,54 @@ def gen(
     """
     if choices:
         return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
-    overrides = ir.sampling_overrides(
-        {
-            "max_tokens": max_tokens,
-            "min_tokens": min_tokens,
-            "n": n,
-            "stop": stop,
-            "stop_token_ids": stop_token_ids,
-            "stop_regex": stop_regex,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "frequency_penalty": frequency_penalty,
-            "presence_penalty": presence_penalty,
-            "repetition_penalty": repetition_penalty,
-            "ignore_eos": ignore_eos,
-            "return_logprob": return_logprob,
-            "logprob_start_len": logprob_start_len,
-            "top_logprobs_num": top_logprobs_num,
-            "return_text_in_logprobs": return_text_in_logprobs,
-            "dtype": dtype,
-            "seed": seed,
-            "logit_bias": logit_bias,
-            "heal": heal,
-        }
-    )
-    grammar = _grammar(dtype=dtype, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark)
+    overrides: dict[str, Any] = {}  # one by one: this runs once per generation
+    if max_tokens is not None:
+        overrides["max_tokens"] = max_tokens
+    if min_tokens is not None:
+        overrides["min_tokens"] = min_tokens
+    if n is not None:
+        overrides["n"] = n
+    if stop is not None:
+        overrides["stop"] = ir.as_tuple(stop)
+    if stop_token_ids is not None:
+        overrides["stop_token_ids"] = ir.as_tuple(stop_token_ids)
+    if stop_regex is not None:
+        overrides["stop_regex"] = ir.as_tuple(stop_regex)
+    if temperature is not None:
+        overrides["temperature"] = temperature
+    if top_p is not None:
+        overrides["top_p"] = top_p
+    if top_k is not None:
+        overrides["top_k"] = top_k
+    if min_p is not None:
+        overrides["min_p"] = min_p
+    if frequency_penalty is not None:
+        overrides["frequency_penalty"] = frequency_penalty
+    if presence_penalty is not None:
+        overrides["presence_penalty"] = presence_penalty
+    if repetition_penalty is not None:
+        overrides["repetition_penalty"] = repetition_penalty
+    if ignore_eos is not None:
+        overrides["ignore_eos"] = ignore_eos
+    if return_logprob is not None:
+        overrides["return_logprob"] = return_logprob
+    if logprob_start_len is not None:
+        overrides["logprob_start_len"] = logprob_start_len
+    if top_logprobs_num is not None:
+        overrides["top_logprobs_num"] = top_logprobs_num
+    if return_text_in_logprobs is not None:
+        overrides["return_text_in_logprobs"] = return_text_in_logprobs
+    if dtype is not None:
+        overrides["dtype"] = dtype
+    if seed is not None:
+        overrides["seed"] = seed
+    if logit_bias is not None:
+        overrides["logit_bias"] = logit_bias
+    if heal is not None:
+        overrides["heal"] = heal
+    grammar = None
+    if not (dtype is None and regex is None and json_schema is None and ebnf is None and lark is None):
+        grammar = _grammar(dtype=dtype, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark)
     return ir.SglGen(name, overrides, grammar)
 
 

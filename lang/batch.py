@@ -30,7 +30,7 @@ class BodyCrew:
         self, function: SglFunction, backend: BaseBackend, items: list[dict[str, Any]], options: RunOptions, limit: int
     ) -> None:
         self.states: list[ProgramState | None] = [None] * len(items)
-        self.changed = Signal()
+        self.changed = Signal(threading.Lock())
         self._function = function
         self._backend = backend
         self._options = options
@@ -67,17 +67,23 @@ class BodyCrew:
             index, arguments = self._left.popleft()
         except IndexError:
             return False
-        state = self._run(arguments)
+        state = self._run(arguments, is_awaited=wait)
         if wait:
             _finish(state)
         self.states[index] = state
         self.changed.notify()
         return True
 
-    def _run(self, arguments: dict[str, Any]) -> ProgramState:
+    def _run(self, arguments: dict[str, Any], *, is_awaited: bool) -> ProgramState:
         function, options = self._function, self._options
         arguments = {**arguments, **function.bind_arguments}
-        program = Program(self._backend, sampling=options.sampling, settings=options.settings, arguments=arguments)
+        program = Program(
+            self._backend,
+            sampling=options.sampling,
+            settings=options.settings,
+            arguments=arguments,
+            is_awaited=is_awaited,
+        )
         state = ProgramState(program.root)
         function._run_body(state, (), arguments)
         return state

@@ -4,7 +4,7 @@ Never runs anything: an expression says what to append, ``program.Program`` appe
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -160,14 +160,14 @@ class SglExprList(SglExpr, frozen=True, eq=False):
         return f"ExprList({list(self.expr_list)})"
 
 
-class SglConstantText(SglExpr, frozen=True, eq=False):
+class SglConstantText(SglExpr, frozen=True, eq=False, gc=False):
     value: str
 
     def __repr__(self) -> str:
         return f"Constant({self.value!r})"
 
 
-class SglGen(SglExpr, frozen=True, eq=False):
+class SglGen(SglExpr, frozen=True, eq=False, gc=False):
     """Generate. ``overrides`` are this gen's own, under the names of ``SamplingParams`` (and ``n``, ``dtype``)."""
 
     name: str | None = None
@@ -184,7 +184,7 @@ class SglGen(SglExpr, frozen=True, eq=False):
         return f"Gen({self.name!r})"
 
 
-class SglSelect(SglExpr, frozen=True, eq=False):
+class SglSelect(SglExpr, frozen=True, eq=False, gc=False):
     name: str | None
     choices: tuple[str, ...]
     temperature: float = 0.0
@@ -194,14 +194,14 @@ class SglSelect(SglExpr, frozen=True, eq=False):
         return f"Select({self.name!r}, choices={list(self.choices)})"
 
 
-class SglImage(SglExpr, frozen=True, eq=False):
+class SglImage(SglExpr, frozen=True, eq=False, gc=False):
     path: str | bytes
 
     def __repr__(self) -> str:
         return f"Image({self.path if isinstance(self.path, str) else len(self.path)})"
 
 
-class SglVideo(SglExpr, frozen=True, eq=False):
+class SglVideo(SglExpr, frozen=True, eq=False, gc=False):
     path: str
     num_frames: int
 
@@ -209,25 +209,25 @@ class SglVideo(SglExpr, frozen=True, eq=False):
         return f"Video({self.path!r}, {self.num_frames})"
 
 
-class SglRoleBegin(SglExpr, frozen=True, eq=False):
+class SglRoleBegin(SglExpr, frozen=True, eq=False, gc=False):
     role: str
 
     def __repr__(self) -> str:
         return f"RoleBegin({self.role})"
 
 
-class SglRoleEnd(SglExpr, frozen=True, eq=False):
+class SglRoleEnd(SglExpr, frozen=True, eq=False, gc=False):
     role: str
 
     def __repr__(self) -> str:
         return f"RoleEnd({self.role})"
 
 
-class SglVarScopeBegin(SglExpr, frozen=True, eq=False):
+class SglVarScopeBegin(SglExpr, frozen=True, eq=False, gc=False):
     name: str
 
 
-class SglVarScopeEnd(SglExpr, frozen=True, eq=False):
+class SglVarScopeEnd(SglExpr, frozen=True, eq=False, gc=False):
     name: str
 
 
@@ -303,6 +303,11 @@ SAMPLING_NAMES = frozenset(
 )  # what run() takes besides arguments
 
 
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """One stop (or token id), or several."""
+    return (value,) if isinstance(value, str | int) else tuple(value)
+
+
 def sampling_overrides(given: dict[str, Any]) -> dict[str, Any]:
     """What was given and is not None, under the protocol's names and types."""
     found: dict[str, Any] = {}
@@ -310,20 +315,20 @@ def sampling_overrides(given: dict[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if name in ("stop", "stop_token_ids", "stop_regex"):
-            value = (value,) if isinstance(value, str | int) else tuple(value)
+            value = as_tuple(value)
         found[_RENAMED.get(name, name)] = value
     return found
 
 
-def merge_sampling(defaults: dict[str, Any], gen: SglGen) -> tuple[SamplingParams, int]:
-    """(parameters, n) of one gen: the run's, overridden by its own."""
+def merge_sampling(defaults: Mapping[str, Any], gen: SglGen) -> SamplingParams:
+    """The parameters of one gen: the run's, overridden by its own."""
     merged = {**defaults, **gen.overrides} if defaults else dict(gen.overrides)
-    n = merged.pop("n", 1)
+    merged.pop("n", None)
     merged.pop("return_text_in_logprobs", None)  # our log-probabilities always carry their text
     if merged.pop("dtype", None) in _NUMBERS:
         merged["stop"] = (*merged.get("stop", ()), *NUMBER_STOPS)
     try:
-        return SamplingParams(**merged), n
+        return SamplingParams(**merged)
     except TypeError:
         unknown = sorted(set(merged) - _PROTOCOL_FIELDS)
         raise InvalidRequest(f"unknown sampling parameter {', '.join(unknown)}") from None
@@ -333,7 +338,7 @@ _NUMBERS = (int, float, "int", "float")
 
 
 def to_sgl_params(
-    defaults: dict[str, Any], gen: SglGen, *, extra_stop: Sequence[str] = (), dtype_as_regex: bool = False
+    defaults: Mapping[str, Any], gen: SglGen, *, extra_stop: Sequence[str] = (), dtype_as_regex: bool = False
 ) -> SglSamplingParams:
     """The same merge under SGLang's names, for a ``BaseBackend``."""
     merged = {**defaults, **gen.overrides}

@@ -3,27 +3,27 @@
 Never holds state, and knows neither tokens nor messages.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from ..constrained.spec import GrammarSpec
 from ..runtime.protocol.ops import JoinMode
-from ..runtime.protocol.sampling import SamplingParams
 from .choices import ChoicesSamplingMethod
 from .ir import SglGen
 from .values import Leaf
 
 
-class Node(msgspec.Struct, frozen=True, eq=False):
+class Node(msgspec.Struct, frozen=True, eq=False, gc=False):
+    # gc=False: a node is in no cycle, since a leaf does not know its program
     seq: int
 
 
-class TextNode(Node, frozen=True, eq=False):
+class TextNode(Node, frozen=True, eq=False, gc=False):
     text: str
 
 
-class RoleNode(Node, frozen=True, eq=False):
+class RoleNode(Node, frozen=True, eq=False, gc=False):
     """A role begins or ends. ``text`` is what that adds to the program's text."""
 
     role: str
@@ -31,26 +31,24 @@ class RoleNode(Node, frozen=True, eq=False):
     text: str
 
 
-class DefaultSystemNode(Node, frozen=True, eq=False):
+class DefaultSystemNode(Node, frozen=True, eq=False, gc=False):
     """The template's own system message."""
 
     content: str
     text: str
 
 
-class GenNode(Node, frozen=True, eq=False):
-    """``defaults`` are the run's sampling; ``params`` and ``n`` the merge of both."""
+class GenNode(Node, frozen=True, eq=False, gc=False):
+    """``defaults`` are the run's sampling, which what ``gen`` says overrides."""
 
     leaf: Leaf
     gen: SglGen
-    defaults: dict[str, Any]
-    params: SamplingParams
+    defaults: Mapping[str, Any]
     n: int
-    grammar: GrammarSpec | None
     stream: bool
 
 
-class SelectNode(Node, frozen=True, eq=False):
+class SelectNode(Node, frozen=True, eq=False, gc=False):
     leaf: Leaf
     choices: tuple[str, ...]
     method: ChoicesSamplingMethod
@@ -58,31 +56,31 @@ class SelectNode(Node, frozen=True, eq=False):
     append: bool = True
 
 
-class PasteNode(Node, frozen=True, eq=False):
+class PasteNode(Node, frozen=True, eq=False, gc=False):
     """Append the text of another leaf's candidate ``index``."""
 
     source: Leaf
     index: int
 
 
-class ImageNode(Node, frozen=True, eq=False):
+class ImageNode(Node, frozen=True, eq=False, gc=False):
     hash: str
     data: bytes
 
 
-class ForkNode(Node, frozen=True, eq=False):
+class ForkNode(Node, frozen=True, eq=False, gc=False):
     children: tuple[int, ...]
 
 
-class JoinNode(Node, frozen=True, eq=False):
+class JoinNode(Node, frozen=True, eq=False, gc=False):
     children: tuple[int, ...]
     mode: JoinMode
 
 
-class PinNode(Node, frozen=True, eq=False):
+class PinNode(Node, frozen=True, eq=False, gc=False):
     leaf: Leaf
     ttl_s: float
 
 
-class CloseNode(Node, frozen=True, eq=False):
+class CloseNode(Node, frozen=True, eq=False, gc=False):
     pass

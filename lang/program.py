@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..runtime.protocol.errors import Cancelled, InvalidRequest, PhloemError
@@ -31,10 +30,13 @@ from .nodes import (
     SelectNode,
     TextNode,
 )
-from .values import Candidate, Constant, Gathered, Leaf, Piece, Signal, Span, Value
+from .values import Candidate, Constant, Gathered, Leaf, Piece, Signal, Span, Value, current_crew
 
 if TYPE_CHECKING:
     from .backend.base_backend import BaseBackend
+
+
+_NONE: Mapping[str, Any] = {}
 
 
 class UnknownVariable(PhloemError, KeyError):
@@ -56,7 +58,7 @@ class Session(Protocol):
         """What the beginning or end of a role adds to the text; raises for a role there is none of."""
         ...
 
-    def ship(self, nodes: list[Node]) -> None:
+    def ship(self, nodes: list[Node], *, is_awaited: bool = False) -> None:
         """Send these. Failures come out of the leaves, not of this call."""
         ...
 
@@ -85,42 +87,66 @@ class Message:
 class Program:
     """Shared by all states of one run."""
 
+    __slots__ = (
+        "_num_shipped",
+        "_ship_lock",
+        "arguments",
+        "backend",
+        "body_thread",
+        "changed",
+        "error",
+        "inline",
+        "is_awaited",
+        "is_over",
+        "lock",
+        "log",
+        "num_messages",
+        "root",
+        "sampling",
+        "sequences",
+        "session",
+        "settings",
+        "stream",
+    )
+
     def __init__(
         self,
         backend: BaseBackend,
         *,
-        sampling: dict[str, Any] | None = None,
+        sampling: Mapping[str, Any] = _NONE,
         stream: bool = False,
         settings: ProgramSettings | None = None,
         inline: bool = False,
-        arguments: dict[str, Any] | None = None,
+        is_awaited: bool = False,
+        arguments: Mapping[str, Any] = _NONE,
     ) -> None:
         self.backend = backend
-        self.sampling = sampling or {}
+        self.sampling = sampling
         self.stream = stream
         self.settings = settings
         self.inline = inline
-        self.arguments = arguments or {}
+        self.is_awaited = is_awaited  # the thread that runs the body waits for the program's end
+        self.arguments = arguments
         self.log: list[Node] = []
         self.num_messages = 0
         self.error: BaseException | None = None  # of the Python body
         self.is_over = False  # the body has ended
         self.body_thread: int | None = threading.get_ident()
-        self.changed = Signal()  # a sequence grew, a variable was bound, the body ended; told only while streaming
+        self.lock = threading.Lock()
+        # a sequence grew, a variable was bound, the body ended; told only while streaming
+        self.changed = Signal(self.lock) if stream else None
         self._num_shipped = 0
         self._ship_lock = threading.Lock()
-        self._seq_ids = count()
-        self.sequences: dict[int, Sequence] = {}
+        self.sequences: list[Sequence] = []
         self.session: Session = backend.open_session(self)
         self.root = Sequence(self)
 
     def new_seq(self, sequence: Sequence) -> int:
-        seq = next(self._seq_ids)
-        self.sequences[seq] = sequence
-        return seq
+        self.sequences.append(sequence)
+        return len(self.sequences) - 1
 
-    def flush(self) -> None:
-        """Ship what is queued."""
+    def flush(self, *, is_awaited: bool = False) -> None:
+        """Ship what is queued. ``is_awaited``: this thread will do nothing but wait for it."""
         with self._ship_lock:
             end = len(self.log)
             if end == self._num_shipped:
@@ -128,13 +154,13 @@ class Program:
             nodes = self.log[self._num_shipped : end]
             self._num_shipped = end
             self.num_messages += 1
-            self.session.ship(nodes)
+            self.session.ship(nodes, is_awaited=is_awaited)
 
     def end(self) -> None:
         """The body has returned: close what is open and ship the rest."""
-        for sequence in list(self.sequences.values()):
+        for sequence in self.sequences:
             sequence.close()
-        self.flush()
+        self.flush(is_awaited=self.is_awaited)
         self._finish()
 
     def abort(self, error: BaseException) -> None:
@@ -149,7 +175,7 @@ class Program:
         for node in unsent:
             if isinstance(node, GenNode | SelectNode | PinNode):
                 node.leaf.fail(gone)
-        for sequence in self.sequences.values():
+        for sequence in self.sequences:
             sequence.is_closed = True
         if was_sent:
             self.session.cancel()
@@ -159,7 +185,12 @@ class Program:
 
     def _finish(self) -> None:
         self.is_over = True
-        self.changed.notify()
+        self.tell()
+
+    def tell(self) -> None:
+        """Something changed that a streaming reader may wait for."""
+        if self.changed is not None:
+            self.changed.notify()
 
     @property
     def is_inside(self) -> bool:
@@ -168,7 +199,7 @@ class Program:
 
     def wait_body(self) -> None:
         """Until the body has ended, unless this is the body."""
-        if self.stream and not self.is_inside:
+        if self.changed is not None and not self.is_inside:
             self.changed.wait_for(lambda: self.is_over)
 
     def wait_leaves(self, leaves: Iterable[Leaf], timeout_s: float | None = None) -> None:
@@ -177,7 +208,7 @@ class Program:
         for leaf in leaves:
             if not leaf.is_done:
                 if not flushed:
-                    self.flush()
+                    self.flush(is_awaited=timeout_s is None and current_crew.get() is None)
                     flushed = True
                 leaf.wait_for(leaf.done, timeout_s)
 
@@ -215,9 +246,9 @@ class Sequence:
         self.leaves: list[Leaf] = []  # of this sequence alone, for error()
         self.pieces: list[Piece] = [] if parent is None else parent.pieces.copy()
         self.variables: dict[str | None, Value] = {} if parent is None else parent.variables.copy()
-        self.messages: list[Message] = [] if parent is None else parent.messages.copy()
-        self.images: list[str] = [] if parent is None else parent.images.copy()
-        self.scopes: dict[str, int] = {} if parent is None else parent.scopes.copy()
+        self.messages: tuple[Message, ...] = () if parent is None else parent.messages
+        self.images: tuple[str, ...] = () if parent is None else parent.images
+        self.scopes: dict[str, int] | None = None if parent is None or not parent.scopes else parent.scopes.copy()
         self.role: str | None = None if parent is None else parent.role
         self.role_start: int = 0 if parent is None else parent.role_start
         self.fork_at = len(self.pieces)
@@ -237,8 +268,7 @@ class Sequence:
                 "append a str, gen(...), select(...), a role, or a sum of these"
             )
         append(self, expr)
-        if self.program.stream:
-            self.program.changed.notify()
+        self.program.tell()
 
     def _append_str(self, text: str) -> None:
         if text:
@@ -254,16 +284,17 @@ class Sequence:
 
     def _append_gen(self, expr: ir.SglGen) -> None:
         program = self.program
-        params, n = ir.merge_sampling(program.sampling, expr)
-        leaf = Leaf(program, expr.name, n=n, parse=expr.parse)
+        defaults, overrides = program.sampling, expr.overrides
+        n = overrides.get("n") or defaults.get("n", 1)
+        leaf = Leaf(program.lock, expr.name, n=n, parse=expr.parse)
         self.pieces.append(leaf)
         self.leaves.append(leaf)
         self.bind(expr.name, leaf)
-        self.log.append(GenNode(self.seq, leaf, expr, program.sampling, params, n, expr.grammar, program.stream))
+        self.log.append(GenNode(self.seq, leaf, expr, defaults, n, program.stream))
 
     def _append_select(self, expr: ir.SglSelect) -> None:
         method = expr.choices_method
-        leaf = Leaf(self.program, expr.name)
+        leaf = Leaf(self.program.lock, expr.name)
         self.leaves.append(leaf)
         self.bind(expr.name, leaf)
         self.pieces.append(leaf)
@@ -281,7 +312,7 @@ class Sequence:
         match value:
             case Leaf() | Candidate():
                 leaf = value if isinstance(value, Leaf) else value.leaf
-                if leaf.owner is not self.program:
+                if not leaf.belongs_to(self.program.lock):
                     self.program.read(value)  # another program's: it has to be known before it can be sent
                     self._append_str(value.text())
                     return
@@ -313,7 +344,7 @@ class Sequence:
             default = session.default_system()
             if default is not None:
                 content, text = default
-                self.messages.append(Message("system", Span((content,))))
+                self.messages += (Message("system", Span((content,))),)
                 self.pieces.append(text)
                 self.log.append(DefaultSystemNode(self.seq, content, text))
         text = session.role_text(expr.role, is_begin=True, messages=self._history())
@@ -322,7 +353,7 @@ class Sequence:
             self.pieces.append(text)
         self.log.append(RoleNode(self.seq, expr.role, True, text))
         self.role_start = len(self.pieces)
-        self.images = []
+        self.images = ()
 
     def _append_role_end(self, expr: ir.SglRoleEnd) -> None:
         if self.role != expr.role:
@@ -330,9 +361,9 @@ class Sequence:
             raise InvalidRequest(f"role {expr.role!r} ends, but {open_role}; begin it first")
         session = self.program.session
         text = session.role_text(expr.role, is_begin=False, messages=self._history())
-        self.messages.append(Message(expr.role, Span(self.pieces[self.role_start :]), tuple(self.images)))
+        self.messages += (Message(expr.role, Span(self.pieces[self.role_start :]), self.images),)
         self.role = None
-        self.images = []
+        self.images = ()
         if text:
             self.pieces.append(text)
         self.log.append(RoleNode(self.seq, expr.role, False, text))
@@ -342,10 +373,12 @@ class Sequence:
         return [{"role": message.role, "content": ""} for message in self.messages]
 
     def _append_scope_begin(self, expr: ir.SglVarScopeBegin) -> None:
+        if self.scopes is None:
+            self.scopes = {}
         self.scopes[expr.name] = len(self.pieces)
 
     def _append_scope_end(self, expr: ir.SglVarScopeEnd) -> None:
-        start = self.scopes.pop(expr.name, None)
+        start = self.scopes.pop(expr.name, None) if self.scopes else None
         if start is None:
             raise InvalidRequest(f"var_scope {expr.name!r} ends, but it was not begun")
         self.bind(expr.name, Span(self.pieces[start:]))
@@ -362,7 +395,7 @@ class Sequence:
             self._append_frame(frame, data_url)
 
     def _append_frame(self, data: bytes, data_url: Any) -> None:
-        self.images.append(data_url(data))
+        self.images += (data_url(data),)
         self.log.append(ImageNode(self.seq, hashlib.sha256(data).hexdigest(), data))
 
     def _append_reasoning(self, expr: ir.SglSeparateReasoning) -> None:
@@ -382,7 +415,7 @@ class Sequence:
     def value(self, name: str | None) -> Value:
         """What ``name`` holds, known or not. Waits only where the body runs on another thread and may still set it."""
         program = self.program
-        if name not in self.variables and program.stream and not program.is_inside:
+        if name not in self.variables and program.changed is not None and not program.is_inside:
             program.changed.wait_for(lambda: name in self.variables or program.is_over)
         found = self.variables.get(name)
         if found is None:
@@ -394,11 +427,10 @@ class Sequence:
 
     def set(self, name: str, value: Any) -> None:
         self.bind(name, Constant(value))
-        if self.program.stream:
-            self.program.changed.notify()
+        self.program.tell()
 
     def pin(self, ttl_s: float) -> Leaf:
-        leaf = Leaf(self.program, None)
+        leaf = Leaf(self.program.lock, None)
         self.log.append(PinNode(self.seq, leaf, ttl_s))
         return leaf
 

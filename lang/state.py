@@ -11,14 +11,18 @@ from contextlib import contextmanager
 from typing import Any, get_args
 
 from ..runtime.protocol.errors import InvalidRequest
+from ..runtime.protocol.messages import GenMeta, SelectMeta
 from ..runtime.protocol.ops import JoinMode
 from . import ir
+from .meta import meta_info
 from .program import Program, Sequence
 from .values import Candidate, Gathered, Leaf, Value
 
 
 class ProgramState:
     """One sequence of a running or finished program."""
+
+    __slots__ = ("__dict__", "__weakref__", "_sequence", "ret_value")
 
     def __init__(self, sequence: Sequence) -> None:
         self._sequence = sequence
@@ -95,8 +99,7 @@ class ProgramState:
         return self[name]
 
     def __contains__(self, name: str) -> bool:
-        if self._program.stream:
-            self._program.wait_body()
+        self._program.wait_body()
         return name in self._sequence.variables
 
     def ref(self, name: str, index: int = 0, *, sep: str = "") -> ir.SglVariable:
@@ -167,7 +170,8 @@ class ProgramState:
         Without ``run(stream=True)`` there is one item: everything.
         """
         program, sequence = self._program, self._sequence
-        if not program.stream:
+        changed = program.changed
+        if changed is None:
             yield self.text() if var_name is None else _as_text(self[var_name])
             return
         if var_name is not None:
@@ -177,7 +181,7 @@ class ProgramState:
         taken = 0
         while True:
             if not inside:
-                program.changed.wait_for(lambda seen=taken: program.is_over or len(sequence.pieces) > seen)  # type: ignore[misc]
+                changed.wait_for(lambda seen=taken: program.is_over or len(sequence.pieces) > seen)  # type: ignore[misc]
             if taken >= len(sequence.pieces):
                 break
             piece = sequence.pieces[taken]
@@ -285,7 +289,7 @@ def _meta(value: Any) -> Any:
     match value:
         case Leaf():
             value.raise_error()
-            return value.meta
+            return meta_info(value.meta) if isinstance(value.meta, GenMeta | SelectMeta) else value.meta
         case Candidate():
             return _meta(value.leaf)
         case Gathered():

@@ -22,12 +22,15 @@ current_crew: ContextVar[Crew | None] = ContextVar("phloem_crew", default=None)
 
 
 class Signal:
-    """Something that changes, and those who wait for it. Waiters are called once, outside the lock."""
+    """Something that changes, and those who wait for it. Waiters are called once, outside the lock.
+
+    The signals of one program share its lock, so that each costs next to nothing.
+    """
 
     __slots__ = ("_lock", "_waiters")
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
         self._waiters: list[Callable[[], object]] | None = None
 
     def notify(self) -> None:
@@ -82,17 +85,17 @@ class Value(Protocol):
 class Leaf(Signal):
     """The result of one generation or selection. ``chunks`` are the pieces of candidate 0 as they came.
 
-    ``op`` is its id in the runtime once it was sent. ``read`` gives a text, a list of ``n`` texts, or what ``parse``
-    makes of the text.
+    ``lock`` is its program's, and tells which program that is. ``op`` is its id in the runtime once it was sent.
+    ``read`` gives a text, a list of ``n`` texts, or what ``parse`` makes of the text.
     """
 
-    __slots__ = ("chunks", "error", "is_done", "meta", "n", "name", "op", "owner", "parse", "partial", "texts")
+    __slots__ = ("chunks", "error", "is_done", "meta", "n", "name", "op", "parse", "partial", "texts")
 
     def __init__(
-        self, owner: object, name: str | None, *, n: int = 1, parse: Callable[[str], Any] | None = None
+        self, lock: threading.Lock, name: str | None, *, n: int = 1, parse: Callable[[str], Any] | None = None
     ) -> None:
-        super().__init__()
-        self.owner = owner
+        self._lock = lock
+        self._waiters = None
         self.name = name
         self.n = n
         self.parse = parse
@@ -102,17 +105,19 @@ class Leaf(Signal):
         self.partial: Sequence[str] = ()
         self.meta: Any = None
         self.error: BaseException | None = None
-        self.chunks: list[str] = []
+        self.chunks: list[str] | None = None
 
     # -- written by the backend, on any thread ------------------------------------------------------------------------
 
     def push(self, text: str) -> None:
+        if self.chunks is None:
+            self.chunks = []
         self.chunks.append(text)
         self.notify()
 
     def resolve(self, texts: Sequence[str], meta: Any = None) -> None:
         if not self.is_done:
-            self.texts = texts
+            self.texts = texts if type(texts) is tuple else tuple(texts)
             self.meta = meta
             self.is_done = True
             self.notify()
@@ -123,6 +128,9 @@ class Leaf(Signal):
             self.partial = partial
             self.is_done = True
             self.notify()
+
+    def belongs_to(self, lock: threading.Lock) -> bool:
+        return self._lock is lock
 
     # -- read by the program ------------------------------------------------------------------------------------------
 
@@ -151,20 +159,22 @@ class Leaf(Signal):
         """The text as far as there is one."""
         if self.error is not None:
             return self.partial[0] if self.partial else ""
-        return self.texts[0] if self.is_done else "".join(self.chunks)
+        return self.texts[0] if self.is_done else "".join(self.chunks or ())
 
     def read_chunks(self) -> Iterator[str]:
         """New text as it comes, blocking; all of it in the end. Raises the error after what came before it."""
         sent, taken = 0, 0
         while True:
-            count, finished = len(self.chunks), self.is_done
-            for chunk in self.chunks[taken:count]:
+            finished = self.is_done  # before the chunks are looked at: none comes after it
+            chunks = self.chunks or ()
+            count = len(chunks)
+            for chunk in chunks[taken:count]:
                 sent += len(chunk)
                 yield chunk
             taken = count
             if finished:
                 break
-            self.wait_for(lambda seen=count: self.is_done or len(self.chunks) > seen)  # type: ignore[misc]
+            self.wait_for(lambda seen=count: self.is_done or len(self.chunks or ()) > seen)  # type: ignore[misc]
         self.raise_error()
         if sent < len(self.texts[0]):
             yield self.texts[0][sent:]

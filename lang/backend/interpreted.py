@@ -51,7 +51,7 @@ class InterpretedSession:
         self._joining: list[StreamExecutor] = []  # wait for forks to end
         self._num_open = 0
         self._costs = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 0}
-        self.closed = Leaf(program, None)
+        self.closed = Leaf(program.lock, None)
 
     def executor(self, seq: int) -> StreamExecutor:
         return self._executors[seq]
@@ -70,7 +70,8 @@ class InterpretedSession:
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    def ship(self, nodes: list[Node]) -> None:
+    def ship(self, nodes: list[Node], *, is_awaited: bool = False) -> None:
+        """A single sequence that this thread waits for is driven by it: no other thread need wake."""
         touched: dict[int, StreamExecutor] = {}
         with self._lock:
             for node in nodes:
@@ -82,14 +83,15 @@ class InterpretedSession:
                     for child in node.children:
                         self._new_executor(child, is_unborn=True)
                 touched[node.seq] = executor
+        here = self._program.inline or (is_awaited and not self._is_async and len(touched) == len(self._executors) == 1)
         for executor in touched.values():
-            self._start(executor)
+            self._start(executor, here=here)
 
     def _new_executor(self, seq: int, *, is_unborn: bool = False) -> StreamExecutor:
         executor = StreamExecutor(self._backend, seq, stream=self._program.stream, is_unborn=is_unborn)
         self._executors[seq] = executor
         self._num_open += 1
-        executor.arguments = self._program.arguments
+        executor.arguments = dict(self._program.arguments)
         self._backend.begin_program(executor)
         return executor
 
@@ -111,12 +113,12 @@ class InterpretedSession:
 
     # -- driving ------------------------------------------------------------------------------------------------------
 
-    def _start(self, executor: StreamExecutor) -> None:
+    def _start(self, executor: StreamExecutor, *, here: bool = False) -> None:
         with self._lock:
             if executor.is_driven or executor.is_unborn or not executor.queue:
                 return
             executor.is_driven = True
-        if self._program.inline:
+        if here or self._program.inline:
             self._drive(executor)
         elif self._is_async:
             loop_of(self._backend).call(self._drive_async, executor)
@@ -322,7 +324,7 @@ class InterpretedSession:
 
     def _fail(self, executor: StreamExecutor, node: Node, error: BaseException) -> None:
         if isinstance(node, GenNode | SelectNode | PinNode):
-            node.leaf.fail(error, ("".join(node.leaf.chunks),))
+            node.leaf.fail(error, ("".join(node.leaf.chunks or ()),))
         elif isinstance(node, ForkNode):
             self._bear(executor, [self._executors[child] for child in node.children])
         elif isinstance(node, CloseNode):

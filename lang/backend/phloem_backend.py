@@ -6,9 +6,7 @@ Takes any object with the interface of a client: ``welcome, submit, cancel, quer
 from __future__ import annotations
 
 import itertools
-import threading
 import uuid
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,15 +27,13 @@ from ...runtime.protocol.messages import (
     Delta,
     Done,
     Failed,
-    GenMeta,
     Rejected,
     RoleTemplate,
     RuntimeMessage,
-    SelectMeta,
     Submit,
-    TokenLogprob,
 )
 from ...runtime.protocol.sampling import SamplingParams
+from ..ir import merge_sampling
 from ..nodes import (
     CloseNode,
     DefaultSystemNode,
@@ -112,7 +108,6 @@ class CompiledSession:
         "_client",
         "_errors",
         "_leaves",
-        "_lock",
         "_next_op",
         "_pending",
         "_program",
@@ -128,12 +123,11 @@ class CompiledSession:
         self._program = program
         self._template = backend.client.welcome.template
         self.id = backend.new_program_id()
-        self.closed = Leaf(program, None)
+        self.closed = Leaf(program.lock, None)
         self._leaves: dict[int, Leaf] = {}
-        self._pending: deque[list[Leaf]] = deque()  # per submit that was not yet accepted, its leaves
+        self._pending: list[list[Leaf]] = []  # per submit that was not yet accepted, its leaves
         self._errors: list[PhloemError] = []
         self._next_op = 0
-        self._lock = threading.Lock()
 
     # -- roles --------------------------------------------------------------------------------------------------------
 
@@ -164,7 +158,7 @@ class CompiledSession:
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    def ship(self, nodes: list[Node]) -> None:
+    def ship(self, nodes: list[Node], *, is_awaited: bool = False) -> None:
         if self._errors and self.closed.is_done:  # the engine refused the program or is gone
             self._fail_unsent(nodes)
             return
@@ -219,8 +213,10 @@ class CompiledSession:
                     leaf.op = op
                     self._leaves[op] = leaf
                     leaves.append(leaf)
+                    gen = node.gen
+                    params = merge_sampling(node.defaults, gen)
                     found.append(
-                        ops.Gen(op=op, seq=seq, params=node.params, grammar=node.grammar, n=node.n, stream=node.stream)
+                        ops.Gen(op=op, seq=seq, params=params, grammar=gen.grammar, n=node.n, stream=node.stream)
                     )
                 case RoleNode():
                     around = roles[node.role]
@@ -277,7 +273,7 @@ class CompiledSession:
                     return
                 value = message.value
                 texts = value if isinstance(value, list | tuple) else (value,)
-                leaf.resolve(texts, meta_info(message.meta))
+                leaf.resolve(texts, message.meta)
             case Delta():
                 if message.index == 0 and message.text:
                     self._leaves[message.op].push(message.text)
@@ -291,9 +287,9 @@ class CompiledSession:
                 if leaf is not None:
                     leaf.fail(error, message.partial)
             case Accepted():
-                self._pending.popleft()
+                self._pending.pop(0)
             case Rejected():
-                self._reject(message.errors, self._pending.popleft())
+                self._reject(message.errors, self._pending.pop(0))
             case Closed():
                 lost = self._errors[0] if self._errors else InternalError("the program was closed before this ended")
                 for leaf in self._leaves.values():
@@ -312,64 +308,3 @@ class CompiledSession:
             self._client.cancel(self.id)  # earlier submits live on at the runtime: end them
         else:
             self.closed.resolve((), {})
-
-
-def meta_info(meta: GenMeta | SelectMeta | None) -> dict[str, Any]:
-    """What ``s.get_meta_info`` gives, under the names that public programs read."""
-    if isinstance(meta, SelectMeta):
-        means = [sum(v or 0.0 for v in row) / max(len(row), 1) for row in meta.logprobs]
-        info: dict[str, Any] = {
-            "normalized_prompt_logprobs": means,
-            "input_token_logprobs": [
-                [(value, token, None) for value, token in zip(row, ids, strict=False)]
-                for row, ids in zip(meta.logprobs, meta.token_ids, strict=True)
-            ],
-            "output_token_logprobs": [[] for _ in meta.logprobs],
-            "scores": list(meta.scores),
-            "index": meta.index,
-            "prompt_tokens": meta.prompt_tokens,
-            "cached_tokens": meta.cached_tokens,
-        }
-        if meta.unconditional:
-            info["unconditional_token_logprobs"] = [list(row) for row in meta.unconditional]
-            info["normalized_unconditional_prompt_logprobs"] = list(meta.scores)
-        return info
-    if meta is None:
-        return {}
-    first = meta.candidates[0]
-    info = {
-        "prompt_tokens": meta.prompt_tokens,
-        "cached_tokens": meta.cached_tokens,
-        "completion_tokens": sum(c.completion_tokens for c in meta.candidates),
-        "finish_reason": {"type": first.finish_reason, "matched": first.matched_stop},
-        "output_ids": list(first.token_ids),
-        "forced_tokens": sum(c.forced_tokens for c in meta.candidates),
-        "queue_s": meta.queue_s,
-        "prefill_s": meta.prefill_s,
-        "decode_s": meta.decode_s,
-    }
-    if first.logprobs:
-        info["output_token_logprobs"] = _triples(first.logprobs)
-        info["output_top_logprobs"] = _tops(first.logprobs)
-    if meta.prompt_logprobs:
-        info["input_token_logprobs"] = _triples(meta.prompt_logprobs)
-        info["input_top_logprobs"] = _tops(meta.prompt_logprobs)
-    if len(meta.candidates) > 1:
-        info["candidates"] = [
-            {
-                "completion_tokens": c.completion_tokens,
-                "finish_reason": {"type": c.finish_reason, "matched": c.matched_stop},
-                "output_ids": list(c.token_ids),
-                **({"output_token_logprobs": _triples(c.logprobs)} if c.logprobs else {}),
-            }
-            for c in meta.candidates
-        ]
-    return info
-
-
-def _triples(logprobs: tuple[TokenLogprob, ...]) -> list[tuple[float | None, int, str]]:
-    return [(t.logprob, t.token_id, t.text) for t in logprobs]
-
-
-def _tops(logprobs: tuple[TokenLogprob, ...]) -> list[list[tuple[float, int, str]]]:
-    return [[(value, token, text) for token, value, text in t.top] for t in logprobs]
