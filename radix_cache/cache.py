@@ -117,13 +117,19 @@ class RadixCache:
         return self._tree.find(root, as_tokens(tokens, limit))[1]
 
     def pin(
-        self, target: Lease | Sequence[int] | np.ndarray, *, owner: Hashable, ttl_s: float, namespace: Namespace = ""
+        self,
+        target: Lease | Sequence[int] | np.ndarray,
+        *,
+        ttl_s: float,
+        owner: Hashable | None = None,
+        namespace: Namespace = "",
     ) -> int:
         """Keep what the tree holds of ``target`` for ``ttl_s`` seconds, although nobody leases it.
 
         Returns the number of tokens kept: all that is shared of a lease, or matched of tokens in ``namespace``; less,
         from the front, when pins have used up their share of the slots. An owner has one pin: a new one replaces it,
-        and ``ttl_s=0`` ends it.
+        and ``ttl_s=0`` ends it. Without an owner a pin belongs to its tokens: pinning the same again renews it, and
+        ``ttl_s=0`` ends every such pin on ``target`` or a prefix of it.
         """
         self._pins.expire()
         if isinstance(target, Lease):

@@ -1,6 +1,7 @@
 """Prefixes kept for a time although nobody holds them, within a budget. Never evicts; a pin is a lock with an end.
 
-Each owner has at most one pin. A token pinned by several owners counts once.
+Each owner has at most one pin; a pin without an owner belongs to the place in the tree where it ends. A token pinned
+several times counts once.
 """
 
 import math
@@ -15,18 +16,27 @@ class Pins:
     def __init__(self, tree: RadixTree, *, max_tokens: int, clock: Callable[[], float]) -> None:
         self.max_tokens = max_tokens
         self.num_tokens = 0
-        self.nodes: dict[Hashable, Node] = {}  # by owner
+        self.nodes: dict[Hashable, Node] = {}  # by owner, where each pin ends
         self._tree = tree
         self._clock = clock
         self._tickets: dict[Hashable, int] = {}
         self._queue: list[tuple[float, int, Hashable]] = []  # pins renewed or removed leave dead entries
         self._num_queued = 0
 
-    def pin(self, node: Node, *, owner: Hashable, ttl_s: float) -> int:
-        """Keep the path to ``node``, or as much of its front as the budget allows; returns the tokens kept."""
+    def pin(self, node: Node, *, owner: Hashable | None, ttl_s: float) -> int:
+        """Keep the path to ``node``, or as much of its front as the budget allows; returns the tokens kept.
+
+        ``ttl_s=0`` ends the owner's pin; without an owner, all such pins that end on the path.
+        """
         if not ttl_s >= 0.0 or math.isinf(ttl_s):
             raise ValueError(f"ttl_s={ttl_s}: a pin lasts a finite number of seconds, 0 to end it")
-        self.unpin(owner)
+        if owner is not None:
+            self.unpin(owner)
+        elif ttl_s == 0.0:
+            above: Node | None = node
+            while above is not None:
+                self.unpin(above)
+                above = above.parent
         if ttl_s == 0.0:
             return 0
         pinned: Node | None = node  # the part of the path that others have pinned
@@ -37,6 +47,9 @@ class Pins:
             node = self._tree.node_at(node, room)
         if node.parent is None:
             return 0
+        if owner is None:
+            owner = node
+            self.unpin(owner)
         self._tree.lock(node)
         at: Node | None = node
         while at is not None:

@@ -77,6 +77,37 @@ def test_a_new_pin_of_an_owner_replaces_the_old():
     assert (cache.num_evictable, cache.num_pinned) == (5, 3)
 
 
+def test_pins_without_owner_belong_to_their_tokens():
+    clock = Clock()
+    cache = RadixCache(30, clock=clock)
+    run(cache, text(0, 8))
+    run(cache, text(50, 4))
+    assert cache.pin(text(0, 4), ttl_s=5) == 4
+    assert cache.pin(text(50, 4), ttl_s=5) == 4
+    assert cache.pin(text(0, 4), ttl_s=8) == 4
+    cache.check()
+    clock.now += 6
+    assert cache.num_evictable == 8
+    assert cache.num_pinned == 4
+    assert cache.pin(text(0, 2), ttl_s=0) == 0
+    assert cache.num_pinned == 4
+    assert cache.pin(text(0, 8), ttl_s=0) == 0
+    assert cache.num_pinned == 0
+    cache.check()
+
+
+def test_a_pin_keeps_its_place_when_its_edge_is_split():
+    cache = RadixCache(30, clock=Clock())
+    run(cache, text(0, 8))
+    cache.pin(text(0, 8), ttl_s=5)
+    cache.acquire(text(0, 3)).release()
+    cache.check()
+    assert cache.num_pinned == 8
+    cache.pin(text(0, 8), ttl_s=0)
+    cache.check()
+    assert cache.num_pinned == 0
+
+
 def test_renewing_a_pin_for_ever_does_not_grow_its_queue():
     cache = RadixCache(20, clock=Clock())
     run(cache, text(0, 8))
