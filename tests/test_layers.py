@@ -75,10 +75,10 @@ def part_of(module: str) -> str | None:
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    for file in sorted(ROOT.rglob("*.py")):
-        parts = file.relative_to(ROOT).with_suffix("").parts
-        if parts[0] not in NOT_LAYERED and not parts[0].startswith("."):
-            yield ".".join(parts), file
+    for top in sorted(ROOT.iterdir()):
+        if top.name not in NOT_LAYERED and not top.name.startswith("."):
+            for file in [top] if top.suffix == ".py" else sorted(top.rglob("*.py")):
+                yield ".".join(file.relative_to(ROOT).with_suffix("").parts), file
 
 
 def imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:

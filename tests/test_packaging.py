@@ -20,8 +20,8 @@ def run_fresh(code: str) -> str:
 
 
 def source_folders() -> set[Path]:
-    found = {file.parent.relative_to(ROOT) for file in ROOT.rglob("*.py")}
-    return {folder for folder in found if not folder.parts or not is_left_out(folder.parts[0])}
+    tops = [top for top in ROOT.iterdir() if top.is_dir() and not is_left_out(top.name)]
+    return {Path(), *(file.parent.relative_to(ROOT) for top in tops for file in top.rglob("*.py"))}
 
 
 def is_left_out(top: str) -> bool:
