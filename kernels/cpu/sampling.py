@@ -1,7 +1,7 @@
 """Masks, penalties, cuts and draws over rows of logits, one row a task. Never sorts a vocabulary.
 
-Tokens far below the highest logit hardly ever take part, so the cuts first look only at those within ``_REACH``
-(divided by the temperature) of it, the *candidates*, and at all tokens where these turn out not to decide. Where a cut
+Tokens far below the highest logit hardly ever take part, so the cuts look only at those within ``_REACH`` (divided by
+the temperature) of it, the *candidates*, then farther, then at all, as far as it takes until they decide. Where a cut
 falls is found by counting weight per leading bits of the logit, then per the next bits within the bin where it falls:
 exact, in three passes over the candidates.
 """
@@ -41,9 +41,9 @@ from .vector import (
 )
 
 _MINUS_INF = np.float32(-np.inf)
-_REACH = np.float32(12.0)  # a candidate weighs at least exp(-12) = 6.1e-6 of the likeliest
+_REACH = np.float32(5.0)  # a candidate weighs at least exp(-5) = 0.7% of the likeliest
+_FAR_REACH = np.float32(12.0)
 _STEEPEST = np.float32(1e30)  # of 1 / temperature: finite, so that the highest logit keeps the weight 1
-_LEAST_MIN_P = 1e-5  # from here on, all that min_p keeps are candidates
 _BINS = 2048
 _MASK_SHARE = 4096  # tokens of a bitmask task
 
@@ -225,14 +225,12 @@ def _sample(call: int) -> None:
             if top_k == vocab_size and top_p >= 1 and min_p <= 0:
                 token = _draw(line, vocab_size, best, inverse, get_f64(draws, row) * total)
             else:
-                count = _cut(
-                    line, vocab_size, best, inverse, total, top_k, top_p, min_p, bins, values, weights, ids, _REACH
-                )
-                if count < 0:
-                    reach = np.float32(np.inf)
+                reach, count = _REACH, -1
+                while count < 0:
                     count = _cut(
                         line, vocab_size, best, inverse, total, top_k, top_p, min_p, bins, values, weights, ids, reach
                     )
+                    reach = _FAR_REACH if reach < _FAR_REACH else np.float32(np.inf)
                 token = get_i32(ids, _draw_candidate(weights, count, get_f64(draws, row)))
         put_i64(token_ids, row, token)
         put_f32(logprobs, row, np.float32(get_f32(line, token) - best - log_total))
@@ -355,7 +353,7 @@ def _cut(
         count = _keep(values, weights, ids, count, bound, ties)
         all_here = True
     if min_p > 0:
-        if min_p < _LEAST_MIN_P and not all_here:
+        if not all_here and min_p < np.float32(1.01) * exp(-reach):
             return -1
         kept = 0
         for i in range(count):

@@ -34,7 +34,8 @@ def stacked_linear(
 ) -> Linear:
     """One ``Linear`` of the weights, top to bottom; its results are of ``out_dtype``, else of x's.
 
-    ``auto`` keeps 4-bit weights 4-bit and takes the others as bfloat16; ``int4`` rounds those to 4 bits too.
+    ``auto`` keeps 4-bit weights 4-bit (with a bfloat16 copy for steps of many rows, which it makes faster) and takes the
+    others as bfloat16; ``int4`` rounds those to 4 bits too and holds 4 bits only.
     """
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     parts: list[PackedLinear] = []
@@ -78,4 +79,4 @@ def _pack(
         for weight in weights
     ]
     q, scale, zero = (torch.cat(pieces).to(device) for pieces in zip(*groups, strict=True))
-    return PackedLinear((q, scale, zero), precision="int4", bias=bias, out_dtype=out_dtype)
+    return PackedLinear((q, scale, zero), precision=precision, bias=bias, out_dtype=out_dtype)
