@@ -120,7 +120,7 @@ class Engine:
             vocab_hash=self.tokenizer.vocab_hash,
             template=self.template.info() if self.template is not None else TemplateInfo(),
             limits=self.limits,
-            capabilities=("text", *(f"grammar:{kind}" for kind in constrained.SUPPORTED_KINDS)),
+            capabilities=("text", *(f"grammar:{kind}" for kind in constrained.GRAMMAR_KINDS)),
         )
 
     def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> Outbox:

@@ -169,7 +169,7 @@ class CandidateMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     forced_tokens: int = 0
 
 
-class GenMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+class GenMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", tag="gen"):
     """Of a ``Gen``. Seconds are measured in the engine. ``prompt_logprobs`` cover tokens from ``logprob_start_len``."""
 
     prompt_tokens: int
@@ -181,7 +181,7 @@ class GenMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class SelectMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+class SelectMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", tag="select"):
     """Of a ``Select`` or ``Score``: per choice its token ids, their log-probabilities and the score compared."""
 
     index: int

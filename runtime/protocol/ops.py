@@ -93,7 +93,7 @@ class Join(Op, tag="join"):
 
 
 class Mark(Op, tag="mark"):
-    """Without ``begin``: remember this point. With ``begin`` (the op id of such a mark): Done value is the text since."""
+    """Without ``begin``: remember this point. With ``begin`` (op id of such a mark): Done value is the text since."""
 
     begin: int | None = None
 
