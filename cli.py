@@ -96,7 +96,7 @@ def _engine(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
     from .runtime.process import run_engine
 
-    return run_engine(config, args.url)
+    return run_engine(config, args.url, on_ready=lambda url: print(f"phloem runs {args.model} at {url}", flush=True))
 
 
 def _doctor(args: argparse.Namespace) -> int:

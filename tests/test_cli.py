@@ -1,6 +1,8 @@
 """The command line: every setting has a flag, and a user's mistake is one line and exit code 2."""
 
 import errno
+import signal
+import socket
 import subprocess
 import sys
 import types
@@ -172,3 +174,31 @@ def test_doctor_names_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_a_command_the_usage_is_shown() -> None:
     done = subprocess.run([sys.executable, "-m", "phloem"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "usage: phloem" in done.stderr and "Traceback" not in done.stderr
+
+
+# -- real processes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_busy_port_is_one_line_and_code_2(tiny_model_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "phloem", "serve", str(tiny_model_path), "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"phloem: error: port {port} on 127.0.0.1 is in use by another program; ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_engine_runs_until_it_is_told_to_stop(tiny_model_path: Path, tmp_path: Path) -> None:
+    import phloem
+
+    url = f"ipc://{tmp_path}/engine"
+    command = [sys.executable, "-m", "phloem", "engine", str(tiny_model_path), "--url", url, "--precision", "float32"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"phloem runs {tiny_model_path} at {url}\n"
+        connection = phloem.connect(url)
+        assert connection.welcome.vocab_size == 259
+        connection.shutdown()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
