@@ -34,8 +34,8 @@ def stacked_linear(
 ) -> Linear:
     """One ``Linear`` of the weights, top to bottom; its results are of ``out_dtype``, else of x's.
 
-    ``auto`` keeps 4-bit weights 4-bit (with a bfloat16 copy for steps of many rows, which it makes faster) and takes the
-    others as bfloat16; ``int4`` rounds those to 4 bits too and holds 4 bits only.
+    ``auto`` keeps 4-bit weights 4-bit, with a bfloat16 copy for steps of many rows, and takes the others as bfloat16;
+    ``int4`` rounds those to 4 bits too and holds 4 bits only.
     """
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     parts: list[PackedLinear] = []

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from ...kernels.machine import has_bfloat16_products
 from ..config import EngineConfig
 from ..layers.attention import Attention
 from ..layers.embedding import Embedding
@@ -36,7 +37,7 @@ def load_model(path: Path | str, config: EngineConfig) -> Model:
 
 def precision_of(config: EngineConfig, device: torch.device) -> LinearPrecision:
     """``auto`` is float32 on a CPU without bfloat16 products, where rounding would cost time instead of saving it."""
-    if config.precision == "auto" and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if config.precision == "auto" and device.type == "cpu" and not has_bfloat16_products():
         return "float32"
     return config.precision
 

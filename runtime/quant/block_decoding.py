@@ -71,7 +71,7 @@ def _nibbles_from_minimum(blocks: Array, scale: Array, minimum: Array, out: Arra
 
 
 @_compiled
-def _word(blocks: Array, b: int, start: int) -> int:
+def _word(blocks: Array, b: int, start: int) -> np.uint32:
     """Four bytes, the first one lowest."""
     word = np.uint32(0)
     for i in range(4):
@@ -111,7 +111,7 @@ def _bytes(blocks: Array, scale: Array, out: Array) -> None:
 
 
 @_compiled
-def _k_scale(blocks: Array, b: int, group: int) -> tuple[int, int]:
+def _k_scale(blocks: Array, b: int, group: int) -> tuple[np.int32, np.int32]:
     """The 6-bit scale and minimum of one of a K super-block's eight groups, from bytes 4 to 15.
 
     bytes 4..7: scales 0-3 and, in their top two bits, those of scales 4-7; bytes 8..11: minima likewise;
