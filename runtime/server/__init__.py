@@ -2,3 +2,7 @@
 
 Never generates anything itself: every request becomes one program with ops, sent through ``protocol.client.Client``.
 """
+
+from .app import create_app, serve
+
+__all__ = ["create_app", "serve"]

@@ -1,0 +1,53 @@
+import contextlib
+from collections.abc import Callable, Iterator
+
+import httpx
+import openai
+import pytest
+from phloem.runtime.server.app import create_app
+from phloem.tests.runtime.server.doubles import MODEL, ChatML, WordTokenizer, connected, live_server
+from phloem.tests.runtime.string_engine import StringEngine
+
+
+class Served:
+    """A live server over a string engine, and clients to it."""
+
+    def __init__(self, url: str, engine: StringEngine | None, api_key: str) -> None:
+        self.url = url
+        self.engine = engine
+        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=10.0)
+        self.http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {api_key}"}, timeout=10.0)
+
+    def close(self) -> None:
+        self.openai.close()
+        self.http.close()
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Callable[..., Served]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(engine: StringEngine | None = None, *, client: object = None, **options: object) -> Served:
+            if client is None:
+                engine = engine or StringEngine()
+                client = stack.enter_context(connected(engine))
+            app = create_app(client, WordTokenizer(), options.pop("template", ChatML()), model_name=MODEL, **options)
+            served = Served(stack.enter_context(live_server(app)), engine, str(options.get("api_key") or "none"))
+            stack.callback(served.close)
+            return served
+
+        yield start
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """``serve(engine)`` or ``serve(client=...)``: starts a server that lives as long as the test."""
+    with serving() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[Served]:
+    """A server for tests that only read."""
+    with serving() as start:
+        yield start()

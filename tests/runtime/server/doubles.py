@@ -1,0 +1,168 @@
+"""What the HTTP tests stand on: a small tokenizer and template for the string engine, scripted clients, a live server.
+
+Import it as ``phloem.tests.runtime.server.doubles``. Binds loopback only, on ports the system picks.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from phloem.runtime.protocol import errors, messages, ops
+from phloem.runtime.protocol.client import Client
+from phloem.runtime.transport import Router
+from phloem.tests.runtime.string_engine import CHATML, ROLE_IDS, SPECIAL_TEXT, StringEngine, piece_id, pieces_of
+
+MODEL = "string"
+_engine_ids = itertools.count()
+
+
+class WordTokenizer:
+    """The string engine's words as tokens. What it can decode is what it has encoded, and special tokens."""
+
+    vocab_size = 30100
+    add_bos = False
+    bos_id = None
+
+    def __init__(self) -> None:
+        self.token_bytes = [b""] * self.vocab_size
+        self._texts = dict(SPECIAL_TEXT)
+
+    def encode(self, text: str, *, special: bool = False, at_start: bool = False) -> list[int]:
+        if special:
+            names = {name: id_ for id_, name in SPECIAL_TEXT.items()}
+            return [names[part] for part in text.split(" ")]
+        for piece in pieces_of(text):
+            self._texts[piece_id(piece)] = piece
+        return [piece_id(piece) for piece in pieces_of(text)]
+
+    def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
+        return "".join(self._texts[i] for i in ids)
+
+
+class ChatML:
+    """The string engine's chat template."""
+
+    def render(
+        self, messages: list[dict[str, Any]], *, tools: None = None, add_generation_prompt: bool = True
+    ) -> list[str | tuple[int, ...]]:
+        parts: list[str | tuple[int, ...]] = []
+        for message in messages:
+            role = CHATML.roles[message["role"]]
+            parts += [role.prefix, message["content"], role.suffix]
+        if add_generation_prompt:
+            parts.append((1, ROLE_IDS["assistant"], 3))
+        return parts
+
+    def info(self) -> messages.TemplateInfo:
+        return CHATML
+
+
+class ScriptedClient:
+    """A client whose answers to a ``Submit`` are ``script(submit)``; records what is submitted and cancelled."""
+
+    def __init__(self, script: Callable[[messages.Submit], list[messages.RuntimeMessage]]) -> None:
+        self.welcome = messages.Welcome(
+            version=messages.PROTOCOL_VERSION,
+            model=MODEL,
+            model_path="",
+            context_len=4096,
+            vocab_size=30100,
+            vocab_hash="",
+            template=CHATML,
+            limits=messages.Limits(),
+        )
+        self.script = script
+        self.submits: list[messages.Submit] = []
+        self.cancelled: list[str] = []
+        self.handlers: dict[str, Callable[[messages.RuntimeMessage], None]] = {}
+
+    def submit(self, submit: messages.Submit, handler: Callable[[messages.RuntimeMessage], None]) -> None:
+        self.submits.append(submit)
+        self.handlers[submit.program] = handler
+        for message in self.script(submit):
+            handler(message)
+
+    def cancel(self, program: str, seq: int | None = None, op: int | None = None) -> None:
+        self.cancelled.append(program)
+
+    def query(self, what: str, timeout_s: float = 10.0) -> Any:
+        raise errors.EngineLost("the engine process ended")
+
+    @property
+    def gen(self) -> ops.Gen:
+        """The one Gen of the last submit."""
+        (gen,) = [op for op in self.submits[-1].ops if isinstance(op, ops.Gen)]
+        return gen
+
+
+def rejecting(error: errors.PhloemError) -> Callable[[messages.Submit], list[messages.RuntimeMessage]]:
+    return lambda submit: [messages.Rejected(program=submit.program, errors=[error.info()])]
+
+
+def failing(
+    error: errors.PhloemError, *, after: str = ""
+) -> Callable[[messages.Submit], list[messages.RuntimeMessage]]:
+    """Accepted, ``after`` streamed, and then the Gen fails."""
+
+    def script(submit: messages.Submit) -> list[messages.RuntimeMessage]:
+        (gen,) = [op.op for op in submit.ops if isinstance(op, ops.Gen)]
+        deltas = [messages.Delta(program=submit.program, op=gen, text=after)] if after else []
+        return [
+            messages.Accepted(program=submit.program),
+            *deltas,
+            messages.Failed(program=submit.program, op=gen, error=error.info(), partial=(after,)),
+            messages.Closed(program=submit.program, stats=messages.ProgramStats()),
+        ]
+
+    return script
+
+
+@contextlib.contextmanager
+def live_server(app: Any) -> Iterator[str]:
+    """``app`` behind uvicorn on a thread; gives its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        listener.close()
+
+
+def wait_until(holds: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < end, "it never came to hold"
+        time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def connected(engine: StringEngine) -> Iterator[Client]:
+    """A client of ``engine``, which runs on a thread behind the real transport."""
+    router = Router(f"inproc://string-engine-{next(_engine_ids)}", engine.welcome())
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.is_set():
+            router.send(engine.step(router.receive(0.0 if engine.has_work else 0.02)))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    client = Client(router.url)
+    try:
+        yield client
+    finally:
+        client.close()
+        is_over.set()
+        thread.join()
+        router.close()

@@ -1,0 +1,445 @@
+"""The whole server, through the openai client and raw HTTP, over the string engine."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+from phloem.runtime.protocol.ops import Gen
+from phloem.tests.runtime.server.doubles import wait_until
+from phloem.tests.runtime.string_engine import StringEngine
+
+HELLO = [{"role": "user", "content": "hello there"}]
+
+
+def numbered(prompt: str, op: Gen) -> list[str]:
+    return [f"one two three{index} END four" for index in range(op.n)]
+
+
+def sse(text: str) -> list[str]:
+    """The data of every event."""
+    assert text.endswith("\n\n")
+    return [block.removeprefix("data: ") for block in text.removesuffix("\n\n").split("\n\n")]
+
+
+# -- chat -------------------------------------------------------------------------------------------------------------
+
+
+def test_chat_renders_the_template_and_answers_with_usage(serve):
+    seen = []
+
+    def reply(prompt, op):
+        seen.append(prompt)
+        return "good day"
+
+    server = serve(StringEngine(reply=reply))
+    answer = server.openai.chat.completions.create(
+        model="string", messages=[{"role": "system", "content": "be kind"}, *HELLO]
+    )
+    assert seen == [
+        "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhello there<|im_end|>\n<|im_start|>assistant\n"
+    ]
+    assert answer.object == "chat.completion" and answer.model == "string" and answer.id.startswith("chatcmpl-")
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "good day", "stop")
+    assert answer.usage.completion_tokens == 2
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 2
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_an_assistants_answer_may_be_sent_back_as_it_came(serve):
+    server = serve()
+    answer = server.openai.chat.completions.create(model="string", messages=HELLO)
+    back = answer.choices[0].message.model_dump()
+    more = server.openai.chat.completions.create(model="string", messages=[*HELLO, back, *HELLO])
+    assert more.choices[0].message.content
+
+
+def test_a_stream_says_what_the_whole_answer_says(serve):
+    server = serve(StringEngine(reply=numbered))
+    ask = {"model": "string", "messages": HELLO, "n": 3, "stop": " END", "logprobs": True, "top_logprobs": 2}
+    whole = server.openai.chat.completions.create(**ask)
+    texts, reasons, logprobs, usage = ["", "", ""], {}, [[], [], []], None
+    for chunk in server.openai.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            logprobs[choice.index] += choice.logprobs.content if choice.logprobs else []
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    assert texts == [c.message.content for c in whole.choices] == [f"one two three{i}" for i in range(3)]
+    assert reasons == {c.index: c.finish_reason for c in whole.choices}
+    assert logprobs == [c.logprobs.content for c in whole.choices]
+    assert usage == whole.usage and usage.completion_tokens == 9
+
+
+def test_usage_is_streamed_only_when_asked_for(serve):
+    server = serve()
+    body = {"messages": HELLO, "stream": True}
+    plain = sse(server.http.post("/v1/chat/completions", json=body).text)
+    assert plain[-1] == "[DONE]" and not any("usage" in event for event in plain)
+    body["stream_options"] = {"include_usage": True}
+    *chunks, last, done = sse(server.http.post("/v1/chat/completions", json=body).text)
+    assert done == "[DONE]"
+    assert all(json.loads(chunk)["usage"] is None for chunk in chunks)
+    assert json.loads(last)["choices"] == [] and json.loads(last)["usage"]["completion_tokens"] == 3
+
+
+def test_chat_logprobs_carry_tokens_bytes_and_alternatives(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: "é è"))
+    answer = server.openai.chat.completions.create(model="string", messages=HELLO, logprobs=True, top_logprobs=2)
+    first, second = answer.choices[0].logprobs.content
+    assert (first.token, first.logprob, bytes(first.bytes).decode()) == ("é", -0.5, "é")
+    assert [t.token for t in second.top_logprobs] == [" è", "sap"]
+
+
+def test_sampling_fields_reach_the_engine(serve):
+    seen = []
+
+    def reply(prompt, op):
+        seen.append(op)
+        return "x"
+
+    server = serve(StringEngine(reply=reply))
+    extensions = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "min_tokens": 2, "stop_token_ids": [7]}
+    server.openai.chat.completions.create(
+        model="string",
+        messages=HELLO,
+        max_completion_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        frequency_penalty=0.1,
+        presence_penalty=0.2,
+        seed=11,
+        stop=["a", "b"],
+        logit_bias={"5": -3},
+        user="someone",
+        metadata={"a": "b"},
+        store=False,
+        extra_body={**extensions, "ignore_eos": False},
+    )
+    params = seen[0].params
+    assert (params.max_tokens, params.temperature, params.top_p, params.seed) == (9, 0.5, 0.9, 11)
+    assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.1, 0.2, 1.5)
+    assert (params.top_k, params.min_p, params.min_tokens, params.stop) == (5, 0.1, 2, ("a", "b"))
+    assert params.stop_token_ids == (7, 2), "the template's end of turn stops a chat too"
+    assert params.logit_bias == {5: -3.0}
+
+
+def test_without_max_tokens_a_chat_may_fill_the_context_and_ignore_eos_goes_on(serve):
+    seen = []
+
+    def reply(prompt, op):
+        seen.append(op.params)
+        return "x"
+
+    server = serve(StringEngine(reply=reply, context_len=100))
+    server.http.post("/v1/chat/completions", json={"messages": HELLO})
+    server.http.post("/v1/chat/completions", json={"messages": HELLO, "ignore_eos": True, "max_tokens": 5})
+    assert (seen[0].max_tokens, seen[1].max_tokens) == (100, 5)
+    assert seen[1].ignore_eos and seen[1].stop_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        ({"regex": "[a-z]+"}, "regex", "[a-z]+"),
+        ({"ebnf": 'root ::= "x"'}, "ebnf", 'root ::= "x"'),
+        ({"json_schema": {"type": "integer"}}, "json_schema", '{"type": "integer"}'),
+        ({"json_schema": '{"type": "integer"}'}, "json_schema", '{"type": "integer"}'),
+        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}'),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}},
+            "json_schema",
+            '{"type": "null"}',
+        ),
+    ],
+)
+def test_grammars_reach_the_engine(serve, fields, kind, text):
+    seen = []
+
+    def reply(prompt, op):
+        seen.append(op.grammar)
+        return "{}"
+
+    server = serve(StringEngine(reply=reply))
+    assert server.http.post("/v1/chat/completions", json={"messages": HELLO, **fields}).status_code == 200
+    assert (seen[0].kind, seen[0].text) == (kind, text)
+
+
+def test_response_format_text_is_no_grammar(serve):
+    seen = []
+
+    def reply(prompt, op):
+        seen.append(op.grammar)
+        return "x"
+
+    server = serve(StringEngine(reply=reply))
+    server.openai.chat.completions.create(model="string", messages=HELLO, response_format={"type": "text"})
+    assert seen == [None]
+
+
+# -- completions ------------------------------------------------------------------------------------------------------
+
+
+def test_completions_take_text_lists_and_token_ids(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: f"<{prompt}>"))
+
+    def texts(prompt, **more):
+        answer = server.openai.completions.create(model="string", prompt=prompt, **more)
+        return [(choice.index, choice.text) for choice in answer.choices]
+
+    assert texts("a b") == [(0, "<a b>")]
+    assert texts(["a", "b"], n=2) == [(0, "<a>"), (1, "<a>"), (2, "<b>"), (3, "<b>")]
+    assert texts([1, 12]) == [(0, "<<|im_start|>user>")]
+    assert texts([[1], [2]]) == [(0, "<<|im_start|>>"), (1, "<<|im_end|>>")]
+    assert texts("<|im_end|> user", extra_body={"parse_special": True}) == [(0, "<<|im_end|>user>")]
+
+
+def test_completions_stream_every_prompt(serve):
+    server = serve(StringEngine(reply=numbered))
+    ask = {"model": "string", "prompt": ["a", "b"], "n": 2, "stop": [" END"]}
+    whole = server.openai.completions.create(**ask)
+    texts, reasons = [""] * 4, [None] * 4
+    for chunk in server.openai.completions.create(**ask, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert texts == [c.text for c in whole.choices]
+    assert reasons == ["stop"] * 4
+    assert whole.usage.completion_tokens == 12
+
+
+def test_completion_defaults_to_sixteen_tokens_and_says_length(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: "w " * 40))
+    answer = server.openai.completions.create(model="string", prompt="a")
+    assert answer.usage.completion_tokens == 16
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_echo_puts_the_prompt_first(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: " end"))
+    ask = {"model": "string", "prompt": ["a b", "c"], "echo": True}
+    assert [c.text for c in server.openai.completions.create(**ask).choices] == ["a b end", "c end"]
+    texts = ["", ""]
+    for chunk in server.openai.completions.create(**ask, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == ["a b end", "c end"]
+
+
+def test_completion_logprobs_line_up_with_the_text(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: "one two three"))
+    ask = {"model": "string", "prompt": "a", "logprobs": 2}
+    whole = server.openai.completions.create(**ask).choices[0]
+    assert whole.logprobs.tokens == ["one", " two", " three"]
+    assert whole.logprobs.text_offset == [0, 3, 7]
+    assert whole.logprobs.token_logprobs == [-0.5] * 3
+    assert list(whole.logprobs.top_logprobs[0]) == ["one", "sap"]
+    tokens, offsets = [], []
+    for chunk in server.openai.completions.create(**ask, stream=True):
+        for choice in chunk.choices:
+            if choice.logprobs:
+                tokens += choice.logprobs.tokens
+                offsets += choice.logprobs.text_offset
+    assert (tokens, offsets) == (whole.logprobs.tokens, whole.logprobs.text_offset)
+
+
+# -- many, slow and vanishing clients ---------------------------------------------------------------------------------
+
+
+def test_sixty_four_requests_at_once_each_get_their_own_answer(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: f"said {prompt} " + "on " * 20))
+
+    async def one(client: httpx.AsyncClient, i: int) -> str:
+        body = {"prompt": f"p{i}", "max_tokens": 64, "stream": i % 2 == 0}
+        response = await client.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        if not body["stream"]:
+            return response.json()["choices"][0]["text"]
+        events = [json.loads(event) for event in sse(response.text)[:-1]]
+        return "".join(event["choices"][0]["text"] for event in events)
+
+    async def all_of_them() -> list[str]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=20.0) as client:
+            return await asyncio.gather(*(one(client, i) for i in range(64)))
+
+    threads = threading.active_count()
+    texts = asyncio.run(all_of_them())
+    assert texts == [f"said p{i} " + "on " * 20 for i in range(64)]
+    assert threading.active_count() <= threads + 1, "no thread per request"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_cancels_its_program_at_once(serve, stream):
+    engine = StringEngine(reply=lambda prompt, op: "w " * 100_000, step_s=0.002)
+    server = serve(engine)
+    body = json.dumps({"prompt": "a", "max_tokens": 90_000, "stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
+        client.sendall(head.encode() + b"\r\n\r\n" + body)
+        wait_until(lambda: bool(engine.programs))
+        if stream:
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    wait_until(lambda: not engine.programs, timeout_s=2.0)
+    assert server.http.get("/server_info").json()["server"]["requests_in_flight"] == 0
+
+
+def test_a_slow_reader_holds_nobody_up_and_misses_nothing(serve):
+    text = "".join(f"word{i} " for i in range(20_000))
+    server = serve(StringEngine(reply=lambda prompt, op: text if prompt == "long" else "short", context_len=100_000))
+    body = json.dumps({"prompt": "long", "max_tokens": 50_000, "stream": True}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        slow.sendall(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+        start = time.monotonic()
+        for _ in range(3):
+            assert server.openai.completions.create(model="string", prompt="a").choices[0].text == "short"
+        assert time.monotonic() - start < 3.0
+        wait_until(lambda: not server.engine.programs, timeout_s=10.0)  # the engine does not wait for the reader
+        received = bytearray()
+        while part := slow.recv(1 << 20):
+            received += part
+    lines = [line[6:] for line in received.split(b"\n") if line.startswith(b"data: {")]
+    assert "".join(json.loads(line)["choices"][0]["text"] for line in lines) == text
+
+
+def test_a_deadline_ends_in_504(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: "w " * 10_000, step_s=0.005))
+    body = {"prompt": "a", "max_tokens": 10_000, "deadline_s": 0.05}
+    response = server.http.post("/v1/completions", json=body)
+    assert response.status_code == 504
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+
+
+def test_a_failure_in_mid_stream_is_an_event_and_the_openai_client_raises_it(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: "w " * 10_000, step_s=0.005))
+    ask = {"model": "string", "prompt": "a", "max_tokens": 10_000, "stream": True}
+    with pytest.raises(openai.APIError, match="deadline"):
+        for _ in server.openai.completions.create(**ask, extra_body={"deadline_s": 0.1}):
+            pass
+
+
+# -- models, operators ------------------------------------------------------------------------------------------------
+
+
+def test_models_are_listed_and_found(serve):
+    server = serve()
+    assert [model.id for model in server.openai.models.list()] == ["string"]
+    assert server.openai.models.retrieve("string").owned_by == "phloem"
+    with pytest.raises(openai.NotFoundError, match="'other' is not served here; this server has 'string'"):
+        server.openai.models.retrieve("other")
+
+
+def test_health_info_cache_and_metrics_answer(serve):
+    server = serve()
+    server.openai.completions.create(model="string", prompt="a b")
+    assert server.http.get("/health").json() == {"status": "ok"}
+    assert server.http.get("/get_model_info").json()["max_context_length"] == 4096
+    assert server.http.get("/server_info").json()["engine"]["model"] == "string"
+    assert server.http.post("/flush_cache").json() == {"flushed": 0}
+    assert server.http.get("/flush_cache").status_code == 405
+    assert server.http.get("/cache_tree").json()["num_slots"] == 0
+    text = server.http.get("/metrics").text
+    assert "phloem_engine_generated_tokens 3.0" in text and "phloem_engine_up 1.0" in text
+    assert 'phloem_http_responses_total{route="/v1/completions",status="200"} 1.0' in text
+    assert "phloem_http_completion_tokens_total 3.0" in text
+    assert "phloem_http_generation_seconds_count 1.0" in text
+
+
+# -- /generate --------------------------------------------------------------------------------------------------------
+
+
+def test_generate_answers_in_its_own_shape(serve):
+    server = serve(StringEngine(reply=numbered))
+    body = {"text": "a b", "sampling_params": {"max_new_tokens": 8, "stop": " END"}, "rid": "mine"}
+    answer = server.http.post("/generate", json=body).json()
+    assert answer["text"] == "one two three0" and len(answer["output_ids"]) == 3
+    info = answer["meta_info"]
+    assert info["finish_reason"] == {"type": "stop", "matched": " END"}
+    assert (info["id"], info["prompt_tokens"], info["completion_tokens"], info["cached_tokens"]) == ("mine", 2, 3, 0)
+    body["sampling_params"] = {"max_new_tokens": 2}
+    assert server.http.post("/generate", json=body).json()["meta_info"]["finish_reason"] == {
+        "type": "length",
+        "length": 2,
+    }
+
+
+def test_generate_takes_batches_candidates_and_token_ids(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: prompt.upper()))
+
+    def texts(**body):
+        return [answer["text"] for answer in server.http.post("/generate", json=body).json()]
+
+    assert texts(text=["a", "b"]) == ["A", "B"]
+    assert texts(input_ids=[[12], [13]]) == ["USER", "ASSISTANT"]
+    assert texts(text="a", sampling_params={"n": 2}) == ["A", "A"]
+    assert texts(text=["a b", "b"], sampling_params=[{"max_new_tokens": 1}, {"n": 2}]) == ["A", "B", "B"]
+    assert server.http.post("/generate", json={"input_ids": [12]}).json()["text"] == "USER"
+
+
+def test_generate_streams_the_text_so_far(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: "one two three"))
+    *events, done = sse(server.http.post("/generate", json={"text": "a", "stream": True}).text)
+    assert done == "[DONE]"
+    texts = [json.loads(event)["text"] for event in events]
+    assert texts == ["one", "one two", "one two three", "one two three"]
+    assert json.loads(events[0])["meta_info"]["finish_reason"] is None
+    assert json.loads(events[-1])["meta_info"]["finish_reason"] == {"type": "stop", "matched": None}
+
+
+def test_generate_returns_logprobs(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: "one two"))
+    body = {"text": "a", "return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    info = server.http.post("/generate", json=body).json()["meta_info"]
+    assert [(lp, text) for lp, _, text in info["output_token_logprobs"]] == [(-0.5, "one"), (-0.5, " two")]
+    assert [len(top) for top in info["output_top_logprobs"]] == [2, 2]
+    del body["return_text_in_logprobs"]
+    info = server.http.post("/generate", json=body).json()["meta_info"]
+    assert [text for _, _, text in info["output_token_logprobs"]] == [None, None]
+
+
+# -- who may come in --------------------------------------------------------------------------------------------------
+
+
+def test_an_api_key_is_asked_for_everywhere_but_at_health(serve):
+    server = serve(api_key="secret")
+    assert server.openai.completions.create(model="string", prompt="a").choices
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    for path in ("/v1/models", "/metrics", "/cache_tree"):
+        answer = httpx.get(f"{server.url}{path}", headers={"authorization": "Bearer wrong"})
+        assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_a_foreign_host_name_gets_nothing_from_a_loopback_server(serve):
+    server = serve(hosts=("localhost", "127.0.0.1", "[::1]"))
+    assert server.http.get("/v1/models").status_code == 200
+    assert server.http.get("/v1/models", headers={"host": "LOCALHOST:80"}).status_code == 200
+    answer = server.http.get("/v1/models", headers={"host": "evil.example:80"})
+    assert answer.status_code == 403 and "evil.example" in answer.json()["error"]["message"]
+
+
+def test_cors_is_off_until_an_origin_is_named(serve):
+    origin = {"origin": "https://page.example"}
+    assert "access-control-allow-origin" not in serve().http.get("/v1/models", headers=origin).headers
+    server = serve(cors_origins=("https://page.example",), api_key="secret")
+    assert server.http.get("/v1/models", headers=origin).headers["access-control-allow-origin"] == origin["origin"]
+    preflight = {**origin, "access-control-request-method": "POST"}
+    assert httpx.options(f"{server.url}/v1/completions", headers=preflight).status_code == 200
+
+
+def test_requests_from_many_threads_of_the_openai_client(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: prompt[::-1]))
+
+    def one(i: int) -> str:
+        return server.openai.completions.create(model="string", prompt=f"{i}x").choices[0].text
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(one, range(32))) == [f"{i}x"[::-1] for i in range(32)]

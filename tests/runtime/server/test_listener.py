@@ -1,0 +1,39 @@
+"""The listening socket: what is wrong with an address is said in one line that names it and the option."""
+
+import socket
+
+import pytest
+from phloem.runtime.protocol.errors import InvalidRequest
+from phloem.runtime.server.listener import is_loopback, listen, url_of
+
+
+def test_a_free_port_is_taken_at_once():
+    with listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        assert url_of(first) == f"http://127.0.0.1:{port}"
+        assert is_loopback(first)
+        with pytest.raises(InvalidRequest, match=rf"port {port} on 127\.0\.0\.1 is in use .*--port"):
+            listen("127.0.0.1", port)
+
+
+def test_a_port_is_free_again_right_after_its_server_has_ended():
+    with listen("127.0.0.1", 0) as first:
+        address = first.getsockname()
+        with socket.create_connection(address) as client:
+            accepted, _ = first.accept()
+            accepted.close()  # our side closes first: the port lingers in TIME_WAIT
+            assert client.recv(1) == b""
+    listen(*address).close()
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "message"),
+    [
+        ("127.0.0.1", 70000, "port 70000 is not between 0 and 65535"),
+        ("192.0.2.1", 8000, r"192\.0\.2\.1 is no address of this machine; change --host"),
+        ("no host", 8000, "host 'no host' is unknown here .* change --host"),
+    ],
+)
+def test_a_bad_address_is_named(host, port, message):
+    with pytest.raises(InvalidRequest, match=message):
+        listen(host, port)
