@@ -111,9 +111,6 @@ class Arrays:
                     if not self.values.satisfiable(self.formulas.conjunction(asked)):
                         return False
                 return True
-        must, _ = self._plan((formula,))
-        if not self.values.satisfiable(must):
-            return False
         asked = sorted({self._asked(leaf) for _, leaf in self.formulas.leaves(formula)} - {TRUE, FALSE})
         for chosen in range((1 << len(asked)) - 1, -1, -1):
             true = {a for i, a in enumerate(asked) if chosen >> i & 1}
@@ -152,10 +149,17 @@ class Arrays:
         """The weakest schema for the next item that leaves ``must`` within reach."""
         formulas = self.formulas
         asked = sorted({self._asked(leaf) for _, leaf in formulas.leaves(must)} - {TRUE, FALSE})
-        clauses = formulas.clauses(must)
-        if all(sign and formulas.nodes[p][1][0] != "contains" for clause in clauses for p, sign in clause):
+        signs = formulas.polarities(must)
+        wanted = {self._asked(formulas.nodes[p][1]) for p, sign in signs if sign}
+        refused = {self._asked(formulas.nodes[p][1]) for p, sign in signs if not sign}
+        is_bounded = any(formulas.nodes[p][1][0] == "contains" and formulas.nodes[p][1][3] >= 0 for p, _ in signs)
+        if not is_bounded and not (wanted & refused) - {TRUE, FALSE}:
+            worst = refused - wanted
+            if self.alive(self._step(must, lambda a: a == TRUE or (a in worst and a != FALSE))):
+                return TRUE  # alive even if every answer is the worse one
+        if all(sign and formulas.nodes[p][1][0] != "contains" for p, sign in signs):
             parts = []
-            for clause in clauses:
+            for clause in formulas.clauses(must):
                 whole = formulas.conjunction([p for p, _ in clause])
                 if self.alive(self._step(whole, lambda a: True)):
                     parts.append(formulas.conjunction([self._asked(formulas.nodes[p][1]) for p, _ in clause]))

@@ -64,16 +64,9 @@ class Document:
         self.resources.setdefault("", Place(root, "#", self._base_of(root, "")))
         self.root_place = Place(root, "#", self._base_of(root, ""), (self._base_of(root, ""),) if self.dynamic else ())
 
-    @staticmethod
-    def _id(schema: Json) -> str | None:
-        if isinstance(schema, dict):
-            for key in ("$id", "id"):
-                found = schema.get(key)
-                if isinstance(found, str) and (
-                    key == "$id" or "type" not in schema or ":" in found or found[:1] == "#"
-                ):
-                    return found
-        return None
+    def _id(self, schema: Json) -> str | None:
+        found = schema.get("id" if self.is_draft4 else "$id") if isinstance(schema, dict) else None
+        return found if isinstance(found, str) else None
 
     def _base_of(self, schema: Json, base: str) -> str:
         found = self._id(schema)

@@ -430,7 +430,7 @@ class Expressions:
         """Whether any text is in the language. Free for plain expressions; a search for ``and`` and ``not``."""
         if expr == NOTHING:
             return False
-        if self.is_plain[expr] or self.nullable[expr]:
+        if self.is_plain[expr] or self.nullable[expr] or self._can_reach_multiple(expr):
             return True
         known = self._alive.get(expr)
         if known is not None:
@@ -457,6 +457,24 @@ class Expressions:
         for at in queue:
             self._alive[at] = False
         return False
+
+    def _can_reach_multiple(self, expr: int) -> bool:
+        """Whether free digits follow that can complete a multiple: arithmetic where a search would try them all."""
+        node = self.nodes[expr]
+        if node[0] != "and" or len(node) != 3:
+            return False
+        first, second = node[1], node[2]
+        if self.nodes[first][0] != "multiple":
+            first, second = second, first
+        if self.nodes[first][0] != "multiple" or not self.nullable[second]:
+            return False
+        if any(self.derive(second, digit) != second for digit in range(0x30, 0x3A)):
+            return False
+        _, modulus, scale, remainder, fraction = self.nodes[first]
+        if fraction < 0:
+            return True
+        room = 10 ** (scale - fraction)
+        return -remainder * room % modulus < room
 
     def _available_in(self, lo: int, hi: int) -> int:
         bits = self.available >> lo & ((1 << hi - lo) - 1)

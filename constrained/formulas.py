@@ -163,6 +163,53 @@ class Formulas:
             self._clauses[formula] = found
         return found
 
+    def some_clause(self, formula: int, holds: Callable[[tuple[Literal, ...]], bool], *, fuel: int = 4096) -> bool:
+        """Whether ``holds`` is true of any clause; they are made one by one, so the first to hold ends the search."""
+        budget = [fuel]
+
+        def search(todo: tuple[int, ...], chosen: dict[int, bool]) -> bool:
+            while todo:
+                at, todo = todo[0], todo[1:]
+                node = self.nodes[at]
+                if node[0] == "and":
+                    single = [p for p in node[1:] if self.nodes[p][0] != "or"]
+                    todo = (*single, *todo, *[p for p in node[1:] if self.nodes[p][0] == "or"])
+                    continue
+                if node[0] == "or":
+                    options = node[1:]
+                    if any(chosen.get(leaf) == sign for leaf, sign in map(self._literal, options)):
+                        continue  # one of them is chosen already
+                    return any(search((p, *todo), dict(chosen)) for p in options)
+                leaf, sign = (at, True) if node[0] == "leaf" else (node[1], False)
+                if chosen.setdefault(leaf, sign) != sign:
+                    return False
+            budget[0] -= 1
+            if budget[0] < 0:
+                raise GrammarTooComplex(f"the schema's alternatives multiply to more than {fuel} cases")
+            return holds(tuple(sorted(chosen.items())))
+
+        return search((formula,), {})
+
+    def _literal(self, formula: int) -> Literal:
+        node = self.nodes[formula]
+        return (node[1], False) if node[0] == "not" else (formula, True)
+
+    def polarities(self, formula: int) -> list[Literal]:
+        """Every leaf of the formula with the signs it appears under."""
+        found: dict[Literal, None] = {}
+        stack, seen = [formula], set()
+        while stack:
+            at = stack.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            node = self.nodes[at]
+            if node[0] in ("and", "or"):
+                stack.extend(node[1:])
+            else:
+                found[(at, True) if node[0] == "leaf" else (node[1], False)] = None
+        return list(found)
+
     def positive_clause(self, formula: int) -> tuple[int, ...] | None:
         """The leaves of a plain conjunction of leaves; None for anything else."""
         node = self.nodes[formula]

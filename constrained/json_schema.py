@@ -395,8 +395,8 @@ class _Reader:
         integer = "integer" in types and "number" not in types
         low, high = _number_bounds(schema)
         if "multipleOf" in schema:
-            expr = numbers.multiple_of(Decimal(schema["multipleOf"]))
-            if low is not None or high is not None or integer:
+            expr = numbers.multiple_of(Decimal(schema["multipleOf"]), integer=integer)
+            if low is not None or high is not None:
                 expr = self.schemas.ex.intersect(expr, numbers.between(low, high, integer=integer))
             return self.formulas.leaf("number", expr)
         if low is not None or high is not None:

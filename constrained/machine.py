@@ -27,7 +27,6 @@ MAX_INDENT = 40
 # White space automata (0: none): what may stand at one place. FLEXIBLE: one space, or a line end and its indent.
 COMPACT, FLEXIBLE = 0, 1
 _SPACE_STATES = 5 + MAX_INDENT
-MISS_CAPACITY = 1 << 17
 
 
 def _space_automaton() -> np.ndarray:
@@ -49,7 +48,6 @@ class Machine:
         self.max_states = max_states
         self.hard_limit = 4 * max_states
         self.num_states = 0
-        self._capacity = 0
         self._fills: list[Fill | None] = []
         self._states: dict[Hashable, int] = {}
         self._frames: dict[Hashable, int] = {}
@@ -65,7 +63,16 @@ class Machine:
         self._result_bits: list[int] = []
         self._missing = np.array([not b for b in vocabulary.has_byte])
         self._any_missing = bool(self._missing.any())
-        self._grow_states(1024)
+        # Sized for the hard limit at once: untouched pages cost nothing, and growing would copy.
+        for slot, dtype in (
+            (walk.ENDS, np.int32),  # result + 1, 0 for none
+            (walk.FINAL, np.uint8),
+            (walk.SPACE, np.uint8),
+            (walk.LOCAL, np.int32),
+            (walk.COUNTED, np.uint8),
+        ):
+            self._set(slot, np.zeros(self.hard_limit, dtype))
+        self._set(walk.DELTA, np.zeros((self.hard_limit, 256), np.int32))
         self._set(walk.ACT_FRAME, np.zeros(256, np.int32))
         self._set(walk.ACT_STATE, np.zeros(256, np.int32))
         self._set(walk.FRAME_FILTER, np.full(256, -1, np.int64))
@@ -86,7 +93,9 @@ class Machine:
         self._set(walk.TOKEN_OFFSETS, vocabulary.token_offsets)
         depth = vocabulary.trie.max_depth + 2
         self._walk_stacks = tuple(np.zeros(depth, np.int64) for _ in range(3))
-        self._misses = np.zeros((256, 7), np.int64)
+        self._misses = [np.zeros((256, 4), np.int64), np.zeros((256, 4), np.int64)]  # one is read, one is written
+        self._turn = 0
+        self._wanted = np.zeros((256, 3), np.int64)
         self._first = np.zeros((1, 4), np.int64)
         self._first[0, 0] = -1
         self._tries: dict[int, tuple[Trie, np.ndarray]] = {}
@@ -126,23 +135,6 @@ class Machine:
         new[: len(old)] = old
         self._set(slot, new)
 
-    def _grow_states(self, capacity: int) -> None:
-        self._capacity = capacity
-        kinds = {
-            walk.DELTA: (np.int32, -1, (256,)),
-            walk.ENDS: (np.int32, -1, ()),
-            walk.FINAL: (np.uint8, 0, ()),
-            walk.SPACE: (np.uint8, 0, ()),
-            walk.LOCAL: (np.int32, 0, ()),
-            walk.COUNTED: (np.uint8, 0, ()),
-        }
-        for slot, (dtype, fill, shape) in kinds.items():
-            new = np.full((capacity, *shape), fill, dtype)
-            if slot in self._arrays:
-                old = self._arrays[slot]
-                new[: len(old)] = old
-            self._set(slot, new)
-
     def add_state(
         self,
         fill: Fill | None,
@@ -164,15 +156,13 @@ class Machine:
         state = self.num_states
         if state >= self.hard_limit:
             raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
-        if state >= self._capacity:
-            self._grow_states(2 * self._capacity)
         self.num_states += 1
         self._fills.append(fill)
         arrays = self._arrays
         if fill is None:
-            arrays[walk.DELTA][state] = 0
+            arrays[walk.DELTA][state] = walk.REFUSED
         if ends >= 0:
-            arrays[walk.ENDS][state] = ends
+            arrays[walk.ENDS][state] = ends + 1
         if final:
             arrays[walk.FINAL][state] = 1
         if space:
@@ -242,17 +232,17 @@ class Machine:
         row = self._arrays[walk.DELTA][state]
         if row[0] == walk.UNKNOWN:
             fill = self._fills[state]
-            fresh = np.zeros(256, np.int32)
             assert fill is not None
+            fresh = np.zeros(256, np.int32)
             fill(fresh)
             if self._any_missing:
                 fresh[self._missing] = 0
-            row = self._arrays[walk.DELTA][state]  # filling may have grown the table
+            fresh[fresh == 0] = walk.REFUSED
             row[:] = fresh
         return row
 
     def after(self, frame: int, result: int) -> int:
-        """The state in which ``frame`` goes on after a value that ended with ``result``."""
+        """Where ``frame`` goes on after a value that ended with ``result``: a state, or a push in the frame's stead."""
         key = frame << 32 | result
         keys, values = self._arrays[walk.HASH_KEYS], self._arrays[walk.HASH_VALUES]
         mask = int(self._control[walk.HASH_MASK])
@@ -422,11 +412,13 @@ class Machine:
                     if state in self.accepting:
                         found = True
                         break
-                    result = int(self._arrays[walk.ENDS][state])
+                    result = int(self._arrays[walk.ENDS][state]) - 1
                     if result < 0 or stack == 0 or (aux and self._arrays[walk.SPACE][state]):
                         break
                     state = self.after(self.stack_frames[stack], result)
                     stack = self.stack_parents[stack]
+                    if state >= PUSH:
+                        break  # the frame goes on
                 self._may_end[config] = found
         return found
 
@@ -534,32 +526,27 @@ class Machine:
         pending = self._first
         pending[0, 1], pending[0, 2], pending[0, 3] = state, aux, stack
         num_pending = 1
-        lowest = 1 << 40
         while True:
-            count = walk.walk_trie(control, trie, pending, num_pending, self._misses, *self._walk_stacks)
+            out = self._misses[self._turn]
+            count, num_wanted = walk.walk_trie(
+                control, trie, pending, num_pending, out, self._wanted, *self._walk_stacks
+            )
             if count < 0:
-                self._misses = np.zeros((4 * len(self._misses), 7), np.int64)
+                self._misses[self._turn] = np.zeros((4 * len(out), 4), np.int64)
                 continue
             if count == 0:
                 break
-            misses = self._misses[:count]
-            wanted = set(map(tuple, misses[:, 4:7].tolist()))
-            scratch = int(control[walk.SCRATCH])
-            lowest = int(control[walk.LOWEST])
-            for kind, a, b in wanted:
+            scratch, lowest = control[walk.SCRATCH], control[walk.LOWEST]
+            for kind, a, b in self._wanted[:num_wanted].tolist():
                 if kind == walk.MISS_ROW:
                     self.row(a)
                 elif kind == walk.MISS_AFTER:
                     self.after(a, b)
                 else:
                     raise GrammarTooComplex("one token opens too many nested values")
-            control[walk.SCRATCH] = scratch
-            control[walk.LOWEST] = lowest
-            control[walk.MASK] = mask.ctypes.data
-            pending = misses[:, :4].copy()
-            num_pending = count
-            if count < len(self._misses) // 2 or len(self._misses) < MISS_CAPACITY:
-                self._misses = np.zeros_like(self._misses)
+            control[walk.SCRATCH], control[walk.LOWEST], control[walk.MASK] = scratch, lowest, mask.ctypes.data
+            pending, num_pending = out, count
+            self._turn ^= 1
         lowest = int(control[walk.LOWEST])
         depth = max(0, self.stack_depths[stack] - lowest + 1) if lowest < 1 << 40 else 0
         return mask, depth

@@ -6,6 +6,7 @@ A bounded number is spelled without an exponent; trailing zeros after the point 
 
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from math import gcd
 
 from .expressions import EMPTY, NOTHING, Expressions
 from .spec import GrammarError
@@ -62,7 +63,7 @@ class Numbers:
         bound = Bound(value, True)
         return self.between(bound, bound)
 
-    def multiple_of(self, step: Decimal, *, where: str = "") -> int:
+    def multiple_of(self, step: Decimal, *, integer: bool = False, where: str = "") -> int:
         if step <= 0:
             raise GrammarError(f"multipleOf must be above 0, not {step}", where=where)
         _, digits, exponent = step.as_tuple()
@@ -74,9 +75,12 @@ class Numbers:
             modulus, scale = modulus // 10, scale - 1
         if modulus > 10**15 or scale > 30:
             raise GrammarError(f"multipleOf {step} has too many digits", where=where)
+        if integer:  # the whole multiples of a / b in lowest terms are those of a
+            modulus, scale = modulus // gcd(modulus, 10**scale), 0
         if modulus == 1 and scale == 0:
             return self.plain_integer
-        return self.ex.intersect(self.plain, self.ex.multiple_of(modulus, scale))
+        well_formed = self.plain_integer if integer else self.plain
+        return self.ex.intersect(well_formed, self.ex.multiple_of(modulus, scale))
 
     def between(self, low: Bound | None, high: Bound | None, *, integer: bool = False, where: str = "") -> int:
         """Plain spellings of the numbers between the bounds."""

@@ -67,6 +67,7 @@ class Objects:
         self._demands: dict[tuple[Context, int], tuple[int, tuple[int, ...]]] = {}
         self._classes: dict[Shape, tuple[int, ...]] = {}
         self._tries: dict[tuple[Shape, bool], _NameTrie] = {}
+        self._beginnings: dict[Context, int] = {}
         self._clause_alive: dict[tuple, bool] = {}
 
     # -- formulas -------------------------------------------------------------------------------------------------
@@ -200,7 +201,7 @@ class Objects:
             return True
         key = ("object", shape, seen, formula)
         return self.values.prove(
-            key, lambda: any(self._clause_is_alive(shape, seen, c) for c in self.formulas.clauses(formula))
+            key, lambda: self.formulas.some_clause(formula, lambda c: self._clause_is_alive(shape, seen, c))
         )
 
     def _other_classes(self, shape: Shape) -> tuple[int, ...]:
@@ -331,12 +332,18 @@ class Objects:
             demand = formulas.conjunction(certain) if self._alive(shape, seen, after) else FALSE
             observed = asked_by(*context.formulas[1:]) - certain
         else:
-            clauses = formulas.clauses(must)
             asked = sorted(asked_by(must))
             observed = asked_by(*context.formulas)
             parts = []
-            if all(sign or formulas.nodes[p][1][0] != "props" for clause in clauses for p, sign in clause):
-                for clause in clauses:
+            signs = formulas.polarities(must)
+            wanted = {self._asked(formulas.nodes[p][1], shape, cls) for p, sign in signs if sign}
+            refused = {self._asked(formulas.nodes[p][1], shape, cls) for p, sign in signs if not sign}
+            if self._alive(shape, seen, self._step(must, shape, cls, refused - wanted)) and not (
+                (wanted & refused) - {TRUE, FALSE}
+            ):
+                demand = TRUE  # alive even if every answer is the worse one
+            elif all(sign or formulas.nodes[p][1][0] != "props" for p, sign in signs):
+                for clause in formulas.clauses(must):
                     whole = formulas.conjunction([p if sign else formulas.negation(p) for p, sign in clause])
                     if self._alive(shape, seen, self._step(whole, shape, cls, None)):
                         parts.append(formulas.conjunction(asked_by(whole)))
@@ -443,19 +450,21 @@ class Objects:
 
     def _begin_name(self, context: Context) -> int:
         """The row code of the quote before a name; 0 if the object has to close."""
+        found = self._beginnings.get(context)
+        if found is None:
+            found = self._beginnings[context] = self._make_beginning(context)
+        return found
+
+    def _make_beginning(self, context: Context) -> int:
         names, others = self._allowed(context)
         if not names and not others:
             return 0
-        machine, values = self.values.machine, self.values
-        shape = context.shape
+        machine, shape = self.values.machine, context.shape
         if shape.patterns:
             return self._begin_patterned(context, names, others)
         trie = self._trie(shape)
         filter_at = trie.filter(names, bool(others))
-        frame = machine.frame(
-            ("name", values.style, context),
-            lambda: machine.add_frame(lambda result: self._colon(context, result, names, others), filter_at=filter_at),
-        )
+        frame = machine.add_frame(lambda result: self._colon(context, result, names, others), filter_at=filter_at)
         return machine.push(frame, trie.start)
 
     def _trie(self, shape: Shape) -> "_NameTrie":
@@ -490,26 +499,23 @@ class Objects:
                 cls = len(words) + pattern_bits if pattern_bits else 0
             return self._colon(context, cls, names, others)
 
-        frame = machine.frame(("name", values.style, context), lambda: machine.add_frame(returns))
+        frame = machine.add_frame(returns)
         return machine.push(frame, values.scalars.key(must, observers))
 
     def _colon(self, context: Context, cls: int, names: int, others: tuple[int, ...]) -> int:
-        """The state after a name's closing quote."""
+        """The row code after a name's closing quote."""
         allowed = names >> (cls - 1) & 1 if 1 <= cls <= len(context.shape.names) else cls in others
         if not allowed:
             return 0
         machine, values = self.values.machine, self.values
-        key = ("colon", values.style, context, cls)
+        must, observed = self._demand(context, cls)
+        frame = machine.add_frame(lambda result: self._after(context, cls, observed, result))
 
         def fill(row: np.ndarray) -> None:
-            must, observed = self._demand(context, cls)
-            frame = machine.frame(
-                ("property", values.style, context, cls),
-                lambda: machine.add_frame(lambda result: self._after(context, cls, observed, result)),
-            )
-            row[ord(":")] = machine.push(frame, values.value(must, observed))
+            row[ord(":")] = values.value(must, observed)
 
-        return machine.state(key, lambda: machine.add_state(fill, space=values.space))
+        key = ("colon", values.style, must, observed)  # the same in every object; what differs is the frame
+        return machine.push(frame, machine.state(key, lambda: machine.add_state(fill, space=values.space)))
 
     def _after(self, context: Context, cls: int, observed: tuple[int, ...], result: int) -> int:
         """The state after a property's value."""
@@ -565,7 +571,7 @@ class _NameTrie:
                 child = node[1].get(byte)
                 if child is None:
                     child = node[1][byte] = len(self._nodes)
-                    beside = int(machine.row(node[0])[byte]) if node[0] else 0
+                    beside = max(int(machine.row(node[0])[byte]), 0) if node[0] else 0
                     self._nodes.append((beside, {}, [], [0]))
                 at = child
                 self._nodes[at][3][0] |= 1 << i
@@ -584,7 +590,7 @@ class _NameTrie:
     def _fill(self, row: np.ndarray, n: int) -> None:
         beside, children, ends, _ = self._nodes[n]
         if beside:
-            row[:] = self.machine.row(beside)
+            np.maximum(self.machine.row(beside), 0, out=row)
         for byte, child in children.items():
             row[byte] = self._states[child]
         if ends:

@@ -118,8 +118,9 @@ class Scalars:
 
         def make() -> int:
             targets = {}
+            controls = self._controls(exprs)
             for byte, code in SHORT_ESCAPES.items():
-                to = self._derive(exprs, bytes([code]))
+                to = controls[code] if code < 0x20 else self._derive(exprs, bytes([code]))
                 if to[0] != NOTHING:
                     targets[byte] = self._string(to, free=free, counted=counted)
             if free:
@@ -138,12 +139,24 @@ class Scalars:
 
         return machine.state(("escape", exprs, free, counted), make)
 
+    def _controls(self, exprs: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """What follows each control character."""
+        found: list[tuple[int, ...]] = []
+        for lo, hi in self.ex.classes(*exprs):
+            if lo >= 0x20:
+                break
+            byte = self.ex._available_in(lo, hi)
+            to = self._derive(exprs, bytes([byte])) if byte >= 0 else (NOTHING,)
+            found += [to if self.ex.available >> b & 1 else (NOTHING,) for b in range(lo, min(hi, 0x20))]
+        return found
+
     def _code_point(self, exprs: tuple[int, ...], free: bool, counted: bool, digits: str) -> int:
         r"""The state after ``\u`` and some digits; for a surrogate pair the digits go on after another ``\u``."""
         machine = self.machine
         if not free:
-            found = [c for c in range(0x20) if c not in SHORT_CODES and f"{c:04x}".startswith(digits)]
-            if not any(self._derive(exprs, bytes([c]))[0] != NOTHING for c in found):
+            controls = self._controls(exprs)
+            found = [c for c in range(0x20) if controls[c][0] != NOTHING and c not in SHORT_CODES]
+            if not any(f"{c:04x}".startswith(digits) for c in found):
                 return 0
         if len(digits) >= 2 and digits[0] == "d" and digits[1] in "cdef" and len(digits) <= 4:
             return 0  # a low surrogate cannot come first

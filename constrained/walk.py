@@ -7,8 +7,8 @@ arrays cost 3. A walk that meets an entry not yet known notes it, skips the subt
       white space where the state allows it     -> the white space automaton, held in aux
       delta[state, byte] = another state        -> go there
       delta[state, byte] >= PUSH                -> push a frame, go to its start
-      delta[state, byte] = 0, the state may end -> pop: continue in after[frame, result] with the same byte
-      delta[state, byte] = 0 otherwise          -> refused
+      delta[state, byte] < 0, the state may end -> pop: continue in after[frame, result] with the same byte
+      delta[state, byte] < 0 otherwise          -> refused
 """
 
 import numba as nb
@@ -17,7 +17,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 PUSH = 1 << 28
-UNKNOWN = -1
+UNKNOWN, REFUSED = 0, -1  # what a row holds before it is filled, and for a refused byte
 
 # Slots of ``control``.
 (
@@ -134,40 +134,62 @@ def _transition(control, s, aux, k, byte):
                 else:
                     aux = np.int64(0)
             break
-        if code < 0:
+        if code == UNKNOWN:
             control[MISS_A] = s
             return MISS_ROW, s, aux, k
-        if ends[s] < 0:
+        if ends[s] == 0:
             return DEAD, s, aux, k
         depth = np.int64(_i32(control[STACK_DEPTH])[k])
         if depth < control[LOWEST]:
             control[LOWEST] = depth
-        key = np.int64(stack_frame[k]) << 32 | np.int64(ends[s])
+        key = np.int64(stack_frame[k]) << 32 | np.int64(ends[s] - 1)
         to = _lookup(_i64(control[HASH_KEYS]), _i32(control[HASH_VALUES]), control[HASH_MASK], key)
         if to < 0:
             control[MISS_A] = stack_frame[k]
-            control[MISS_B] = ends[s]
+            control[MISS_B] = ends[s] - 1
             return MISS_AFTER, s, aux, k
-        s = np.int64(to)
         k = np.int64(stack_parent[k])
         aux = np.int64(0)
-        if s == 0:
+        if to == 0:
             return DEAD, s, aux, k
+        if to >= PUSH:
+            top = control[SCRATCH]
+            if top >= control[STACK_LIMIT]:
+                return FULL, s, aux, k
+            stack_frame[top] = _i32(control[ACT_FRAME])[to - PUSH]
+            stack_parent[top] = k
+            _i32(control[STACK_DEPTH])[top] = _i32(control[STACK_DEPTH])[k] + 1
+            control[SCRATCH] = top + 1
+            k = top
+            s = np.int64(_i32(control[ACT_STATE])[to - PUSH])
+        else:
+            s = np.int64(to)
     while final[s] != 0:
         depth = np.int64(_i32(control[STACK_DEPTH])[k])
         if depth < control[LOWEST]:
             control[LOWEST] = depth
-        key = np.int64(stack_frame[k]) << 32 | np.int64(ends[s])
+        key = np.int64(stack_frame[k]) << 32 | np.int64(ends[s] - 1)
         to = _lookup(_i64(control[HASH_KEYS]), _i32(control[HASH_VALUES]), control[HASH_MASK], key)
         if to < 0:
             control[MISS_A] = stack_frame[k]
-            control[MISS_B] = ends[s]
+            control[MISS_B] = ends[s] - 1
             return MISS_AFTER, s, aux, k
-        s = np.int64(to)
         k = np.int64(stack_parent[k])
         aux = np.int64(0)
-        if s == 0:
+        if to == 0:
             return DEAD, s, aux, k
+        if to >= PUSH:
+            top = control[SCRATCH]
+            if top >= control[STACK_LIMIT]:
+                return FULL, s, aux, k
+            stack_frame[top] = _i32(control[ACT_FRAME])[to - PUSH]
+            stack_parent[top] = k
+            _i32(control[STACK_DEPTH])[top] = _i32(control[STACK_DEPTH])[k] + 1
+            control[SCRATCH] = top + 1
+            k = top
+            s = np.int64(_i32(control[ACT_STATE])[to - PUSH])
+        else:
+            s = np.int64(to)
     filter_at = _i64(control[FRAME_FILTER])[stack_frame[k]]
     if filter_at >= 0:
         depth = np.int64(_i32(control[STACK_DEPTH])[k])
@@ -233,11 +255,12 @@ def only_byte(control, s, aux, k):
 
 
 @nb.njit(cache=True)
-def walk_trie(control, trie, pending, num_pending, out, state_at, aux_at, stack_at):
+def walk_trie(control, trie, pending, num_pending, out, wanted, state_at, aux_at, stack_at):
     """Walk the regions in ``pending`` [n, 4] (node, state, aux, stack before the node's byte) and set the mask's bits.
 
-    What is missing goes to ``out`` [capacity, 7] (node, state, aux, stack, kind, a, b). A first region of node -1 is
-    the whole trie. Returns the number of entries of ``out``.
+    Where something is missing goes to ``out`` [capacity, 4], what is missing to ``wanted`` [capacity, 3] (kind, a, b),
+    each once. A first region of node -1 is the whole trie. Returns the numbers of entries of both, -1 if ``out`` is
+    too short.
     """
     node_byte = _u8(trie[T_BYTE])
     depths = _i32(trie[T_DEPTH])
@@ -247,6 +270,7 @@ def walk_trie(control, trie, pending, num_pending, out, state_at, aux_at, stack_
     order = _i32(trie[T_ORDER])
     mask = _i32(control[MASK])
     num_out = 0
+    num_wanted = 0
     for p in range(num_pending):
         node = pending[p, 0]
         at = max(node, 0)
@@ -273,14 +297,22 @@ def walk_trie(control, trie, pending, num_pending, out, state_at, aux_at, stack_
                 continue
             if status != DEAD:
                 if num_out >= len(out):
-                    return -1
+                    return -1, 0
                 out[num_out, 0] = at
                 out[num_out, 1] = state_at[d - 1]
                 out[num_out, 2] = aux_at[d - 1]
                 out[num_out, 3] = stack_at[d - 1]
-                out[num_out, 4] = status
-                out[num_out, 5] = control[MISS_A]
-                out[num_out, 6] = control[MISS_B]
                 num_out += 1
+                b = control[MISS_B] if status == MISS_AFTER else 0
+                known = False
+                for w in range(num_wanted - 1, -1, -1):
+                    if wanted[w, 1] == control[MISS_A] and wanted[w, 2] == b and wanted[w, 0] == status:
+                        known = True
+                        break
+                if not known and num_wanted < len(wanted):
+                    wanted[num_wanted, 0] = status
+                    wanted[num_wanted, 1] = control[MISS_A]
+                    wanted[num_wanted, 2] = b
+                    num_wanted += 1
             at = np.int64(ends[at])
-    return num_out
+    return num_out, num_wanted
