@@ -2,21 +2,28 @@
 
 from .blocks import block_names
 from .cache import CacheCounters, NodeSnapshot, RadixCache
+from .disk_tier import DiskTier
 from .events import Event, Evicted, Stored
+from .host_tier import HostTier
 from .lease import Lease
 from .policies import POLICIES, Policy
 from .slots import OutOfSlots
+from .tiers import TierCounters, Tiers
 
 __all__ = [
     "POLICIES",
     "CacheCounters",
+    "DiskTier",
     "Event",
     "Evicted",
+    "HostTier",
     "Lease",
     "NodeSnapshot",
     "OutOfSlots",
     "Policy",
     "RadixCache",
     "Stored",
+    "TierCounters",
+    "Tiers",
     "block_names",
 ]

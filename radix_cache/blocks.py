@@ -3,17 +3,77 @@
     root = H(namespace)    name[i] = H(name[i - 1], tokens[i * block_len : (i + 1) * block_len])
 
 So a name stands for a whole prefix: two sequences share a block's KV exactly when its names are equal. Routers follow
-an engine's cache by these names, and tiers file blocks under them.
+an engine's cache by these names, and tiers file blocks under them. A block belongs to the node in whose edge its last
+token lies.
 """
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Protocol
 
 import numpy as np
 
-from .node import Namespace
+from .node import Namespace, Node
 
 NAME_BYTES = 16
+
+
+class Follower(Protocol):
+    """Is told which blocks came, and which go (before they do). Names follow each other; the first block's last token
+    is at position ``first_end - 1``, the others' at steps of the block's length, all in the edge of ``node``."""
+
+    def stored(self, node: Node, names: list[bytes], *, parent: bytes, first_end: int) -> None: ...
+    def evicted(self, node: Node, names: list[bytes], *, first_end: int, cause: str) -> None: ...
+
+
+class BlockNames:
+    """The tree's observer: keeps on each node the names of the blocks whose last token lies in its edge."""
+
+    def __init__(self, block_len: int, followers: Sequence[Follower]) -> None:
+        if block_len < 1:
+            raise ValueError(f"block_len={block_len}: a block needs at least 1 token")
+        self.block_len = block_len
+        self._followers = tuple(followers)
+
+    def rooted(self, root: Node) -> None:
+        root.names = [root_name(root.namespace)]
+
+    def stored(self, node: Node, start: int) -> None:
+        first = start - start % self.block_len  # [first, start) of the block begun above, then [start, end)
+        pieces, at = [], node
+        while at.end > first:
+            pieces.append(at.tokens[max(first - at.start, 0) :])
+            assert at.parent is not None
+            at = at.parent
+        parent = self._name_before(node)
+        names = chain(parent, np.concatenate(pieces[::-1]), self.block_len)
+        node.names = [*(node.names or ()), *names]
+        if names:
+            for follower in self._followers:
+                follower.stored(node, names, parent=parent, first_end=first + self.block_len)
+
+    def evicted(self, node: Node, start: int, cause: str) -> None:
+        assert node.names is not None
+        keep = start // self.block_len - node.start // self.block_len
+        gone = node.names[keep:]
+        del node.names[keep:]
+        if gone:
+            first_end = (start // self.block_len + 1) * self.block_len
+            for follower in self._followers:
+                follower.evicted(node, gone, first_end=first_end, cause=cause)
+
+    def split(self, head: Node, tail: Node) -> None:
+        assert tail.names is not None
+        keep = head.end // self.block_len - head.start // self.block_len
+        head.names, tail.names = tail.names[:keep], tail.names[keep:]
+
+    def _name_before(self, node: Node) -> bytes:
+        """The last name on the path to ``node``, its own included; a root has one."""
+        at: Node | None = node
+        while at is not None and not at.names:
+            at = at.parent
+        assert at is not None and at.names
+        return at.names[-1]
 
 
 def root_name(namespace: Namespace) -> bytes:

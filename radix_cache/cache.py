@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .blocks import BlockNames, Follower
 from .events import BlockEvents, Event
 from .lease import Lease
 from .node import Namespace, Node
 from .pins import Pins
 from .policies import Policy, program_aware
 from .slots import OutOfSlots, SlotPool
+from .tiers import Tiers
 from .tree import RadixTree, as_tokens
 
 
@@ -55,7 +57,7 @@ class RadixCache:
 
     A namespace keeps what must not be mixed apart: equal tokens under another model, adapter, salt or image have other
     KV. It is a string, or a tuple of strings, bytes, integers and None. Pins may keep up to ``pin_share`` of the slots;
-    ``clock`` (seconds) is for their time only. ``on_event`` is told of blocks of ``event_block_len`` tokens.
+    ``clock`` (seconds) is for their time only. ``on_event`` and ``tiers`` follow whole blocks of ``block_len`` tokens.
     """
 
     def __init__(
@@ -67,14 +69,23 @@ class RadixCache:
         pin_share: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
         on_event: Callable[[Event], None] | None = None,
-        event_block_len: int = 64,
+        tiers: Tiers | None = None,
+        block_len: int = 64,
     ) -> None:
         if not 0.0 <= pin_share <= 1.0:
             raise ValueError(f"pin_share={pin_share}: the share of slots that pins may keep lies between 0 and 1")
         self.reuse = reuse
         self.num_slots = num_slots
         self._pool = SlotPool(num_slots)
-        self._tree = RadixTree(policy, None if on_event is None else BlockEvents(on_event, event_block_len))
+        followers: list[Follower] = []
+        if on_event is not None:
+            followers.append(BlockEvents(on_event))
+        if tiers is not None:
+            if tiers.block_len != block_len:
+                raise ValueError(f"block_len={block_len}, but the tiers keep blocks of {tiers.block_len} tokens")
+            followers.append(tiers)
+        self.tiers = tiers
+        self._tree = RadixTree(policy, BlockNames(block_len, followers) if followers else None)
         self._pins = Pins(self._tree, max_tokens=int(pin_share * num_slots), clock=clock)
         self._leases: set[Lease] = set()
         self._num_leased = 0
@@ -312,5 +323,8 @@ class RadixCache:
 
     def _evict(self, n: int, cause: str) -> None:
         if n > 0:
-            self._pool.give(self._tree.evict(n, cause))
+            freed = self._tree.evict(n, cause)
+            if self.tiers is not None:
+                self.tiers.save_leaving()
+            self._pool.give(freed)
             self._evicted[cause] += n

@@ -23,8 +23,8 @@ class Lease:
 
     __slots__ = (
         "_buffer",
-        "_cache",
         "_is_released",
+        "cache",
         "node",
         "num_cached",
         "num_shared",
@@ -35,7 +35,7 @@ class Lease:
     )
 
     def __init__(self, cache: "RadixCache", node: Node, program: str, priority: int) -> None:
-        self._cache = cache
+        self.cache = cache
         self._is_released = False
         self._buffer = np.empty(max(64, node.end + node.end // 4), np.int32)
         self.node = node  # where the shared part ends; locked
@@ -64,7 +64,7 @@ class Lease:
         Raises ``OutOfSlots`` and changes nothing when free and evictable slots together do not suffice.
         """
         assert not self._is_released and n >= 0
-        taken = self._cache._take(n)
+        taken = self.cache._take(n)
         self._grow_buffer(self.num_slots + n)
         self._buffer[self.num_slots : self.num_slots + n] = taken
         self.num_slots += n  # stale_from never lies beyond what num_slots was, so what is new is stale
@@ -77,7 +77,7 @@ class Lease:
         must not have changed. Without reuse nothing happens.
         """
         assert not self._is_released and len(tokens) <= self.num_slots
-        cache, tree, n = self._cache, self._cache._tree, len(tokens)
+        cache, tree, n = self.cache, self.cache._tree, len(tokens)
         if n <= self.num_shared or not cache.reuse:
             return
         tokens = as_tokens(tokens)
@@ -101,13 +101,13 @@ class Lease:
         freed, so nothing may be being computed into them.
         """
         assert not self._is_released
-        if not self._cache.reuse:
+        if not self.cache.reuse:
             return 0
         before = self.num_shared
         self._adopt(as_tokens(tokens, limit))
         gained = self.num_shared - before
         self.num_cached += gained
-        self._cache._num_matched += gained
+        self.cache._num_matched += gained
         return gained
 
     def truncate(self, n: int) -> None:
@@ -117,7 +117,7 @@ class Lease:
         them; what this lease takes next is private again, so a slot of the tree is never written twice.
         """
         assert not self._is_released and 0 <= n <= self.num_slots
-        cache, tree = self._cache, self._cache._tree
+        cache, tree = self.cache, self.cache._tree
         keep = max(n, self.num_shared)
         cache._give_back(self._buffer[keep : self.num_slots])
         if n < self.num_shared:
@@ -131,19 +131,19 @@ class Lease:
     def fork(self) -> "Lease":
         """Another lease on the shared part, at no cost in slots. Private slots are not shared: commit first."""
         assert not self._is_released
-        return self._cache._lease(self.node, program=self.program, priority=self.priority, hits=1)
+        return self.cache._lease(self.node, program=self.program, priority=self.priority, hits=1)
 
     def release(self) -> None:
         """Free the private slots and unlock the path. The lease is at its end; a second release is an error of ours."""
         assert not self._is_released, "a lease is released once"
         self._is_released = True
-        self._cache._release(self, self._buffer[self.num_shared : self.num_slots])
+        self.cache._release(self, self._buffer[self.num_shared : self.num_slots])
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
     def _adopt(self, tokens: np.ndarray) -> int:
         """Move the lock down along what the tree holds of ``tokens``; returns the number of our slots freed."""
-        tree, old_shared, old_node = self._cache._tree, self.num_shared, self.node
+        tree, old_shared, old_node = self.cache._tree, self.num_shared, self.node
         found, equal = tree.find(old_node, tokens[old_shared:])
         if equal == 0:
             return 0
@@ -152,7 +152,7 @@ class Lease:
         tree.lock(node, below=old_node)
         tree.touch(node, hits=1, priority=self.priority, program=self.program, below=old_node)
         num_freed = min(end, self.num_slots) - old_shared
-        self._cache._give_back(self._buffer[old_shared : old_shared + num_freed])
+        self.cache._give_back(self._buffer[old_shared : old_shared + num_freed])
         self._grow_buffer(end)
         self.node, self.num_shared, self.num_slots = node, end, max(end, self.num_slots)
         self._read_path(old_shared)

@@ -15,7 +15,7 @@ def text(n: int) -> np.ndarray:
 
 def cache_with_events(num_slots: int = 40, block_len: int = 4):
     events = []
-    return RadixCache(num_slots, on_event=events.append, event_block_len=block_len), events
+    return RadixCache(num_slots, on_event=events.append, block_len=block_len), events
 
 
 def test_names_chain_over_whole_blocks_only():
@@ -78,5 +78,5 @@ def test_a_block_that_begins_above_a_branch_is_named_for_its_branch():
 
 
 def test_a_block_of_no_tokens_is_refused():
-    with pytest.raises(ValueError, match="event_block_len=0"):
+    with pytest.raises(ValueError, match="block_len=0"):
         cache_with_events(block_len=0)

@@ -66,7 +66,7 @@ class CacheMachine(RuleBasedStateMachine):
             pin_share=0.5,
             clock=lambda: self.now,
             on_event=self.follow,
-            event_block_len=BLOCK_LEN,
+            block_len=BLOCK_LEN,
         )
         self.kv: list[Prefix | None] = [None] * num_slots
         self.tree: dict[Prefix, int] = {}  # what must be in the tree, and in which slot

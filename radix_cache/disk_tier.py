@@ -1,0 +1,126 @@
+"""KV blocks as files, by name, up to a number of bytes; shared by engines on one host and kept over restarts.
+
+    <folder>/<format>/<ab>/<ab...>.kv  =  MAGIC, format [16], name [16], checksum [16], the block's bytes
+
+``format`` stands for all that makes bytes comparable: model, layers, heads, number format. A file is written aside
+and renamed, so a reader sees a whole file or none; what does not verify is ignored, never deleted, and replaced when
+the block is saved again. Never holds a block in memory.
+"""
+
+import logging
+import os
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+
+MAGIC = b"phloem kv block 1\n"
+_HASH_BYTES = 16
+_HEADER_BYTES = len(MAGIC) + 3 * _HASH_BYTES
+
+log = logging.getLogger(__name__)
+
+
+class DiskTier:
+    """The files read or written longest ago give way. Safe to use from several threads and processes at once."""
+
+    def __init__(self, folder: str | Path, *, format: str, max_bytes: int) -> None:
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes={max_bytes}: the disk tier needs room for at least 1 byte")
+        self.max_bytes = max_bytes
+        self._format = _digest(format.encode())
+        self.folder = Path(folder) / self._format.hex()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = Lock()
+        self._unsound: set[bytes] = set()  # names of files that did not verify
+        self._num_written = 0
+        self.size_bytes = sum(size for _, size, _ in self._scan())
+
+    def __contains__(self, name: bytes) -> bool:
+        return name not in self._unsound and self._path(name).exists()
+
+    def read(self, name: bytes) -> bytes | None:
+        """The block's bytes; None when there is no sound file of it."""
+        path = self._path(name)
+        if name in self._unsound:
+            return None
+        try:
+            raw = path.read_bytes()
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._ignore(name, str(error))
+            return None
+        block = memoryview(raw)[_HEADER_BYTES:]
+        if not raw.startswith(MAGIC):
+            self._ignore(name, "not a file of this cache")
+            return None
+        if raw[:_HEADER_BYTES] != self._header(name, block):
+            self._ignore(name, "its checksum, name or format is not what it should be")
+            return None
+        return bytes(block)
+
+    def write(self, name: bytes, block: bytes) -> bool:
+        """Keep the block; False when the disk refuses it (one line is logged)."""
+        path = self._path(name)
+        with self._lock:
+            self._num_written += 1
+            aside = path.with_suffix(f".{os.getpid()}-{id(self):x}-{self._num_written}.part")
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with aside.open("xb") as file:
+                file.write(self._header(name, block))
+                file.write(block)
+            aside.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                aside.unlink()
+            log.warning("kv block %s not written to %s: %s", name.hex(), self.folder, error)
+            return False
+        with self._lock:
+            self._unsound.discard(name)
+            self.size_bytes += _HEADER_BYTES + len(block)
+            if self.size_bytes > self.max_bytes:
+                self._trim()
+        return True
+
+    def _trim(self) -> None:
+        """Count what is there, other engines' files included, and delete the oldest tenth beyond the limit."""
+        files = sorted(self._scan())
+        self.size_bytes = sum(size for _, size, _ in files)
+        if self.size_bytes <= self.max_bytes:
+            return
+        for _, size, path in files:
+            if self.size_bytes <= self.max_bytes - self.max_bytes // 10:
+                break
+            with suppress(OSError):
+                Path(path).unlink()
+            self.size_bytes -= size
+
+    def _scan(self) -> list[tuple[float, int, str]]:
+        """(last use, bytes, path) of every file of a block; what another process deletes meanwhile is left out."""
+        found = []
+        for folder in self.folder.iterdir():
+            with suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    with suppress(OSError):
+                        if entry.name.endswith((".kv", ".part")):
+                            stat = entry.stat()
+                            found.append((stat.st_mtime, stat.st_size, entry.path))
+        return found
+
+    def _path(self, name: bytes) -> Path:
+        text = name.hex()
+        return self.folder / text[:2] / f"{text}.kv"
+
+    def _header(self, name: bytes, block: bytes | memoryview) -> bytes:
+        return MAGIC + self._format + name + _digest(block)
+
+    def _ignore(self, name: bytes, reason: str) -> None:
+        self._unsound.add(name)
+        log.warning("kv block %s ignored: %s: %s", name.hex(), self._path(name), reason)
+
+
+def _digest(data: bytes | memoryview) -> bytes:
+    return blake2b(data, digest_size=_HASH_BYTES).digest()

@@ -1,0 +1,46 @@
+"""KV blocks in host memory, by name, up to a number of bytes. Never knows what a block holds.
+
+Used by the engine's thread and by the tiers' worker, so every call takes the lock.
+"""
+
+from collections import OrderedDict
+from threading import Lock
+
+
+class HostTier:
+    """The least recently used blocks give way."""
+
+    def __init__(self, max_bytes: int) -> None:
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes={max_bytes}: the host tier needs room for at least 1 byte")
+        self.max_bytes = max_bytes
+        self.size_bytes = 0
+        self._blocks: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, name: bytes) -> bool:
+        with self._lock:
+            return name in self._blocks
+
+    def get(self, name: bytes) -> bytes | None:
+        with self._lock:
+            block = self._blocks.get(name)
+            if block is not None:
+                self._blocks.move_to_end(name)
+            return block
+
+    def put(self, name: bytes, block: bytes) -> None:
+        """A block larger than the whole tier is not kept."""
+        with self._lock:
+            old = self._blocks.pop(name, None)
+            if old is not None:
+                self.size_bytes -= len(old)
+            if len(block) > self.max_bytes:
+                return
+            self._blocks[name] = block
+            self.size_bytes += len(block)
+            while self.size_bytes > self.max_bytes:
+                self.size_bytes -= len(self._blocks.popitem(last=False)[1])

@@ -1,0 +1,282 @@
+"""Where KV goes when the device's slots are short, and comes back from: host memory, then disk. Touches no tensor.
+
+    stored   -> pending --write_behind--> host tier --worker--> disk tier
+    evicted  -> not saved yet? saved before the slots are given out again
+    read_ahead -> disk tier --worker--> host tier        restore -> host tier -> private slots -> commit
+
+Blocks are filed under names that mean the same in every process (see ``blocks``), so a restarted engine finds its
+prefixes again, and engines on one host share a folder. Only whole blocks are kept. The bytes of blocks come from
+``save`` and go to ``load``, which the engine makes of its KV pool, and in whose power a smaller number format lies.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Full, Queue
+from threading import Thread
+
+import numpy as np
+
+from .blocks import block_names
+from .disk_tier import DiskTier
+from .host_tier import HostTier
+from .lease import Lease
+from .node import Namespace, Node
+from .tree import as_tokens
+
+log = logging.getLogger(__name__)
+
+Save = Callable[[np.ndarray], Sequence[bytes]]  # slots int32 [n, block_len] -> n blocks of bytes
+Load = Callable[[np.ndarray, Sequence[bytes]], None]  # the same slots, filled from n blocks of bytes
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """In blocks. ``dropped`` were not written to disk because the worker was behind."""
+
+    saved: int = 0
+    restored: int = 0
+    written: int = 0
+    read: int = 0
+    dropped: int = 0
+
+
+class ReadAhead:
+    """Blocks on their way from disk. ``num_tokens`` from the front will be had when it is done, if all are sound."""
+
+    __slots__ = ("_all_reading", "_names", "num_tokens")
+
+    def __init__(self, num_tokens: int, names: set[bytes], all_reading: set[bytes]) -> None:
+        self.num_tokens = num_tokens
+        self._names = names
+        self._all_reading = all_reading
+
+    @property
+    def is_done(self) -> bool:
+        while self._names:
+            name = self._names.pop()
+            if name in self._all_reading:
+                self._names.add(name)
+                return False
+        return True
+
+
+class Tiers:
+    """One per cache. All calls but the worker's own come from the engine's thread.
+
+    ``max_queued`` bounds the blocks that wait for the disk: beyond it a write is dropped and a read is not begun.
+    """
+
+    def __init__(
+        self,
+        *,
+        save: Save,
+        load: Load,
+        host: HostTier,
+        disk: DiskTier | None = None,
+        block_len: int = 64,
+        max_queued: int = 256,
+    ) -> None:
+        self.block_len = block_len
+        self.host = host
+        self.disk = disk
+        self.counters = TierCounters()
+        self._save = save
+        self._load = load
+        self._pending: dict[bytes, tuple[Node, int]] = {}  # blocks of the tree not saved yet: node, end position
+        self._leaving: dict[bytes, np.ndarray] = {}  # blocks being evicted, and their slots
+        self._reading: set[bytes] = set()  # queued for the worker
+        self._writing: set[bytes] = set()
+        self._queue: Queue[tuple[bytes, bytes | None] | None] = Queue(max_queued)
+        self._worker: Thread | None = None
+        if disk is not None:
+            self._worker = Thread(target=self._work, args=(disk,), name="phloem-kv-tiers", daemon=True)
+            self._worker.start()
+
+    # -- out: what the cache tells ------------------------------------------------------------------------------------
+
+    def stored(self, node: Node, names: list[bytes], *, parent: bytes, first_end: int) -> None:
+        for i, name in enumerate(names):
+            self._pending[name] = (node, first_end + i * self.block_len)
+
+    def evicted(self, node: Node, names: list[bytes], *, first_end: int, cause: str) -> None:
+        for i, name in enumerate(names):
+            self._pending.pop(name, None)
+            if cause == "space" and not self._is_kept(name):
+                self._leaving[name] = self._slots_of(node, first_end + i * self.block_len)
+
+    def save_leaving(self) -> None:
+        """Save what was just evicted; called while its slots still hold it."""
+        if self._leaving:
+            leaving, self._leaving = self._leaving, {}
+            self._save_blocks(leaving)
+
+    def write_behind(self, max_blocks: int) -> int:
+        """Save up to ``max_blocks`` blocks of the tree, oldest first, so that evicting them costs nothing later.
+
+        For moments in which the device is idle; returns how many blocks were saved.
+        """
+        found: dict[bytes, np.ndarray] = {}
+        while self._pending and len(found) < max_blocks:
+            name = next(iter(self._pending))
+            node, end = self._pending.pop(name)
+            if not self._is_kept(name):
+                found[name] = self._slots_of(node, end)
+        self._save_blocks(found)
+        return len(found)
+
+    # -- in -----------------------------------------------------------------------------------------------------------
+
+    def read_ahead(self, tokens: np.ndarray, *, start: int = 0, namespace: Namespace = "") -> "ReadAhead":
+        """Begin to read from disk what a sequence will want beyond its first ``start`` tokens."""
+        first = start // self.block_len
+        reading, count = set(), 0
+        for name in block_names(tokens, namespace=namespace, block_len=self.block_len)[first:]:
+            if name not in self.host:
+                if not self._begin_read(name):
+                    break
+                reading.add(name)
+            count += 1
+        return ReadAhead(max(start, (first + count) * self.block_len) if count else start, reading, self._reading)
+
+    def restore(self, lease: Lease, tokens: np.ndarray, *, limit: int | None = None) -> int:
+        """Fill slots from the blocks in host memory that follow what ``lease`` shares; returns the tokens gained.
+
+        The lease must hold no private slots; afterwards it shares at most ``limit`` tokens. Slots are taken as by
+        ``extend``, but no more than there are.
+        """
+        assert lease.num_private == 0, "restore comes before extend"
+        tokens = as_tokens(tokens)
+        limit = len(tokens) if limit is None else limit
+        before = lease.num_shared
+        if before >= limit or not lease.cache.reuse:
+            return 0
+        first = before // self.block_len
+        names = block_names(tokens, namespace=lease.node.namespace, block_len=self.block_len)[first:]
+        room = lease.cache.num_free + lease.cache.num_evictable
+        blocks: list[bytes] = []
+        for name in names[: room // self.block_len]:
+            block = self.host.get(name)
+            if block is None:
+                break
+            blocks.append(block)
+        start, end = first * self.block_len, (first + len(blocks)) * self.block_len
+        if min(end, limit) <= before:
+            return 0
+        # [0, start) stays; [start, before) is loaded again beside the tree's own, which commit then prefers.
+        lease.truncate(start)
+        lease.extend(end - start)
+        try:
+            self._load(lease.slot_ids[start:end].reshape(len(blocks), self.block_len), blocks)
+        except BaseException:
+            lease.truncate(start)
+            raise
+        lease.commit(tokens[:end])
+        self.counters.restored += len(blocks)
+        if end > limit:
+            lease.truncate(limit)
+        lease.num_cached = lease.num_shared
+        return lease.num_shared - before
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Save every block of the tree and wait until the disk has what it was given."""
+        while self._pending:
+            self.write_behind(min(64, self._queue.maxsize))
+            self.wait()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until the worker has nothing left to do."""
+        if self._worker is not None:
+            self._queue.join()
+
+    def close(self) -> None:
+        """Finish what is queued and end the worker."""
+        if self._worker is not None:
+            self._queue.put(None)
+            self._worker.join()
+            self._worker = None
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _is_kept(self, name: bytes) -> bool:
+        if self.disk is None:
+            return name in self.host
+        return name in self._writing or name in self.disk
+
+    def _save_blocks(self, slots: dict[bytes, np.ndarray]) -> None:
+        if not slots:
+            return
+        blocks = self._save(np.stack(list(slots.values())))
+        assert len(blocks) == len(slots), f"save made {len(blocks)} blocks of {len(slots)}"
+        for name, block in zip(slots, blocks, strict=True):
+            self.counters.saved += 1
+            self.host.put(name, block)
+            if self._worker is not None:
+                self._writing.add(name)
+                try:
+                    self._queue.put_nowait((name, block))
+                except Full:
+                    self._writing.discard(name)
+                    self.counters.dropped += 1
+
+    def _begin_read(self, name: bytes) -> bool:
+        if self._worker is None or self.disk is None:
+            return False
+        if name in self._reading:
+            return True
+        if name not in self.disk:
+            return False
+        self._reading.add(name)
+        try:
+            self._queue.put_nowait((name, None))
+        except Full:
+            self._reading.discard(name)
+            return False
+        return True
+
+    def _work(self, disk: DiskTier) -> None:
+        while True:
+            task = self._queue.get()
+            try:
+                if task is None:
+                    return
+                self._move(disk, *task)
+            except Exception:
+                log.exception("a kv block was not moved")
+            finally:
+                self._queue.task_done()
+
+    def _move(self, disk: DiskTier, name: bytes, block: bytes | None) -> None:
+        """Write ``block``, or read it into the host tier. The sets change by single calls, so they need no lock."""
+        if block is not None:
+            try:
+                if name not in disk and disk.write(name, block):
+                    self.counters.written += 1
+            finally:
+                self._writing.discard(name)
+            return
+        try:
+            block = disk.read(name)
+            if block is not None:
+                self.host.put(name, block)
+                self.counters.read += 1
+        finally:
+            self._reading.discard(name)
+
+    def _slots_of(self, node: Node, end: int) -> np.ndarray:
+        """The slots of the block that ends at ``end`` on the path to ``node``."""
+        result = np.empty(self.block_len, np.int32)
+        start, at = end - self.block_len, node
+        while at.start >= end:
+            assert at.parent is not None
+            at = at.parent
+        while True:
+            first, last = max(at.start, start), min(at.end, end)
+            result[first - start : last - start] = at.slots[first - at.start : last - at.start]
+            if at.start <= start:
+                return result
+            assert at.parent is not None
+            at = at.parent

@@ -1,0 +1,330 @@
+"""KV that leaves the device and comes back: through host memory, through files, through a restart."""
+
+import logging
+import os
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from phloem.radix_cache import DiskTier, HostTier, RadixCache, Tiers, block_names
+
+BLOCK_LEN = 4
+BLOCK_BYTES = BLOCK_LEN * 8
+
+
+class Engine:
+    """A cache over a fake KV pool: the KV of a token is a hash of everything up to it."""
+
+    def __init__(self, num_slots: int, *, disk: DiskTier | None = None, host_blocks: int = 1000) -> None:
+        self.kv = np.zeros(num_slots, np.int64)
+        self.num_computed = 0
+        self.tiers = Tiers(
+            save=lambda slots: [self.kv[block].tobytes() for block in slots],
+            load=self._load,
+            host=HostTier(host_blocks * BLOCK_BYTES),
+            disk=disk,
+            block_len=BLOCK_LEN,
+        )
+        self.cache = RadixCache(num_slots, tiers=self.tiers, block_len=BLOCK_LEN)
+
+    def _load(self, slots: np.ndarray, blocks: list[bytes]) -> None:
+        for row, block in zip(slots, blocks, strict=True):
+            self.kv[row] = np.frombuffer(block, np.int64)
+
+    def run(self, tokens: np.ndarray, *, limit: int | None = None, namespace: str = "") -> int:
+        """Serve ``tokens`` and return how many had to be computed; every KV used is checked."""
+        lease = self.cache.acquire(tokens, limit=limit, namespace=namespace)
+        reading = self.tiers.read_ahead(tokens, start=lease.num_shared, namespace=namespace)
+        self.tiers.wait()
+        assert reading.is_done
+        self.tiers.restore(lease, tokens, limit=limit)
+        self.cache.check()
+        start = lease.num_shared
+        assert (start == lease.num_cached) and (limit is None or start <= limit)
+        lease.extend(len(tokens) - start)
+        kv = self.expected(tokens, namespace)
+        self.kv[lease.slot_ids[start:]] = kv[start:]
+        assert (self.kv[lease.slot_ids] == kv).all()
+        lease.commit(tokens)
+        lease.release()
+        self.cache.check()
+        return len(tokens) - start
+
+    @staticmethod
+    def expected(tokens: np.ndarray, namespace: str) -> np.ndarray:
+        return np.array([hash((namespace, *tokens[: n + 1].tolist())) for n in range(len(tokens))], np.int64)
+
+
+def text(first: int, n: int) -> np.ndarray:
+    return np.arange(first, first + n, dtype=np.int32)
+
+
+def disk_tier(folder: Path, **options) -> DiskTier:
+    return DiskTier(folder, **({"format": "test", "max_bytes": 1 << 20} | options))
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.kv"))
+
+
+def test_evicted_blocks_come_back_from_host_memory():
+    engine = Engine(12)
+    assert engine.run(text(0, 10)) == 10
+    assert engine.run(text(50, 10)) == 10
+    assert engine.cache.peek(text(0, 10)) < 4
+    assert engine.run(text(0, 10)) == 2  # two whole blocks come back, two tokens are computed
+    assert engine.tiers.counters.restored == 2
+
+
+def test_without_eviction_nothing_is_saved_until_it_is_asked_for():
+    engine = Engine(40)
+    engine.run(text(0, 12))
+    assert engine.tiers.counters.saved == 0
+    assert engine.tiers.write_behind(2) == 2
+    assert engine.tiers.write_behind(2) == 1
+    assert engine.tiers.write_behind(2) == 0
+
+
+def test_what_is_saved_already_is_not_saved_again_on_eviction():
+    engine = Engine(12)
+    engine.run(text(0, 12))
+    engine.tiers.write_behind(10)
+    engine.run(text(50, 12))
+    assert engine.tiers.counters.saved == 3
+
+
+def test_a_block_that_left_the_host_tier_is_saved_again():
+    engine = Engine(8, host_blocks=2)
+    for _ in range(3):
+        engine.run(text(0, 8))
+        engine.run(text(50, 8))
+    assert engine.run(text(0, 8)) == 0
+
+
+def test_a_match_inside_a_block_is_completed_from_the_block():
+    engine = Engine(40)
+    engine.run(text(0, 12))
+    engine.tiers.write_behind(10)
+    other = engine.cache.acquire(text(90, 1))
+    other.extend(40 - 6)
+    assert engine.cache.peek(text(0, 12)) == 6
+    other.release()
+    held = engine.cache.acquire(text(0, 6))
+    slots = held.slot_ids.copy()
+    assert engine.run(text(0, 12)) == 0
+    assert (held.slot_ids == slots).all()
+
+
+def test_restore_obeys_its_limit_and_the_rest_stays_in_the_tree():
+    engine = Engine(12)
+    engine.run(text(0, 12))
+    engine.run(text(50, 12))
+    assert engine.run(text(0, 12), limit=11) == 1
+    assert engine.cache.peek(text(0, 12)) == 12
+
+
+def test_restore_takes_no_more_slots_than_there_are():
+    engine = Engine(12)
+    engine.run(text(0, 12))
+    engine.run(text(50, 12))
+    held = engine.cache.acquire(text(50, 5))
+    lease = engine.cache.acquire(text(0, 12))
+    assert engine.tiers.restore(lease, text(0, 12)) == 4
+    engine.cache.check()
+    assert held.num_slots == 5
+
+
+def test_a_load_that_fails_leaves_the_lease_as_it_was():
+    engine = Engine(12)
+    engine.run(text(0, 12))
+    engine.run(text(50, 12))
+    for name in block_names(text(0, 12), block_len=BLOCK_LEN):
+        engine.tiers.host.put(name, b"short")
+    lease = engine.cache.acquire(text(0, 12))
+    with pytest.raises(ValueError, match="buffer size"):
+        engine.tiers.restore(lease, text(0, 12))
+    assert lease.num_slots == 0
+    engine.cache.check()
+
+
+def test_namespaces_stay_apart_in_the_tiers():
+    engine = Engine(12)
+    engine.run(text(0, 12), namespace="a")
+    engine.run(text(50, 12))
+    assert engine.run(text(0, 12), namespace="b") == 12
+    assert engine.run(text(0, 12), namespace="a") == 0
+
+
+def test_a_flush_saves_nothing_of_what_it_drops():
+    engine = Engine(12)
+    engine.run(text(0, 12))
+    engine.cache.flush()
+    assert engine.tiers.counters.saved == 0
+    assert engine.run(text(0, 12)) == 12
+
+
+def test_a_restart_finds_its_prefixes_again(tmp_path):
+    engine = Engine(40, disk=disk_tier(tmp_path))
+    engine.run(text(0, 30))
+    engine.tiers.flush()
+    engine.tiers.close()
+    assert len(files(tmp_path)) == 7
+    again = Engine(40, disk=disk_tier(tmp_path))
+    assert again.run(text(0, 30)) == 2
+    assert again.tiers.counters.read == 7
+    again.tiers.close()
+
+
+def test_two_engines_share_a_folder_while_they_run(tmp_path):
+    one, two = (Engine(12, disk=disk_tier(tmp_path)) for _ in range(2))
+    one.run(text(0, 12))
+    one.tiers.flush()
+    assert two.run(text(0, 12)) == 0
+    two.tiers.flush()
+    assert two.tiers.counters.saved == 0
+    one.tiers.close()
+    two.tiers.close()
+
+
+def test_another_format_sees_nothing(tmp_path):
+    engine = Engine(12, disk=disk_tier(tmp_path))
+    engine.run(text(0, 12))
+    engine.tiers.flush()
+    other = Engine(12, disk=disk_tier(tmp_path, format="other"))
+    assert other.run(text(0, 12)) == 12
+    engine.tiers.close()
+    other.tiers.close()
+
+
+def flip(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+SPOILERS = {
+    "a flipped bit of KV": lambda path: flip(path, -1),
+    "a flipped bit of the checksum": lambda path: flip(path, 60),
+    "a cut file": lambda path: path.write_bytes(path.read_bytes()[:-7]),
+    "a longer file": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "an empty file": lambda path: path.write_bytes(b""),
+    "a foreign file": lambda path: path.write_bytes(b"GIF89a" * 40),
+    "another block's file": lambda path: path.write_bytes(files(path.parents[2])[0].read_bytes()),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS.keys())
+def test_a_file_that_is_not_sound_is_ignored_with_one_line_and_replaced(tmp_path, caplog, spoil):
+    engine = Engine(12, disk=disk_tier(tmp_path))
+    engine.run(text(0, 12))
+    engine.tiers.flush()
+    engine.tiers.close()
+    names = block_names(text(0, 12), block_len=BLOCK_LEN)
+    spoiled = max(names)  # the last by name: not the file that stands for "another block"
+    spoil(next(tmp_path.rglob(f"{spoiled.hex()}.kv")))
+
+    again = Engine(12, disk=disk_tier(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        assert again.run(text(0, 12)) == 12 - BLOCK_LEN * names.index(spoiled)
+        again.cache.flush()
+        assert again.run(text(0, 12)) == 12 - BLOCK_LEN * names.index(spoiled)
+    (record,) = caplog.records
+    assert f"kv block {spoiled.hex()} ignored" in record.getMessage()
+    again.tiers.flush()
+    again.tiers.close()
+    last = Engine(12, disk=disk_tier(tmp_path))
+    assert last.run(text(0, 12)) == 0
+    last.tiers.close()
+
+
+def test_the_disk_tier_keeps_its_size_and_drops_what_was_used_longest_ago(tmp_path):
+    size = 18 + 3 * 16 + BLOCK_BYTES
+    disk = disk_tier(tmp_path, max_bytes=10 * size)
+    names = [bytes([i]) * 16 for i in range(11)]
+    for age, name in enumerate(names[:10]):
+        disk.write(name, bytes(BLOCK_BYTES))
+        os.utime(disk._path(name), (1000 + age, 1000 + age))
+    assert disk.size_bytes == 10 * size
+    assert disk.read(names[0]) == bytes(BLOCK_BYTES)
+    disk.write(names[10], bytes(BLOCK_BYTES))
+    assert [i for i, name in enumerate(names) if name in disk] == [0, *range(3, 11)]
+    assert disk.size_bytes == 9 * size == disk_tier(tmp_path).size_bytes
+
+
+def test_a_disk_that_refuses_costs_a_log_line_and_nothing_else(tmp_path, caplog):
+    disk = disk_tier(tmp_path)
+    engine = Engine(12, disk=disk)
+    (disk.folder / block_names(text(0, 4), block_len=4)[0].hex()[:2]).write_text("in the way")
+    engine.run(text(0, 4))
+    with caplog.at_level(logging.WARNING):
+        engine.tiers.flush()
+    assert "not written to" in caplog.text
+    assert engine.tiers.counters.written == 0
+    engine.tiers.close()
+
+
+def test_a_disk_that_is_behind_drops_writes_and_never_blocks(tmp_path, monkeypatch):
+    gate = threading.Event()
+    disk = disk_tier(tmp_path)
+    monkeypatch.setattr(disk, "write", lambda name, block: gate.wait(10))
+    tiers = Tiers(
+        save=lambda slots: [bytes(BLOCK_BYTES)] * len(slots),
+        load=lambda slots, blocks: None,
+        host=HostTier(1000),
+        disk=disk,
+        block_len=BLOCK_LEN,
+        max_queued=2,
+    )
+    cache = RadixCache(100, tiers=tiers, block_len=BLOCK_LEN)
+    lease = cache.acquire(text(0, 80))
+    lease.extend(80)
+    lease.commit(text(0, 80))
+    assert tiers.write_behind(100) == 20
+    assert tiers.counters.dropped >= 17
+    gate.set()
+    tiers.close()
+
+
+def test_the_host_tier_keeps_its_size_and_the_most_recently_used():
+    host = HostTier(30)
+    for name in (b"a", b"b", b"c"):
+        host.put(name, bytes(10))
+    assert host.get(b"a") == bytes(10)
+    host.put(b"d", bytes(10))
+    assert [name in host for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+    host.put(b"a", bytes(5))
+    host.put(b"e", bytes(31))
+    assert (b"e" not in host) and host.size_bytes == 25 and len(host) == 3
+
+
+def test_random_requests_over_all_tiers_never_see_wrong_kv(tmp_path):
+    draw = random.Random(0)
+    stems = [text(0, 40), np.r_[text(0, 14), text(70, 26)].astype(np.int32), text(200, 40)]
+    computed = total = 0
+    for restart in range(4):
+        engine = Engine(48, disk=disk_tier(tmp_path, max_bytes=4000), host_blocks=5)
+        for _ in range(60):
+            tokens = draw.choice(stems)[: draw.randint(1, 40)].copy()
+            tokens[draw.randrange(len(tokens)) :] += draw.choice((0, 0, 1000))
+            computed += engine.run(tokens, limit=len(tokens) - 1)
+            total += len(tokens)
+            if draw.random() < 0.2:
+                engine.tiers.write_behind(draw.randint(0, 5))
+        assert engine.tiers.counters.restored > 0
+        if restart % 2:
+            engine.tiers.flush()
+        engine.tiers.close()
+    assert computed < total // 2
+
+
+def test_blocks_of_another_length_are_refused():
+    with pytest.raises(ValueError, match="block_len=64, but the tiers keep blocks of 4 tokens"):
+        RadixCache(10, tiers=Engine(10).tiers)
+
+
+@pytest.mark.parametrize("tier", [HostTier, lambda max_bytes: DiskTier("unused", format="x", max_bytes=max_bytes)])
+def test_a_tier_without_room_is_refused(tier):
+    with pytest.raises(ValueError, match="max_bytes=0"):
+        tier(max_bytes=0)
