@@ -205,9 +205,13 @@ def select(
     choices_method: ChoicesSamplingMethod | None = None,
 ) -> ir.SglExpr:
     """The likeliest of ``choices`` goes here; ``s[name]`` will be it."""
-    if not choices or isinstance(choices, str) or not all(isinstance(choice, str) and choice for choice in choices):
+    if not choices or isinstance(choices, str) or not all(_is_choice(c) for c in choices):
         raise InvalidRequest(f"select({name!r}, choices={choices!r}): must be a list of non-empty strings, one or more")
     return ir.SglSelect(name, tuple(choices), temperature, choices_method or token_length_normalized)
+
+
+def _is_choice(choice: object) -> bool:
+    return choice != "" if isinstance(choice, str) else isinstance(choice, ir.SglArgument)
 
 
 def image(expr: str | bytes) -> ir.SglExpr:

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.protocol.errors import InvalidRequest
+from .global_config import global_config
 from .program import Program
 from .state import ProgramState
+from .tracer import MIN_PREFIX_CHARS, leading_nodes
 from .values import Signal, current_crew
 
 if TYPE_CHECKING:
@@ -111,6 +113,8 @@ def run_batch(
     show = bool(options.options.get("progress_bar", False))
     if num_threads != "auto" and (not isinstance(num_threads, int) or num_threads < 1):
         raise InvalidRequest(f"num_threads={num_threads!r}: must be 'auto' or 1 or more")
+    if len(items) > 1 and backend.precache_in_batch and global_config.enable_precache_with_tracing:
+        _precache(function, backend)
     if num_threads == "auto":
         states = _unbounded(function, backend, items, options)
     else:
@@ -118,6 +122,13 @@ def run_batch(
     if show:
         states = _with_progress(states, len(items), function.__name__)
     return states if options.options.get("generator_style") else list(states)
+
+
+def _precache(function: SglFunction, backend: BaseBackend) -> None:
+    """Tell the backend the constant text that all items begin with, if it is long enough."""
+    nodes = leading_nodes(function, backend)
+    if sum(len(node.text) for node in nodes) > MIN_PREFIX_CHARS:
+        backend.cache_nodes(nodes)
 
 
 def _finish(state: ProgramState) -> ProgramState:

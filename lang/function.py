@@ -8,16 +8,21 @@ from __future__ import annotations
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.protocol.errors import InvalidRequest
 from ..runtime.protocol.messages import ProgramSettings
 from .backend.base_backend import BaseBackend, as_backend
 from .global_config import global_config
-from .ir import SAMPLING_NAMES, sampling_overrides
+from .ir import SAMPLING_NAMES, SglArgument, sampling_overrides
 from .program import Program
 from .state import ProgramState
+
+if TYPE_CHECKING:
+    from .compiler import CompiledFunction
+    from .graph import Graph
+    from .tracer import TracerProgramState
 
 _SETTINGS = frozenset(ProgramSettings.__struct_fields__)
 _RUN_OPTIONS = frozenset(("backend", "stream", "use_thread"))
@@ -72,6 +77,11 @@ class SglFunction:
         self.arg_names: list[str] = [*spec.args[1:], *spec.kwonlyargs]
         self.takes_any = spec.varkw is not None
         self.arg_defaults: tuple[Any, ...] = spec.defaults or ()
+        positional = spec.args[len(spec.args) - len(self.arg_defaults) :]
+        self.default_of: dict[str, Any] = {
+            **dict(zip(positional, self.arg_defaults, strict=True)),
+            **(spec.kwonlydefaults or {}),
+        }
         self.__name__ = getattr(func, "__name__", "program")
         self.__doc__ = func.__doc__
 
@@ -162,7 +172,69 @@ class SglFunction:
         return SglFunction(self.func, bind_arguments={**self.bind_arguments, **kwargs})
 
     def __call__(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run; inside another program's trace, become part of it."""
+        from .tracer import current_trace, trace_call
+
+        if current_trace() is not None:
+            return trace_call(self, args, kwargs)
         return self.run(*args, **kwargs)
+
+    # -- without running ----------------------------------------------------------------------------------------------
+
+    def trace(self, *, backend: Any = None, **kwargs: Any) -> TracerProgramState:
+        """What the body says; arguments that are not given are holes. No model is asked."""
+        from .tracer import trace_program
+
+        return trace_program(self, kwargs, resolve_backend(backend))
+
+    def compile(self, *, backend: Any = None, **constants: Any) -> CompiledFunction:
+        """Trace the body once; its runs are one message each and call the body no more.
+
+        Raises ``TraceError`` where the body branches on a value or an argument. ``constants`` fixes arguments.
+        """
+        from .compiler import CompiledFunction
+
+        compiled = CompiledFunction(self, constants)
+        if backend is not None or global_config.default_backend is not None:
+            compiled.trace_for(resolve_backend(backend))
+        return compiled
+
+    def graph(self, *, backend: Any = None, **arguments: Any) -> Graph:
+        """The program's operations: ``print(prog.graph())``, or ``prog.graph().svg()``."""
+        from .graph import Graph
+
+        return Graph.of(self.__name__, self.trace(backend=backend, **arguments))
+
+    def cache(self, backend: Any = None) -> None:
+        """Compute what every run of this program begins with, so that the first one finds it."""
+        from .tracer import leading_nodes
+
+        chosen = resolve_backend(backend)
+        nodes = leading_nodes(self, chosen)
+        if nodes:
+            chosen.cache_nodes(nodes)
+
+    def pin(self, backend: Any = None, *, ttl_s: float = 3600.0) -> int | None:
+        """Like ``cache``, and kept from eviction for ``ttl_s``; the number of tokens, where the backend tells it."""
+        from .tracer import leading_nodes
+
+        chosen = resolve_backend(backend)
+        nodes = leading_nodes(self, chosen)
+        return chosen.pin_nodes(nodes, ttl_s) if nodes else 0
+
+    def unpin(self, backend: Any = None) -> None:
+        """End a ``pin``."""
+        self.pin(backend, ttl_s=0.0)
+
+    def fill_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Every argument of the body: bound, given, or else a hole."""
+        unknown = [name for name in given if name not in self.arg_names]
+        if unknown and not self.takes_any:
+            raise InvalidRequest(
+                f"{self.__name__}() has no argument {unknown[0]!r}; it has {', '.join(self.arg_names)}"
+            )
+        arguments: dict[str, Any] = {name: SglArgument(name) for name in self.arg_names}
+        return {**arguments, **given, **self.bind_arguments}
 
     def arguments_of(self, item: Any) -> dict[str, Any]:
         """One item of a batch as keyword arguments."""
@@ -171,7 +243,7 @@ class SglFunction:
         if not isinstance(item, tuple | list):
             raise InvalidRequest(f"a batch item is a dict or a tuple of arguments, not {type(item).__name__}: {item!r}")
         free = [name for name in self.arg_names if name not in self.bind_arguments]
-        least = len(free) - len(self.arg_defaults)
+        least = len([name for name in free if name not in self.default_of])
         if not least <= len(item) <= len(free):
             wanted = str(len(free)) if least == len(free) else f"{least} to {len(free)}"
             raise InvalidRequest(

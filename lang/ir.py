@@ -130,6 +130,10 @@ class SglSamplingParams:
                 raise InvalidRequest(f"{name}={value!r}: the {api} API has no such parameter; leave it out", where=name)
 
 
+class TraceError(InvalidRequest, TypeError):
+    """A program looked at what is not known yet."""
+
+
 # -- expressions ------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +143,9 @@ class SglExpr(msgspec.Struct, frozen=True, eq=False):
     def __add__(self, other: "SglExpr | str") -> "SglExprList":
         parts = _parts(other)
         return NotImplemented if parts is None else SglExprList((*(_parts(self) or ()), *parts))
+
+    def __format__(self, spec: str) -> str:
+        raise TraceError(f'{self!r} cannot go into an f-string, where it would be lost: write "..." + gen(...) + "..."')
 
     def __radd__(self, other: "SglExpr | str") -> "SglExprList":
         parts = _parts(other)
@@ -256,7 +263,7 @@ class SglVariable(SglExpr, frozen=True, eq=False):
     sep: str = ""
 
     def __str__(self) -> str:
-        raise InvalidRequest(
+        raise TraceError(
             f"the text of {self.name!r} is not known yet, so it cannot go into an f-string or str(); "
             f's += "..." + s.ref({self.name!r}) pastes it, s[{self.name!r}] waits for it'
         )
@@ -265,10 +272,70 @@ class SglVariable(SglExpr, frozen=True, eq=False):
         return str(self)
 
     def __bool__(self) -> bool:
-        raise InvalidRequest(f"{self.name!r} is not known yet; use s[{self.name!r}], which waits, to branch on it")
+        raise TraceError(f"{self.name!r} is not known yet; use s[{self.name!r}], which waits, to branch on it")
+
+    def __getitem__(self, index: int) -> "SglVariable":
+        """Of a variable that a join gathered: that of one fork."""
+        values = getattr(self.source, "values", None)
+        if values is None:
+            raise TraceError(f"{self.name!r} is not known yet: no part {index!r}; read s[{self.name!r}] first")
+        return SglVariable(f"{self.name}[{index}]", values[index])
+
+    def __iter__(self) -> Iterator["SglVariable"]:
+        values = getattr(self.source, "values", None)
+        if values is None:
+            raise TraceError(f"{self.name!r} is not known yet and cannot be iterated; read s[{self.name!r}] first")
+        return (SglVariable(f"{self.name}[{i}]", value) for i, value in enumerate(values))
 
     def __repr__(self) -> str:
         return f"Variable({self.name!r})"
+
+
+class SglArgument(SglExpr, frozen=True, eq=False):
+    """An argument of a program that is traced: a hole, to be filled when it runs."""
+
+    name: str
+
+    def _refuse(self, what: str) -> Any:
+        raise TraceError(
+            f"{what}: argument {self.name!r} is not known while the program is traced; give it to compile() or trace() "
+            f"as a constant ({self.name}=...), or write the program so that it is only appended"
+        )
+
+    def __format__(self, spec: str) -> str:
+        raise TraceError(
+            "Cannot put argument inside a f-string. This is not compatible with the tracer: "
+            f'write s += "..." + {self.name} instead of f"...{{{self.name}}}"'
+        )
+
+    def __str__(self) -> str:
+        return self._refuse("str()")
+
+    def __bool__(self) -> bool:
+        return self._refuse("a branch")
+
+    def __len__(self) -> int:
+        return self._refuse("len()")
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._refuse("a loop")
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._refuse("indexing")
+
+    def __eq__(self, other: object) -> bool:
+        return self._refuse("a comparison")
+
+    def __int__(self) -> int:
+        return self._refuse("int()")
+
+    def __float__(self) -> float:
+        return self._refuse("float()")
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"Argument({self.name})"
 
 
 class SglVariables(SglExpr, frozen=True, eq=False):

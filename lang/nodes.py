@@ -23,6 +23,12 @@ class TextNode(Node, frozen=True, eq=False, gc=False):
     text: str
 
 
+class HoleNode(Node, frozen=True, eq=False, gc=False):
+    """Text that an argument will be. Only in a trace."""
+
+    name: str
+
+
 class RoleNode(Node, frozen=True, eq=False, gc=False):
     """A role begins or ends. ``text`` is what that adds to the program's text."""
 
@@ -36,6 +42,9 @@ class DefaultSystemNode(Node, frozen=True, eq=False, gc=False):
 
     content: str
     text: str
+
+
+Leading = TextNode | RoleNode | DefaultSystemNode  # what a program's constant beginning is made of
 
 
 class GenNode(Node, frozen=True, eq=False, gc=False):

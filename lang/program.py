@@ -16,11 +16,14 @@ from ..runtime.protocol.errors import Cancelled, InvalidRequest, PhloemError
 from ..runtime.protocol.messages import ProgramSettings
 from ..runtime.protocol.ops import JoinMode
 from . import ir
+from .choices import token_length_normalized
+from .meta import meta_info
 from .nodes import (
     CloseNode,
     DefaultSystemNode,
     ForkNode,
     GenNode,
+    HoleNode,
     ImageNode,
     JoinNode,
     Node,
@@ -30,7 +33,7 @@ from .nodes import (
     SelectNode,
     TextNode,
 )
-from .values import Candidate, Constant, Gathered, Leaf, Piece, Signal, Span, Value, current_crew
+from .values import Candidate, Constant, Gathered, Hole, Leaf, Piece, Signal, Span, Value, current_crew
 
 if TYPE_CHECKING:
     from .backend.base_backend import BaseBackend
@@ -46,8 +49,9 @@ class UnknownVariable(PhloemError, KeyError):
 
 
 class Session(Protocol):
-    """A backend's side of one program."""
+    """A backend's side of one program. ``decides_custom_choices``: it is given choice rules that users wrote."""
 
+    decides_custom_choices: bool
     closed: Leaf  # resolves when the program has ended; ``meta`` is a dict of its costs
 
     def default_system(self) -> tuple[str, str] | None:
@@ -294,11 +298,39 @@ class Sequence:
 
     def _append_select(self, expr: ir.SglSelect) -> None:
         method = expr.choices_method
+        if method.wire_name is None and not self.program.session.decides_custom_choices:
+            self._decide_here(expr)
+            return
         leaf = Leaf(self.program.lock, expr.name)
         self.leaves.append(leaf)
         self.bind(expr.name, leaf)
         self.pieces.append(leaf)
         self.log.append(SelectNode(self.seq, leaf, expr.choices, method, expr.temperature))
+
+    def _decide_here(self, expr: ir.SglSelect) -> None:
+        """A rule of the user's own: the runtime scores, Python decides, and the winner goes on as text."""
+        program = self.program
+        scored = Leaf(program.lock, expr.name)
+        self.leaves.append(scored)
+        self.log.append(SelectNode(self.seq, scored, expr.choices, token_length_normalized, append=False))
+        program.wait_leaves([scored])
+        scored.raise_error()
+        info = meta_info(scored.meta)
+        decision = expr.choices_method(
+            choices=list(expr.choices),
+            normalized_prompt_logprobs=info["normalized_prompt_logprobs"],
+            input_token_logprobs=info["input_token_logprobs"],
+            output_token_logprobs=info["output_token_logprobs"],
+            unconditional_token_logprobs=info.get("unconditional_token_logprobs"),
+        )
+        leaf = Leaf(program.lock, expr.name)
+        leaf.resolve((decision.decision,), {**info, **decision.meta_info})
+        self.bind(expr.name, leaf)
+        self.paste(leaf)
+
+    def _append_argument(self, expr: ir.SglArgument) -> None:
+        self.pieces.append(Hole(expr.name))
+        self.log.append(HoleNode(self.seq, expr.name))
 
     def _append_variable(self, expr: ir.SglVariable) -> None:
         self.paste(expr.source, sep=expr.sep)
@@ -330,6 +362,9 @@ class Sequence:
                     if i and sep:
                         self._append_str(sep)
                     self.paste(item)
+            case Hole():
+                self.pieces.append(value)
+                self.log.append(HoleNode(self.seq, value.name))
             case _:
                 self._append_str(value.text())
 
@@ -471,6 +506,7 @@ _APPENDERS: dict[type, Any] = {
     ir.SglExprList: Sequence._append_list,
     ir.SglGen: Sequence._append_gen,
     ir.SglSelect: Sequence._append_select,
+    ir.SglArgument: Sequence._append_argument,
     ir.SglVariable: Sequence._append_variable,
     ir.SglVariables: Sequence._append_variables,
     ir.SglRoleBegin: Sequence._append_role_begin,

@@ -217,7 +217,24 @@ class Constant:
         return self.value if isinstance(self.value, str) else str(self.value)
 
 
-Piece = str | Leaf | Candidate  # of a sequence's text
+class Hole:
+    """What an argument will be. Only in a trace, and read by nobody."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def leaves(self) -> Iterable[Leaf]:
+        return ()
+
+    def read(self) -> str:
+        return f"{{{self.name}}}"
+
+    text = read
+
+
+Piece = str | Leaf | Candidate | Hole  # of a sequence's text
 
 
 class Span:

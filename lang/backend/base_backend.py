@@ -13,6 +13,7 @@ from ...runtime.protocol.errors import Unsupported
 from ..chat_template import ChatTemplate, get_chat_template
 from ..choices import ChoicesDecision, ChoicesSamplingMethod
 from ..ir import SglSamplingParams
+from ..nodes import Leading
 
 if TYPE_CHECKING:
     from ..program import Program, Session
@@ -24,6 +25,7 @@ class BaseBackend:
 
     support_concate_and_append: bool = False
     is_chat_model: bool = False
+    precache_in_batch: bool = True  # run_batch() calls cache_nodes() first
     max_threads: int = 256  # generations that may block at once
     chat_template: ChatTemplate | None = None
 
@@ -41,6 +43,16 @@ class BaseBackend:
 
     def cache_prefix(self, prefix_str: str) -> None:
         """Told before many programs that begin with ``prefix_str``."""
+
+    def cache_nodes(self, nodes: Sequence[Leading]) -> None:
+        """The same for what programs begin with: texts and roles."""
+        self.cache_prefix("".join(node.text for node in nodes))
+
+    def pin_nodes(self, nodes: Sequence[Leading], ttl_s: float) -> int | None:
+        """Cache them and keep them for ``ttl_s``; 0 ends it."""
+        if ttl_s > 0:
+            self.cache_nodes(nodes)
+        return None
 
     def uncache_prefix(self, rid: str) -> None: ...
 

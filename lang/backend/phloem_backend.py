@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,8 +33,7 @@ from ...runtime.protocol.messages import (
     RuntimeMessage,
     Submit,
 )
-from ...runtime.protocol.sampling import SamplingParams
-from ..ir import merge_sampling
+from ..ir import SglGen, merge_sampling
 from ..nodes import (
     CloseNode,
     DefaultSystemNode,
@@ -41,6 +41,7 @@ from ..nodes import (
     GenNode,
     ImageNode,
     JoinNode,
+    Leading,
     Node,
     PasteNode,
     PinNode,
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 
 class PhloemBackend(BaseBackend):
     """A runtime, spoken to in programs."""
+
+    precache_in_batch = False  # the runtime computes a prefix once, also when all ask for it together
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -80,12 +83,28 @@ class PhloemBackend(BaseBackend):
 
     def cache_prefix(self, prefix_str: str) -> None:
         """Compute a text's KV ahead of the programs that begin with it."""
-        prefill: list[ops.AnyOp] = [
-            ops.Text(op=0, seq=0, text=prefix_str),
-            ops.Gen(op=1, seq=0, params=SamplingParams(max_tokens=0)),
-            ops.Close(op=2, seq=0),
-        ]
-        self.client.submit(Submit(program=self.new_program_id(), ops=prefill), lambda message: None)
+        self.cache_nodes([TextNode(0, prefix_str)])
+
+    def cache_nodes(self, nodes: Sequence[Leading]) -> None:
+        self._prefill(nodes, None)
+
+    def pin_nodes(self, nodes: Sequence[Leading], ttl_s: float) -> int | None:
+        return self._prefill(nodes, ttl_s)
+
+    def _prefill(self, nodes: Sequence[Leading], ttl_s: float | None) -> int | None:
+        from ..program import Program
+
+        program = Program(self)
+        sequence = program.root
+        program.log += nodes
+        done = Leaf(program.lock, None)
+        program.log.append(GenNode(0, done, SglGen(None, {"max_tokens": 0}), {}, 1, False))
+        if ttl_s is not None:
+            done = sequence.pin(ttl_s)
+        program.end()
+        program.wait_leaves([done])
+        pinned = done.read()
+        return pinned if ttl_s is not None else None
 
     def flush_cache(self) -> bool:
         self.client.query("flush_cache")

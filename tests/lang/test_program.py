@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 from phloem import assistant, function, gen, select, system, user, user_end
+from phloem.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from phloem.lang.program import UnknownVariable
 from phloem.runtime.protocol import errors, messages, ops
 
@@ -461,3 +462,25 @@ def test_bind_wins_over_the_call(connect):
 def test_the_first_argument_must_be_s():
     with pytest.raises(AssertionError, match="must be named s"):
         function(lambda state: None)
+
+
+def test_a_choice_rule_of_ones_own_decides_in_python(connect):
+    class Longest(ChoicesSamplingMethod):
+        def __call__(self, *, choices, **logprobs):
+            assert len(logprobs["input_token_logprobs"]) == 2
+            return ChoicesDecision(max(choices, key=len), {"rule": "longest"})
+
+    @function
+    def body(s):
+        s += "q" + select("c", choices=[" a", " long"], choices_method=Longest()) + gen("x")
+
+    s = body.run(backend=connect(reply=echo))
+    assert (s["c"], s["x"]) == (" long", " <long>") and s.text() == "q long <long>"
+    assert s.get_meta_info("c")["rule"] == "longest"
+
+
+def test_an_expression_in_an_f_string_says_what_to_write(connect):
+    with pytest.raises(TypeError, match=r'write "..." \+ gen'):
+        f"{gen('x')}"
+    with pytest.raises(TypeError, match=r"s\.ref\('a'\) pastes it, s\['a'\] waits"):
+        function(lambda s: s.__iadd__(gen("a")).__iadd__(f"{s.ref('a')}")).run(backend=connect())

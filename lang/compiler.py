@@ -1,0 +1,176 @@
+"""A program traced once and run many times: its body is not called again, a run is one message.
+
+The trace is kept per backend, since role markers differ. Arguments that compile() was not given are holes.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from . import ir
+from .function import SglFunction, resolve_backend
+from .graph import Graph
+from .nodes import GenNode, HoleNode, Node, PasteNode, PinNode, SelectNode, TextNode
+from .program import Message, Program, Sequence
+from .state import ProgramState
+from .tracer import TraceError, TracerProgramState, trace_program
+from .values import Candidate, Constant, Gathered, Hole, Leaf, Piece, Span, Value
+
+if TYPE_CHECKING:
+    from .backend.base_backend import BaseBackend
+
+
+class CompiledFunction(SglFunction):
+    """``run``, ``run_batch`` and ``bind`` as of any program; an argument may be any str (or number)."""
+
+    def __init__(self, function: SglFunction, constants: Mapping[str, Any]) -> None:
+        super().__init__(function.func, bind_arguments={**constants, **function.bind_arguments})
+        self._source = SglFunction(function.func, bind_arguments=self.bind_arguments)
+        self._traces: weakref.WeakKeyDictionary[BaseBackend, TracerProgramState] = weakref.WeakKeyDictionary()
+        self._tracing = threading.Lock()
+
+    def trace_for(self, backend: BaseBackend) -> TracerProgramState:
+        with self._tracing:
+            trace = self._traces.get(backend)
+            if trace is None:
+                trace = self._traces[backend] = trace_program(self._source, {}, backend)
+            return trace
+
+    def bind(self, **kwargs: Any) -> SglFunction:
+        return CompiledFunction(super().bind(**kwargs), {})
+
+    def graph(self, backend: Any = None, **arguments: Any) -> Graph:
+        return Graph.of(self.__name__, self.trace_for(resolve_backend(backend)))
+
+    def print_graph(self, backend: Any = None) -> None:
+        self.trace_for(resolve_backend(backend)).print_graph_dfs()
+
+    def _run_body(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        program = state._program
+        program.body_thread = threading.get_ident()
+        try:
+            given = {**dict(zip(self._free_names(), args, strict=False)), **arguments}
+            replay(self.trace_for(program.backend), state, self._fill_holes(given, len(args)))
+        except BaseException as error:
+            program.abort(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            program.end()
+
+    def _free_names(self) -> list[str]:
+        return [name for name in self.arg_names if name not in self.bind_arguments]
+
+    def _fill_holes(self, given: dict[str, Any], num_positional: int) -> dict[str, Any]:
+        free = self._free_names()
+        unknown = [name for name in given if name not in self.arg_names]
+        if unknown or num_positional > len(free):
+            what = repr(unknown[0]) if unknown else f"{num_positional} positional arguments"
+            takes = ", ".join(free) or "no arguments"
+            raise TypeError(f"{self.__name__}() compiled takes {takes}; it was given {what}")
+        missing = [name for name in free if name not in given and name not in self.default_of]
+        if missing:
+            raise TypeError(f"{self.__name__}() compiled is missing {', '.join(missing)}")
+        return {**self.default_of, **given}
+
+
+def replay(trace: TracerProgramState, state: ProgramState, arguments: Mapping[str, Any]) -> None:
+    """Put what was traced into ``state``'s program, holes filled."""
+    copy = _Replay(trace, state._program, arguments)
+    copy.run(state._sequence)
+    ret = trace.ret_value
+    state.ret_value = None if isinstance(ret, ir.SglExpr) else ret
+
+
+class _Replay:
+    """One run's leaves and values in the place of the trace's."""
+
+    def __init__(self, trace: TracerProgramState, program: Program, arguments: Mapping[str, Any]) -> None:
+        self._trace = trace
+        self._program = program
+        self._arguments = arguments
+        self._leaves: dict[int, Leaf] = {}
+
+    def run(self, root: Sequence) -> None:
+        program, log = self._program, self._program.log
+        traced = self._trace._program
+        while len(program.sequences) < len(traced.sequences):
+            Sequence(program)
+        for node in traced.log:
+            log.append(self._node(node))
+        for source, target in zip(traced.sequences, program.sequences, strict=True):
+            target.pieces = [self._piece(piece) for piece in source.pieces]
+            target.variables = {name: self._value(value) for name, value in source.variables.items()}
+            target.leaves = [self._leaves[id(leaf)] for leaf in source.leaves]
+            target.messages = tuple(
+                [Message(m.role, Span([self._piece(p) for p in m.content.pieces]), m.images) for m in source.messages]
+            )
+            target.role = source.role
+            target.is_closed = True  # the trace holds its Close
+        program.tell()
+
+    def _node(self, node: Node) -> Node:
+        match node:
+            case HoleNode():
+                return TextNode(node.seq, self._text(node.name))
+            case GenNode():
+                program, gen = self._program, node.gen
+                overrides = gen.overrides
+                if any(isinstance(value, ir.SglArgument) for value in overrides.values()):
+                    overrides = {name: self._filled(value) for name, value in overrides.items()}
+                    gen = msgspec.structs.replace(gen, overrides=overrides)
+                n = overrides.get("n") or program.sampling.get("n", 1)
+                leaf = Leaf(program.lock, gen.name, n=n, parse=gen.parse)
+                self._leaves[id(node.leaf)] = leaf
+                return GenNode(node.seq, leaf, gen, program.sampling, n, program.stream)
+            case SelectNode():
+                leaf = Leaf(self._program.lock, node.leaf.name)
+                self._leaves[id(node.leaf)] = leaf
+                choices = tuple([self._filled(choice) for choice in node.choices])
+                return msgspec.structs.replace(node, leaf=leaf, choices=choices)
+            case PinNode():
+                leaf = Leaf(self._program.lock, None)
+                self._leaves[id(node.leaf)] = leaf
+                return PinNode(node.seq, leaf, node.ttl_s)
+            case PasteNode():
+                return PasteNode(node.seq, self._leaves[id(node.source)], node.index)
+            case _:
+                return node
+
+    def _filled(self, value: Any) -> Any:
+        return self._arguments[value.name] if isinstance(value, ir.SglArgument) else value
+
+    def _text(self, name: str) -> str:
+        value = self._arguments[name]
+        if isinstance(value, ir.SglExpr):
+            raise TraceError(f"argument {name!r} of a compiled program is {value!r}; give it a str")
+        return value if isinstance(value, str) else str(value)
+
+    def _piece(self, piece: Piece) -> Piece:
+        if isinstance(piece, str):
+            return piece
+        if isinstance(piece, Hole):
+            return self._text(piece.name)
+        if isinstance(piece, Leaf):
+            return self._leaves[id(piece)]
+        return Candidate(self._leaves[id(piece.leaf)], piece.index)
+
+    def _value(self, value: Value) -> Value:
+        match value:
+            case Leaf():
+                return self._leaves[id(value)]
+            case Candidate():
+                return Candidate(self._leaves[id(value.leaf)], value.index)
+            case Span():
+                return Span([self._piece(piece) for piece in value.pieces])
+            case Gathered():
+                return Gathered([self._value(item) for item in value.values])
+            case Constant(value=ir.SglArgument(name=name)):
+                return Constant(self._arguments[name])
+            case _:
+                return value

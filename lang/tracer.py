@@ -1,0 +1,170 @@
+"""Running a body without a model: what it would say, with holes where arguments and values stand.
+
+A traced body may paste what is not known, but not look at it: branching on it or formatting it raises ``TraceError``.
+Sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from . import ir
+from .nodes import DefaultSystemNode, Leading, Node, RoleNode, TextNode
+from .program import Program, Sequence, Session
+from .state import ProgramState
+from .values import Leaf, Span
+
+if TYPE_CHECKING:
+    from .backend.base_backend import BaseBackend
+    from .function import SglFunction
+
+MIN_PREFIX_CHARS = 64  # a shorter common prefix is not worth a request of its own
+
+TraceError = ir.TraceError
+_tracing: ContextVar[TracerProgramState | None] = ContextVar("phloem_tracing", default=None)
+
+
+class TraceSession:
+    """Knows the roles of a backend and sends it nothing."""
+
+    decides_custom_choices = True
+
+    def __init__(self, session: Session) -> None:
+        self.closed = session.closed
+        self._session = session
+
+    def default_system(self) -> tuple[str, str] | None:
+        return self._session.default_system()
+
+    def role_text(self, role: str, *, is_begin: bool, messages: list[dict[str, Any]]) -> str:
+        return self._session.role_text(role, is_begin=is_begin, messages=messages)
+
+    def ship(self, nodes: list[Node], *, is_awaited: bool = False) -> None:
+        """Nothing travels: the nodes stay in the program's log."""
+
+    def cancel(self, leaf: Leaf | None = None) -> None:
+        pass
+
+
+class TraceProgram(Program):
+    """A program whose values never come. ``exprs`` is what its sequences were given, in order."""
+
+    __slots__ = ("exprs",)
+
+    def __init__(self, backend: BaseBackend) -> None:
+        super().__init__(backend)
+        self.session = TraceSession(self.session)
+        self.exprs: list[tuple[int, ir.SglExpr]] = []
+
+    def wait_leaves(self, leaves: Any, timeout_s: float | None = None) -> None:
+        for leaf in leaves:
+            raise TraceError(
+                f"the value of {leaf.name!r} is not known while the program is traced; "
+                f"paste it with s.ref({leaf.name!r}), or run the program instead of compiling it"
+            )
+
+
+class TracerProgramState(ProgramState):
+    """``s`` while a body is traced: a value that is read is a reference to it."""
+
+    def __iadd__(self, other: ir.SglExpr | str) -> ProgramState:
+        super().__iadd__(other)
+        expr = other if isinstance(other, ir.SglExpr) else ir.SglConstantText(other)
+        parts = expr.expr_list if isinstance(expr, ir.SglExprList) else (expr,)
+        program = self._program
+        assert isinstance(program, TraceProgram)
+        program.exprs += [(self._sequence.seq, part) for part in parts]
+        return self
+
+    def __getitem__(self, name: str | None) -> Any:
+        value = self._sequence.value(name)
+        if not list(value.leaves()) and not isinstance(value, Span):
+            return value.read()
+        return self.ref(name) if name is not None else ir.SglVariable("None", value)
+
+    def text(self, *, partial: bool = False) -> Any:
+        return ir.SglVariable("text()", Span(tuple(self._sequence.pieces)))
+
+    def fork(self, size: int = 1, position_ids_offset: Any = None) -> Any:
+        group = super().fork(size, position_ids_offset)
+        group.states = [TracerProgramState(state._sequence) for state in group.states]
+        return group
+
+    @property
+    def variables(self) -> dict[str | None, ir.SglVariable]:
+        return {name: ir.SglVariable(str(name), value) for name, value in self._sequence.variables.items()}
+
+    def flatten_nodes(self) -> list[ir.SglExpr]:
+        """Every expression, in the order in which the body gave them."""
+        program = self._program
+        assert isinstance(program, TraceProgram)
+        return [expr for _, expr in program.exprs]
+
+    @property
+    def last_node(self) -> TracerProgramState:
+        return self
+
+    def print_graph_dfs(self) -> None:
+        """Write the graph to the log's standard stream, one expression a line."""
+        import sys
+
+        for i, (seq, expr) in enumerate(self._program.exprs):  # type: ignore[attr-defined]
+            sys.stdout.write(f"%{i} = seq {seq}: {expr!r}\n")
+
+
+@contextmanager
+def TracingScope(state: TracerProgramState) -> Iterator[None]:
+    """Programs called inside become sequences of this trace, not runs of their own."""
+    token = _tracing.set(state)
+    try:
+        yield
+    finally:
+        _tracing.reset(token)
+
+
+def current_trace() -> TracerProgramState | None:
+    return _tracing.get()
+
+
+def trace_program(function: SglFunction, arguments: Mapping[str, Any], backend: BaseBackend) -> TracerProgramState:
+    """The body's trace; arguments that are missing are ``SglArgument`` holes."""
+    state = TracerProgramState(TraceProgram(backend).root)
+    with TracingScope(state):
+        state.ret_value = function.func(state, **function.fill_arguments(arguments))
+    for sequence in state._program.sequences:
+        sequence.close()
+    state._program.is_over = True
+    return state
+
+
+def trace_call(function: SglFunction, args: tuple[Any, ...], arguments: Mapping[str, Any]) -> TracerProgramState:
+    """A program called by the body of another while that is traced: a sequence of its own in the same program."""
+    outer = current_trace()
+    assert outer is not None
+    state = TracerProgramState(Sequence(outer._program))
+    state.ret_value = function.func(state, *args, **arguments, **function.bind_arguments)
+    return state
+
+
+def leading_nodes(function: SglFunction, backend: BaseBackend) -> list[Leading]:
+    """The nodes every run begins with: the constants before the first argument, value or fork."""
+    state = TracerProgramState(TraceProgram(backend).root)
+    try:
+        with TracingScope(state):
+            function.func(state, **function.fill_arguments({}))
+    except Exception:
+        pass  # what was said before is what counts: a body that looks at a value cannot be traced further
+    leading: list[Leading] = []
+    for node in state._program.log:
+        if node.seq != 0 or not isinstance(node, TextNode | RoleNode | DefaultSystemNode):
+            break
+        leading.append(node)
+    return leading
+
+
+def extract_prefix_by_tracing(function: SglFunction, backend: BaseBackend) -> str:
+    """The constant text that every run begins with."""
+    return "".join(node.text for node in leading_nodes(function, backend))
