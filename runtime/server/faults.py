@@ -73,6 +73,8 @@ def of_error(error: errors.PhloemError) -> Fault:
     """The fault that an error of the runtime is answered with; ``where`` is a field's name if it looks like one."""
     _, status, type_, code = next(row for row in _ANSWERS if isinstance(error, row[0]))
     message = error.message.removesuffix(f", in {error.where}") if error.where else error.message
+    if status >= 500:  # what follows the first line is the engine's log, which is ours to read
+        message = message.partition("\n")[0].removesuffix("; its log ends:")
     param = error.where if error.where.replace("_", "").replace(".", "").isalnum() else None
     return Fault(status, message, type_, param, code)
 

@@ -54,8 +54,7 @@ class ServerMetrics:
         """Everything in Prometheus' text format; ``engine`` is its answer to the query ``metrics``, or None."""
         lines = []
         for name, value in sorted(_flat("phloem_engine", engine)):
-            kind = "counter" if name.endswith("_total") else "gauge"
-            lines.append(f"# TYPE {name} {kind}\n{name} {float(value)!r}\n")
+            lines.append(f"# TYPE {name} untyped\n{name} {float(value)!r}\n")
         return generate_latest(self._registry) + "".join(lines).encode()
 
 

@@ -69,6 +69,7 @@ class OpenAISampling(Strict):
     regex: str | None = None
     json_schema: dict[str, Any] | bool | str | None = None
     ebnf: str | None = None
+    grammar_options: dict[str, str | int | bool] | None = None
     priority: int | None = None
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     cache_salt: str | None = None
@@ -93,7 +94,8 @@ class OpenAISampling(Strict):
         return SamplingParams(**given, **more)
 
     def grammar(self) -> GrammarSpec | None:
-        return one_grammar({"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf})
+        given = {"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
+        return one_grammar(given, self.grammar_options)
 
     def settings(self) -> ProgramSettings:
         return ProgramSettings(
@@ -114,8 +116,8 @@ def as_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
-def one_grammar(given: dict[str, Any]) -> GrammarSpec | None:
-    """The grammar among the fields ``given`` (field -> value); more than one is an error."""
+def one_grammar(given: dict[str, Any], options: dict[str, str | int | bool] | None) -> GrammarSpec | None:
+    """The grammar among the fields ``given`` (field -> value); more than one is an error, and options without any."""
     found = {name: value for name, value in given.items() if value is not None}
     if len(found) > 1:
         names = ", ".join(found)
@@ -123,7 +125,9 @@ def one_grammar(given: dict[str, Any]) -> GrammarSpec | None:
     for name, value in found.items():
         kind: GrammarKind = "regex" if name == "regex" else "ebnf" if name == "ebnf" else "json_schema"
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return GrammarSpec(kind, text)
+        return GrammarSpec(kind, text, options or {})
+    if options:
+        raise errors.InvalidRequest("grammar_options need a grammar", where="grammar_options")
     return None
 
 
@@ -261,9 +265,8 @@ class ChatRequest(OpenAISampling):
 
     def grammar(self) -> GrammarSpec | None:
         schema = self.response_format.wanted() if self.response_format else None
-        return one_grammar(
-            {"response_format": schema, "regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
-        )
+        given = {"response_format": schema, "regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
+        return one_grammar(given, self.grammar_options)
 
 
 # -- /v1/completions --------------------------------------------------------------------------------------------------
@@ -330,6 +333,7 @@ class NativeSampling(Strict):
     json_schema: dict[str, Any] | bool | str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    grammar_options: dict[str, str | int | bool] | None = None  # extension
     # understood and not served
     structural_tag: unserved() = None  # type: ignore[valid-type]
     custom_params: unserved({}) = None  # type: ignore[valid-type]
@@ -355,7 +359,8 @@ class NativeSampling(Strict):
         )
 
     def grammar(self) -> GrammarSpec | None:
-        return one_grammar({"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf})
+        given = {"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
+        return one_grammar(given, self.grammar_options)
 
 
 class GenerateRequest(Strict):

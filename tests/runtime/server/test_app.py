@@ -172,6 +172,20 @@ def test_grammars_reach_the_engine(serve, fields, kind, text):
     assert (seen[0].kind, seen[0].text) == (kind, text)
 
 
+def test_grammar_options_travel_with_the_grammar(serve):
+    seen = []
+
+    def reply(prompt, op):
+        seen.append(op.grammar.options)
+        return "{}"
+
+    server = serve(StringEngine(reply=reply))
+    fields = {"json_schema": {}, "grammar_options": {"whitespace": "compact"}}
+    server.http.post("/v1/chat/completions", json={"messages": HELLO, **fields}).raise_for_status()
+    server.http.post("/generate", json={"text": "a", "sampling_params": fields}).raise_for_status()
+    assert seen == [{"whitespace": "compact"}] * 2
+
+
 def test_response_format_text_is_no_grammar(serve):
     seen = []
 

@@ -69,6 +69,12 @@ def test_ids_of_ops_are_not_shown_to_people(serve):
     assert body["error"]["message"] == "top_p=3: too much" and body["error"]["param"] is None
 
 
+def test_the_engines_log_stays_in_the_servers(serve):
+    error = errors.EngineLost("the engine process 7 was ended by SIGKILL; its log ends:\nFile /home/somebody/secret.py")
+    body = serve(client=ScriptedClient(rejecting(error))).http.post("/generate", json={"text": "a"}).json()
+    assert body["error"]["message"] == "the engine process 7 was ended by SIGKILL"
+
+
 def test_a_failure_after_text_ends_the_stream_with_an_error_event(serve):
     client = ScriptedClient(failing(errors.EngineLost("the engine process ended"), after="so far"))
     server = serve(client=client)
@@ -150,6 +156,7 @@ def test_a_model_without_a_chat_template_refuses_chats(serve):
         ("chat", {"top_logprobs": 30, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
         ("chat", {"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream=true"),
         ("chat", {"regex": "a", "ebnf": "b"}, "regex", "exclude each other"),
+        ("chat", {"grammar_options": {"whitespace": "compact"}}, "grammar_options", "need a grammar"),
         ("chat", {"response_format": {"type": "xml"}}, "response_format.type", "must be 'text'"),
         ("chat", {"response_format": {"type": "json_schema"}}, "response_format", "goes with type 'json_schema'"),
         ("chat", {"deadline_s": 0}, "deadline_s", "greater than 0"),
