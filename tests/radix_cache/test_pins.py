@@ -66,6 +66,14 @@ def test_pins_beyond_the_budget_keep_the_front_of_the_prefix():
     assert cache.pin(text(0, 8), owner="c", ttl_s=5) == 8
 
 
+def test_one_token_beyond_the_budget_is_not_pinned():
+    cache = RadixCache(20, pin_share=0.25, clock=Clock())
+    run(cache, text(0, 6))
+    assert cache.pin(text(0, 5), ttl_s=5) == 5
+    assert cache.pin(text(0, 6), ttl_s=5) == 5
+    cache.check()
+
+
 def test_a_new_pin_of_an_owner_replaces_the_old():
     clock = Clock()
     cache = RadixCache(20, clock=clock)

@@ -233,6 +233,7 @@ def test_a_file_that_is_not_sound_is_ignored_with_one_line_and_replaced(tmp_path
     (record,) = caplog.records
     assert f"kv block {spoiled.hex()} ignored" in record.getMessage()
     again.tiers.flush()
+    assert spoiled in again.tiers.disk
     again.tiers.close()
     last = Engine(12, disk=disk_tier(tmp_path))
     assert last.run(text(0, 12)) == 0
