@@ -1,4 +1,5 @@
 # Every target sets itself up: a virtual environment in .venv, made with python3 -m venv and pip.
+# --no-compile: Python compiles the few modules that are used when they are; all of them at once takes a minute.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -11,11 +12,11 @@ $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
-	$(PY) -m pip install --quiet --editable .
+	$(PY) -m pip install --quiet --no-compile --editable .
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)
-	$(PY) -m pip install --quiet --group dev
+	$(PY) -m pip install --quiet --no-compile --group dev
 	@touch $@
 
 demo: $(RUN_STAMP)
