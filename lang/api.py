@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from .backend.base_backend import BaseBackend, as_backend
 from .choices import ChoicesSamplingMethod, token_length_normalized
 from .function import SglFunction
 from .global_config import global_config
+from .grammar import Grammar
+from .types import is_type, typed_text
 
 Strings = str | Sequence[str]
 
@@ -31,8 +34,65 @@ def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | 
     return lambda func: SglFunction(func, num_api_spec_tokens)
 
 
-def gen(
+# the order in which SGLang's gen() takes them; a type may stand before them all
+_GEN_ORDER = (
+    "max_tokens",
+    "min_tokens",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "ignore_eos",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "return_text_in_logprobs",
+    "dtype",
+    "choices",
+    "choices_method",
+    "regex",
+    "json_schema",
+)
+
+
+def gen(name: str | None = None, *args: Any, **kwargs: Any) -> ir.SglExpr:
+    """Generate text here; ``s[name]`` will be it. What is None comes from ``run()``.
+
+    One of ``regex``, ``json_schema``, ``ebnf``, ``lark``, ``dtype`` or ``type`` restricts what can be written.
+    ``choices`` makes it a ``select``. ``n > 1`` gives a list; the text goes on with its first.
+
+    ``type``, also as second argument (``gen("age", int)``), makes ``s[name]`` a value of that type: see
+    ``types.typed_text``; a ``grammar.Grammar`` stands there too. ``retries``: how often to generate again where the
+    text passes the grammar but not the type's own checks (the program then waits for it right here).
+    """
+    if not args:
+        return _gen(name, **kwargs)
+    first = args[0]
+    if is_type(first) or isinstance(first, Grammar):
+        if "type" in kwargs:
+            raise TypeError(f"gen({name!r}) was given two types")
+        kwargs["type"] = first
+        args = args[1:]
+    elif first is not None and not isinstance(first, int | ir.SglArgument):
+        raise InvalidRequest(f"gen({name!r}, {first!r}): the second argument is max_tokens (an int) or a type")
+    if len(args) > len(_GEN_ORDER):
+        raise TypeError(f"gen() takes at most {len(_GEN_ORDER) + 2} positional arguments")
+    for argument, value in zip(_GEN_ORDER, args, strict=False):
+        if argument in kwargs:
+            raise TypeError(f"gen() got multiple values for argument {argument!r}")
+        kwargs[argument] = value
+    return _gen(name, **kwargs)
+
+
+def _gen(
     name: str | None = None,
+    *,
     max_tokens: int | None = None,
     min_tokens: int | None = None,
     n: int | None = None,
@@ -50,24 +110,20 @@ def gen(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
-    dtype: type | str | None = None,
+    dtype: Any = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesSamplingMethod | None = None,
     regex: str | None = None,
-    json_schema: str | dict[str, Any] | None = None,
-    *,
+    json_schema: Any = None,
     ebnf: str | None = None,
     lark: str | None = None,
     repetition_penalty: float | None = None,
     seed: int | None = None,
     logit_bias: dict[int, float] | None = None,
     heal: bool | None = None,
+    type: Any = None,
+    retries: int = 0,
 ) -> ir.SglExpr:
-    """Generate text here; ``s[name]`` will be it. What is None comes from ``run()``.
-
-    One of ``regex``, ``json_schema``, ``ebnf``, ``lark`` or ``dtype`` restricts what can be written. ``choices`` makes
-    it a ``select``. ``n > 1`` gives a list; the text goes on with its first.
-    """
     if choices:
         return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
     overrides: dict[str, Any] = {}  # one by one: this runs once per generation
@@ -117,15 +173,37 @@ def gen(
         overrides["heal"] = heal
     grammar = None
     if not (dtype is None and regex is None and json_schema is None and ebnf is None and lark is None):
+        if type is not None:
+            raise InvalidRequest(f"gen({name!r}) was given a type and a grammar; one of them says what can be written")
         grammar = _grammar(dtype=dtype, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark)
+    if isinstance(type, Grammar):
+        return ir.SglGen(name, overrides, type.spec(), captures=type if type.names else None)
+    if type is not None:
+        typed = typed_text(type)
+        return ir.SglGen(name, overrides, typed.grammar, typed.parse, retries)
+    if retries:
+        raise InvalidRequest(f"gen({name!r}, retries={retries}) needs a type whose checks could fail")
     return ir.SglGen(name, overrides, grammar)
+
+
+gen.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None),
+        *[inspect.Parameter(p, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for p in _GEN_ORDER],
+        *[
+            parameter
+            for parameter in inspect.signature(_gen).parameters.values()
+            if parameter.name not in (*_GEN_ORDER, "name")
+        ],
+    ]
+)
 
 
 def _grammar(
     *,
     dtype: Any,
     regex: str | None,
-    json_schema: str | dict[str, Any] | None,
+    json_schema: Any,
     ebnf: str | None,
     lark: str | None,
 ) -> GrammarSpec | None:
@@ -142,10 +220,22 @@ def _grammar(
         re.compile(regex)  # a bad one raises here, where it is written
         return GrammarSpec("regex", regex)
     if json_schema is not None:
-        return GrammarSpec("json_schema", json_schema if isinstance(json_schema, str) else json.dumps(json_schema))
+        return GrammarSpec("json_schema", _schema_text(json_schema))
     if ebnf is not None:
         return GrammarSpec("ebnf", ebnf)
     return None if lark is None else GrammarSpec("lark", lark)
+
+
+def _schema_text(schema: Any) -> str:
+    """A schema as text, as a dict, or as a pydantic model."""
+    if isinstance(schema, str):
+        return schema
+    if isinstance(schema, dict):
+        return json.dumps(schema)
+    found = typed_text(schema).grammar
+    if found is None or found.kind != "json_schema":
+        raise InvalidRequest(f"json_schema={schema!r}: must be a JSON schema (text or dict) or a pydantic model")
+    return found.text
 
 
 def gen_int(

@@ -15,11 +15,11 @@ import msgspec
 from . import ir
 from .function import SglFunction, resolve_backend
 from .graph import Graph
-from .nodes import GenNode, HoleNode, Node, PasteNode, PinNode, SelectNode, TextNode
+from .nodes import GenNode, HoleNode, MarkNode, Node, PasteNode, PinNode, RollbackNode, SelectNode, TextNode
 from .program import Message, Program, Sequence
 from .state import ProgramState
 from .tracer import TraceError, TracerProgramState, trace_program
-from .values import Candidate, Constant, Gathered, Hole, Leaf, Piece, Span, Value
+from .values import Candidate, Captured, Constant, Gathered, Hole, Leaf, Piece, Span, Value
 
 if TYPE_CHECKING:
     from .backend.base_backend import BaseBackend
@@ -31,14 +31,14 @@ class CompiledFunction(SglFunction):
     def __init__(self, function: SglFunction, constants: Mapping[str, Any]) -> None:
         super().__init__(function.func, bind_arguments={**constants, **function.bind_arguments})
         self._source = SglFunction(function.func, bind_arguments=self.bind_arguments)
-        self._traces: weakref.WeakKeyDictionary[BaseBackend, TracerProgramState] = weakref.WeakKeyDictionary()
+        self._traces: weakref.WeakKeyDictionary[Any, TracerProgramState] = weakref.WeakKeyDictionary()
         self._tracing = threading.Lock()
 
     def trace_for(self, backend: BaseBackend) -> TracerProgramState:
         with self._tracing:
-            trace = self._traces.get(backend)
+            trace = self._traces.get(backend.identity)
             if trace is None:
-                trace = self._traces[backend] = trace_program(self._source, {}, backend)
+                trace = self._traces[backend.identity] = trace_program(self._source, {}, backend)
             return trace
 
     def bind(self, **kwargs: Any) -> SglFunction:
@@ -137,6 +137,10 @@ class _Replay:
                 leaf = Leaf(self._program.lock, None)
                 self._leaves[id(node.leaf)] = leaf
                 return PinNode(node.seq, leaf, node.ttl_s)
+            case MarkNode() | RollbackNode():
+                raise TraceError(
+                    "gen(retries=...) looks at its value, so it cannot be compiled; run the program instead"
+                )
             case PasteNode():
                 return PasteNode(node.seq, self._leaves[id(node.source)], node.index)
             case _:
@@ -166,6 +170,8 @@ class _Replay:
                 return self._leaves[id(value)]
             case Candidate():
                 return Candidate(self._leaves[id(value.leaf)], value.index)
+            case Captured():
+                return Captured(self._leaves[id(value.leaf)], value.grammar, value.name)
             case Span():
                 return Span([self._piece(piece) for piece in value.pieces])
             case Gathered():

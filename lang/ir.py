@@ -13,6 +13,7 @@ from ..constrained.spec import GrammarSpec
 from ..runtime.protocol.errors import InvalidRequest
 from ..runtime.protocol.sampling import SamplingParams
 from .choices import ChoicesSamplingMethod, token_length_normalized
+from .grammar import Grammar
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
 REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
@@ -182,6 +183,7 @@ class SglGen(SglExpr, frozen=True, eq=False, gc=False):
     grammar: GrammarSpec | None = None
     parse: Callable[[str], Any] | None = None
     retries: int = 0
+    captures: Grammar | None = None
 
     @property
     def sampling_params(self) -> SglSamplingParams:
@@ -255,7 +257,7 @@ class SglSeparateReasoning(SglExpr, frozen=True, eq=False):
 class SglVariable(SglExpr, frozen=True, eq=False):
     """The text of a variable that may not exist yet: pasted where this is appended, without waiting for it.
 
-    ``source`` is a value of ``values.py``; a list of values is pasted with ``sep`` between.
+    ``source`` is a value of ``values.py``, or gives it when this is appended; several are pasted with ``sep`` between.
     """
 
     name: str

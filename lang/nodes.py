@@ -91,5 +91,17 @@ class PinNode(Node, frozen=True, eq=False, gc=False):
     ttl_s: float
 
 
+class MarkNode(Node, frozen=True, eq=False, gc=False):
+    """Remember this point; ``mark`` stands for it."""
+
+    mark: Leaf
+
+
+class RollbackNode(Node, frozen=True, eq=False, gc=False):
+    """Return to ``mark``: what came after it is dropped from the sequence."""
+
+    mark: Leaf
+
+
 class CloseNode(Node, frozen=True, eq=False, gc=False):
     pass

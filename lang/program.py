@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from ..runtime.protocol.errors import Cancelled, InvalidRequest, PhloemError
 from ..runtime.protocol.messages import ProgramSettings
 from ..runtime.protocol.ops import JoinMode
@@ -26,20 +28,24 @@ from .nodes import (
     HoleNode,
     ImageNode,
     JoinNode,
+    MarkNode,
     Node,
     PasteNode,
     PinNode,
     RoleNode,
+    RollbackNode,
     SelectNode,
     TextNode,
 )
-from .values import Candidate, Constant, Gathered, Hole, Leaf, Piece, Signal, Span, Value, current_crew
+from .types import ParseError
+from .values import Candidate, Captured, Constant, Gathered, Hole, Leaf, Piece, Signal, Span, Value, current_crew
 
 if TYPE_CHECKING:
     from .backend.base_backend import BaseBackend
 
 
 _NONE: Mapping[str, Any] = {}
+_RETRY_TEMPERATURE = 0.7
 
 
 class UnknownVariable(PhloemError, KeyError):
@@ -288,6 +294,9 @@ class Sequence:
 
     def _append_gen(self, expr: ir.SglGen) -> None:
         program = self.program
+        if expr.retries:
+            self._gen_checked(expr)
+            return
         defaults, overrides = program.sampling, expr.overrides
         n = overrides.get("n") or defaults.get("n", 1)
         leaf = Leaf(program.lock, expr.name, n=n, parse=expr.parse)
@@ -295,6 +304,40 @@ class Sequence:
         self.leaves.append(leaf)
         self.bind(expr.name, leaf)
         self.log.append(GenNode(self.seq, leaf, expr, defaults, n, program.stream))
+        if expr.captures is not None:
+            for name in expr.captures.names:
+                self.bind(name, Captured(leaf, expr.captures, name))
+
+    def _gen_checked(self, expr: ir.SglGen) -> None:
+        """Generate, look, and go back to generate again while the value is wrong and tries are left.
+
+        Again means warmer and with another seed: a greedy generation would only repeat itself.
+        """
+        program = self.program
+        once = msgspec.structs.replace(expr, retries=0)
+        for attempt in range(expr.retries + 1):
+            mark = Leaf(program.lock, None)
+            self.log.append(MarkNode(self.seq, mark))
+            num_pieces = len(self.pieces)
+            self._append_gen(once)
+            if attempt == expr.retries:
+                return
+            leaf = self.leaves[-1]
+            program.wait_leaves([leaf])
+            try:
+                leaf.read()
+                return
+            except ParseError:
+                pass
+            self.leaves.pop()
+            del self.pieces[num_pieces:]
+            self.log.append(RollbackNode(self.seq, mark))
+            given = {**program.sampling, **expr.overrides}
+            warmer = {
+                "temperature": max(given.get("temperature", 1.0), 0.7),
+                "seed": given.get("seed", 0) + attempt + 1,
+            }
+            once = msgspec.structs.replace(once, overrides={**expr.overrides, **warmer})
 
     def _append_select(self, expr: ir.SglSelect) -> None:
         method = expr.choices_method
@@ -333,11 +376,12 @@ class Sequence:
         self.log.append(HoleNode(self.seq, expr.name))
 
     def _append_variable(self, expr: ir.SglVariable) -> None:
-        self.paste(expr.source, sep=expr.sep)
+        source = expr.source
+        self.paste(source() if callable(source) else source, sep=expr.sep)
 
     def _append_variables(self, expr: ir.SglVariables) -> None:
         for item in expr.items:
-            self.paste(item.source, sep=item.sep)
+            self._append_variable(item)
 
     def paste(self, value: Value, *, sep: str = "") -> None:
         """Append the text of ``value``, known or not."""
@@ -365,6 +409,9 @@ class Sequence:
             case Hole():
                 self.pieces.append(value)
                 self.log.append(HoleNode(self.seq, value.name))
+            case Captured():
+                self.program.read(value)  # a part of a text is known with that text
+                self._append_str(value.text())
             case _:
                 self._append_str(value.text())
 

@@ -98,6 +98,12 @@ class ProgramState:
     def get_var(self, name: str | None) -> Any:
         return self[name]
 
+    def raw(self, name: str) -> str:
+        """The text that a typed variable was read from."""
+        value = self._sequence.value(name)
+        self._program.wait_leaves(value.leaves())
+        return value.text()
+
     def __contains__(self, name: str) -> bool:
         self._program.wait_body()
         return name in self._sequence.variables
@@ -107,14 +113,17 @@ class ProgramState:
 
         ``index`` picks a candidate of a gen with ``n > 1``; ``sep`` stands between the values of a joined variable.
         """
+        if name not in self._sequence.variables:  # made by what stands before it in the same expression
+            return ir.SglVariable(name, lambda: self._pick(name, index), sep)
+        return ir.SglVariable(name, self._pick(name, index), sep)
+
+    def _pick(self, name: str, index: int) -> Value:
         value: Value = self._sequence.value(name)
         if isinstance(value, Leaf) and index:
             if not 0 <= index < value.n:
                 raise InvalidRequest(f"ref({name!r}, {index}): {name!r} has {value.n} candidate(s)")
-            value = Candidate(value, index)
-        elif isinstance(value, Gathered) and index:
-            value = value.values[index]
-        return ir.SglVariable(name, value, sep)
+            return Candidate(value, index)
+        return value.values[index] if isinstance(value, Gathered) and index else value
 
     def text(self, *, partial: bool = False) -> str:
         """All text of this state. ``partial``: what there is of it, where a generation has failed."""

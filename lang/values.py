@@ -9,7 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .types import parse_or_explain
+
+if TYPE_CHECKING:
+    from .grammar import Grammar
 
 
 class Crew(Protocol):
@@ -147,9 +152,15 @@ class Leaf(Signal):
     def read(self) -> Any:
         self.raise_error()
         if self.parse is not None:
-            parsed = [self.parse(text) for text in self.texts]
+            parsed = [self._parsed(i) for i in range(len(self.texts))]
             return parsed if self.n > 1 else parsed[0]
         return list(self.texts) if self.n > 1 else self.texts[0]
+
+    def _parsed(self, index: int) -> Any:
+        assert self.parse is not None
+        candidates = getattr(self.meta, "candidates", None)
+        reason = candidates[index].finish_reason if candidates else ""
+        return parse_or_explain(self.name, self.parse, self.texts[index], reason)
 
     def text(self) -> str:
         self.raise_error()
@@ -197,6 +208,26 @@ class Candidate:
         return self.leaf.texts[self.index]
 
     text = read
+
+
+class Captured:
+    """A named part of a generated text."""
+
+    __slots__ = ("grammar", "leaf", "name")
+
+    def __init__(self, leaf: Leaf, grammar: Grammar, name: str) -> None:
+        self.leaf = leaf
+        self.grammar = grammar
+        self.name = name
+
+    def leaves(self) -> Iterable[Leaf]:
+        return (self.leaf,)
+
+    def read(self) -> str | None:
+        return self.grammar.captures(self.leaf.text())[self.name]
+
+    def text(self) -> str:
+        return self.read() or ""
 
 
 class Constant:

@@ -35,6 +35,11 @@ class BaseBackend:
 
         return InterpretedSession(self, program)
 
+    @property
+    def identity(self) -> Any:
+        """What is the same for two backends that are the same to a compiled program."""
+        return self
+
     def get_model_name(self) -> str:
         raise Unsupported(f"{type(self).__name__} does not tell its model's name")
 

@@ -22,10 +22,12 @@ from ..nodes import (
     GenNode,
     ImageNode,
     JoinNode,
+    MarkNode,
     Node,
     PasteNode,
     PinNode,
     RoleNode,
+    RollbackNode,
     SelectNode,
     TextNode,
 )
@@ -255,6 +257,10 @@ class InterpretedSession:
             case JoinNode():
                 if node.mode == "concate_and_append":
                     self._concatenate(executor, [self._executors[child] for child in node.children])
+            case MarkNode():
+                node.mark.op = len(executor.text_)
+            case RollbackNode():
+                executor.text_ = executor.text_[: node.mark.op]
             case CloseNode():
                 self._close(executor)
             case PinNode():

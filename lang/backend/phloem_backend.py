@@ -42,10 +42,12 @@ from ..nodes import (
     ImageNode,
     JoinNode,
     Leading,
+    MarkNode,
     Node,
     PasteNode,
     PinNode,
     RoleNode,
+    RollbackNode,
     SelectNode,
     TextNode,
 )
@@ -69,6 +71,10 @@ class PhloemBackend(BaseBackend):
 
     def new_program_id(self) -> str:
         return f"{self._prefix}-{next(self._numbers)}"
+
+    @property
+    def identity(self) -> Any:
+        return self.client
 
     def open_session(self, program: Program) -> CompiledSession:
         return CompiledSession(self, program)
@@ -268,6 +274,11 @@ class CompiledSession:
                     self._leaves[op] = leaf
                     leaves.append(leaf)
                     found.append(ops.Pin(op=op, seq=seq, ttl_s=node.ttl_s))
+                case MarkNode():
+                    node.mark.op = op
+                    found.append(ops.Mark(op=op, seq=seq))
+                case RollbackNode():
+                    found.append(ops.Rollback(op=op, seq=seq, to=node.mark.op))
                 case CloseNode():
                     found.append(ops.Close(op=op, seq=seq))
                 case _:

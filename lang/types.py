@@ -1,0 +1,155 @@
+"""Python types as grammars: what text may be written for a type, and how to read the value back.
+
+``gen("x", int)`` gives an int. Never checks what a grammar can hold by itself; what it cannot is checked on reading.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+
+from ..constrained.spec import GrammarSpec
+from ..runtime.protocol.errors import InvalidRequest, PhloemError
+
+_MAX_ENUMERATED = 1000  # a range with a step is written out up to here
+_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+
+
+class ParseError(PhloemError, ValueError):
+    """A generated text that is no value of its type. ``raw`` is the text."""
+
+    def __init__(self, message: str, *, raw: str = "", where: str = "") -> None:
+        super().__init__(message, where=where)
+        self.raw = raw
+
+
+@dataclass(frozen=True, slots=True)
+class TypedText:
+    """``grammar`` restricts the text (None: any), ``parse`` reads it; a ValueError of it is a wrong value."""
+
+    grammar: GrammarSpec | None
+    parse: Callable[[str], Any]
+
+
+def typed_text(type_: Any) -> TypedText:
+    """How values of ``type_`` are written.
+
+    int, float, bool, str, range(...), Literal, Enum, date, time, datetime are written bare; everything else that
+    pydantic knows (list, dict, tuple, Union, dataclass, TypedDict, NamedTuple, BaseModel, Annotated) as JSON.
+    """
+    if isinstance(type_, range):
+        return _of_range(type_)
+    try:
+        return _of_type(type_)
+    except TypeError:  # unhashable: Literal of lists and the like
+        return _of_type.__wrapped__(type_)
+
+
+def is_type(value: object) -> bool:
+    """Whether ``value``, given where ``max_tokens`` stands, means a type."""
+    return isinstance(value, type | range) or get_origin(value) is not None
+
+
+@lru_cache(maxsize=256)
+def _of_type(type_: Any) -> TypedText:
+    if type_ is str:
+        return TypedText(None, str)
+    if type_ is bool:
+        return _of_choices({"true": True, "false": False})
+    if get_origin(type_) is Literal:
+        return _of_choices({_bare(value): value for value in get_args(type_)})
+    if isinstance(type_, type) and issubclass(type_, enum.Enum):
+        return _of_choices({_bare(member.value): member for member in type_})
+    if type_ is datetime.date:
+        return TypedText(GrammarSpec("regex", _DATE), datetime.date.fromisoformat)
+    if type_ is datetime.time:
+        return TypedText(GrammarSpec("regex", _TIME), datetime.time.fromisoformat)
+    if type_ is datetime.datetime:
+        return TypedText(GrammarSpec("regex", f"{_DATE}T{_TIME}"), datetime.datetime.fromisoformat)
+    return _of_schema(type_)
+
+
+def _bare(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    text = str(value)
+    if not text:
+        raise InvalidRequest("an empty text cannot be a choice; leave it out of the type")
+    return text
+
+
+def _of_choices(values: dict[str, Any]) -> TypedText:
+    return TypedText(GrammarSpec("choices", json.dumps(list(values))), values.__getitem__)
+
+
+def _of_range(values: range) -> TypedText:
+    if not values:
+        raise InvalidRequest(f"{values!r} holds no number, so nothing could be generated")
+    if values.step != 1:
+        if len(values) > _MAX_ENUMERATED:
+            raise InvalidRequest(
+                f"{values!r} has {len(values):,} values; with a step at most {_MAX_ENUMERATED:,} are possible"
+            )
+        return _of_choices({str(value): value for value in values})
+    schema = {"type": "integer", "minimum": values[0], "maximum": values[-1]}
+    return TypedText(GrammarSpec("json_schema", json.dumps(schema)), int)
+
+
+def _of_schema(type_: Any) -> TypedText:
+    import typing_extensions
+    from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+
+    if is_typeddict(type_) and sys.version_info < (3, 12):  # pydantic wants the newer TypedDict there
+        fields = get_type_hints(type_, include_extras=True)
+        newer: Any = typing_extensions.TypedDict
+        type_ = newer(type_.__name__, fields, total=type_.__total__)
+    try:
+        adapter: Any = TypeAdapter(type_)
+        schema = adapter.json_schema()
+    except (PydanticSchemaGenerationError, PydanticUserError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidRequest(
+            f"gen() cannot write a {type_!r}: {reason}; use a type that JSON can hold, or regex= and read it yourself"
+        ) from None
+    return TypedText(GrammarSpec("json_schema", json.dumps(closed_schema(schema))), adapter.validate_json)
+
+
+def closed_schema(schema: Any) -> Any:
+    """``schema`` without extra properties where it lists its own, and without words that only people read."""
+    if isinstance(schema, list):
+        return [closed_schema(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("properties", "$defs", "patternProperties"):
+            closed[key] = {name: closed_schema(inner) for name, inner in value.items()}
+        elif key in ("title", "description", "default", "examples", "discriminator"):
+            continue
+        elif key in ("enum", "const"):
+            closed[key] = value
+        else:
+            closed[key] = closed_schema(value)
+    if "properties" in closed:
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def parse_or_explain(name: str | None, parse: Callable[[str], Any], text: str, finish_reason: str) -> Any:
+    """``parse(text)``; a ``ParseError`` says what was wrong with it, and whether it was only cut short."""
+    try:
+        return parse(text)
+    except (ValueError, KeyError) as error:
+        if finish_reason == "length":
+            message = f"{name!r} was cut short by max_tokens: {text!r}; allow more"
+        else:
+            reason = str(error).replace("\n", " ")
+            message = f"{name!r} is no valid value: {text!r} ({reason}); retries=2 would try again"
+        raise ParseError(message, raw=text) from error
