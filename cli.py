@@ -54,7 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     _set_up_logging(getattr(args, "log_level", "warning"))
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # as in `phloem doctor | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _OK
     except PhloemError as error:
         return _complain(str(error))
     except OSError as error:
