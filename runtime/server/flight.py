@@ -114,9 +114,11 @@ class Flight:
                     self.first_text_s = time.perf_counter()
                 self._events.append(Piece(self._prompt_of[message.op], message))
             case Done(op=op) if op in self._unfinished:
-                assert isinstance(message.meta, GenMeta), message
-                self._unfinished.discard(op)
-                self._events.append(Result(self._prompt_of[op], tuple(message.value), message.meta))
+                if isinstance(message.meta, GenMeta):
+                    self._unfinished.discard(op)
+                    self._events.append(Result(self._prompt_of[op], tuple(message.value), message.meta))
+                else:
+                    self._failure = self._failure or errors.InternalError("a generation ended without its counts")
             case Failed() if self._unfinished and self._failure is None:
                 self._failure = errors.from_info(message.error)
                 if len(self._unfinished) > 1 or message.op not in self._unfinished:
