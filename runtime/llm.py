@@ -138,6 +138,7 @@ class Engine(Connection):
         self._stopping.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)
+            self._context.destroy(linger=0)
 
 
 def connect(url: str, *, timeout_s: float = 30.0) -> Connection:
