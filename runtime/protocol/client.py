@@ -19,6 +19,7 @@ import zmq
 from .errors import EngineLost, PhloemError, ProtocolError, from_info
 from .messages import (
     PROTOCOL_VERSION,
+    Accepted,
     Answer,
     Bye,
     Cancel,
@@ -47,11 +48,13 @@ _wake_ids = itertools.count()
 class _Running:
     """A program whose end has not come: who hears of it, and the ops that still owe a final message."""
 
-    __slots__ = ("handler", "pending")
+    __slots__ = ("handler", "is_accepted", "num_unanswered", "pending")
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
         self.pending: dict[int, None] = {}
+        self.num_unanswered = 0
+        self.is_accepted = False
 
 
 class Client:
@@ -126,6 +129,7 @@ class Client:
                 if handler is None:
                     raise ValueError(f"the first submit of program {message.program!r} needs a handler")
                 running = self._programs[message.program] = _Running(handler)
+            running.num_unanswered += 1
             for op in message.ops:
                 running.pending[op.op] = None
         self._send_frame(frame)
@@ -270,9 +274,15 @@ class Client:
             match message:
                 case Done() | Failed():
                     running.pending.pop(message.op, None)
+                case Accepted():
+                    running.num_unanswered -= 1
+                    running.is_accepted = True
                 case Rejected():
+                    running.num_unanswered -= 1
                     for op in message.ops:
                         running.pending.pop(op, None)
+                    if not running.is_accepted and not running.num_unanswered:
+                        del self._programs[message.program]  # the runtime never knew it
                 case Closed():
                     del self._programs[message.program]
         _call(running.handler, message)

@@ -232,3 +232,14 @@ def test_a_closed_client_says_so():
     with pytest.raises(errors.EngineLost, match="closed"):
         client.submit(say_hello(), Heard())
     process.stop()
+
+
+def test_a_rejected_program_is_forgotten(start):
+    _, client = start("plain")
+    heard = Heard()
+    client.submit(m.Submit("p", [o.Ref(op=0, seq=0, source=9)]), heard)
+    heard.until(m.Rejected)
+    heard = Heard()
+    client.submit(say_hello("p"), heard)
+    heard.until(m.Closed)
+    assert not client._programs
