@@ -6,6 +6,7 @@ next. Never starts more threads than bodies that wait, and never more than ``num
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -76,6 +77,13 @@ class BodyCrew:
         self.changed.notify()
         return True
 
+    def wait(self, index: int) -> ProgramState:
+        """The state of one item, once its body has ended."""
+        self.changed.wait_for(lambda: self.states[index] is not None)
+        state = self.states[index]
+        assert state is not None
+        return state
+
     def _run(self, arguments: dict[str, Any], *, is_awaited: bool) -> ProgramState:
         function, options = self._function, self._options
         arguments = {**arguments, **function.bind_arguments}
@@ -94,34 +102,78 @@ class BodyCrew:
 def run_batch(
     function: SglFunction, batch: Sequence[Any], options: RunOptions
 ) -> list[ProgramState] | Iterator[ProgramState]:
-    from .function import resolve_backend
-
-    if not isinstance(batch, list | tuple):
-        raise InvalidRequest(f"run_batch() takes a list of items, not {type(batch).__name__}")
-    items = [function.arguments_of(item) for item in batch]
-    for item in items:
-        unknown = [name for name in item if name not in function.arg_names]
-        if unknown and not function.takes_any:
-            raise InvalidRequest(
-                f"Given arguments mismatch the SGL function signature: {function.__name__}() has no argument "
-                f"{unknown[0]!r}; it has {', '.join(function.arg_names)}"
-            )
-    if not items:
+    order = _Order(function, batch, options)
+    if not order.items:
         return []
-    backend = resolve_backend(options.options.get("backend"))
-    num_threads = options.options.get("num_threads", "auto")
-    show = bool(options.options.get("progress_bar", False))
-    if num_threads != "auto" and (not isinstance(num_threads, int) or num_threads < 1):
-        raise InvalidRequest(f"num_threads={num_threads!r}: must be 'auto' or 1 or more")
-    if len(items) > 1 and backend.precache_in_batch and global_config.enable_precache_with_tracing:
-        _precache(function, backend)
-    if num_threads == "auto":
-        states = _unbounded(function, backend, items, options)
-    else:
-        states = _bounded(function, backend, items, options, num_threads)
-    if show:
-        states = _with_progress(states, len(items), function.__name__)
+    if function.is_async:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(_run_all(order))
+        name = function.__name__
+        raise InvalidRequest(
+            f"run_batch() of the async program {name}() cannot start a second event loop inside the running one; "
+            f"write await {name}.run_batch_async(...)"
+        )
+    states = _unbounded(order) if order.limit is None else _bounded(order, order.limit)
+    if options.options.get("progress_bar"):
+        states = _with_progress(states, len(order.items), function.__name__)
     return states if options.options.get("generator_style") else list(states)
+
+
+async def run_batch_in_loop(function: SglFunction, batch: Sequence[Any], options: RunOptions) -> list[ProgramState]:
+    order = _Order(function, batch, options)
+    return await _run_all(order) if order.items else []
+
+
+class _Order:
+    """A batch, checked: what to run, on what, how much at a time."""
+
+    def __init__(self, function: SglFunction, batch: Sequence[Any], options: RunOptions) -> None:
+        from .function import resolve_backend
+
+        if not isinstance(batch, list | tuple):
+            raise InvalidRequest(f"run_batch() takes a list of items, not {type(batch).__name__}")
+        self.function = function
+        self.options = options
+        self.items = [function.arguments_of(item) for item in batch]
+        for item in self.items:
+            unknown = [name for name in item if name not in function.arg_names]
+            if unknown and not function.takes_any:
+                raise InvalidRequest(
+                    f"Given arguments mismatch the SGL function signature: {function.__name__}() has no argument "
+                    f"{unknown[0]!r}; it has {', '.join(function.arg_names)}"
+                )
+        limit = options.options.get("num_threads", "auto")
+        if limit != "auto" and (not isinstance(limit, int) or limit < 1):
+            raise InvalidRequest(f"num_threads={limit!r}: must be 'auto' or 1 or more")
+        self.limit: int | None = None if limit == "auto" else limit
+        if not self.items:
+            return
+        self.backend = resolve_backend(options.options.get("backend"))
+        if len(self.items) > 1 and self.backend.precache_in_batch and global_config.enable_precache_with_tracing:
+            _precache(function, self.backend)
+
+
+async def _run_all(order: _Order) -> list[ProgramState]:
+    """Every item on the running loop, in order; an item that fails keeps its error."""
+    function, options, backend = order.function, order.options, order.backend
+    loop = asyncio.get_running_loop()
+    gate = asyncio.Semaphore(order.limit or len(order.items))
+
+    async def run_one(arguments: dict[str, Any]) -> ProgramState:
+        arguments = {**arguments, **function.bind_arguments}
+        async with gate:
+            program = Program(
+                backend, sampling=options.sampling, settings=options.settings, arguments=arguments, loop=loop
+            )
+            state = ProgramState(program.root)
+            await function._run_body_async(state, (), arguments)
+            closed = program.session.closed
+            await closed.wait_for_async(closed.done)
+        return state
+
+    return list(await asyncio.gather(*[run_one(item) for item in order.items]))
 
 
 def _precache(function: SglFunction, backend: BaseBackend) -> None:
@@ -137,36 +189,26 @@ def _finish(state: ProgramState) -> ProgramState:
     return state
 
 
-def _unbounded(
-    function: SglFunction, backend: BaseBackend, items: list[dict[str, Any]], options: RunOptions
-) -> Iterator[ProgramState]:
+def _unbounded(order: _Order) -> Iterator[ProgramState]:
     """Every item in flight at once; in order."""
-    crew = BodyCrew(function, backend, items, options, MAX_WAITING_BODIES)
+    crew = BodyCrew(order.function, order.backend, order.items, order.options, MAX_WAITING_BODIES)
     crew.start()
-    for index in range(len(items)):
-        crew.changed.wait_for(lambda i=index: crew.states[i] is not None)  # type: ignore[misc]
-        state = crew.states[index]
-        assert state is not None
-        yield _finish(state)
+    for index in range(len(order.items)):
+        yield _finish(crew.wait(index))
 
 
-def _bounded(
-    function: SglFunction, backend: BaseBackend, items: list[dict[str, Any]], options: RunOptions, limit: int
-) -> Iterator[ProgramState]:
+def _bounded(order: _Order, limit: int) -> Iterator[ProgramState]:
     """At most ``limit`` items in flight; in order."""
-    crew = BodyCrew(function, backend, items, options, 0)
+    crew = BodyCrew(order.function, order.backend, order.items, order.options, 0)
 
     def work() -> None:
         while crew.work_one(wait=True):
             pass
 
-    for _ in range(min(limit, len(items))):
-        threading.Thread(target=work, name=f"{function.__name__}-batch", daemon=True).start()
-    for index in range(len(items)):
-        crew.changed.wait_for(lambda i=index: crew.states[i] is not None)  # type: ignore[misc]
-        state = crew.states[index]
-        assert state is not None
-        yield state
+    for _ in range(min(limit, len(order.items))):
+        threading.Thread(target=work, name=f"{order.function.__name__}-batch", daemon=True).start()
+    for index in range(len(order.items)):
+        yield crew.wait(index)
 
 
 def _with_progress(states: Iterator[ProgramState], total: int, name: str) -> Iterator[ProgramState]:

@@ -5,6 +5,7 @@ The body runs in the caller's thread and waits only where it reads a value. Know
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import inspect
 import threading
@@ -75,6 +76,7 @@ class SglFunction:
             name = getattr(func, "__name__", repr(func))
             raise AssertionError(f"the first argument of {name}() must be named s: it is the program's state")
         self.arg_names: list[str] = [*spec.args[1:], *spec.kwonlyargs]
+        self.is_async = inspect.iscoroutinefunction(func)
         self.takes_any = spec.varkw is not None
         self.arg_defaults: tuple[Any, ...] = spec.defaults or ()
         positional = spec.args[len(spec.args) - len(self.arg_defaults) :]
@@ -87,13 +89,17 @@ class SglFunction:
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+    def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body; returns when it ends, values may still be on their way.
 
         Besides the program's own arguments: sampling defaults for every gen (``temperature=``, ``max_new_tokens=``,
         ``stop=``, ...), ``backend=``, ``stream=True`` (the body then runs on a thread, and ``text_iter`` of the result
         yields as it is generated), and the run's settings (``deadline_s=``, ``priority=``, ``tenant=``).
+
+        Of an ``async def`` program this is ``run_async``: await it.
         """
+        if self.is_async:
+            return self.run_async(*args, **kwargs)
         options = RunOptions(self, kwargs, _RUN_OPTIONS)
         backend = resolve_backend(options.options.get("backend"))
         stream = bool(options.options.get("stream", False))
@@ -145,6 +151,55 @@ class SglFunction:
         else:
             program.end()
 
+    async def run_async(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run in the running event loop; read values with ``await s.get(name)``.
+
+        With ``stream=True`` it returns at once and the body goes on as a task: ``async for text in
+        s.text_async_iter()``. Cancelling the awaiting task cancels the program at the runtime.
+        """
+        options = RunOptions(self, kwargs, _RUN_OPTIONS)
+        return await self.run_in_loop(resolve_backend(options.options.get("backend")), args, options)
+
+    async def run_in_loop(self, backend: BaseBackend, args: tuple[Any, ...], options: RunOptions) -> ProgramState:
+        loop = asyncio.get_running_loop()
+        arguments = {**options.arguments, **self.bind_arguments}
+        program = Program(
+            backend,
+            sampling=options.sampling,
+            stream=bool(options.options.get("stream", False)),
+            settings=options.settings,
+            arguments=arguments,
+            loop=loop,
+        )
+        state = ProgramState(program.root)
+        if program.stream:
+            program.body_task = loop.create_task(self._run_body_async(state, args, arguments))
+            return state
+        await self._run_body_async(state, args, arguments)
+        if program.error is not None:
+            raise program.error
+        return state
+
+    async def _run_body_async(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        if not self.is_async:
+            self._run_body(state, args, arguments)
+            return
+        program = state._program
+        try:
+            state.ret_value = await self.func(state, *args, **arguments)
+        except BaseException as error:
+            program.abort(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            program.end()
+
+    async def run_batch_async(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> list[ProgramState]:
+        """``run_batch`` in the running event loop: everything in flight at once, or ``num_threads`` items at a time."""
+        from .batch import run_batch_in_loop
+
+        return await run_batch_in_loop(self, batch_kwargs, self._batch_options(kwargs))
+
     def run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> list[ProgramState] | Iterator[ProgramState]:
         """Run once per item (a dict of arguments, or a tuple in their order); the states in that order.
 
@@ -154,13 +209,16 @@ class SglFunction:
         """
         from .batch import run_batch
 
-        options = RunOptions(self, kwargs, _BATCH_OPTIONS)
+        return run_batch(self, batch_kwargs, self._batch_options(kwargs))
+
+    def _batch_options(self, given: dict[str, Any]) -> RunOptions:
+        options = RunOptions(self, given, _BATCH_OPTIONS)
         if options.arguments:
             raise InvalidRequest(
                 f"run_batch() does not know {', '.join(map(repr, options.arguments))}; arguments of the program stand "
                 "in the items, or are bound with .bind(...)"
             )
-        return run_batch(self, batch_kwargs, options)
+        return options
 
     def bind(self, **kwargs: Any) -> SglFunction:
         """The same program with these arguments fixed; they win over what a call says."""

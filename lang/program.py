@@ -6,6 +6,7 @@ A ``Sequence`` is a growing list of pieces and the variables bound along it; app
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 from collections.abc import Iterable, Mapping
@@ -102,6 +103,7 @@ class Program:
         "_ship_lock",
         "arguments",
         "backend",
+        "body_task",
         "body_thread",
         "changed",
         "error",
@@ -110,6 +112,7 @@ class Program:
         "is_over",
         "lock",
         "log",
+        "loop",
         "num_messages",
         "root",
         "sampling",
@@ -128,6 +131,7 @@ class Program:
         settings: ProgramSettings | None = None,
         inline: bool = False,
         is_awaited: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
         arguments: Mapping[str, Any] = _NONE,
     ) -> None:
         self.backend = backend
@@ -142,6 +146,8 @@ class Program:
         self.error: BaseException | None = None  # of the Python body
         self.is_over = False  # the body has ended
         self.body_thread: int | None = threading.get_ident()
+        self.loop = loop  # of an async program
+        self.body_task: asyncio.Task[Any] | None = None  # of an async program that streams
         self.lock = threading.Lock()
         # a sequence grew, a variable was bound, the body ended; told only while streaming
         self.changed = Signal(self.lock) if stream else None
@@ -204,8 +210,10 @@ class Program:
 
     @property
     def is_inside(self) -> bool:
-        """True on the thread that runs the body, while it runs."""
-        return not self.is_over and self.body_thread == threading.get_ident()
+        """True in the thread (or the task) that runs the body, while it runs."""
+        if self.is_over or self.body_thread != threading.get_ident():
+            return False
+        return self.body_task is None or asyncio.current_task() is self.body_task
 
     def wait_body(self) -> None:
         """Until the body has ended, unless this is the body."""
@@ -217,10 +225,39 @@ class Program:
         flushed = False
         for leaf in leaves:
             if not leaf.is_done:
+                if self.loop is not None:
+                    self._refuse_to_block(leaf)
                 if not flushed:
                     self.flush(is_awaited=timeout_s is None and current_crew.get() is None)
                     flushed = True
                 leaf.wait_for(leaf.done, timeout_s)
+
+    async def wait_leaves_async(self, leaves: Iterable[Leaf]) -> None:
+        """The same from an event loop, which goes on meanwhile."""
+        flushed = False
+        for leaf in leaves:
+            if not leaf.is_done:
+                if not flushed:
+                    self.flush()
+                    flushed = True
+                await leaf.wait_for_async(leaf.done)
+
+    async def wait_body_async(self) -> None:
+        if self.changed is not None and not self.is_inside:
+            await self.changed.wait_for_async(lambda: self.is_over)
+
+    def _refuse_to_block(self, leaf: Leaf) -> None:
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if running is not self.loop:
+            return
+        name = "..." if leaf.name is None else repr(leaf.name)
+        raise InvalidRequest(
+            f"the value of {name} is not there yet, and waiting for it here would stop the event loop of this async "
+            f"program; write await s.get({name}) (or await s.text_async(), await s.sync_async())"
+        )
 
     def read(self, value: Value) -> Any:
         self.wait_leaves(value.leaves())

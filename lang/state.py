@@ -5,7 +5,7 @@ Appending never waits; reading a value sends what is queued and waits for that v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as ListLike
 from contextlib import contextmanager
 from typing import Any, get_args
@@ -16,7 +16,7 @@ from ..runtime.protocol.ops import JoinMode
 from . import ir
 from .meta import meta_info
 from .program import Program, Sequence
-from .values import Candidate, Gathered, Leaf, Value
+from .values import Candidate, Gathered, Leaf, Span, Value
 
 
 class ProgramState:
@@ -164,6 +164,94 @@ class ProgramState:
         self._program.wait_leaves(value.leaves(), timeout)
         return _meta(value)
 
+    # -- reading from an event loop -----------------------------------------------------------------------------------
+
+    async def get(self, name: str) -> Any:
+        """``s[name]`` of an async program: waits without stopping the event loop."""
+        program = self._program
+        changed = program.changed
+        if changed is not None and not program.is_inside:
+            await changed.wait_for_async(lambda: name in self._sequence.variables or program.is_over)
+        value = self._sequence.value(name)
+        await program.wait_leaves_async(value.leaves())
+        return value.read()
+
+    async def sync_async(self) -> None:
+        """``sync()`` of an async program."""
+        await self._program.wait_body_async()
+        await self._program.wait_leaves_async(list(self._sequence.leaves))
+
+    async def text_async(self, *, partial: bool = False) -> str:
+        """``text()`` of an async program."""
+        await self.sync_async()
+        await self._program.wait_leaves_async(Span(self._sequence.pieces).leaves())
+        return self.text(partial=partial)
+
+    async def messages_async(self) -> list[dict[str, Any]]:
+        """``messages()`` of an async program."""
+        await self.sync_async()
+        await self._program.wait_leaves_async(Span(self._sequence.pieces).leaves())
+        return self.messages()
+
+    async def error_async(self) -> BaseException | None:
+        """``error()`` of an async program."""
+        await self.sync_async()
+        return self.error()
+
+    async def stats_async(self) -> dict[str, Any]:
+        """``stats()`` of an async program."""
+        await self._program.wait_body_async()
+        closed = self._program.session.closed
+        await closed.wait_for_async(closed.done)
+        return self.stats()
+
+    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """``text_iter`` for ``async for``. ``return_meta_data``: items are (text, what is known of the variable)."""
+        program, sequence = self._program, self._sequence
+        changed = program.changed
+        if var_name is not None:
+            if changed is not None and not program.is_inside:
+                await changed.wait_for_async(lambda: var_name in sequence.variables or program.is_over)
+            value = sequence.value(var_name)
+            async for chunk in _chunks_of_async(program, value):
+                done = all(leaf.is_done for leaf in value.leaves())
+                yield (chunk, _meta(value) if done else None) if return_meta_data else chunk
+            return
+        if return_meta_data:
+            raise InvalidRequest("return_meta_data needs the name of a variable: text_async_iter('x', True)")
+        if changed is None:
+            yield await self.text_async()
+            return
+        inside = program.is_inside
+        taken = 0
+        while True:
+            if not inside:
+                await changed.wait_for_async(lambda seen=taken: program.is_over or len(sequence.pieces) > seen)  # type: ignore[misc]
+            if taken >= len(sequence.pieces):
+                break
+            piece = sequence.pieces[taken]
+            taken += 1
+            if isinstance(piece, str):
+                yield piece
+            else:
+                async for chunk in _chunks_of_async(program, piece):
+                    yield chunk
+        if program.error is not None and not inside:
+            raise program.error
+
+    # -- control ------------------------------------------------------------------------------------------------------
+
+    def cancel(self, name: str | None = None) -> None:
+        """End the whole run, or one variable's generation. What was generated stays readable as partial text."""
+        program = self._program
+        program.flush()
+        if name is None:
+            program.session.cancel()
+            return
+        for leaf in self._sequence.value(name).leaves():
+            if not leaf.is_done:
+                program.session.cancel(leaf)
+
     def stats(self) -> dict[str, Any]:
         """What the run cost, by the runtime's count, and ``messages``: how often the program spoke to it."""
         program = self._program
@@ -291,6 +379,17 @@ def _chunks_of(program: Program, value: Any) -> Iterator[str]:
         yield from value.read_chunks()
     else:
         program.wait_leaves(value.leaves())
+        yield value.text()
+
+
+async def _chunks_of_async(program: Program, value: Any) -> AsyncIterator[str]:
+    if program.is_inside:
+        program.flush()
+    if isinstance(value, Leaf):
+        async for chunk in value.read_chunks_async():
+            yield chunk
+    else:
+        await program.wait_leaves_async(value.leaves())
         yield value.text()
 
 

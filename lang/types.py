@@ -16,8 +16,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typedd
 
 from ..constrained.spec import GrammarSpec
 from ..runtime.protocol.errors import InvalidRequest, PhloemError
+from .number_patterns import FLOAT, integer_pattern
 
 _MAX_ENUMERATED = 1000  # a range with a step is written out up to here
+_LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 
@@ -98,8 +100,7 @@ def _of_range(values: range) -> TypedText:
                 f"{values!r} has {len(values):,} values; with a step at most {_MAX_ENUMERATED:,} are possible"
             )
         return _of_choices({str(value): value for value in values})
-    schema = {"type": "integer", "minimum": values[0], "maximum": values[-1]}
-    return TypedText(GrammarSpec("json_schema", json.dumps(schema)), int)
+    return TypedText(GrammarSpec("regex", integer_pattern(values[0], values[-1])), int)
 
 
 def _of_schema(type_: Any) -> TypedText:
@@ -118,7 +119,24 @@ def _of_schema(type_: Any) -> TypedText:
         raise InvalidRequest(
             f"gen() cannot write a {type_!r}: {reason}; use a type that JSON can hold, or regex= and read it yourself"
         ) from None
-    return TypedText(GrammarSpec("json_schema", json.dumps(closed_schema(schema))), adapter.validate_json)
+    closed = closed_schema(schema)
+    if closed.get("type") == "integer" and set(closed) <= {"type", *_LIMITS}:
+        pattern = _integer_pattern(closed)  # JSON would let 4.000 be an integer
+        return TypedText(GrammarSpec("regex", pattern), adapter.validate_json)
+    if closed == {"type": "number"}:
+        return TypedText(GrammarSpec("regex", FLOAT), adapter.validate_json)
+    return TypedText(GrammarSpec("json_schema", json.dumps(closed)), adapter.validate_json)
+
+
+def _integer_pattern(schema: dict[str, Any]) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if "exclusiveMinimum" in schema:
+        low = schema["exclusiveMinimum"] + 1
+    if "exclusiveMaximum" in schema:
+        high = schema["exclusiveMaximum"] - 1
+    if low is not None and high is not None and low > high:
+        raise InvalidRequest(f"there is no integer from {low} to {high}")
+    return integer_pattern(low, high)
 
 
 def closed_schema(schema: Any) -> Any:

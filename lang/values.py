@@ -5,9 +5,11 @@ A thread that needs a leaf blocks on that leaf alone. Never sends anything: who 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -71,6 +73,25 @@ class Signal:
             left = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
             if not gate.acquire(timeout=left):
                 raise TimeoutError(f"nothing came within {timeout_s} s")
+
+    async def wait_for_async(self, holds: Callable[[], bool]) -> None:
+        """The same without a thread: the running event loop goes on meanwhile."""
+        while not holds():
+            loop = asyncio.get_running_loop()
+            woken = loop.create_future()
+            if self.subscribe(holds, lambda: _wake(loop, woken)):  # noqa: B023
+                return
+            await woken
+
+
+def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        loop.call_soon_threadsafe(_settle, woken)
+
+
+def _settle(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
 
 
 class Value(Protocol):
@@ -186,6 +207,24 @@ class Leaf(Signal):
             if finished:
                 break
             self.wait_for(lambda seen=count: self.is_done or len(self.chunks or ()) > seen)  # type: ignore[misc]
+        self.raise_error()
+        if sent < len(self.texts[0]):
+            yield self.texts[0][sent:]
+
+    async def read_chunks_async(self) -> AsyncIterator[str]:
+        """``read_chunks`` without a thread."""
+        sent, taken = 0, 0
+        while True:
+            finished = self.is_done
+            chunks = self.chunks or ()
+            count = len(chunks)
+            for chunk in chunks[taken:count]:
+                sent += len(chunk)
+                yield chunk
+            taken = count
+            if finished:
+                break
+            await self.wait_for_async(lambda seen=count: self.is_done or len(self.chunks or ()) > seen)  # type: ignore[misc]
         self.raise_error()
         if sent < len(self.texts[0]):
             yield self.texts[0][sent:]

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...runtime.protocol.errors import Cancelled, DependencyFailed, Unsupported
+from ...runtime.protocol.errors import Cancelled, DeadlineExceeded, DependencyFailed, PhloemError, Unsupported
 from ..chat_template import ChatTemplate
 from ..images import data_url
 from ..ir import SglSamplingParams, to_sgl_params
@@ -51,9 +51,17 @@ class InterpretedSession:
         self._lock = threading.Lock()
         self._executors: dict[int, StreamExecutor] = {}
         self._joining: list[StreamExecutor] = []  # wait for forks to end
+        self._pending: dict[int, Leaf] = {}  # not done yet, by id()
+        self._ended: PhloemError | None = None  # cancelled, or past its deadline
+        self._tasks: set[asyncio.Task[None]] = set()
         self._num_open = 0
         self._costs = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 0}
         self.closed = Leaf(program.lock, None)
+        self._timer: threading.Timer | None = None
+        if program.settings is not None and program.settings.deadline_s is not None:
+            self._timer = threading.Timer(program.settings.deadline_s, self._expire, (program.settings.deadline_s,))
+            self._timer.daemon = True
+            self._timer.start()
 
     def executor(self, seq: int) -> StreamExecutor:
         return self._executors[seq]
@@ -75,8 +83,15 @@ class InterpretedSession:
     def ship(self, nodes: list[Node], *, is_awaited: bool = False) -> None:
         """A single sequence that this thread waits for is driven by it: no other thread need wake."""
         touched: dict[int, StreamExecutor] = {}
+        if self._ended is not None:
+            for node in nodes:
+                if isinstance(node, GenNode | SelectNode | PinNode):
+                    node.leaf.fail(self._ended)
+            return
         with self._lock:
             for node in nodes:
+                if isinstance(node, GenNode | SelectNode):
+                    self._pending[id(node.leaf)] = node.leaf
                 executor = self._executors.get(node.seq)
                 if executor is None:
                     executor = self._new_executor(node.seq)
@@ -98,20 +113,36 @@ class InterpretedSession:
         return executor
 
     def cancel(self, leaf: Leaf | None = None) -> None:
-        """Calls under way go on (a foreign API has no way back); nothing new is asked."""
+        """Calls under way go on (a foreign API has no way back), but nothing waits for them; nothing new is asked."""
         gone = Cancelled("cancelled by the program")
         if leaf is not None:
-            leaf.fail(gone)
-            return
+            leaf.fail(gone, ("".join(leaf.chunks or ()),))
+        else:
+            self._end(gone)
+
+    def _expire(self, deadline_s: float) -> None:
+        self._end(DeadlineExceeded(f"the program's deadline of {deadline_s:g} s has passed"))
+
+    def _end(self, error: PhloemError) -> None:
         with self._lock:
+            if self.closed.is_done:
+                return
             executors = list(self._executors.values())
             for executor in executors:
-                for node in executor.queue:
-                    if isinstance(node, GenNode | SelectNode):
-                        node.leaf.fail(gone)
                 executor.queue.clear()
                 executor.is_finished = True
+                executor.error_ = error
+            self._ended = error
+            self._num_open = 0
+            pending, self._pending = self._pending, {}
+        for leaf in pending.values():
+            leaf.fail(error, ("".join(leaf.chunks or ()),))
+        self._finish_timer()
         self.closed.resolve((), dict(self._costs))
+
+    def _finish_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     # -- driving ------------------------------------------------------------------------------------------------------
 
@@ -122,10 +153,25 @@ class InterpretedSession:
             executor.is_driven = True
         if here or self._program.inline:
             self._drive(executor)
+        elif self._is_async and self._program.loop is not None:
+            self._create_task(self._program.loop, executor)
         elif self._is_async:
             loop_of(self._backend).call(self._drive_async, executor)
         else:
             pool_of(self._backend).submit(self._drive, executor)
+
+    def _create_task(self, loop: asyncio.AbstractEventLoop, executor: StreamExecutor) -> None:
+        """Drive it on the async program's own loop, from whatever thread this is."""
+        try:
+            is_here = asyncio.get_running_loop() is loop
+        except RuntimeError:
+            is_here = False
+        if is_here:
+            task = loop.create_task(self._drive_async(executor))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            loop.call_soon_threadsafe(self._create_task, loop, executor)
 
     def _drive(self, executor: StreamExecutor) -> None:
         steps = self._steps(executor)
@@ -320,6 +366,7 @@ class InterpretedSession:
         executor.text_ += texts[0]
         executor.variables[name] = texts if len(texts) > 1 else texts[0]
         executor.meta_info[name] = meta
+        self._pending.pop(id(node.leaf), None)
         node.leaf.resolve(texts, meta)
 
     def _skip(self, executor: StreamExecutor, node: Node) -> None:
@@ -330,6 +377,7 @@ class InterpretedSession:
 
     def _fail(self, executor: StreamExecutor, node: Node, error: BaseException) -> None:
         if isinstance(node, GenNode | SelectNode | PinNode):
+            self._pending.pop(id(node.leaf), None)
             node.leaf.fail(error, ("".join(node.leaf.chunks or ()),))
         elif isinstance(node, ForkNode):
             self._bear(executor, [self._executors[child] for child in node.children])
@@ -353,4 +401,5 @@ class InterpretedSession:
         for waiting in joining:
             self._start(waiting)
         if is_over:
+            self._finish_timer()
             self.closed.resolve((), dict(self._costs))

@@ -4,11 +4,13 @@ import dataclasses
 import datetime
 import enum
 import json
+import re
 from typing import Annotated, Literal, TypedDict
 
 import pytest
 from phloem import function, gen
 from phloem.lang.grammar import integer, one_of, regex, text, words
+from phloem.lang.number_patterns import integer_pattern
 from phloem.lang.types import ParseError, typed_text
 from phloem.runtime.protocol import errors, ops
 from pydantic import BaseModel, Field, field_validator
@@ -46,11 +48,12 @@ class City(BaseModel):
 @pytest.mark.parametrize(
     ("type_", "kind", "written", "value"),
     [
-        (int, "json_schema", "-12", -12),
-        (float, "json_schema", "2.5", 2.5),
+        (int, "regex", "-12", -12),
+        (float, "regex", "2.5", 2.5),
         (bool, "choices", "true", True),
         (str, None, "any text", "any text"),
-        (range(1, 11), "json_schema", "10", 10),
+        (range(1, 11), "regex", "10", 10),
+        (Annotated[int, Field(gt=0, lt=3)], "regex", "2", 2),
         (range(0, 10, 5), "choices", "5", 5),
         (Literal["a", 3, None], "choices", "3", 3),
         (Colour, "choices", "2", Colour.TWO),
@@ -82,7 +85,27 @@ def test_schemas_of_objects_are_closed_and_hold_their_limits():
     schema = json.loads(typed_text(City).grammar.text)
     assert schema["additionalProperties"] is False and "title" not in schema
     assert schema["properties"]["founded"]["minimum"] == -3000
-    assert json.loads(typed_text(range(1, 11)).grammar.text) == {"type": "integer", "minimum": 1, "maximum": 10}
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 0), (0, 9), (7, 13), (1, 10), (-3, 5), (-120, -98), (0, 999), (95, 1203), (-1, 1), (10, 99), (307, 4096)],
+)
+def test_integer_patterns_match_exactly_their_range(low, high):
+    pattern = re.compile(integer_pattern(low, high))
+    matched = [i for i in range(low - 150, high + 1200) if pattern.fullmatch(str(i))]
+    assert matched == list(range(low, high + 1))
+    assert (
+        not pattern.fullmatch("0" + str(max(low, 1)))
+        and not pattern.fullmatch(f"{low}.0")
+        and not pattern.fullmatch("-0")
+    )
+
+
+def test_open_integers_have_up_to_18_digits():
+    pattern = re.compile(integer_pattern())
+    assert all(pattern.fullmatch(t) for t in ("0", "-1", "42", "9" * 18)) and not pattern.fullmatch("9" * 19)
+    assert len(integer_pattern()) < 60
 
 
 def test_a_type_stands_second_or_by_name_and_dtype_stays_text(connect):
@@ -168,8 +191,6 @@ def test_grammars_compose_and_their_captures_become_variables(connect):
 
 
 def test_grammars_repeat_and_choose():
-    import re
-
     assert re.fullmatch(words(2, 3).spec().text, "a bc d") and not re.fullmatch(words(2, 3).spec().text, "a b c d")
     listed = regex("[a-z]").many(1, 3, sep=", ")
     assert re.fullmatch(listed.pattern, "a, b") and not re.fullmatch(listed.pattern, "")
