@@ -5,15 +5,19 @@ import threading
 import weakref
 from collections import OrderedDict
 
+from .ebnf import compile_ebnf
 from .grammar import CompiledGrammar
 from .json_schema import Schemas, option_values
+from .lark_grammar import compile_lark
 from .machine import Machine
 from .regex_syntax import compile_regex
 from .scalars import Scalars
 from .spec import GRAMMAR_KINDS, GrammarError, GrammarSpec, GrammarTooComplex
+from .tags import Tags, read_tags
 from .values import Values
 from .vocabulary import Vocabulary
 
+JSON_OPTIONS = ("property_order", "whitespace", "format", "on_unsupported")
 MAX_TEXT_BYTES = 4 << 20
 
 
@@ -74,27 +78,58 @@ class Compiler:
                         return self._regex(spec, machine)
                     case "choices":
                         return self._choices(spec, machine)
+                    case "structural_tags":
+                        return self._tags(spec, machine)
+                    case "ebnf":
+                        start = str(_one_option(spec, "start", "root"))
+                        return CompiledGrammar(
+                            spec, machine, machine.start(compile_ebnf(spec.text, machine, start=start), 0)
+                        )
+                    case "lark":
+                        start = str(_one_option(spec, "start", "start"))
+                        return CompiledGrammar(
+                            spec, machine, machine.start(compile_lark(spec.text, machine, start=start), 0)
+                        )
         except RecursionError:
             raise GrammarTooComplex(f"the {spec.kind} grammar nests too deep") from None
-        raise GrammarError(f"grammar kind {spec.kind!r} is not supported yet")
+        raise AssertionError(spec.kind)
 
     def _json(self, spec: GrammarSpec, machine: Machine) -> CompiledGrammar:
-        names = ("property_order", "whitespace", "format", "on_unsupported")
-        options = option_values(dict(spec.options), names if spec.kind == "json_schema" else ("whitespace",))
-        order, formats = options.get("property_order", "any"), options.get("format", "annotate")
-        style = (order, options["whitespace"], formats)
-        schemas = self._schemas.get(style)
-        if schemas is None:
-            values = Values(
-                machine, self._scalars, flexible=options["whitespace"] == "flexible", any_order=order == "any"
-            )
-            schemas = self._schemas[style] = Schemas(values, enforce_formats=formats == "enforce")
+        names = JSON_OPTIONS if spec.kind == "json_schema" else ("whitespace",)
+        options = option_values(dict(spec.options), names)
+        schemas = self._schemas_of(machine, options)
         root, unchecked = schemas.compile(
             spec.text if spec.kind == "json_schema" else "true",
             check_after=options.get("on_unsupported") == "check_after",
         )
         state, frame = schemas.values.accept_root(root)
         return CompiledGrammar(spec, machine, machine.start(state, frame), tuple(unchecked))
+
+    def _schemas_of(self, machine: Machine, options: dict[str, str]) -> Schemas:
+        order, formats = options.get("property_order", "any"), options.get("format", "annotate")
+        style = (order, options["whitespace"], formats)
+        found = self._schemas.get(style)
+        if found is None:
+            flexible = options["whitespace"] == "flexible"
+            values = Values(machine, self._scalars, flexible=flexible, any_order=order == "any")
+            found = self._schemas[style] = Schemas(values, enforce_formats=formats == "enforce")
+        return found
+
+    def _tags(self, spec: GrammarSpec, machine: Machine) -> CompiledGrammar:
+        options = option_values(dict(spec.options), JSON_OPTIONS)
+        schemas = self._schemas_of(machine, options)
+        unchecked: list[str] = []
+
+        def value_of(schema: str) -> int:
+            root, left = schemas.compile(schema, check_after=options["on_unsupported"] == "check_after")
+            unchecked.extend(left)
+            return schemas.values.value(root)
+
+        def regex_of(pattern: str, where: str) -> int:
+            return compile_regex(pattern, machine.expressions, anchored=True, where=where)
+
+        tags = Tags(read_tags(spec.text), machine, self._scalars, value_of, regex_of)
+        return CompiledGrammar(spec, machine, machine.start(tags.start, 0), tuple(unchecked))
 
     def _regex(self, spec: GrammarSpec, machine: Machine) -> CompiledGrammar:
         option_values(dict(spec.options), ())
@@ -116,6 +151,13 @@ class Compiler:
             raise GrammarError(f"no text of this vocabulary's bytes matches the {spec.kind}")
         state = self._scalars.text(expr)
         return CompiledGrammar(spec, machine, machine.start(state, 0))
+
+
+def _one_option(spec: GrammarSpec, name: str, default: str) -> str | int | bool:
+    for key in spec.options:
+        if key != name:
+            raise GrammarError(f"unknown option {key!r}; there is {name}")
+    return spec.options.get(name, default)
 
 
 _compilers: "weakref.WeakKeyDictionary[Vocabulary, Compiler]" = weakref.WeakKeyDictionary()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .machine import Machine
-from .spec import GrammarSpec
+from .spec import GrammarError, GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +41,22 @@ class Matcher:
     def fill_mask(self, row: np.ndarray) -> None:
         """Write the mask (uint32 or int32 [ceil(V / 32)]): bit ``t & 31`` of word ``t >> 5`` allows token t.
 
-        The end token's bit is set exactly where the text may end. After the end, or an error, only the end is allowed.
+        The end token's bit is set exactly where the text may end. After the end, or an error, only the end is allowed;
+        a grammar found too complex here is such an error.
         """
-        if self._finished or self.error is not None:
-            row[:] = 0
-            eos = self._machine.vocabulary.eos
-            row.view(np.uint32)[eos >> 5] = np.uint32(1 << (eos & 31))
-            return
-        row.view(np.uint32)[:] = self._machine.mask(self._configs[-1])
+        row.view(np.uint32)[:] = self.mask()
 
     def mask(self) -> np.ndarray:
         """The mask itself, read-only and shared; see ``fill_mask``."""
-        if self._finished or self.error is not None:
-            row = np.zeros(self._machine.vocabulary.num_words, np.uint32)
-            self.fill_mask(row)
-            return row
-        return self._machine.mask(self._configs[-1])
+        if not self._finished and self.error is None:
+            try:
+                return self._machine.mask(self._configs[-1])
+            except GrammarError as error:
+                self.error = f"at position {self.num_tokens}: {error}"
+        vocabulary = self._machine.vocabulary
+        row = np.zeros(vocabulary.num_words, np.uint32)
+        row[vocabulary.eos >> 5] = np.uint32(1 << (vocabulary.eos & 31))
+        return row
 
     def accept(self, token_id: int) -> bool:
         """Take one token; False, with ``error`` set for good, if the grammar refuses it."""
@@ -72,7 +72,10 @@ class Matcher:
             return True
         if not 0 <= token_id < len(vocabulary):
             return self._refuse(token_id, f"the vocabulary has {len(vocabulary):,} tokens")
-        following = self._machine.advance(self._configs[-1], token_id)
+        try:
+            following = self._machine.advance(self._configs[-1], token_id)
+        except GrammarError as error:
+            return self._refuse(token_id, str(error))
         if following < 0:
             return self._refuse(token_id, "the grammar does not allow it")
         self._configs.append(following)

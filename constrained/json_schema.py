@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterable
 from decimal import Decimal
-from typing import Literal
 
 from .arrays import MAX_ASKED
 from .code_points import ANY
@@ -530,7 +529,7 @@ def _simple_key(schema: Json) -> tuple | None:
     return tuple(sorted(items, key=lambda item: item[0]))
 
 
-def option_values(options: dict[str, object], allowed: Iterable[str]) -> dict[str, Literal["schema"] | str]:
+def option_values(options: dict[str, object], allowed: Iterable[str]) -> dict[str, str]:
     """The options of a grammar with their defaults (the first of each), or a refusal by name."""
     known = {name: OPTIONS[name] for name in allowed}
     for name, value in options.items():

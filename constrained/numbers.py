@@ -59,6 +59,11 @@ class Numbers:
     def _digits(self, low: int, high: int) -> int:
         return self.ex.bytes_in((1 << (0x30 + high + 1)) - (1 << (0x30 + low))) if low <= high else NOTHING
 
+    def without_exponents(self, expr: int) -> int:
+        if expr == self.any:
+            return self.plain
+        return self.plain_integer if expr == self.integer else self.ex.intersect(self.plain, expr)
+
     def equal_to(self, value: Decimal) -> int:
         bound = Bound(value, True)
         return self.between(bound, bound)

@@ -38,7 +38,7 @@ class Values:
         self.numbers = Numbers(self.ex)
         self.formulas = Formulas()
         self.space = FLEXIBLE if flexible else COMPACT
-        self.style = (flexible, any_order)
+        self.style = object()  # formulas mean nothing to other Values: states keyed by them are not shared with those
         self.source: Source | None = None
         self.arrays = Arrays(self)
         self.objects = Objects(self, any_order=any_order)
@@ -153,7 +153,10 @@ class Values:
             row[ord('"')] = self.scalars.string(text, tuple(self.expression(o, "string") for o in observers))
         number = self.expression(must, "number")
         if number != NOTHING:
-            self.scalars.fill_number(row, number, tuple(self.expression(o, "number") for o in observers))
+            watched = tuple(self.expression(o, "number") for o in observers)
+            if any(w not in (self.numbers.any, NOTHING) for w in watched):
+                number = self.numbers.without_exponents(number)  # of which alone an observer tells the value
+            self.scalars.fill_number(row, number, watched)
         array = self.expand(must, "array")
         if array != FALSE:
             row[ord("[")] = self.arrays.open((array, *[self.expand(o, "array") for o in observers]))

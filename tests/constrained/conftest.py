@@ -1,5 +1,6 @@
 """A small vocabulary that is as awkward as a real one, and the ways tests feed texts through grammars."""
 
+import heapq
 import json
 import random
 from collections.abc import Callable, Iterable
@@ -59,31 +60,41 @@ def takes(grammar: CompiledGrammar, text: str | bytes, rng: random.Random | None
     return matcher.is_accepting()
 
 
-def wander(grammar: CompiledGrammar, rng: random.Random, *, most: int = 120) -> str:
-    """A text made of random allowed tokens, brought to its end: first freely, then by the tokens that close."""
+def wander(grammar: CompiledGrammar, rng: random.Random, *, most: int = 40) -> str:
+    """A text made of random allowed tokens, then brought to its end by the shortest way there is."""
     vocabulary = grammar.machine.vocabulary
     matcher = grammar.matcher()
-    closing = [t for t in range(len(vocabulary)) if vocabulary.is_text[t] and len(vocabulary.tokens[t]) == 1]
-    rank = {t: i for i, t in enumerate(sorted(closing, key=lambda t: b'"}],0:tfn1{['.find(vocabulary.tokens[t]) % 300))}
     out = b""
-    for step in range(most * 20):
-        row = matcher.mask()
-        if matcher.is_accepting() and (step >= most or rng.random() < 0.2):
-            assert matcher.accept(vocabulary.eos)
+    for _ in range(rng.randrange(most)):
+        allowed = [t for t in reachable(matcher) if t != vocabulary.eos]
+        if not allowed:
+            assert matcher.is_accepting(), f"dead end after {out!r}"
             return out.decode()
-        bits = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        allowed = [int(t) for t in bits if t != vocabulary.eos]
-        if matcher.is_accepting() and not allowed:
-            return out.decode()
-        assert allowed, f"dead end after {out!r}"
-        if step < most:
-            token = rng.choice(allowed)
-        else:
-            singles = [t for t in allowed if t in rank] or allowed
-            token = min(singles, key=lambda t: rank.get(t, 1000)) if rng.random() < 0.8 else rng.choice(singles)
+        token = rng.choice(allowed)
         assert matcher.accept(token), matcher.error
         out += vocabulary.tokens[token]
-    raise AssertionError(f"the walk never ends: {out[:200]!r}")
+    return (out + completion(matcher)).decode()
+
+
+def completion(matcher: Matcher) -> bytes:
+    """Bytes that end the text, least nested first: that there are some at every step is what no dead end means."""
+    machine = matcher.grammar.machine
+    start = matcher._configs[-1]
+    plain = b'"}]{[:,0123456789abcdefghijklmnopqrstuvwxyz/.-\x80\x90\xa0\xbf'
+    for alphabet in (plain, plain + b"\\", bytes(range(256))):
+        found = {start: b""}
+        queue = [(0, 0, start)]
+        while queue and len(found) < 10_000:
+            _, length, config = heapq.heappop(queue)
+            if machine.may_end(config):
+                return found[config]
+            for byte in alphabet:
+                following = machine.advance(config, byte)
+                if following >= 0 and following not in found:
+                    found[following] = found[config] + bytes([byte])
+                    depth = machine.stack_depths[machine.configs[following][2]]
+                    heapq.heappush(queue, (depth, length + 1, following))
+    raise AssertionError(f"no way on from {machine.configs[start]}")
 
 
 def walk_all(grammar: CompiledGrammar, matches: Callable[[str], bool], *, walks: int, seed: int = 0) -> None:

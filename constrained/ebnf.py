@@ -1,0 +1,352 @@
+"""EBNF as llama.cpp's GBNF writes it: rules of literals, character classes, groups and repeats. Never parses a text.
+
+    root  ::= "[" (value ("," value)*)? "]"      # the start is the rule named root
+    value ::= [0-9]+ | root
+
+What does not refer back to itself is one regular lexeme; only recursion needs the parser.
+"""
+
+from dataclasses import dataclass
+
+from .code_points import ANY, Ranges, complement, union
+from .earley import Grammar, Parser, Symbol
+from .expressions import EMPTY, Expressions
+from .machine import Machine
+from .spec import GrammarError
+
+MAX_REPEAT = 10_000
+ESCAPES = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0, "b": 8}
+HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    name: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seq:
+    parts: tuple["Node", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alt:
+    parts: tuple["Node", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rep:
+    inner: "Node"
+    low: int
+    high: int | None
+
+
+Node = Text | Chars | Ref | Seq | Alt | Rep
+
+
+def compile_ebnf(text: str, machine: Machine, *, start: str = "root") -> int:
+    """The state a text of the grammar begins in."""
+    rules = _Reader(text).read()
+    if start not in rules:
+        raise GrammarError(f"the grammar has no rule {start!r}, where a text would start")
+    return _Lowering(rules, machine.expressions).parser(start, machine)
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+
+    @property
+    def line(self) -> int:
+        return self.text.count("\n", 0, self.at) + 1
+
+    def fail(self, what: str) -> GrammarError:
+        return GrammarError(what, where=f"line {self.line}")
+
+    def read(self) -> dict[str, Node]:
+        rules: dict[str, Node] = {}
+        while self.skip(lines=True):
+            name = self.name()
+            self.skip(lines=True)
+            if not self.text.startswith("::=", self.at):
+                raise self.fail(f"'::=' expected after {name!r}")
+            self.at += 3
+            body = self.alternatives(0)
+            if name in rules:
+                raise self.fail(f"rule {name!r} is defined twice")
+            rules[name] = body
+        return rules
+
+    def skip(self, *, lines: bool) -> bool:
+        """Past blanks and comments; whether there is more."""
+        while self.at < len(self.text):
+            c = self.text[self.at]
+            if c == "#":
+                while self.at < len(self.text) and self.text[self.at] != "\n":
+                    self.at += 1
+            elif c in " \t\r" or (lines and c == "\n"):
+                self.at += 1
+            elif c == "\n":
+                mark = self.at
+                self.skip(lines=True)
+                if self.begins_rule():
+                    self.at = mark
+                    return False
+                return self.at < len(self.text)
+            else:
+                return True
+        return False
+
+    def begins_rule(self) -> bool:
+        mark = self.at
+        while self.at < len(self.text) and (self.text[self.at].isalnum() or self.text[self.at] in "-_."):
+            self.at += 1
+        named = self.at > mark
+        while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
+            self.at += 1
+        found = named and self.text.startswith("::=", self.at)
+        self.at = mark
+        return found
+
+    def peek(self) -> str:
+        return self.text[self.at] if self.at < len(self.text) else ""
+
+    def name(self) -> str:
+        mark = self.at
+        while self.peek() and (self.peek().isalnum() or self.peek() in "-_."):
+            self.at += 1
+        if mark == self.at:
+            raise self.fail(f"a rule's name expected, not {self.peek()!r}")
+        return self.text[mark : self.at]
+
+    def alternatives(self, depth: int) -> Node:
+        if depth > 100:
+            raise self.fail("groups nest deeper than 100")
+        branches = [self.sequence(depth)]
+        while self.skip(lines=depth > 0) and self.peek() == "|":
+            self.at += 1
+            branches.append(self.sequence(depth))
+        return branches[0] if len(branches) == 1 else Alt(tuple(branches))
+
+    def sequence(self, depth: int) -> Node:
+        parts: list[Node] = []
+        while self.skip(lines=depth > 0) and self.peek() not in "|)":
+            parts.append(self.repeated(self.atom(depth)))
+        if depth == 0 and self.peek() == ")":
+            raise self.fail("unbalanced ')'")
+        return parts[0] if len(parts) == 1 else Seq(tuple(parts))
+
+    def atom(self, depth: int) -> Node:
+        c = self.peek()
+        if c in "\"'":
+            return self.quoted(c)
+        if c == "[":
+            return self.char_class()
+        if c == ".":
+            self.at += 1
+            return Chars(ANY)
+        if c == "(":
+            self.at += 1
+            inner = self.alternatives(depth + 1)
+            if self.peek() != ")":
+                raise self.fail("'(' is never closed")
+            self.at += 1
+            return inner
+        line = self.line
+        return Ref(self.name(), line)
+
+    def repeated(self, node: Node) -> Node:
+        while self.peek() and self.peek() in "*+?{":
+            sign = self.peek()
+            self.at += 1
+            if sign == "{":
+                end = self.text.find("}", self.at)
+                low, comma, high = self.text[self.at : max(end, self.at)].replace(" ", "").partition(",")
+                if end < 0 or not (low or high) or not (low or "0").isdecimal() or not (high or "0").isdecimal():
+                    raise self.fail("a repeat is written {n}, {n,}, {,m} or {n,m}")
+                first, last = int(low or 0), (int(high) if high else None) if comma else int(low)
+                if max(first, last or 0) > MAX_REPEAT or (last is not None and last < first):
+                    raise self.fail(f"repeat {{{low}{comma}{high}}} must rise and be at most {MAX_REPEAT:,}")
+                self.at = end + 1
+                node = Rep(node, first, last)
+            else:
+                node = Rep(node, 1 if sign == "+" else 0, 1 if sign == "?" else None)
+        return node
+
+    def code(self) -> int:
+        c = self.peek()
+        if not c or c == "\n":
+            raise self.fail("a literal or class is never closed")
+        self.at += 1
+        if c != "\\":
+            return ord(c)
+        c = self.peek()
+        self.at += 1
+        if c in HEX_LENGTHS:
+            digits = self.text[self.at : self.at + HEX_LENGTHS[c]]
+            self.at += HEX_LENGTHS[c]
+            try:
+                return ord(chr(int(digits, 16)))
+            except (ValueError, OverflowError):
+                raise self.fail(f"{digits!r} is not a code point in hexadecimal") from None
+        if c in ESCAPES:
+            return ESCAPES[c]
+        if c.isalnum() or not c:
+            raise self.fail(f"unknown escape '\\{c}'")
+        return ord(c)
+
+    def quoted(self, quote: str) -> Node:
+        self.at += 1
+        codes = []
+        while self.peek() != quote:
+            codes.append(self.code())
+        self.at += 1
+        return Text("".join(map(chr, codes)))
+
+    def char_class(self) -> Node:
+        self.at += 1
+        negated = self.peek() == "^"
+        self.at += negated
+        ranges = []
+        while self.peek() != "]":
+            low = high = self.code()
+            if self.peek() == "-" and self.text[self.at + 1 : self.at + 2] != "]":
+                self.at += 1
+                high = self.code()
+                if high < low:
+                    raise self.fail("character range is the wrong way round")
+            ranges.append((low, high))
+        self.at += 1
+        found = union(ranges)
+        return Chars(complement(found) if negated else found)
+
+
+class _Lowering:
+    """Rules to expressions where they are regular, to productions where they are not."""
+
+    def __init__(self, rules: dict[str, Node], ex: Expressions) -> None:
+        self.rules = rules
+        self.ex = ex
+        self._regular: dict[str, bool] = {}
+        self._exprs: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
+
+    def parser(self, start: str, machine: Machine) -> int:
+        for name in self.rules:
+            self.is_regular(name, ())
+        grammar = self.grammar = Grammar(self.ex)
+        top = grammar.rule("start")
+        grammar.add(top, self.symbols(Ref(start, 0)))
+        return Parser(grammar, machine).start
+
+    def is_regular(self, name: str, path: tuple[str, ...], line: int = 0) -> bool:
+        """Whether a rule never leads back to itself, nor to one that does."""
+        if name in path:
+            for inner in path[path.index(name) :]:
+                self._regular[inner] = False
+            return False
+        if name not in self._regular:
+            if name not in self.rules:
+                raise GrammarError(f"rule {name!r} is used but not defined", where=f"line {line}")
+            found = [self.is_regular(ref.name, (*path, name), ref.line) for ref in _refs(self.rules[name])]
+            self._regular.setdefault(name, all(found))
+        return self._regular[name]
+
+    def expression(self, node: Node) -> int | None:
+        """The node as one regular language, None if it is recursive."""
+        ex = self.ex
+        match node:
+            case Text(text):
+                return ex.literal(text.encode(errors="surrogatepass")) if text else EMPTY
+            case Chars(ranges):
+                return ex.chars(ranges)
+            case Ref(name, _):
+                if not self._regular[name]:
+                    return None
+                if name not in self._exprs:
+                    found = self.expression(self.rules[name])
+                    assert found is not None
+                    self._exprs[name] = found
+                return self._exprs[name]
+            case Rep(inner, low, high):
+                inside = self.expression(inner)
+                return None if inside is None else ex.repeat(inside, low, high)
+        parts = [self.expression(p) for p in node.parts]
+        known = [p for p in parts if p is not None]
+        if len(known) < len(parts):
+            return None
+        return ex.concat(*known) if isinstance(node, Seq) else ex.union(*known)
+
+    def symbols(self, node: Node) -> list[Symbol]:
+        """A node as symbols of a production; neighbouring regular parts are one lexeme."""
+        whole = self.expression(node)
+        if whole is not None:
+            return [("lexeme", whole)] if whole != EMPTY else []
+        match node:
+            case Ref(name, _):
+                return [("rule", self.number(name))]
+            case Seq(parts):
+                out: list[Symbol] = []
+                for symbol in [s for part in parts for s in self.symbols(part)]:
+                    if symbol[0] == "lexeme" and out and out[-1][0] == "lexeme":
+                        out[-1] = ("lexeme", self.ex.concat(out[-1][1], symbol[1]))
+                    else:
+                        out.append(symbol)
+                return out
+            case Alt(parts):
+                rule = self.grammar.rule("alternatives")
+                for part in parts:
+                    self.grammar.add(rule, self.symbols(part))
+                return [("rule", rule)]
+            case Rep(inner, low, high):
+                return self._repeat(self.symbols(inner), low, high)
+        raise AssertionError(node)
+
+    def _repeat(self, inner: list[Symbol], low: int, high: int | None) -> list[Symbol]:
+        grammar = self.grammar
+        one = grammar.rule("repeated")
+        grammar.add(one, inner)
+        if high is None:
+            many = grammar.rule("any number")
+            grammar.add(many, [])
+            grammar.add(many, [("rule", many), ("rule", one)])
+            return [("rule", one)] * low + [("rule", many)]
+        tail: list[Symbol] = []
+        for _ in range(high - low):
+            option = grammar.rule("one more")
+            grammar.add(option, [])
+            grammar.add(option, [("rule", one), *tail])
+            tail = [("rule", option)]
+        return [("rule", one)] * low + tail
+
+    def number(self, name: str) -> int:
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = self.grammar.rule(name)
+            body = self.rules[name]
+            for part in body.parts if isinstance(body, Alt) else (body,):
+                self.grammar.add(found, self.symbols(part))
+        return found
+
+
+def _refs(node: Node) -> list[Ref]:
+    match node:
+        case Ref():
+            return [node]
+        case Seq(parts) | Alt(parts):
+            return [ref for part in parts for ref in _refs(part)]
+        case Rep(inner, _, _):
+            return _refs(inner)
+    return []

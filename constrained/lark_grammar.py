@@ -1,0 +1,59 @@
+"""Lark's grammar syntax: its own loader reads it, its rules and terminals become productions and lexemes.
+
+A text is in the language if it can be cut into terminals (with ignored ones between) that the rules derive, as Lark's
+``earley`` parser with the ``dynamic_complete`` lexer has it; priorities choose among readings, not among texts.
+"""
+
+import re
+
+from .earley import Grammar, Parser
+from .machine import Machine
+from .regex_syntax import compile_regex
+from .spec import GrammarError
+
+# ``common.ESCAPED_STRING`` and its like: anything up to the quote that no backslash precedes.
+_LAZY_STRING = re.compile(r"\.\*\?\(\?<!\\\\\)\(\\\\\\\\\)\*\?(\\?[\"'])")
+
+
+def compile_lark(text: str, machine: Machine, *, start: str = "start") -> int:
+    """The state a text of the grammar begins in."""
+    import lark
+
+    try:
+        loaded = lark.Lark(text, start=start, parser="earley", lexer="dynamic_complete", regex=False)
+    except (lark.exceptions.LarkError, OSError) as error:
+        raise GrammarError(f"Lark cannot read the grammar: {str(error).strip()}") from None
+    except re.error as error:
+        raise GrammarError(f"a terminal's regex: {error}") from None
+    ex = machine.expressions
+    lexemes: dict[str, int] = {}
+    for terminal in loaded.terminals:
+        pattern, flags = terminal.pattern.value, set(terminal.pattern.flags)
+        if terminal.pattern.type == "str" and not flags:
+            lexemes[terminal.name] = ex.literal(pattern.encode())
+            continue
+        if terminal.pattern.type == "str":
+            pattern = re.escape(pattern)
+        if flags - {"i", "s", "m", "u", "x"} or "x" in flags:
+            raise GrammarError(
+                f"flag {'x' if 'x' in flags else ''.join(flags)!r} is not supported", where=terminal.name
+            )
+        pattern = _LAZY_STRING.sub(lambda m: rf"(?:[^{m[1]}\\\n]|\\.)*{m[1]}", pattern)
+        lexemes[terminal.name] = compile_regex(
+            pattern, ex, anchored=True, where=terminal.name, ignore_case="i" in flags, dot_all="s" in flags
+        )
+    grammar = Grammar(ex)
+    numbers: dict[str, int] = {}
+    top = grammar.rule("start")
+    for rule in loaded.rules:
+        if rule.origin.name not in numbers:
+            numbers[rule.origin.name] = grammar.rule(rule.origin.name)
+    grammar.add(top, [("rule", numbers[start])])
+    for rule in loaded.rules:
+        grammar.add(
+            numbers[rule.origin.name],
+            [("lexeme", lexemes[s.name]) if s.is_term else ("rule", numbers[s.name]) for s in rule.expansion],
+        )
+    for name in loaded.ignore_tokens:
+        grammar.ignore(lexemes[name])
+    return Parser(grammar, machine).start

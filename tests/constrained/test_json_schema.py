@@ -1,0 +1,175 @@
+# ruff: noqa: E501
+"""Every keyword against the reference validator: what the grammar takes and what ``jsonschema`` calls valid."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from phloem.constrained import GrammarError, Vocabulary, compile
+
+from .conftest import as_json, takes, walk_all
+
+jsonschema = pytest.importorskip("jsonschema")
+
+O = {"type": "object"}  # noqa: E741
+VALUES: list[Any] = [
+    None, True, False, 0, 1, 2, 3, -1, 5, 7.5, 10, 1.0, 100, "", "a", "ab", "abc", "foo", "é", "2024-02-29", [], [1], [1, 2],
+    [1, "a"], ["a", "b", "c"], [1, 2, 3], [[1]], [5, 6], {}, {"a": 1}, {"a": "x"}, {"b": 2}, {"a": 1, "b": 2}, {"foo": 1},
+    {"a": 1, "foo": "x"}, {"a": 1, "b": "y", "c": None}, {"foo": {"foo": {}}}, {"a": {"a": 1}}, {"x1": 1, "x2": "b"}, {"kind": "p", "n": 1},
+    {"kind": "q", "s": "a"}, {"kind": "q", "n": 1},
+]  # fmt: skip
+SCHEMAS: list[Any] = [
+    True, {}, {"type": "integer"}, {"type": ["string", "null"]}, {"minimum": 2}, {"maximum": 2, "exclusiveMinimum": 0},
+    {"multipleOf": 2.5}, {"type": "integer", "multipleOf": 5}, {"minLength": 2}, {"type": "string", "maxLength": 1}, {"pattern": "^a"},
+    {"pattern": "b$"}, {"pattern": "b", "maxLength": 2}, {"enum": [1, "a", None, [1], {"a": 1}]}, {"const": {"a": 1, "b": 2}}, {"const": 1},
+    {"not": {"type": "string"}}, {"not": {"enum": [1, "a"]}}, {"allOf": [{"minimum": 1}, {"maximum": 5}]}, {"anyOf": [{"type": "string"}, {"minimum": 5}]},
+    {"oneOf": [{"type": "integer"}, {"minimum": 2}]}, {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"if": {"type": "integer"}, "then": {"minimum": 2}, "else": {"type": "string"}}, {"items": {"type": "integer"}},
+    {"prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False}, {"prefixItems": [{"type": "integer"}]},
+    {"minItems": 1, "maxItems": 2}, {"contains": {"const": 1}}, {"contains": {"type": "integer"}, "minContains": 2, "maxContains": 2},
+    {"contains": {"minimum": 5}, "minContains": 0}, {"not": {"items": {"type": "integer"}}}, {"not": {"contains": {"type": "integer"}}},
+    {"properties": {"a": {"type": "integer"}}}, {**O, "properties": {"a": {}}, "additionalProperties": False}, {**O, "required": ["a", "foo"]},
+    {"patternProperties": {"^x": {"type": "integer"}}}, {"patternProperties": {"^x": {"type": "integer"}}, "properties": {"x2": {"type": "string"}}},
+    {"patternProperties": {"a": {"type": "integer"}, "^b": True}, "additionalProperties": False}, {"additionalProperties": {"type": "integer"}},
+    {"propertyNames": {"maxLength": 1}}, {"propertyNames": {"enum": ["a", "b"]}}, {"minProperties": 2}, {"maxProperties": 1},
+    {**O, "minProperties": 1, "maxProperties": 1, "properties": {"a": {"type": "string"}}}, {"dependentRequired": {"a": ["b"]}},
+    {"dependentSchemas": {"a": {"required": ["b"]}}}, {"not": {"required": ["a"]}}, {"not": {"properties": {"a": {"type": "integer"}}}},
+    {**O, "not": {"additionalProperties": {"type": "integer"}}}, {"$ref": "#/$defs/t", "$defs": {"t": {"type": "string"}}},
+    {"properties": {"foo": {"$ref": "#"}}, "additionalProperties": False}, {"$anchor": "x", "properties": {"a": {"$ref": "#x"}}, "type": ["object", "integer"]},
+    {"anyOf": [{"properties": {"kind": {"const": "p"}, "n": {"type": "integer"}}, "required": ["kind", "n"]},
+               {"properties": {"kind": {"const": "q"}, "s": {"type": "string"}}, "required": ["kind", "s"]}]},
+    {"oneOf": [{"properties": {"kind": {"const": "p"}}, "required": ["kind"]}, {"properties": {"kind": {"const": "q"}}, "required": ["kind"]}]},
+    {"properties": {"a": True}, "unevaluatedProperties": False},
+    {"allOf": [{"properties": {"a": True}}], "properties": {"b": True}, "unevaluatedProperties": False},
+    {"anyOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"properties": {"b": True}, "required": ["b"]}], "unevaluatedProperties": False},
+    {"if": {"required": ["a"]}, "then": {"properties": {"a": True, "b": True}}, "unevaluatedProperties": {"type": "integer"}},
+    {"prefixItems": [True], "unevaluatedItems": False}, {"contains": {"type": "integer"}, "unevaluatedItems": {"type": "string"}},
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": False}}, {"minProperties": 1, "propertyNames": {"pattern": "^[a-c]$"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda s: json.dumps(s)[:60])
+def test_takes_exactly_the_valid_values(vocabulary: Vocabulary, schema: Any) -> None:
+    validator = jsonschema.Draft202012Validator(schema)
+    grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order="any", format="annotate")
+    for value in VALUES:
+        assert takes(grammar, as_json(value)) == validator.is_valid(value), value
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda s: json.dumps(s)[:60])
+@pytest.mark.parametrize("order", ["schema", "any"])
+def test_random_walks_are_valid(vocabulary: Vocabulary, schema: Any, order: str) -> None:
+    validator = jsonschema.Draft202012Validator(schema)
+    grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order=order, format="annotate")
+    walk_all(grammar, lambda text: validator.is_valid(json.loads(text)), walks=3)
+
+
+names = st.sampled_from(["a", "b", "foo"])
+scalars = st.one_of(
+    st.sampled_from(
+        [True, {}, {"type": "string"}, {"type": "integer"}, {"type": "null"}, {"type": ["integer", "object"]}]
+    ),
+    st.builds(lambda lo, n: {"minimum": lo, "maximum": lo + n}, st.integers(-3, 5), st.integers(0, 4)),
+    st.builds(lambda lo, n: {"minLength": lo, "maxLength": lo + n}, st.integers(0, 2), st.integers(0, 2)),
+    st.builds(lambda v: {"enum": v}, st.lists(st.sampled_from([1, 2, "a", "ab", None, True]), min_size=1, max_size=3)),
+    st.sampled_from([{"pattern": "^a"}, {"pattern": "b"}, {"const": 1}, {"multipleOf": 2}]),
+)
+schemas = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.builds(lambda p: {"properties": p}, st.dictionaries(names, inner, max_size=2)),
+        st.builds(
+            lambda p, r, e: {"type": "object", "properties": p, "required": r, "additionalProperties": e},
+            st.dictionaries(names, inner, max_size=2), st.lists(names, unique=True, max_size=2), st.one_of(st.booleans(), inner),
+        ),
+        st.builds(lambda s, lo, n: {"items": s, "minItems": lo, "maxItems": lo + n}, inner, st.integers(0, 1), st.integers(0, 2)),
+        st.builds(lambda p, s: {"type": "array", "prefixItems": p, "items": s}, st.lists(inner, min_size=1, max_size=2), inner),
+        st.builds(lambda s: {"contains": s}, inner),
+        st.builds(lambda k, v: {k: v}, st.sampled_from(["allOf", "anyOf", "oneOf"]), st.lists(inner, min_size=1, max_size=3)),
+        st.builds(lambda s: {"not": s}, inner),
+        st.builds(lambda a, b, c: {"if": a, "then": b, "else": c}, inner, inner, inner),
+        st.builds(lambda p, lo: {"type": "object", "minProperties": lo, "maxProperties": lo + 1, "properties": p}, st.dictionaries(names, inner, max_size=2), st.integers(0, 2)),
+    ),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schemas, st.integers(0, 1 << 30))
+def test_any_schema_agrees_with_the_reference(vocabulary: Vocabulary, schema: Any, seed: int) -> None:
+    validator = jsonschema.Draft202012Validator(schema)
+    try:
+        grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order="any", format="annotate")
+    except GrammarError as error:
+        assert "no value satisfies" in str(error)
+        assert not any(validator.is_valid(value) for value in VALUES)
+        return
+    rng = random.Random(seed)
+    for value in rng.sample(VALUES, 20):
+        assert takes(grammar, as_json(value)) == validator.is_valid(value), value
+    walk_all(grammar, lambda text: validator.is_valid(json.loads(text)), walks=2, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("date", "2024-02-29", "2023-02-29"), ("date", "2024-12-31", "2024-02-30"), ("time", "23:59:59Z", "24:00:00Z"),
+        ("date-time", "2024-01-01T00:00:00+01:00", "2024-01-01"), ("email", "a.b@example.com", "a@"),
+        ("ipv4", "192.168.0.1", "256.1.1.1"), ("ipv6", "::1", "1::2::3"), ("uuid", "123e4567-e89b-12d3-a456-426614174000", "123"),
+        ("uri", "https://example.com/a?b#c", "//no-scheme"), ("hostname", "a-b.example", "-a"), ("duration", "P1DT2H", "P"),
+        ("json-pointer", "/a~0b/c", "a"), ("uri-reference", "../a", "a b"),
+    ],
+)  # fmt: skip
+def test_formats_are_enforced_unless_annotated(vocabulary: Vocabulary, name: str, good: str, bad: str) -> None:
+    schema = json.dumps({"type": "string", "format": name})
+    assert takes(compile("json_schema", schema, vocabulary), as_json(good))
+    assert not takes(compile("json_schema", schema, vocabulary), as_json(bad))
+    assert takes(compile("json_schema", schema, vocabulary, format="annotate"), as_json(bad))
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"items": [{"type": "integer"}], "additionalItems": False}, [1], [1, 2]),
+        ({"definitions": {"x": {"type": "string"}}, "properties": {"a": {"$ref": "#/definitions/x"}}}, {"a": ""}, {"a": 1}),
+        ({"dependencies": {"a": ["b"]}}, {"b": 1}, {"a": 1}),
+        ({"dependencies": {"a": {"properties": {"c": {"type": "null"}}}}}, {"a": 1, "c": None}, {"a": 1, "c": 1}),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 3, "exclusiveMinimum": True}, 4, 3),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/x", "maximum": 1, "x": {"type": "integer"}}, 5, "a"),
+    ],
+)  # fmt: skip
+def test_older_spellings(vocabulary: Vocabulary, schema: Any, good: Any, bad: Any) -> None:
+    grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order="any")
+    assert takes(grammar, as_json(good)) and not takes(grammar, as_json(bad))
+
+
+def test_schema_order_is_the_order_of_properties(vocabulary: Vocabulary) -> None:
+    schema = json.dumps({"type": "object", "properties": {"b": {}, "a": {}}, "required": ["a"]})
+    grammar = compile("json_schema", schema, vocabulary)
+    assert takes(grammar, '{"b": 1, "a": 2, "more": 3}') and takes(grammar, '{"a": 2}')
+    assert not takes(grammar, '{"a": 1, "b": 2}')
+
+
+def test_equal_parts_of_two_grammars_share_states(vocabulary: Vocabulary) -> None:
+    one = compile(
+        "json_schema", '{"type": "object", "properties": {"p": {"type": "string", "maxLength": 77}}}', vocabulary
+    )
+    assert takes(one, '{"p": "x"}')
+    before = one.machine.num_states
+    two = compile("json_schema", '{"type": "object", "properties": {"p": {"type": "string", "maxLength": 77}}, "title": "x"}', vocabulary)  # fmt: skip
+    assert takes(two, '{"p": "x"}')
+    assert two.machine is one.machine and two.machine.num_states - before < 20
+
+
+def test_a_megabyte_of_schema_costs_an_error_or_little(vocabulary: Vocabulary) -> None:
+    wide = {"type": "object", "properties": {f"key{i}": {"type": "integer", "minimum": i} for i in range(10_000)}}
+    grammar = compile("json_schema", json.dumps(wide), vocabulary)
+    assert takes(grammar, '{"key77": 77}')
+    deep: Any = {"type": "integer"}
+    for _ in range(400):
+        deep = {"items": deep}
+    with pytest.raises(GrammarError, match="nests deeper than 200"):
+        compile("json_schema", json.dumps(deep), vocabulary)

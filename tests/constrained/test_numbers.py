@@ -1,0 +1,136 @@
+import random
+from decimal import Decimal
+
+import pytest
+from phloem.constrained import GrammarError
+from phloem.constrained.expressions import Expressions
+from phloem.constrained.numbers import Bound, Numbers
+
+BOUNDS = [
+    "0",
+    "1",
+    "-1",
+    "5",
+    "12",
+    "99",
+    "100",
+    "-7",
+    "0.5",
+    "-0.5",
+    "1.25",
+    "3.14",
+    "-12.5",
+    "1000",
+    "0.01",
+    "-0.01",
+    "2.50",
+]
+SPELLINGS = [
+    "0",
+    "-0",
+    "0.0",
+    "-0.0",
+    "1",
+    "1.0",
+    "-1",
+    "5",
+    "12",
+    "9",
+    "10",
+    "99",
+    "99.9",
+    "100",
+    "100.0",
+    "100.01",
+    "101",
+    "-7",
+    "-6.99",
+    "-7.01",
+    "0.5",
+    "0.49",
+    "0.51",
+    "0.500",
+    "0.5001",
+    "-0.5",
+    "-0.499",
+    "-0.51",
+    "1.25",
+    "1.2",
+    "1.3",
+    "1.249",
+    "1.2501",
+    "3.14",
+    "3.1",
+    "3.141",
+    "-12.5",
+    "-12",
+    "-13",
+    "1000",
+    "999.99",
+    "1000.1",
+    "12345",
+    "0.01",
+    "0.009",
+    "0.011",
+    "-0.01",
+    "0.0100",
+    "2.5",
+    "2.50",
+    "2.49",
+]
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Numbers:
+    return Numbers(Expressions())
+
+
+def is_within(value: Decimal, low: Bound | None, high: Bound | None) -> bool:
+    above = low is None or value > low.value or (low.is_inclusive and value == low.value)
+    return above and (high is None or value < high.value or (high.is_inclusive and value == high.value))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ranges_hold_exactly_the_numbers_between(numbers: Numbers, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(60):
+        low, high = (
+            Bound(Decimal(rng.choice(BOUNDS)), rng.random() < 0.5) if rng.random() < 0.7 else None for _ in range(2)
+        )
+        integer = rng.random() < 0.3
+        found = numbers.between(low, high, integer=integer)
+        for text in SPELLINGS:
+            value = Decimal(text)
+            expected = is_within(value, low, high) and (not integer or value == value.to_integral_value())
+            assert numbers.ex.matches(found, text.encode()) == expected, (low, high, integer, text)
+
+
+@pytest.mark.parametrize("step", ["1", "2", "3", "0.01", "2.5", "0.5", "10", "7", "1e2", "0.25"])
+def test_multiples(numbers: Numbers, step: str) -> None:
+    found = numbers.multiple_of(Decimal(step))
+    for text in [*SPELLINGS, "21", "30", "7.5", "200", "-300"]:
+        assert numbers.ex.matches(found, text.encode()) == (Decimal(text) % Decimal(step) == 0), text
+
+
+def test_multiples_within_a_range_are_found_or_known_to_be_none(numbers: Numbers) -> None:
+    ex = numbers.ex
+    between = numbers.between(Bound(Decimal(8), True), Bound(Decimal(13), True))
+    assert not ex.is_nonempty(ex.intersect(between, numbers.multiple_of(Decimal("7")), numbers.multiple_of(Decimal(5))))
+    assert ex.is_nonempty(ex.intersect(numbers.multiple_of(Decimal(123456789)), numbers.plain))
+
+
+@pytest.mark.parametrize("text", ["1e5", "-2.5E-3", "1e307", "0"])
+def test_unbounded_numbers_may_have_exponents(numbers: Numbers, text: str) -> None:
+    assert numbers.ex.matches(numbers.any, text.encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"), [("1.0", True), ("1.5", False), ("1e16", True), ("1.5e+20", True), ("1e-5", False), ("-0", True)]
+)
+def test_integers_by_value(numbers: Numbers, text: str, whole: bool) -> None:
+    assert numbers.ex.matches(numbers.integer, text.encode()) == whole
+
+
+def test_too_many_digits_are_refused(numbers: Numbers) -> None:
+    with pytest.raises(GrammarError, match="more than 400 digits"):
+        numbers.between(Bound(Decimal("1e500"), True), None, where="#/minimum")
