@@ -15,8 +15,20 @@ import msgspec
 from . import ir
 from .function import SglFunction, resolve_backend
 from .graph import Graph
-from .nodes import GenNode, HoleNode, MarkNode, Node, PasteNode, PinNode, RollbackNode, SelectNode, TextNode
+from .nodes import (
+    GenNode,
+    HoleNode,
+    MarkNode,
+    Node,
+    PasteNode,
+    PinNode,
+    RollbackNode,
+    SelectNode,
+    SettleNode,
+    TextNode,
+)
 from .program import Message, Program, Sequence
+from .reasoning import SplitLeaf
 from .state import ProgramState
 from .tracer import TraceError, TracerProgramState, trace_program
 from .values import Candidate, Captured, Constant, Gathered, Hole, Leaf, Piece, Span, Value
@@ -99,11 +111,16 @@ class _Replay:
     def run(self, root: Sequence) -> None:
         program, log = self._program, self._program.log
         traced = self._trace._program
-        while len(program.sequences) < len(traced.sequences):
-            Sequence(program)
+        for source in traced.sequences[1:]:
+            if source is None:
+                program.reserve_seq()
+            else:
+                Sequence(program)
         for node in traced.log:
             log.append(self._node(node))
         for source, target in zip(traced.sequences, program.sequences, strict=True):
+            if source is None or target is None:
+                continue
             target.pieces = [self._piece(piece) for piece in source.pieces]
             target.variables = {name: self._value(value) for name, value in source.variables.items()}
             target.leaves = [self._leaves[id(leaf)] for leaf in source.leaves]
@@ -125,7 +142,13 @@ class _Replay:
                     overrides = {name: self._filled(value) for name, value in overrides.items()}
                     gen = msgspec.structs.replace(gen, overrides=overrides)
                 n = overrides.get("n") or program.sampling.get("n", 1)
-                leaf = Leaf(program.lock, gen.name, n=n, parse=gen.parse)
+                if isinstance(node.leaf, SplitLeaf):
+                    leaf: Leaf = node.leaf.again(program.lock)
+                    assert isinstance(leaf, SplitLeaf)
+                    self._leaves[id(node.leaf.answer)] = leaf.answer
+                    self._leaves[id(node.leaf.reasoning)] = leaf.reasoning
+                else:
+                    leaf = Leaf(program.lock, gen.name, n=n, parse=gen.parse)
                 self._leaves[id(node.leaf)] = leaf
                 return GenNode(node.seq, leaf, gen, program.sampling, n, program.stream)
             case SelectNode():
@@ -141,6 +164,8 @@ class _Replay:
                 raise TraceError(
                     "gen(retries=...) looks at its value, so it cannot be compiled; run the program instead"
                 )
+            case SettleNode():
+                return SettleNode(node.seq, self._leaves[id(node.leaf)])
             case PasteNode():
                 return PasteNode(node.seq, self._leaves[id(node.source)], node.index)
             case _:

@@ -20,6 +20,7 @@ from .nodes import (
     PinNode,
     RoleNode,
     SelectNode,
+    SettleNode,
     TextNode,
 )
 from .values import Leaf
@@ -152,7 +153,7 @@ def _boxes(log: list[Node]) -> tuple[tuple[Box, ...], dict[int, int]]:
                 add(seq, "text", "image")
             case PinNode():
                 add(seq, "flow", f"pin {node.ttl_s:g} s")
-            case CloseNode():
+            case CloseNode() | SettleNode():
                 pass
     boxes = tuple([Box(seq, row, kind, label, tuple(to)) for row, (seq, kind, label, to) in enumerate(drafts)])
     return boxes, parents

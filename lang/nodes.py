@@ -103,5 +103,11 @@ class RollbackNode(Node, frozen=True, eq=False, gc=False):
     mark: Leaf
 
 
+class SettleNode(Node, frozen=True, eq=False, gc=False):
+    """Append the text of a leaf that no operation of the runtime has. The program makes it a ``TextNode`` in time."""
+
+    leaf: Leaf
+
+
 class CloseNode(Node, frozen=True, eq=False, gc=False):
     pass

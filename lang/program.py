@@ -36,6 +36,7 @@ from .nodes import (
     RoleNode,
     RollbackNode,
     SelectNode,
+    SettleNode,
     TextNode,
 )
 from .types import ParseError
@@ -109,6 +110,7 @@ class Program:
         "error",
         "inline",
         "is_awaited",
+        "is_ending",
         "is_over",
         "lock",
         "log",
@@ -153,12 +155,18 @@ class Program:
         self.changed = Signal(self.lock) if stream else None
         self._num_shipped = 0
         self._ship_lock = threading.Lock()
-        self.sequences: list[Sequence] = []
+        self.sequences: list[Sequence | None] = []  # None: one that only the runtime sees
+        self.is_ending = False
         self.session: Session = backend.open_session(self)
         self.root = Sequence(self)
 
     def new_seq(self, sequence: Sequence) -> int:
         self.sequences.append(sequence)
+        return len(self.sequences) - 1
+
+    def reserve_seq(self) -> int:
+        """A sequence that Python appends nothing to."""
+        self.sequences.append(None)
         return len(self.sequences) - 1
 
     def flush(self, *, is_awaited: bool = False) -> None:
@@ -169,13 +177,42 @@ class Program:
                 return
             nodes = self.log[self._num_shipped : end]
             self._num_shipped = end
-            self.num_messages += 1
-            self.session.ship(nodes, is_awaited=is_awaited)
+            if any(type(node) is SettleNode for node in nodes):
+                nodes = self._settle(nodes)
+            if nodes:
+                self._ship(nodes, is_awaited)
+
+    def _ship(self, nodes: list[Node], is_awaited: bool) -> None:
+        self.num_messages += 1
+        self.session.ship(nodes, is_awaited=is_awaited)
+
+    def _settle(self, nodes: list[Node]) -> list[Node]:
+        """Texts that are known only here, in their places. Where one is needed that is not known, it is waited for."""
+        settled: list[Node] = []
+        for i, node in enumerate(nodes):
+            if not isinstance(node, SettleNode):
+                settled.append(node)
+                continue
+            leaf = node.leaf
+            if not leaf.is_done:
+                if not _is_computed_on(node.seq, nodes[i + 1 :]) and self.is_ending:
+                    continue  # nothing is generated after it: the runtime need never see it
+                if settled:
+                    self._ship(settled, False)
+                    settled = []
+                if self.loop is not None:
+                    self._refuse_to_block(leaf)
+                leaf.wait_for(leaf.done)
+            if leaf.error is None:
+                settled.append(TextNode(node.seq, leaf.texts[0]))
+        return settled
 
     def end(self) -> None:
         """The body has returned: close what is open and ship the rest."""
         for sequence in self.sequences:
-            sequence.close()
+            if sequence is not None:
+                sequence.close()
+        self.is_ending = True
         self.flush(is_awaited=self.is_awaited)
         self._finish()
 
@@ -192,7 +229,8 @@ class Program:
             if isinstance(node, GenNode | SelectNode | PinNode):
                 node.leaf.fail(gone)
         for sequence in self.sequences:
-            sequence.is_closed = True
+            if sequence is not None:
+                sequence.is_closed = True
         if was_sent:
             self.session.cancel()
         else:
@@ -262,6 +300,15 @@ class Program:
     def read(self, value: Value) -> Any:
         self.wait_leaves(value.leaves())
         return value.read()
+
+
+def _is_computed_on(seq: int, nodes: list[Node]) -> bool:
+    """Whether the model will run on this sequence again."""
+    return any(
+        (node.seq == seq and isinstance(node, GenNode | SelectNode | ForkNode | PinNode))
+        or (isinstance(node, JoinNode) and seq in node.children and node.mode != "gather_variable")
+        for node in nodes
+    )
 
 
 class Sequence:

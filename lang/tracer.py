@@ -135,7 +135,8 @@ def trace_program(function: SglFunction, arguments: Mapping[str, Any], backend: 
     with TracingScope(state):
         state.ret_value = function.func(state, **function.fill_arguments(arguments))
     for sequence in state._program.sequences:
-        sequence.close()
+        if sequence is not None:
+            sequence.close()
     state._program.is_over = True
     return state
 

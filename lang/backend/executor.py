@@ -5,6 +5,7 @@ The names are SGLang's (``text_``, ``messages_``, ``sid``, ...), as third partie
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 from ..nodes import Node
 
 if TYPE_CHECKING:
+    from ..chat_template import ChatTemplate
     from .base_backend import BaseBackend
+
+
+_sids = itertools.count()
+_PREFIX = uuid.uuid4().hex[:16]
+
+
+def next_sid() -> str:
+    """A name that no other sequence of any process has."""
+    return f"{_PREFIX}{next(_sids):x}"
 
 
 class StreamExecutor:
@@ -44,12 +55,14 @@ class StreamExecutor:
         "variables",
     )
 
-    def __init__(self, backend: BaseBackend, seq: int, *, stream: bool, is_unborn: bool = False) -> None:
+    def __init__(
+        self, backend: BaseBackend, seq: int, chat_template: ChatTemplate, *, stream: bool, is_unborn: bool = False
+    ) -> None:
         self.backend = backend
         self.seq = seq
-        self.sid = uuid.uuid4().hex
+        self.sid = next_sid()
         self.stream = stream
-        self.chat_template = backend.get_chat_template()
+        self.chat_template = chat_template
         self.text_ = ""
         self.messages_: list[dict[str, Any]] = []
         self.variables: dict[str | None, Any] = {}

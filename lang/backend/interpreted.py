@@ -105,7 +105,7 @@ class InterpretedSession:
             self._start(executor, here=here)
 
     def _new_executor(self, seq: int, *, is_unborn: bool = False) -> StreamExecutor:
-        executor = StreamExecutor(self._backend, seq, stream=self._program.stream, is_unborn=is_unborn)
+        executor = StreamExecutor(self._backend, seq, self._template, stream=self._program.stream, is_unborn=is_unborn)
         self._executors[seq] = executor
         self._num_open += 1
         executor.arguments = dict(self._program.arguments)
@@ -237,24 +237,34 @@ class InterpretedSession:
 
     def _steps(self, executor: StreamExecutor) -> Generator[GenNode | SelectNode, Any, None]:
         """Run nodes in order; yields each call to be made and takes its result (or the exception it raised)."""
+        queue = executor.queue
         while True:
-            with self._lock:
-                if not executor.queue:
+            # only this driver takes from the queue, so the lock is needed just where it stops driving
+            blocker = None
+            try:
+                node = queue[0]
+                kind = type(node)
+                if kind is JoinNode or kind is PasteNode:
+                    with self._lock:
+                        blocker = self._blocker(executor, node)
+                        executor.is_driven = blocker is None
+                if blocker is None:
+                    queue.popleft()
+            except IndexError:  # nothing left, or the program has just been ended
+                with self._lock:
+                    if queue:
+                        continue
                     executor.is_driven = False
                     return
-                node = executor.queue[0]
-                blocker = self._blocker(executor, node)
-                if blocker is None:
-                    executor.queue.popleft()
-                else:
-                    executor.is_driven = False
             if blocker is not None:
                 if isinstance(blocker, Leaf) and blocker.subscribe(blocker.done, lambda: self._start(executor)):
                     self._start(executor)
                 return
             try:
-                if executor.error_ is not None and not isinstance(node, CloseNode):
+                if executor.error_ is not None and kind is not CloseNode:
                     self._skip(executor, node)
+                elif kind is TextNode:
+                    executor.text_ += node.text  # type: ignore[attr-defined]
                 elif isinstance(node, GenNode | SelectNode):
                     result = yield node
                     if isinstance(result, BaseException):
@@ -279,8 +289,6 @@ class InterpretedSession:
 
     def _run(self, executor: StreamExecutor, node: Node) -> None:
         match node:
-            case TextNode():
-                executor.text_ += node.text
             case PasteNode():
                 if node.source.error is not None:
                     raise DependencyFailed(f"{node.source.name!r} is pasted here, but failed") from node.source.error

@@ -1,0 +1,170 @@
+"""What the language itself costs: time per generation with a model that answers at once, and messages per run.
+
+    python -m benchmarks.frontend              # everything, on one core
+    python -m benchmarks.frontend --runs 500   # quicker
+
+``instant`` answers inside the call; ``slow`` takes 50 ms per generation. No model is loaded.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from phloem import function, gen
+from phloem.lang.backend.base_backend import BaseBackend
+from phloem.lang.backend.phloem_backend import PhloemBackend
+from phloem.runtime.protocol import messages, ops
+
+from . import header
+
+GEN_S = 0.05
+
+
+class Instant:
+    """A client whose engine answers every op before ``submit`` returns."""
+
+    def __init__(self) -> None:
+        self.welcome = messages.Welcome(
+            version=messages.PROTOCOL_VERSION,
+            model="instant",
+            model_path="",
+            context_len=1 << 20,
+            vocab_size=1,
+            vocab_hash="",
+            template=messages.TemplateInfo(),
+            limits=messages.Limits(),
+        )
+        self.meta = messages.GenMeta(1, 0, (messages.CandidateMeta("stop", 1),))
+
+    def submit(self, submit: messages.Submit, take: Callable[[messages.RuntimeMessage], None]) -> None:
+        take(messages.Accepted(submit.program))
+        for op in submit.ops:
+            if type(op) is ops.Gen:
+                take(messages.Done(submit.program, op.op, [" ok"], self.meta))
+            else:
+                take(messages.Done(submit.program, op.op))
+        if type(submit.ops[-1]) is ops.Close:
+            take(messages.Closed(submit.program, messages.ProgramStats()))
+
+    def cancel(self, program: str, seq: int | None = None, op: int | None = None) -> None: ...
+
+
+class InstantApi(BaseBackend):
+    """The same as a third party's backend: one call per generation."""
+
+    precache_in_batch = False
+
+    def generate(self, s: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
+        return " ok", {}
+
+
+class SlowApi(InstantApi):
+    async def generate_async(self, s: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
+        await asyncio.sleep(GEN_S)
+        return " ok", {}
+
+
+@function
+def linear(s: Any, question: str) -> None:
+    s += "Question: " + question + "\nThought:" + gen("thought", max_tokens=32)
+    s += "\nAnswer:" + gen("answer", max_tokens=32)
+    s += "\nConfidence:" + gen("confidence", max_tokens=4)
+
+
+@function
+async def linear_async(s: Any, question: str) -> None:
+    s += "Question: " + question + "\nThought:" + gen("thought", max_tokens=32)
+    s += "\nAnswer:" + gen("answer", max_tokens=32)
+    s += "\nConfidence:" + gen("confidence", max_tokens=4)
+    await s.sync_async()
+
+
+@function
+def tree(s: Any, question: str) -> None:
+    s += "Question: " + question
+    forks = s.fork(8)
+    forks += lambda i: f"\nIdea {i}:" + gen("idea", max_tokens=32)
+    forks.join()
+    s += "\nBest of" + s.ref("idea", sep=",") + ":" + gen("best", max_tokens=32)
+
+
+@function
+def branching(s: Any, question: str) -> None:
+    s += question + gen("first")
+    s += " yes" if s["first"] else " no"
+    s += gen("second")
+
+
+def per_gen_us(run: Callable[[], Any], num_gens: int, repeats: int) -> list[float]:
+    run()
+    found = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        found.append((time.perf_counter() - begin) / num_gens * 1e6)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    about = header()
+    print("\n".join(f"{name}: {value}" for name, value in about.items()))
+
+    runs, repeats = options.runs, options.repeats
+    items = [{"question": f"number {i}?"} for i in range(runs)]
+    compiled, api = PhloemBackend(Instant()), InstantApi()
+    graph = linear.compile(backend=compiled)
+
+    def one_by_one(program: Any, backend: BaseBackend, **kwargs: Any) -> Callable[[], None]:
+        def run() -> None:
+            for item in items:
+                program.run(**item, backend=backend, **kwargs)
+
+        return run
+
+    def batch(program: Any, backend: BaseBackend, **kwargs: Any) -> Callable[[], Any]:
+        return lambda: program.run_batch(items, backend=backend, **kwargs)
+
+    cases: list[tuple[str, Callable[[], Any], int]] = [
+        ("3 gens, run()", one_by_one(linear, compiled), 3 * runs),
+        ("3 gens, run_batch()", batch(linear, compiled), 3 * runs),
+        ("3 gens, compile()d, run()", one_by_one(graph, compiled), 3 * runs),
+        ("fork(8) + join + gen, run()", one_by_one(tree, compiled), 9 * runs),
+        ("3 gens, third party's backend, run(use_thread=False)", one_by_one(linear, api, use_thread=False), 3 * runs),
+        ("3 gens, third party's backend, run_batch(num_threads=1)", batch(linear, api, num_threads=1), 3 * runs),
+        ("3 gens, third party's backend, run_batch()", batch(linear, api), 3 * runs),
+    ]
+    print(f"\nmicroseconds per generation, {runs} runs, {repeats} repeats: median (lowest to highest)")
+    for name, run, num_gens in cases:
+        found = per_gen_us(run, num_gens, repeats)
+        print(f"  {name:56} {statistics.median(found):7.1f}  ({min(found):.1f} to {max(found):.1f})")
+
+    print(
+        f"\n1,000 programs of 3 gens, {GEN_S * 1e3:.0f} ms per gen (ideal {3 * GEN_S:.2f} s): median (lowest to highest)"
+    )
+    thousand = [{"question": f"number {i}?"} for i in range(1000)]
+    slow = SlowApi()
+    for name, program in (("run_batch()", linear), ("run_batch() of an async program", linear_async)):
+        times = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            program.run_batch(thousand, backend=slow)
+            times.append(time.perf_counter() - begin)
+        print(f"  {name:56} {statistics.median(times):7.3f}  ({min(times):.3f} to {max(times):.3f}) s")
+
+    print("\nmessages per run")
+    for name, program in (("3 gens", linear), ("fork(8) + join + gen", tree), ("one branch on a value", branching)):
+        print(f"  {name:56} {program.run('why?', backend=compiled).stats()['messages']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Reasoning apart from the answer: ``<think>...</think>`` becomes a variable of its own, also while it streams.
+
+The model thinks on a fork, so what follows in the program sees the answer alone. Never waits by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..runtime.protocol.errors import InvalidRequest
+from .ir import SglGen, SglSeparateReasoning
+from .nodes import CloseNode, ForkNode, GenNode, SettleNode
+from .values import Leaf
+
+if TYPE_CHECKING:
+    from .program import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a family of models thinks. ``is_forced``: a text without ``begin`` is reasoning from its first character."""
+
+    begin: str = "<think>"
+    end: str = "</think>"
+    is_forced: bool = False
+
+
+STYLES: dict[str, Style] = {
+    "": Style(),
+    "deepseek-r1": Style(is_forced=True),
+    "deepseek-v3": Style(),
+    "glm45": Style(),
+    "kimi": Style("◁think▷", "◁/think▷"),
+    "qwen3": Style(),
+    "qwen3-thinking": Style(is_forced=True),
+    "smollm3": Style(),
+    "step3": Style(is_forced=True),
+}
+
+
+class Splitter:
+    """Text in pieces, in; (reasoning, answer) pieces, out. A tag may be cut anywhere."""
+
+    def __init__(self, style: Style) -> None:
+        self._style = style
+        self._held = ""
+        self._is_thinking: bool | None = None  # None: the beginning has not been seen
+        self._has_thought = False
+        self._has_answered = False
+
+    def push(self, text: str) -> tuple[str, str]:
+        self._held += text
+        return self._release(is_last=False)
+
+    def finish(self) -> tuple[str, str]:
+        return self._release(is_last=True)
+
+    def _release(self, *, is_last: bool) -> tuple[str, str]:
+        style = self._style
+        reasoning = ""
+        if self._is_thinking is None:
+            start = self._held.lstrip()
+            if start.startswith(style.begin):
+                self._is_thinking = True
+                self._held = start[len(style.begin) :]
+            elif is_last or not style.begin.startswith(start):
+                self._is_thinking = style.is_forced
+            else:
+                return "", ""
+        if self._is_thinking:
+            if not self._has_thought:
+                self._held = self._held.lstrip("\n")
+                self._has_thought = bool(self._held)
+            at = self._held.find(style.end)
+            if at >= 0:
+                reasoning = self._held[:at].rstrip("\n")
+                self._held = self._held[at + len(style.end) :]
+                self._is_thinking = False
+            else:
+                keep = 0 if is_last else _held_back(self._held, style.end)
+                reasoning, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+                return reasoning, ""
+        answer, self._held = self._held, ""
+        if not self._has_answered:
+            answer = answer.lstrip("\n")
+            self._has_answered = bool(answer)
+        return reasoning, answer
+
+
+def _held_back(text: str, tag: str) -> int:
+    """How much of the end of ``text`` may belong to a ``tag`` that is not complete, line breaks before it included."""
+    tail = max((n for n in range(min(len(tag) - 1, len(text)) + 1) if text.endswith(tag[:n])), default=0)
+    before = text[: len(text) - tail]
+    return tail + len(before) - len(before.rstrip("\n"))
+
+
+class SplitLeaf(Leaf):
+    """The raw generation: hands on what it gets to ``reasoning`` and ``answer``."""
+
+    __slots__ = ("_splitter", "_style", "answer", "reasoning")
+
+    def __init__(self, lock: threading.Lock, name: str | None, style: Style) -> None:
+        super().__init__(lock, name)
+        self._style = style
+        self._splitter = Splitter(style)
+        self.answer = Leaf(lock, name)
+        self.reasoning = Leaf(lock, None if name is None else f"{name}_reasoning_content")
+
+    def again(self, lock: threading.Lock) -> SplitLeaf:
+        """The same for another program."""
+        return SplitLeaf(lock, self.name, self._style)
+
+    def push(self, text: str) -> None:
+        super().push(text)
+        self._hand_on(*self._splitter.push(text))
+
+    def resolve(self, texts: ListLike[str], meta: Any = None) -> None:
+        whole = Splitter(self._style)
+        reasoning, answer = whole.push(texts[0])
+        rest_reasoning, rest_answer = whole.finish()
+        super().resolve(texts, meta)
+        self.reasoning.resolve((reasoning + rest_reasoning,), meta)
+        self.answer.resolve((answer + rest_answer,), meta)
+
+    def fail(self, error: BaseException, partial: ListLike[str] = ()) -> None:
+        super().fail(error, partial)
+        for leaf in (self.reasoning, self.answer):
+            leaf.fail(error, ("".join(leaf.chunks or ()),))
+
+    def _hand_on(self, reasoning: str, answer: str) -> None:
+        if reasoning:
+            self.reasoning.push(reasoning)
+        if answer:
+            self.answer.push(answer)
+
+
+def append_separated(sequence: Sequence, expr: SglSeparateReasoning) -> None:
+    """Think and answer on a fork; the answer alone becomes part of this sequence."""
+    style = STYLES.get(expr.model_type)
+    if style is None:
+        known = ", ".join(repr(name) for name in STYLES if name)
+        raise InvalidRequest(f"separate_reasoning: model_type {expr.model_type!r} is unknown; there are {known}")
+    gen = expr.expr
+    if not isinstance(gen, SglGen):
+        raise InvalidRequest(f"separate_reasoning takes one gen(...), not {gen!r}")
+    program = sequence.program
+    n = gen.overrides.get("n") or program.sampling.get("n", 1)
+    if n != 1 or gen.parse is not None or gen.captures is not None:
+        raise InvalidRequest("separate_reasoning takes a plain gen(...): no n, no type, no captures")
+    raw = SplitLeaf(program.lock, gen.name, style)
+    child = program.reserve_seq()
+    sequence.log.append(ForkNode(sequence.seq, (child,)))
+    plain = msgspec.structs.replace(gen, retries=0)
+    sequence.log.append(GenNode(child, raw, plain, program.sampling, 1, program.stream))
+    sequence.log.append(CloseNode(child))
+    sequence.log.append(SettleNode(sequence.seq, raw.answer))
+    sequence.leaves.append(raw.answer)
+    sequence.bind(gen.name, raw.answer)
+    if gen.name is not None:
+        sequence.bind(expr.process_name_for_reasoning(gen.name), raw.reasoning)
+    sequence.pieces.append(raw.answer)
