@@ -9,6 +9,8 @@ from typing import Any as _Any
 __version__ = "0.1.0"
 
 _HOMES: dict[str, str] = {
+    "Anthropic": ".lang.backend.anthropic",
+    "BaseBackend": ".lang.backend.base_backend",
     "Cancelled": ".runtime.protocol.errors",
     "Connection": ".runtime.llm",
     "DeadlineExceeded": ".runtime.protocol.errors",
@@ -20,11 +22,16 @@ _HOMES: dict[str, str] = {
     "InvalidParams": ".runtime.protocol.errors",
     "InvalidRequest": ".runtime.protocol.errors",
     "LimitExceeded": ".runtime.protocol.errors",
+    "LiteLLM": ".lang.backend.litellm",
+    "OpenAI": ".lang.backend.openai",
     "Overloaded": ".runtime.protocol.errors",
+    "ParseError": ".lang.types",
     "PhloemError": ".runtime.protocol.errors",
     "PromptTooLong": ".runtime.protocol.errors",
     "ProtocolError": ".runtime.protocol.errors",
     "Runtime": ".runtime.llm",
+    "RuntimeEndpoint": ".lang.backend.runtime_endpoint",
+    "TraceError": ".lang.tracer",
     "UnknownModel": ".runtime.protocol.errors",
     "Unsupported": ".runtime.protocol.errors",
     "assistant": ".lang.api",

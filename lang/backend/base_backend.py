@@ -26,6 +26,7 @@ class BaseBackend:
     support_concate_and_append: bool = False
     is_chat_model: bool = False
     precache_in_batch: bool = True  # run_batch() calls cache_nodes() first
+    has_own_loop: bool = False  # generate_async() runs on one loop of the backend, not on that of the program
     max_threads: int = 256  # generations that may block at once
     chat_template: ChatTemplate | None = None
 

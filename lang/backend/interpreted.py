@@ -153,7 +153,7 @@ class InterpretedSession:
             executor.is_driven = True
         if here or self._program.inline:
             self._drive(executor)
-        elif self._is_async and self._program.loop is not None:
+        elif self._is_async and self._program.loop is not None and not self._backend.has_own_loop:
             self._create_task(self._program.loop, executor)
         elif self._is_async:
             loop_of(self._backend).call(self._drive_async, executor)
