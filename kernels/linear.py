@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .cpu import integer
 from .machine import has_bfloat16_products, has_int4_products
 
-Precision = Literal["auto", "float32", "bfloat16", "int4"]
+Precision = Literal["auto", "float32", "bfloat16", "int4", "int8", "int16"]
 Group32 = tuple[Tensor, Tensor, Tensor]  # q uint8 [N, K] of 0..15, scale and zero float32 [N, K / 32]
 
 GROUP_LEN = 32
@@ -26,11 +27,21 @@ class Product(Protocol):
 class PackedLinear:
     """``x [..., K] @ weight.T + bias -> [..., N]``, in ``out_dtype`` or x's.
 
-    ``weight`` is [N, K], or [N, K] in 4-bit groups of 32: ``w = (q - 8) * scale + zero``. ``precision``: ``float32``
-    is exact; ``bfloat16`` rounds weights and x; ``int4`` runs 4-bit groups as they are, and x rounded to bfloat16;
-    ``auto`` keeps 4-bit groups twice, as they are for up to ``int4_rows`` rows and as bfloat16 for more, since a few
-    rows cost what it takes to read the weights and many what it takes to multiply; other weights it takes as bfloat16.
-    Where the machine lacks a kernel, 4-bit groups become bfloat16, and bfloat16 becomes float32. ``describe`` says
+    ``weight`` is [N, K], or [N, K] in 4-bit groups of 32: ``w = (q - 8) * scale + zero``. By ``precision``:
+
+    - ``float32`` is exact;
+    - ``bfloat16`` rounds weights and x to bfloat16;
+    - ``int4`` runs 4-bit groups as they are, with x rounded to bfloat16;
+    - ``int8`` rounds float weights to 8 bits and x to 8 bits, each with a scale for every 32 neighbours (a weight read
+      from a Q8_0 file stays what it is), and runs 4-bit groups as they are, with x rounded in that way. A row's result
+      then does not depend on how many rows there are;
+    - ``int16`` is ``int8`` with x rounded to 16 bits: as good as exact for twice the arithmetic, which few rows do not
+      feel;
+    - ``auto`` is ``int8`` for 4-bit groups and ``bfloat16`` for float weights.
+
+    On a CPU without byte products ``int8`` and ``int16`` become ``bfloat16``, and ``auto`` keeps 4-bit groups twice:
+    as they are for up to ``int4_rows`` rows, for which reading weights is what costs, and as bfloat16 for more.
+    Without the product of 4-bit weights they become bfloat16, and without that of bfloat16 float32. ``describe`` says
     what was taken.
     """
 
@@ -47,14 +58,22 @@ class PackedLinear:
         self.shape = tuple((weight[0] if isinstance(weight, tuple) else weight).shape)  # (N, K)
         self.int4_rows = 0
         self._few: Product | None = None  # for up to int4_rows rows
+        self._many: Product | None = None  # for more, or for all
         if isinstance(weight, tuple):
+            if precision in ("auto", "int8", "int16") and _fits_bytes(*weight):
+                self._many = BytesProduct(weight, precision, bias, out_dtype)
+                return
             if precision in ("auto", "int4") and _fits_int4(weight):
                 self._few = Int4Product(weight, bias)
                 self.int4_rows = int4_rows
             weight = dequantize(weight)
         elif precision == "int4":
             raise ValueError("int4 of a float weight: quantize it to (q, scale, zero) groups of 32 first")
-        self._many: Product | None = None
+        elif precision in ("int8", "int16") and self.shape[1] % GROUP_LEN == 0:
+            groups = quantize_int8(weight)
+            if _fits_bytes(*groups):
+                self._many = BytesProduct(groups, precision, bias, out_dtype)
+                return
         if self._few is None or precision == "auto":
             self._many = _float_product(weight, bias, precision)
 
@@ -125,6 +144,39 @@ class Int4Product:
         return "int4"
 
 
+class BytesProduct:
+    """4- or 8-bit weights in groups of 32, x rounded to 8 or 16 bits in groups of 32, float32 sums."""
+
+    def __init__(
+        self,
+        weight: Group32 | tuple[Tensor, Tensor],
+        precision: Precision,
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None,
+    ) -> None:
+        bits: Literal[4, 8] = 4 if len(weight) == 3 else 8
+        x_bits: Literal[8, 16] = 16 if precision == "int16" else 8
+        packed = integer.pack_int4(*weight) if len(weight) == 3 else integer.pack_int8(*weight)
+        bias = None if bias is None else bias.float().contiguous()
+        self.product = integer.IntegerProduct(packed, weight[0].shape[0], bits=bits, x_bits=x_bits, bias=bias)
+        self.out_dtype = out_dtype
+        self.name = f"int{bits} by int{x_bits}"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product(x, self.out_dtype or (x.dtype if x.dtype == torch.bfloat16 else torch.float32))
+
+    def describe(self) -> str:
+        return self.name
+
+
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``(q int8 [N, K], scale float32 [N, K / 32])`` with ``w = q * scale``: exact for what Q8_0 can hold."""
+    groups = weight.float().view(weight.shape[0], -1, GROUP_LEN)
+    scale = groups.abs().amax(dim=-1) / 127
+    steps = groups / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)
+    return steps.round().to(torch.int8).view(weight.shape), scale
+
+
 def dequantize(weight: Group32) -> Tensor:
     """float32 [N, K]."""
     q, scale, zero = weight
@@ -140,6 +192,13 @@ def _float_product(weight: Tensor, bias: Tensor | None, precision: Precision) ->
     if has_bfloat16_products():
         return OneDnnProduct(weight, bias)
     return FloatProduct(weight.bfloat16().float(), bias)
+
+
+def _fits_bytes(q: Tensor, *scales: Tensor) -> bool:
+    """Scales travel as float16."""
+    if q.device.type != "cpu" or q.shape[1] % GROUP_LEN or not integer.has_integer_products():
+        return False
+    return all(float(scale.abs().max()) < torch.finfo(torch.float16).max for scale in scales if scale.numel())
 
 
 def _fits_int4(weight: Group32) -> bool:

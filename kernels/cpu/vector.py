@@ -15,6 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
 FLOAT32 = 0
@@ -158,6 +159,22 @@ def take_number(builder: Any, address: Any, index: Any) -> Any:
     return builder.atomic_rmw("add", _at(builder, _I64, address, index), ir.Constant(_I64, 1), "acq_rel")
 
 
+@compiled(types.int64, types.int64, types.int64)
+def watch(builder: Any, address: Any, index: Any) -> Any:
+    """The int64 there as other threads left it, and all that they wrote before."""
+    return builder.load_atomic(_at(builder, _I64, address, index), "acquire", 8)
+
+
+def local_floats(count: int) -> Any:
+    """``f()``: the address of ``count`` float32 that live as long as the call of the function that asks."""
+
+    def emit(builder: Any) -> Any:
+        return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(_F32, count)), _I64)
+
+    emit.__name__ = f"local_floats_{count}"
+    return compiled(types.int64)(emit)
+
+
 @compiled(types.int64, types.float32)
 def bits_of(builder: Any, value: Any) -> Any:
     """The float's 32 bits as 0 <= n < 2^32."""
@@ -187,6 +204,23 @@ def store16_f32(builder: Any, address: Any, index: Any, value: Any) -> None:
 @compiled(types.void, types.int64, types.int64, vector16)
 def store16_bf16(builder: Any, address: Any, index: Any, value: Any) -> None:
     builder.store(_narrow(builder, value, _V16), _vector_at(builder, _I16, address, index), align=2)
+
+
+@compiled(types.void, types.int64, types.int64, vector16)
+def store16_i8(builder: Any, address: Any, index: Any, value: Any) -> None:
+    """Whole numbers between -128 and 127 as bytes."""
+    whole = builder.fptosi(value, ir.VectorType(_I32, LANES))
+    place = builder.bitcast(
+        _at(builder, ir.IntType(8), address, index), ir.VectorType(ir.IntType(8), LANES).as_pointer()
+    )
+    builder.store(builder.trunc(whole, ir.VectorType(ir.IntType(8), LANES)), place, align=1)
+
+
+@compiled(vector16, vector16)
+def round16(builder: Any, value: Any) -> Any:
+    """To the nearest whole number, the even one of two; for numbers below 2^22."""
+    rounder = _constant(_V16, _ROUNDER)
+    return builder.fsub(builder.fadd(value, rounder), rounder)
 
 
 @compiled(vector16, types.float32)

@@ -1,8 +1,15 @@
 """Packed linear layers against the plain product with the same weights."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from llvmlite import ir
+from numba import njit, types
 from phloem.kernels import linear, machine
+from phloem.kernels.cpu import integer
+from phloem.kernels.cpu.vector import compiled
 from phloem.kernels.linear import PackedLinear, dequantize
 from torch import Tensor
 
@@ -34,24 +41,124 @@ def test_float32_is_exact_and_bfloat16_rounds(num_rows: int, shape: tuple[int, i
     assert rounded.dtype == torch.bfloat16 and error(rounded, expected) < 2e-2
 
 
+@pytest.fixture
+def without_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that cannot multiply bytes."""
+    monkeypatch.setattr(integer, "has_integer_products", lambda: False)
+
+
 @pytest.mark.parametrize("num_rows", [0, 1, 8, 9, 40])
-@pytest.mark.parametrize("precision", ["int4", "auto", "bfloat16", "float32"])
+@pytest.mark.parametrize("precision", ["int4", "int8", "int16", "auto", "bfloat16", "float32"])
 def test_groups_of_4_bits(num_rows: int, precision: linear.Precision) -> None:
     weight, bias = group32(48, 96), torch.randn(48)
     x = torch.randn(num_rows, 96).bfloat16()
     packed = PackedLinear(weight, precision=precision, bias=bias)
-    assert error(packed(x), plain(x, dequantize(weight), bias)) < 2e-2
+    y = packed(x)
+    assert y.shape == (num_rows, 48) and y.dtype == torch.bfloat16
+    assert error(y, plain(x, dequantize(weight), bias)) < 2e-2
 
 
+def as_halves(weight: linear.Group32) -> linear.Group32:
+    """The same groups with scales and zeros that float16 holds."""
+    q, scale, zero = weight
+    return q, scale.half().float(), zero.half().float()
+
+
+def rounded(x: Tensor, steps: int) -> Tensor:
+    """x with ``steps`` steps from 0 to the highest of each 32 neighbours."""
+    groups = x.float().view(x.shape[0], -1, 32)
+    step = groups.abs().amax(-1, keepdim=True) / steps
+    return ((groups / step.clamp_min(1e-30)).round() * step).view(x.shape)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 9, 19])
+@pytest.mark.parametrize("shape", [(16, 32), (33, 64), (100, 576)])
+def test_integer_products_lose_only_the_rounding_of_x(num_rows: int, shape: tuple[int, int]) -> None:
+    weight, bias = as_halves(group32(*shape)), torch.randn(shape[0])
+    x = torch.randn(num_rows, shape[1])
+    x[0, :32] = 0  # a group without a scale
+    q, scale, zero = weight
+    offset = dequantize((torch.full_like(q, 8), scale, zero))  # what multiplies x as it was
+    steps = plain(rounded(x, 127), dequantize(weight) - offset) + plain(x, offset, bias)
+    assert error(PackedLinear(weight, precision="int8", bias=bias)(x), steps) < 1e-6
+    assert error(PackedLinear(weight, precision="int16", bias=bias)(x), plain(x, dequantize(weight), bias)) < 1e-4
+
+    q8, scale8 = linear.quantize_int8(torch.randn(shape))
+    scale8 = scale8.half().float()
+    weight8 = (q8.float().view(shape[0], -1, 32) * scale8.unsqueeze(-1)).view(shape)
+    again = linear.quantize_int8(weight8)
+    assert torch.equal(again[0], q8)
+    torch.testing.assert_close(again[1], scale8)
+    product = PackedLinear(weight8, precision="int8", bias=bias)
+    assert error(product(x), plain(rounded(x, 127), weight8, bias)) < 1e-6
+    assert error(PackedLinear(weight8, precision="int16", bias=bias)(x), plain(x, weight8, bias)) < 1e-4
+
+
+@pytest.mark.parametrize("precision", ["int8", "int16"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_does_not_depend_on_its_batch_to_the_bit(precision: linear.Precision, threads: int) -> None:
+    x = torch.randn(21, 576)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for weight in (group32(112, 576), torch.randn(112, 576)):
+            packed = PackedLinear(weight, precision=precision)
+            together = packed(x)
+            for row in range(len(x)):
+                assert torch.equal(packed(x[row : row + 1])[0], together[row])
+            assert torch.equal(packed(x[4:10]), together[4:10])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_portable_product_equals_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(q: Tensor, x: Tensor) -> Tensor:
+        dot = dot4_function()
+        total = torch.arange(16, dtype=torch.int32)
+        dot(total.data_ptr(), q.data_ptr(), x.data_ptr())
+        return total
+
+    q, x = torch.randint(0, 256, (64,), dtype=torch.uint8), torch.randint(-128, 128, (64,), dtype=torch.int8)
+    expected = torch.arange(16) + (q.view(16, 4).long() * x.view(16, 4).long()).sum(-1)
+    assert torch.equal(run(q, x).long(), expected)
+    monkeypatch.setattr(integer, "has_integer_products", lambda: False)
+    assert torch.equal(run(q, x).long(), expected)
+
+
+def dot4_function() -> Callable[[int, int, int], None]:
+    """The kernel's innermost step on 16 words in memory."""
+    words = ir.VectorType(ir.IntType(32), 16)
+
+    @compiled(types.void, *(types.int64,) * 3)
+    def dot4(builder: Any, total: Any, unsigned: Any, signed: Any) -> None:
+        places = [builder.inttoptr(address, words.as_pointer()) for address in (total, unsigned, signed)]
+        values = [builder.load(place, align=1) for place in places]
+        builder.store(integer._dot4(builder, *values), places[0], align=1)
+
+    @njit
+    def run(total: int, unsigned: int, signed: int) -> None:
+        dot4(total, unsigned, signed)
+
+    return run
+
+
+def test_scales_beyond_float16_are_not_packed_as_such() -> None:
+    q, scale, zero = group32(16, 32)
+    packed = PackedLinear((q, scale * 1e6, zero), precision="int8")
+    assert "int8" not in packed.describe()
+    x = torch.randn(2, 32)
+    assert error(packed(x), plain(x, dequantize((q, scale * 1e6, zero)))) < 2e-2
+
+
+@pytest.mark.usefixtures("without_bytes")
 def test_auto_changes_kernel_at_the_given_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not machine.has_int4_products():
+        pytest.skip("this machine has no 4-bit product")
     calls: list[str] = []
-    monkeypatch.setattr(linear, "_fits_int4", lambda weight: True)
     for name in ("Int4Product", "OneDnnProduct", "FloatProduct"):
         kind = getattr(linear, name)
         run = kind.__call__
         monkeypatch.setattr(kind, "__call__", lambda self, x, run=run, name=name: calls.append(name) or run(self, x))
-    if not machine.has_int4_products():
-        pytest.skip("this machine has no 4-bit product")
     packed = PackedLinear(group32(32, 64), int4_rows=3)
     for num_rows in (1, 3, 4):
         packed(torch.randn(num_rows, 64))
@@ -59,29 +166,36 @@ def test_auto_changes_kernel_at_the_given_number_of_rows(monkeypatch: pytest.Mon
     assert packed.describe().startswith("int4 up to 3 rows, ")
 
 
-def test_without_the_machine_s_kernels_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["int4", "int8", "int16", "auto"])
+@pytest.mark.usefixtures("without_bytes")
+def test_without_the_machine_s_kernels_the_answer_is_the_same(
+    precision: linear.Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(linear, "has_int4_products", lambda: False)
     monkeypatch.setattr(linear, "has_bfloat16_products", lambda: False)
     weight, x = group32(32, 64), torch.randn(3, 64)
-    packed = PackedLinear(weight, precision="int4")
+    packed = PackedLinear(weight, precision=precision)
     assert packed.describe() == "float32"
     assert error(packed(x), plain(x, dequantize(weight))) < 1e-2
 
 
-def test_rows_that_no_kernel_takes_fall_back() -> None:
+def test_shapes_that_no_kernel_takes_fall_back() -> None:
     weight, x = group32(33, 64), torch.randn(2, 64)
     packed = PackedLinear(weight, precision="int4")
     assert not packed.describe().startswith("int4")
     assert error(packed(x), plain(x, dequantize(weight))) < 2e-2
+    narrow, y = torch.randn(20, 40), torch.randn(2, 40)
+    assert error(PackedLinear(narrow, precision="int8")(y), plain(y, narrow)) < 2e-2
 
 
-def test_leading_dimensions_and_result_type() -> None:
-    weight, x = torch.randn(24, 16), torch.randn(2, 3, 16).bfloat16()
-    y = PackedLinear(weight, precision="bfloat16", out_dtype=torch.float32)(x)
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", "int16"])
+def test_leading_dimensions_and_result_type(precision: linear.Precision) -> None:
+    weight, x = torch.randn(24, 32), torch.randn(2, 3, 32).bfloat16()
+    y = PackedLinear(weight, precision=precision, out_dtype=torch.float32)(x)
     assert y.shape == (2, 3, 24) and y.dtype == torch.float32
     assert error(y, plain(x, weight)) < 2e-2
 
 
-def test_float_weights_are_not_quantized_silently() -> None:
+def test_float_weights_are_not_quantized_to_4_bits_silently() -> None:
     with pytest.raises(ValueError, match="quantize it"):
         PackedLinear(torch.randn(16, 32), precision="int4")

@@ -1,0 +1,349 @@
+"""Products of 4- and 8-bit weights in groups of 32 with activations in 8 or 16 bits. Never rounds a packed weight.
+
+Each row of x is rounded to 8 bits, a scale for every 32 neighbours (what ggml calls Q8), and multiplied in integers:
+
+    y[n] = sum over groups g of  scale[n, g] * x_scale[g] * ((q[n, g] - centre) . xq[g])  +  zero[n, g] * sum(x in g)
+
+where only the rounding of x in the first term loses anything. For 16 bits, what was rounded off is rounded to 8 bits
+in its turn and multiplied too. A row's result does not depend, to the bit, on how many rows there are: every weight is
+read once for up to eight rows, whose sums are kept apart.
+
+Packed weights are a stream of records, in the order in which they are used: for 16 outputs and one group, 8 vectors of
+16 x 4 bytes (output by output four neighbouring weights; of 4 bits two vectors share one, low halves first), 16
+scales, and of 4 bits 16 zeros, in float16.
+"""
+
+from functools import cache
+from typing import Any, Literal
+
+import llvmlite.binding
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import njit, types
+from torch import Tensor
+
+from .entry import ARGS, TASK, THREAD, entry
+from .tensors import KINDS, readable, team_size
+from .vector import (
+    LANES,
+    compiled,
+    get_f32,
+    get_i64,
+    highest16,
+    load16,
+    load16_f32,
+    local_floats,
+    max16,
+    put,
+    put_f32,
+    put_i32,
+    round16,
+    splat16,
+    store16,
+    store16_i8,
+    sum16,
+    take_number,
+    watch,
+)
+
+GROUP_LEN = 32
+_QUADS = GROUP_LEN // 4
+_BLOCKS_A_TASK = 2  # their weights stay in the first cache from one tile of rows to the next
+_MIN_SHARE = 200_000  # products worth a second thread
+
+_I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_V16, _V16_I32 = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
+_FUSED = ("contract",)
+
+
+@cache
+def has_integer_products() -> bool:
+    """Whether this CPU multiplies and adds 64 bytes in one instruction; without it this is right, but slow."""
+    return bool(llvmlite.binding.get_host_cpu_features().get("avx512vnni", False))
+
+
+def pack_int4(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """uint8 [blocks of 16 outputs, groups, 320] from q uint8 [N, K] of 0..15, scale and zero [N, K / 32]."""
+    quads = _quads(q)  # [B, G, 8, 64]
+    nibbles = quads[:, :, : _QUADS // 2] | (quads[:, :, _QUADS // 2 :] << 4)
+    return torch.cat((nibbles.flatten(2), _halves(scale), _halves(zero)), dim=-1).contiguous()
+
+
+def pack_int8(q: Tensor, scale: Tensor) -> Tensor:
+    """uint8 [blocks of 16 outputs, groups, 544] from q int8 [N, K] and scale [N, K / 32]."""
+    return torch.cat((_quads((q.short() + 128).to(torch.uint8)).flatten(2), _halves(scale)), dim=-1).contiguous()
+
+
+class IntegerProduct:
+    """``x [T, K] -> [T, N]`` for packed weights of so many bits; bias float32 [N]."""
+
+    def __init__(
+        self, packed: Tensor, num_outputs: int, *, bits: Literal[4, 8], x_bits: Literal[8, 16], bias: Tensor | None
+    ) -> None:
+        self.packed, self.num_outputs, self.bias = packed, num_outputs, bias
+        self.x_bits = x_bits
+        self._run = {(4, 8): _run_4x8, (4, 16): _run_4x16, (8, 8): _run_8x8, (8, 16): _run_8x16}[bits, x_bits]
+        self._run.compile()
+
+    def __call__(self, x: Tensor, out_dtype: torch.dtype) -> Tensor:
+        x = readable(x)
+        num_rows, width = x.shape
+        out = torch.empty((num_rows, self.num_outputs), dtype=out_dtype)
+        num_records = -(-num_rows // _ROWS) * (width // GROUP_LEN)
+        rounded = torch.empty(num_records * _record_bytes(self.x_bits // 8), dtype=torch.uint8)
+        self._run(
+            x.data_ptr(),
+            KINDS[x.dtype],
+            num_rows,
+            width,
+            self.packed.data_ptr(),
+            self.num_outputs,
+            0 if self.bias is None else self.bias.data_ptr(),
+            out.data_ptr(),
+            KINDS[out_dtype],
+            rounded.data_ptr(),
+            0,
+            threads=team_size(num_rows * width * self.num_outputs, min_share=_MIN_SHARE),
+        )
+        return out
+
+
+def _quads(q: Tensor) -> Tensor:
+    """[N, K] -> [blocks, groups, 8, 64]: of each quad of neighbours, the 16 outputs' one after the other."""
+    q = torch.nn.functional.pad(q, (0, 0, 0, -q.shape[0] % LANES))
+    return q.view(-1, LANES, q.shape[1] // GROUP_LEN, _QUADS, 4).permute(0, 2, 3, 1, 4).flatten(3)
+
+
+def _halves(scale: Tensor) -> Tensor:
+    """[N, G] -> float16 bytes [blocks, groups, 32]."""
+    scale = torch.nn.functional.pad(scale.to(torch.float16), (0, 0, 0, -scale.shape[0] % LANES))
+    return scale.view(-1, LANES, scale.shape[1]).permute(0, 2, 1).contiguous().view(torch.uint8)
+
+
+# x, rounded, is a record for each 8 rows (the last of them perhaps fewer) and group, so that a tile reads on from one
+# address: scales [8] and sums [8] (float32), then of each part (the upper and perhaps the lower 8 bits) minus centre
+# times the sum of its bytes (int32 [8]), then of each part its bytes [8, 32].
+_ROWS = 8
+_X_SUMS, _X_COUNTS = 4 * _ROWS, 8 * _ROWS
+_FINER = 254  # steps of the lower part in one of the upper: what is rounded off is at most half a step
+
+
+@njit(forceinline=True)
+def _bytes_at(parts: int) -> int:
+    return _X_COUNTS + 4 * _ROWS * parts
+
+
+@njit(forceinline=True)
+def _record_bytes(parts: int) -> int:
+    return _X_COUNTS + (4 + GROUP_LEN) * _ROWS * parts
+
+
+def _group_tile(num_rows: int, bits: int, parts: int) -> Any:
+    """16 outputs of the first rows of a record: ``f(weights, x, num_groups, out)``, out float32 [rows, 16]."""
+    record = LANES * GROUP_LEN * bits // 8 + 2 * LANES * (2 if bits == 4 else 1)
+    num_loads = _QUADS * bits // 8
+    x_bytes, x_record = _bytes_at.py_func(parts), _record_bytes.py_func(parts)
+
+    def emit(builder: Any, weights: Any, x: Any, num_groups: Any, out: Any) -> None:
+        def load(kind: Any, address: Any, offset: int) -> Any:
+            at = builder.add(address, ir.Constant(_I64, offset))
+            return builder.load(builder.inttoptr(at, kind.as_pointer()), align=1)
+
+        def splat(value: Any, kind: Any) -> Any:
+            first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
+            return builder.shuffle_vector(first, first, ir.Constant(_V16_I32, [0] * LANES))
+
+        def fused(total: Any, a: Any, b: Any) -> Any:
+            return builder.fadd(total, builder.fmul(a, b, flags=_FUSED), flags=_FUSED)
+
+        entry_block = builder.block
+        loop, done = (builder.append_basic_block(name) for name in ("group.loop", "group.done"))
+        builder.branch(loop)
+
+        builder.position_at_end(loop)
+        group, w, row = builder.phi(_I64), builder.phi(_I64), builder.phi(_I64)
+        sums = [builder.phi(_V16) for _ in range(num_rows)]
+        quads = [load(_V16_I32, w, 64 * j) for j in range(num_loads)]
+        if bits == 4:
+            high = [builder.and_(builder.lshr(part, _word(4)), _word(0x0F0F0F0F)) for part in quads]
+            quads = [builder.and_(part, _word(0x0F0F0F0F)) for part in quads] + high
+        halves = ir.VectorType(ir.HalfType(), LANES)
+        scale = builder.fpext(load(halves, w, 64 * num_loads), _V16)
+        zero = builder.fpext(load(halves, w, 64 * num_loads + 2 * LANES), _V16) if bits == 4 else None
+        counts: list[list[Any]] = []
+        for part in range(parts):
+            start = _X_COUNTS + 4 * _ROWS * part
+            counts.append([splat(load(_I32, row, start + 4 * r), _V16_I32) for r in range(num_rows)])
+            start = x_bytes + GROUP_LEN * _ROWS * part
+            for j in range(_QUADS):
+                for r in range(num_rows):
+                    four = splat(load(_I32, row, start + GROUP_LEN * r + 4 * j), _V16_I32)
+                    counts[part][r] = _dot4(builder, counts[part][r], quads[j], four)
+        after: list[Any] = []
+        for r in range(num_rows):
+            count = builder.sitofp(counts[0][r], _V16)
+            if parts == 2:
+                count = fused(builder.sitofp(counts[1][r], _V16), count, ir.Constant(_V16, [float(_FINER)] * LANES))
+            x_scale = splat(load(_F32, row, 4 * r), _V16)
+            result = fused(sums[r], builder.fmul(count, scale, flags=_FUSED), x_scale)
+            if zero is not None:
+                result = fused(result, zero, splat(load(_F32, row, _X_SUMS + 4 * r), _V16))
+            after.append(result)
+        following = builder.add(group, ir.Constant(_I64, 1))
+        next_w, next_row = builder.add(w, ir.Constant(_I64, record)), builder.add(row, ir.Constant(_I64, x_record))
+        builder.cbranch(builder.icmp_signed("<", following, num_groups), loop, done)
+        starts = ((group, ir.Constant(_I64, 0), following), (w, weights, next_w), (row, x, next_row))
+        zeros = [(total, ir.Constant(_V16, [0.0] * LANES), result) for total, result in zip(sums, after, strict=True)]
+        for phi, first, later in (*starts, *zeros):
+            phi.add_incoming(first, entry_block)
+            phi.add_incoming(later, loop)
+
+        builder.position_at_end(done)
+        for r in range(num_rows):
+            place = builder.add(out, ir.Constant(_I64, 4 * LANES * r))
+            builder.store(after[r], builder.inttoptr(place, _V16.as_pointer()), align=4)
+
+    emit.__name__ = f"group_tile_{num_rows}x{bits}x{parts}"
+    return compiled(types.void, *(types.int64,) * 4)(emit)
+
+
+def _dot4(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """total + the products of each word's four bytes, the first's without sign; lane by lane."""
+    if has_integer_products():
+        kind = ir.FunctionType(_V16_I32, [_V16_I32] * 3)
+        name = "llvm.x86.avx512.vpdpbusd.512"
+        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        return builder.call(function, [total, unsigned, signed])
+    for shift in (0, 8, 16, 24):
+        left = builder.and_(builder.lshr(unsigned, _word(shift)), _word(255))
+        right = builder.ashr(builder.shl(signed, _word(24 - shift)), _word(24))
+        total = builder.add(total, builder.mul(left, right))
+    return total
+
+
+def _word(value: int) -> Any:
+    return ir.Constant(_V16_I32, [value] * LANES)
+
+
+def _block_tiles(bits: int, parts: int) -> Any:
+    """``f(weights, x, num_groups, out, rows)``: the smallest tile that holds so many rows."""
+    tile_1, tile_2, tile_4, tile_8 = (_group_tile(rows, bits, parts) for rows in (1, 2, 4, 8))
+
+    @njit
+    def multiply_block(weights: int, x: int, num_groups: int, out: int, rows: int) -> None:
+        # Rows of the tile that are not there are computed and left out.
+        if rows > 4:
+            tile_8(weights, x, num_groups, out)
+        elif rows > 2:
+            tile_4(weights, x, num_groups, out)
+        elif rows == 2:
+            tile_2(weights, x, num_groups, out)
+        else:
+            tile_1(weights, x, num_groups, out)
+
+    return multiply_block
+
+
+_block_4x8, _block_4x16, _block_8x8, _block_8x16 = (_block_tiles(*key) for key in ((4, 1), (4, 2), (8, 1), (8, 2)))
+_local_tile = local_floats(_ROWS * LANES)
+
+
+@entry(ints=11)
+def _run_4x8(call: int) -> None:
+    _round_rows(call, 8, 1)
+    _multiply_blocks(call, 320, 1, _block_4x8)
+
+
+@entry(ints=11)
+def _run_4x16(call: int) -> None:
+    _round_rows(call, 8, 2)
+    _multiply_blocks(call, 320, 2, _block_4x16)
+
+
+@entry(ints=11)
+def _run_8x8(call: int) -> None:
+    _round_rows(call, 128, 1)
+    _multiply_blocks(call, 544, 1, _block_8x8)
+
+
+@entry(ints=11)
+def _run_8x16(call: int) -> None:
+    _round_rows(call, 128, 2)
+    _multiply_blocks(call, 544, 2, _block_8x16)
+
+
+@njit
+def _round_rows(call: int, centre: int, parts: int) -> None:
+    """Rows of x to bytes, shared by the team; returns when all are done."""
+    x, kind = get_i64(call, ARGS), get_i64(call, ARGS + 1)
+    num_rows, width, rounded = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3), get_i64(call, ARGS + 9)
+    finished = ARGS + 10
+    row = take_number(call, THREAD)
+    while row < num_rows:
+        to = rounded + row // _ROWS * (width // GROUP_LEN) * _record_bytes(parts)
+        _round_row(x, kind, row * width, width, to, row % _ROWS, centre, parts)
+        take_number(call, finished)
+        row = take_number(call, THREAD)
+    while watch(call, finished) < num_rows:
+        pass
+
+
+@njit
+def _round_row(x: int, kind: int, start: int, width: int, to: int, r: int, centre: int, parts: int) -> None:
+    nothing, finer = splat16(0.0), splat16(np.float32(_FINER))
+    for at in range(start, start + width, GROUP_LEN):
+        low, high = load16(x, at, kind), load16(x, at + LANES, kind)
+        put_f32(to + _X_SUMS, r, sum16(low + high))
+        size = highest16(max16(max16(low, nothing - low), max16(high, nothing - high)))
+        scale = size / np.float32(127.0)
+        put_f32(to, r, scale if parts == 1 else scale / np.float32(_FINER))
+        inverse = splat16(np.float32(1.0) / scale if scale > 0 else np.float32(0.0))
+        low, high = low * inverse, high * inverse
+        for part in range(parts):
+            low_steps, high_steps = round16(low), round16(high)
+            bytes_at = to + _bytes_at(parts) + part * _ROWS * GROUP_LEN
+            store16_i8(bytes_at, r * GROUP_LEN, low_steps)
+            store16_i8(bytes_at, r * GROUP_LEN + LANES, high_steps)
+            put_i32(to + _X_COUNTS + 4 * _ROWS * part, r, -centre * int(sum16(low_steps + high_steps)))
+            low, high = (low - low_steps) * finer, (high - high_steps) * finer
+        to += _record_bytes(parts)
+
+
+@njit(forceinline=True)
+def _multiply_blocks(call: int, weight_record: int, parts: int, multiply_block: Any) -> None:
+    num_rows, num_groups = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3) // GROUP_LEN
+    packed, num_outputs = get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
+    bias, out, out_kind = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
+    rounded = get_i64(call, ARGS + 9)
+    num_blocks = (num_outputs + LANES - 1) // LANES
+    tile = _local_tile()
+    task = take_number(call, TASK)
+    while task * _BLOCKS_A_TASK < num_blocks:
+        x = rounded
+        for row in range(0, num_rows, _ROWS):
+            rows = min(_ROWS, num_rows - row)
+            for block in range(task * _BLOCKS_A_TASK, min((task + 1) * _BLOCKS_A_TASK, num_blocks)):
+                multiply_block(packed + block * num_groups * weight_record, x, num_groups, tile, rows)
+                for r in range(rows):
+                    _put_outputs(tile, r, bias, out, out_kind, row + r, block * LANES, num_outputs)
+            x += num_groups * _record_bytes(parts)
+        task = take_number(call, TASK)
+
+
+@njit(forceinline=True)
+def _put_outputs(
+    tile: int, r: int, bias: int, out: int, out_kind: int, row: int, column: int, num_outputs: int
+) -> None:
+    to = row * num_outputs + column
+    if column + LANES <= num_outputs:
+        values = load16_f32(tile, r * LANES)
+        if bias != 0:
+            values = values + load16_f32(bias, column)
+        store16(out, to, out_kind, values)
+    else:
+        for i in range(num_outputs - column):
+            value = get_f32(tile, r * LANES + i)
+            if bias != 0:
+                value += get_f32(bias, column + i)
+            put(out, to + i, out_kind, value)
