@@ -43,8 +43,6 @@ _ENGINE_HELP = {
     "seed": "of sampling where a request names none",
     "num_threads": "CPU threads; 0: one per core",
     "client_timeout_s": "seconds after which a silent client's programs are cancelled",
-    "grammar_engine": "which engine compiles grammars",
-    "deterministic": "answers do not depend on what else runs (slower)",
     "log_level": "what is written to stderr",
 }
 

@@ -30,6 +30,4 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     seed: int = 0
     num_threads: int = 0
     client_timeout_s: float = 30.0
-    grammar_engine: str = "phloem"
-    deterministic: bool = False
     log_level: str = "warning"

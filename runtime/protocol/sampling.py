@@ -55,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a signed 64-bit integer")
         check("stop", all(self.stop), "non-empty strings")
         check("stop_regex", not self.stop_regex, "empty: stop_regex is not supported by this runtime yet")
+        check("heal", not self.heal, "False: token healing is not served by this runtime yet")
         check("logprob_start_len", self.logprob_start_len >= -1, "-1 (generated tokens only) or >= 0")
         if vocab_size is not None:
             in_vocab = all(0 <= t < vocab_size for t in (*self.stop_token_ids, *self.logit_bias))
