@@ -9,8 +9,9 @@ _DATE = (
 _OFFSET = "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?"
 _TIME = f"{_CLOCK}{_OFFSET}"
-_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_HOST = f"{_LABEL}(?:\\.{_LABEL}){{0,30}}"
+# A label is at most 63 characters long by the standard; counting them would make a state of each.
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_HOST = f"{_LABEL}(?:\\.{_LABEL})*"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = f"{_OCTET}(?:\\.{_OCTET}){{3}}"
 _H16 = "[0-9A-Fa-f]{1,4}"
@@ -51,7 +52,7 @@ def _uri(extra: str, *, absolute: bool) -> str:
 
 
 _INTERNATIONAL = "\\u00A0-\\uD7FF\\uF900-\\uFDCF\\uFDF0-\\uFFEF"
-_ILABEL = f"[A-Za-z0-9{_INTERNATIONAL}](?:[A-Za-z0-9{_INTERNATIONAL}-]{{0,61}}[A-Za-z0-9{_INTERNATIONAL}])?"
+_ILABEL = f"[A-Za-z0-9{_INTERNATIONAL}](?:[A-Za-z0-9{_INTERNATIONAL}-]*[A-Za-z0-9{_INTERNATIONAL}])?"
 _POINTER = "(?:/(?:[^/~]|~[01])*)*"
 _DAYS = "(?:[0-9]+D|[0-9]+M(?:[0-9]+D)?|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?)"
 _CLOCK_SPAN = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
@@ -62,9 +63,9 @@ FORMATS: dict[str, str] = {
     "date-time": f"{_DATE}[Tt ]{_TIME}",
     "duration": f"P(?:{_DAYS}(?:{_CLOCK_SPAN})?|{_CLOCK_SPAN}|[0-9]+W)",
     "email": _EMAIL,
-    "idn-email": f'[^@\\s"(),:;<>\\[\\\\\\]]+@(?:{_ILABEL}(?:\\.{_ILABEL}){{0,30}})',
+    "idn-email": f'[^@\\s"(),:;<>\\[\\\\\\]]+@(?:{_ILABEL}(?:\\.{_ILABEL})*)',
     "hostname": _HOST,
-    "idn-hostname": f"{_ILABEL}(?:\\.{_ILABEL}){{0,30}}",
+    "idn-hostname": f"{_ILABEL}(?:\\.{_ILABEL})*",
     "ipv4": _IPV4,
     "ipv6": _IPV6,
     "uri": _uri("", absolute=True),

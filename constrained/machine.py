@@ -10,6 +10,7 @@ A configuration (state, aux, stack) is an int too; ``mask`` and ``advance`` reme
 
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,6 +37,20 @@ def _space_automaton() -> np.ndarray:
     for i in range(4, _SPACE_STATES - 1):
         delta[i, 1] = delta[i, 2] = i + 1
     return delta
+
+
+@dataclass(frozen=True, slots=True)
+class _Inner:
+    """A walk from a state that stops where the frame below it is popped: the same for every such frame.
+
+    ``exits`` [n, 3]: node, result, whether the node's byte is taken; exit i has result ``results[which[i]]``.
+    """
+
+    mask: np.ndarray
+    trie: np.ndarray
+    exits: np.ndarray
+    results: list[int]
+    which: np.ndarray
 
 
 class Machine:
@@ -93,11 +108,12 @@ class Machine:
         self._set(walk.TOKEN_OFFSETS, vocabulary.token_offsets)
         depth = vocabulary.trie.max_depth + 2
         self._walk_stacks = tuple(np.zeros(depth, np.int64) for _ in range(3))
-        self._misses = [np.zeros((256, 4), np.int64), np.zeros((256, 4), np.int64)]  # one is read, one is written
+        self._misses = [np.zeros((256, 5), np.int64), np.zeros((256, 5), np.int64)]  # one is read, one is written
+        self._exits = np.zeros((256, 3), np.int64)
+        self._num_exits = 0
+        self._inner: dict[tuple[int, int, int], _Inner] = {}
         self._turn = 0
         self._wanted = np.zeros((256, 3), np.int64)
-        self._first = np.zeros((1, 4), np.int64)
-        self._first[0, 0] = -1
         self._tries: dict[int, tuple[Trie, np.ndarray]] = {}
         self._whole = self._trie_addresses(vocabulary.trie)
 
@@ -120,6 +136,7 @@ class Machine:
         self._counted_states: set[int] = set()
         self.add_state(None)  # DEAD_STATE
         self.add_frame(lambda result: DEAD_STATE)  # frame 0, below every stack
+        self._open_barrier = self._barrier_of(0)
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -513,29 +530,97 @@ class Machine:
         return addresses
 
     def _compute_mask(self, state: int, aux: int, stack: int) -> tuple[np.ndarray, int]:
+        """The mask without the end token, and how many of the stack's top frames it depends on."""
+        frame = self.stack_frames[stack]
+        barrier = self._barrier_of(frame)
+        inner = self._inner.get((state, aux, barrier))
+        if inner is None:
+            inner = self._walk_inside(state, aux, barrier)
+            if len(self._inner) >= self._max_masks:
+                self._inner.clear()
+            self._inner[(state, aux, barrier)] = inner
+        mask = inner.mask.copy()
+        if not len(inner.exits):
+            return mask, 1 if barrier != self._open_barrier else 0
         control = self._control
+        self._begin()
+        control[walk.LOWEST] = self.stack_depths[stack]
+        targets = [self._leave(stack, result) for result in inner.results]
+        pending = np.zeros((len(inner.exits), 5), np.int64)
+        pending[:, 0] = inner.exits[:, 0]
+        pending[:, 4] = inner.exits[:, 2]
+        pending[:, (1, 3)] = np.array(targets, np.int64)[inner.which]
+        pending = pending[pending[:, 1] != DEAD_STATE]
+        self._walk(inner.trie, mask, pending, len(pending))
+        lowest = int(control[walk.LOWEST])
+        return mask, self.stack_depths[stack] - lowest + 1
+
+    def _barrier_of(self, frame: int) -> int:
+        """The frame that stands for all those with the same filter and bounds, and stops the walk when popped."""
+        arrays = self._arrays
+        key = (
+            "barrier",
+            int(arrays[walk.FRAME_FILTER][frame]),
+            int(arrays[walk.FRAME_LOW][frame]),
+            int(arrays[walk.FRAME_HIGH][frame]),
+        )
+        return self.frame(
+            key,
+            lambda: self.add_frame(lambda result: walk.EXITED, filter_at=key[1], low=key[2], high=key[3]),
+        )
+
+    def _leave(self, stack: int, result: int) -> tuple[int, int]:
+        """The state and stack after popping the top frame with a result; ``DEAD_STATE`` if it goes nowhere."""
+        control = self._control
+        while True:
+            control[walk.LOWEST] = min(int(control[walk.LOWEST]), self.stack_depths[stack])
+            state = self.after(self.stack_frames[stack], result)
+            stack = self.stack_parents[stack]
+            if state >= PUSH:
+                action = state - PUSH
+                stack = self.stack(int(self._arrays[walk.ACT_FRAME][action]), stack)
+                state = int(self._arrays[walk.ACT_STATE][action])
+                self._begin_above()
+            if state == DEAD_STATE or not self._arrays[walk.FINAL][state]:
+                return state, stack
+            result = int(self._arrays[walk.ENDS][state]) - 1
+
+    def _begin_above(self) -> None:
+        self._control[walk.SCRATCH] = max(int(self._control[walk.SCRATCH]), len(self.stack_frames))
+
+    def _walk_inside(self, state: int, aux: int, barrier: int) -> "_Inner":
+        """Walk with the barrier as the only frame: what stays above it, and where it is popped."""
         mask = np.zeros(self.vocabulary.num_words, np.uint32)
         trie = self._whole
+        stack = self.stack(barrier, 0)
         self._begin()
         if state in self._inside_string and self._is_free(state, aux, stack):
             mask[:], trie = self._inside_tokens(self._inside_string[state])
             self._begin()
-            if stack:
-                control[walk.LOWEST] = self.stack_depths[stack]
+        first = np.array([[-1, state, aux, stack, 0]], np.int64)
+        self._num_exits = 0
+        self._walk(trie, mask, first, 1)
+        exits = self._exits[: self._num_exits].copy()
+        self._num_exits = 0
+        results, which = np.unique(exits[:, 1], return_inverse=True)
+        return _Inner(mask, trie, exits, results.tolist(), which)
+
+    def _walk(self, trie: np.ndarray, mask: np.ndarray, pending: np.ndarray, num_pending: int) -> None:
+        """Set the mask's bits, making what is missing and resuming there until nothing is."""
+        control = self._control
         control[walk.MASK] = mask.ctypes.data
-        pending = self._first
-        pending[0, 1], pending[0, 2], pending[0, 3] = state, aux, stack
-        num_pending = 1
-        while True:
+        while num_pending:
             out = self._misses[self._turn]
-            count, num_wanted = walk.walk_trie(
-                control, trie, pending, num_pending, out, self._wanted, *self._walk_stacks
+            count, num_wanted, num_exits = walk.walk_trie(
+                control, trie, pending, num_pending, out, self._wanted, self._exits, self._num_exits, *self._walk_stacks
             )
-            if count < 0:
-                self._misses[self._turn] = np.zeros((4 * len(out), 4), np.int64)
+            if count < 0:  # once more with more room: setting a bit twice does no harm
+                self._misses[self._turn] = np.zeros((4 * len(out), 5), np.int64)
+                kept = self._exits[: self._num_exits]
+                self._exits = np.zeros((4 * len(self._exits), 3), np.int64)
+                self._exits[: self._num_exits] = kept
                 continue
-            if count == 0:
-                break
+            self._num_exits = num_exits
             scratch, lowest = control[walk.SCRATCH], control[walk.LOWEST]
             for kind, a, b in self._wanted[:num_wanted].tolist():
                 if kind == walk.MISS_ROW:
@@ -547,9 +632,6 @@ class Machine:
             control[walk.SCRATCH], control[walk.LOWEST], control[walk.MASK] = scratch, lowest, mask.ctypes.data
             pending, num_pending = out, count
             self._turn ^= 1
-        lowest = int(control[walk.LOWEST])
-        depth = max(0, self.stack_depths[stack] - lowest + 1) if lowest < 1 << 40 else 0
-        return mask, depth
 
     def _is_free(self, state: int, aux: int, stack: int) -> bool:
         frame = self.stack_frames[stack]
@@ -563,10 +645,9 @@ class Machine:
         found = self._inside.get(base)
         if found is None:
             vocabulary = self.vocabulary
-            inside = self._inside_string
-            self._inside_string = {}
-            covered, _ = self._compute_mask(base, 0, 0)  # on the empty stack a closing quote is refused
-            self._inside_string = inside
+            self._begin()
+            covered = np.zeros(vocabulary.num_words, np.uint32)  # on the empty stack a closing quote is refused
+            self._walk(self._whole, covered, np.array([[-1, base, 0, 0, 0]], np.int64), 1)
             closing = [t for t in np.flatnonzero(vocabulary.is_text).tolist() if b'"' in vocabulary.tokens[t]]
             closing = [t for t in closing if not covered[t >> 5] >> np.uint32(t & 31) & 1]
             trie = self._trie_addresses(vocabulary.build_trie(np.array(closing, np.int64)))

@@ -25,6 +25,7 @@ class Numbers:
 
     def __init__(self, expressions: Expressions) -> None:
         ex = self.ex = expressions
+        self._between: dict[tuple[Bound | None, Bound | None, bool], int] = {}
         self.digit = self._digits(0, 9)
         self.point = ex.literal(b".")
         self.minus = ex.literal(b"-")
@@ -94,6 +95,13 @@ class Numbers:
                 continue
             if max(abs(bound.value.adjusted()), len(bound.value.as_tuple().digits)) > MAX_DIGITS:
                 raise GrammarError(f"numeric bound {bound.value} has more than {MAX_DIGITS} digits", where=where)
+        key = (low, high, integer)
+        found = self._between.get(key)
+        if found is None:
+            found = self._between[key] = self._make_between(low, high, integer)
+        return found
+
+    def _make_between(self, low: Bound | None, high: Bound | None, integer: bool) -> int:
         if integer:
             low = low and self._whole(low, ROUND_CEILING, 1)
             high = high and self._whole(high, ROUND_FLOOR, -1)

@@ -36,13 +36,23 @@ class Rule:
     by_name: dict[str, int] = field(compare=False, hash=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """The names and patterns that tell an object's properties apart."""
+    """The names and patterns that tell an object's properties apart. Equal ones are one object."""
 
     names: tuple[str, ...]
     patterns: tuple[int, ...]
-    index: dict[str, int] = field(compare=False, hash=False)
+    index: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A plain conjunction taken apart: rules on names and values, names still missing, and how many may come."""
+
+    rules: tuple[int, ...]
+    missing: int  # bits
+    low: int
+    room: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +73,13 @@ class Objects:
         self._rules: dict[Rule, int] = {}
         self._rule_list: list[Rule] = []
         self._shapes: dict[tuple[int, ...], Shape] = {}
+        self._equal_shapes: dict[tuple[tuple[str, ...], tuple[int, ...]], Shape] = {}
         self._asks: dict[tuple[Leaf, Shape, int], int] = {}
         self._demands: dict[tuple[Context, int], tuple[int, tuple[int, ...]]] = {}
         self._classes: dict[Shape, tuple[int, ...]] = {}
-        self._tries: dict[tuple[Shape, bool], _NameTrie] = {}
+        self._tries: dict[Shape, _NameTrie] = {}
+        self._plains: dict[tuple[Shape, int], Plain | None] = {}
+        self._plain_demands: dict[tuple[Shape, tuple[int, ...], int], int] = {}
         self._beginnings: dict[Context, int] = {}
         self._clause_alive: dict[tuple, bool] = {}
 
@@ -122,7 +135,10 @@ class Objects:
                 f"{len(patterns)} patterns of property names apply to one object; the limit is {MAX_PATTERNS}"
             )
         listed = tuple(names)
-        found = Shape(listed, tuple(patterns), {name: i for i, name in enumerate(listed)})
+        key = (listed, tuple(patterns))
+        found = self._equal_shapes.get(key)
+        if found is None:
+            found = self._equal_shapes[key] = Shape(*key, {name: i for i, name in enumerate(listed)})
         self._shapes[formulas] = found
         return found
 
@@ -363,6 +379,29 @@ class Objects:
         found = self._demands[key] = demand, tuple(sorted(observed))
         return found
 
+    def _allowed_demand(self, context: Context, cls: int) -> tuple[int, tuple[int, ...]]:
+        """``_demand`` for a class known to be allowed."""
+        plain = self._plain(context.shape, context.formulas[0])
+        if plain is None or len(context.formulas) > 1:
+            return self._demand(context, cls)
+        key = (context.shape, plain.rules, cls)
+        found = self._plain_demands.get(key)
+        if found is None:
+            asked = [self._asked(self.formulas.nodes[p][1], context.shape, cls) for p in plain.rules]
+            found = self._plain_demands[key] = self.formulas.conjunction(asked)
+        return found, ()
+
+    def _after_plain(self, context: Context, cls: int) -> tuple[int, ...] | None:
+        """The formulas after a property of a plain object without observers."""
+        shape, (formula, *others) = context.shape, context.formulas
+        plain = self._plain(shape, formula)
+        if plain is None or others or plain.low or plain.room < 1 << 30:
+            return None
+        if not 1 <= cls <= len(shape.names) or not plain.missing >> (cls - 1) & 1:
+            return context.formulas
+        done = self.has(shape.names[cls - 1])
+        return (self.formulas.conjunction([p for p in self.formulas.positive_clause(formula) or () if p != done]),)
+
     # -- states ---------------------------------------------------------------------------------------------------
 
     def open(self, formulas: tuple[int, ...]) -> int:
@@ -401,22 +440,11 @@ class Objects:
 
     def _allowed_plain(self, context: Context) -> tuple[int, tuple[int, ...]] | None:
         """As ``_allowed`` for a plain conjunction without lower counts, in a few operations on bits."""
-        formulas, shape = self.formulas, context.shape
-        plain = formulas.positive_clause(context.formulas[0])
-        if plain is None:
+        plain = self._plain(context.shape, context.formulas[0])
+        if plain is None or plain.low:
             return None
-        rules, missing, room = [], 0, 1 << 30
-        for p in plain:
-            leaf = formulas.nodes[p][1]
-            if leaf[0] in ("props", "names"):
-                rules.append(p)
-            elif leaf[0] == "has":
-                missing |= 1 << shape.index[leaf[1]]
-            elif leaf[0] == "maxp":
-                room = min(room, leaf[1])
-            else:
-                return None
-        possible, others = self._possible(shape, tuple(rules))
+        missing, room = plain.missing, plain.room
+        possible, others = self._possible(context.shape, plain.rules)
         names = possible & ~context.seen
         if room == 0:
             return 0, ()
@@ -427,6 +455,28 @@ class Objects:
             names &= ((missing & -missing) << 1) - 1
             others = ()
         return names, others
+
+    def _plain(self, shape: Shape, formula: int) -> Plain | None:
+        key = (shape, formula)
+        if key in self._plains:
+            return self._plains[key]
+        leaves = self.formulas.positive_clause(formula)
+        found = None
+        if leaves is not None:
+            rules, missing, low, room = [], 0, 0, 1 << 30
+            for p in leaves:
+                leaf = self.formulas.nodes[p][1]
+                if leaf[0] == "has":
+                    missing |= 1 << shape.index[leaf[1]]
+                elif leaf[0] == "maxp":
+                    room = min(room, leaf[1])
+                elif leaf[0] == "minp":
+                    low = max(low, leaf[1])
+                else:
+                    rules.append(p)
+            found = Plain(tuple(rules), missing, low, room)
+        self._plains[key] = found
+        return found
 
     def _possible(self, shape: Shape, rules: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         key = ("possible", shape, rules)
@@ -468,9 +518,9 @@ class Objects:
         return machine.push(frame, trie.start)
 
     def _trie(self, shape: Shape) -> "_NameTrie":
-        found = self._tries.get((shape, True))
+        found = self._tries.get(shape)
         if found is None:
-            found = self._tries[(shape, True)] = _NameTrie(self.values, shape.names)
+            found = self._tries[shape] = _NameTrie(self.values, shape.names)
         return found
 
     def _begin_patterned(self, context: Context, names: int, others: tuple[int, ...]) -> int:
@@ -508,7 +558,7 @@ class Objects:
         if not allowed:
             return 0
         machine, values = self.values.machine, self.values
-        must, observed = self._demand(context, cls)
+        must, observed = self._allowed_demand(context, cls)
         frame = machine.add_frame(lambda result: self._after(context, cls, observed, result))
 
         def fill(row: np.ndarray) -> None:
@@ -520,17 +570,7 @@ class Objects:
     def _after(self, context: Context, cls: int, observed: tuple[int, ...], result: int) -> int:
         """The state after a property's value."""
         shape = context.shape
-        bits = self.values.machine.bits(result)
-        plain = self.formulas.positive_clause(context.formulas[0]) is not None
-        true = {schema for i, schema in enumerate(observed) if bits >> i & 1}
-        certain: set[int] = set()
-        if plain:
-            leaves = self.formulas.leaves(context.formulas[0])
-            certain = {self._asked(leaf, shape, cls) for _, leaf in leaves}
-        formulas = (
-            self._step(context.formulas[0], shape, cls, None if plain else true),
-            *[self._step(f, shape, cls, true | certain) for f in context.formulas[1:]],
-        )
+        formulas = self._after_plain(context, cls) or self._after_any(context, cls, observed, result)
         following = Context(shape, self._seen_after(shape, context.seen, cls), formulas)
         machine, values = self.values.machine, self.values
 
@@ -542,6 +582,20 @@ class Objects:
 
         key = ("after property", values.style, following)
         return machine.state(key, lambda: machine.add_state(fill, space=values.space))
+
+    def _after_any(self, context: Context, cls: int, observed: tuple[int, ...], result: int) -> tuple[int, ...]:
+        shape = context.shape
+        bits = self.values.machine.bits(result)
+        plain = self.formulas.positive_clause(context.formulas[0]) is not None
+        true = {schema for i, schema in enumerate(observed) if bits >> i & 1}
+        certain: set[int] = set()
+        if plain:
+            leaves = self.formulas.leaves(context.formulas[0])
+            certain = {self._asked(leaf, shape, cls) for _, leaf in leaves}
+        return (
+            self._step(context.formulas[0], shape, cls, None if plain else true),
+            *[self._step(f, shape, cls, true | certain) for f in context.formulas[1:]],
+        )
 
     def _before_name(self, context: Context) -> int:
         machine, values = self.values.machine, self.values

@@ -31,7 +31,8 @@ CONTROL_SIZE = 40
 # Slots of a trie's array of addresses.
 T_BYTE, T_DEPTH, T_END, T_FIRST, T_COUNT, T_ORDER, T_NODES = range(7)
 
-OK, DEAD, MISS_ROW, MISS_AFTER, FULL = range(5)
+OK, DEAD, MISS_ROW, MISS_AFTER, FULL, EXIT, EXIT_AFTER = range(7)
+EXITED = 1 << 30  # where a barrier goes on: the walk stops there and is taken up for each real frame
 
 
 @intrinsic
@@ -148,6 +149,9 @@ def _transition(control, s, aux, k, byte):
             control[MISS_A] = stack_frame[k]
             control[MISS_B] = ends[s] - 1
             return MISS_AFTER, s, aux, k
+        if to == EXITED:
+            control[MISS_B] = ends[s] - 1
+            return EXIT, s, aux, k
         k = np.int64(stack_parent[k])
         aux = np.int64(0)
         if to == 0:
@@ -174,6 +178,9 @@ def _transition(control, s, aux, k, byte):
             control[MISS_A] = stack_frame[k]
             control[MISS_B] = ends[s] - 1
             return MISS_AFTER, s, aux, k
+        if to == EXITED:
+            control[MISS_B] = ends[s] - 1
+            return EXIT_AFTER, s, aux, k
         k = np.int64(stack_parent[k])
         aux = np.int64(0)
         if to == 0:
@@ -255,12 +262,13 @@ def only_byte(control, s, aux, k):
 
 
 @nb.njit(cache=True)
-def walk_trie(control, trie, pending, num_pending, out, wanted, state_at, aux_at, stack_at):
-    """Walk the regions in ``pending`` [n, 4] (node, state, aux, stack before the node's byte) and set the mask's bits.
+def walk_trie(control, trie, pending, num_pending, out, wanted, exits, num_exits, state_at, aux_at, stack_at):
+    """Walk the regions in ``pending`` [n, 5] (node, state, aux, stack, taken) and set the mask's bits.
 
-    Where something is missing goes to ``out`` [capacity, 4], what is missing to ``wanted`` [capacity, 3] (kind, a, b),
-    each once. A first region of node -1 is the whole trie. Returns the numbers of entries of both, -1 if ``out`` is
-    too short.
+    A region is a node's subtree, entered in the configuration before the node's byte, or after it where ``taken``.
+    A first region of node -1 is the whole trie. Where something is missing goes to ``out`` [capacity, 5], what is
+    missing to ``wanted`` [capacity, 3] (kind, a, b), each once; where a barrier is popped to ``exits`` [capacity, 3]
+    (node, result, taken). Returns the numbers of entries of the three, -1 first if one is too short.
     """
     node_byte = _u8(trie[T_BYTE])
     depths = _i32(trie[T_DEPTH])
@@ -278,6 +286,12 @@ def walk_trie(control, trie, pending, num_pending, out, wanted, state_at, aux_at
         if at >= end:
             continue
         base = np.int64(depths[at]) - 1
+        if pending[p, 4] != 0:
+            for i in range(first[at], first[at] + count[at]):
+                token = order[i]
+                mask[token >> 5] |= np.int32(1) << np.int32(token & 31)
+            at += 1
+            base += 1
         state_at[base] = pending[p, 1]
         aux_at[base] = pending[p, 2]
         stack_at[base] = pending[p, 3]
@@ -295,13 +309,21 @@ def walk_trie(control, trie, pending, num_pending, out, wanted, state_at, aux_at
                     mask[token >> 5] |= np.int32(1) << np.int32(token & 31)
                 at += 1
                 continue
-            if status != DEAD:
+            if status in (EXIT, EXIT_AFTER):
+                if num_exits >= len(exits):
+                    return -1, 0, 0
+                exits[num_exits, 0] = at
+                exits[num_exits, 1] = control[MISS_B]
+                exits[num_exits, 2] = 1 if status == EXIT_AFTER else 0
+                num_exits += 1
+            elif status != DEAD:
                 if num_out >= len(out):
-                    return -1, 0
+                    return -1, 0, 0
                 out[num_out, 0] = at
                 out[num_out, 1] = state_at[d - 1]
                 out[num_out, 2] = aux_at[d - 1]
                 out[num_out, 3] = stack_at[d - 1]
+                out[num_out, 4] = 0
                 num_out += 1
                 b = control[MISS_B] if status == MISS_AFTER else 0
                 known = False
@@ -315,4 +337,4 @@ def walk_trie(control, trie, pending, num_pending, out, wanted, state_at, aux_at
                     wanted[num_wanted, 2] = b
                     num_wanted += 1
             at = np.int64(ends[at])
-    return num_out, num_wanted
+    return num_out, num_wanted, num_exits
