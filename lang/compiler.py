@@ -27,8 +27,9 @@ from .nodes import (
     SettleNode,
     TextNode,
 )
-from .program import Message, Program, Sequence
+from .program import Program
 from .reasoning import SplitLeaf
+from .sequence import Message, Sequence
 from .state import ProgramState
 from .tracer import TraceError, TracerProgramState, trace_program
 from .values import Candidate, Captured, Constant, Gathered, Hole, Leaf, Piece, Span, Value

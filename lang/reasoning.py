@@ -18,7 +18,7 @@ from .nodes import CloseNode, ForkNode, GenNode, SettleNode
 from .values import Leaf
 
 if TYPE_CHECKING:
-    from .program import Sequence
+    from .sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

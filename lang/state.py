@@ -15,7 +15,8 @@ from ..runtime.protocol.messages import GenMeta, SelectMeta
 from ..runtime.protocol.ops import JoinMode
 from . import ir
 from .meta import meta_info
-from .program import Program, Sequence
+from .program import Program
+from .sequence import Sequence
 from .values import Candidate, Gathered, Leaf, Span, Value
 
 

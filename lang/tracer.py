@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import ir
 from .nodes import DefaultSystemNode, Leading, Node, RoleNode, TextNode
-from .program import Program, Sequence, Session
+from .program import Program, Session
+from .sequence import Sequence
 from .state import ProgramState
 from .values import Leaf, Span
 

@@ -7,7 +7,7 @@ import warnings
 import pytest
 from phloem import assistant, function, gen, select, system, user, user_end
 from phloem.lang.choices import ChoicesDecision, ChoicesSamplingMethod
-from phloem.lang.program import UnknownVariable
+from phloem.lang.sequence import UnknownVariable
 from phloem.runtime.protocol import errors, messages, ops
 
 
