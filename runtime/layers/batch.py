@@ -41,24 +41,18 @@ class ForwardBatch:
         positions = np.arange(starts[-1]) + np.repeat(ends - starts[1:], num_tokens)
         wanted = np.array([row.num_logits for row in rows], dtype=np.int64)
         logits_rows = np.arange(wanted.sum()) + np.repeat(starts[1:] - np.cumsum(wanted), wanted)
-        table = slot_table
-        if device.type != "cpu":
-            table = np.ascontiguousarray(slot_table[row_ids, : int(ends.max(initial=0))])
-            row_ids = np.arange(len(rows), dtype=np.int32)
-
-        def moved(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(array).to(device, non_blocking=True)
-
-        return cls(
-            token_ids=moved(_joined([row.token_ids for row in rows])),
-            positions=moved(positions),
-            out_slots=moved(_joined([row.slot_ids[row.start : row.end] for row in rows])),
-            row_ids=moved(row_ids),
-            query_starts=moved(starts.astype(np.int32)),
-            kv_lens=moved(ends),
-            slot_table=moved(table),
-            logits_rows=moved(logits_rows),
-        )
+        wide = {
+            "token_ids": _joined([row.token_ids for row in rows]),
+            "positions": positions,
+            "out_slots": _joined([row.slot_ids[row.start : row.end] for row in rows]),
+            "logits_rows": logits_rows,
+        }
+        narrow = {"row_ids": row_ids, "query_starts": starts.astype(np.int32), "kv_lens": ends}
+        if device.type == "cpu":
+            return cls(**_moved(wide, device), **_moved(narrow, device), slot_table=torch.from_numpy(slot_table))
+        narrow["row_ids"] = np.arange(len(rows), dtype=np.int32)
+        narrow["slot_table"] = slot_table[row_ids, : int(ends.max(initial=0))]
+        return cls(**_moved(wide, device), **_moved(narrow, device))
 
     @property
     def num_tokens(self) -> int:
@@ -71,3 +65,12 @@ class ForwardBatch:
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(arrays).astype(np.int64) if arrays else np.zeros(0, dtype=np.int64)
+
+
+def _moved(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
+    """Arrays of one type as tensors on the device, by a single transfer that the host need not wait for."""
+    whole = torch.from_numpy(np.concatenate([array.ravel() for array in arrays.values()]))
+    if device.type == "cuda":
+        whole = whole.pin_memory()
+    parts = whole.to(device, non_blocking=True).split([array.size for array in arrays.values()])
+    return {name: part.view(array.shape) for (name, array), part in zip(arrays.items(), parts, strict=True)}

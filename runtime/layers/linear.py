@@ -34,17 +34,22 @@ def stacked_linear(
 ) -> Linear:
     """One ``Linear`` of the weights, top to bottom; its results are of ``out_dtype``, else of x's.
 
-    ``auto`` keeps 4-bit weights 4-bit, with a bfloat16 copy for steps of many rows, and takes the others as bfloat16;
-    ``int4`` rounds those to 4 bits too and holds 4 bits only.
+    ``auto`` keeps what a file has quantized: 4-bit groups as they are, other blocks as 8-bit groups, and floats as
+    bfloat16. ``int4`` holds 4 bits a weight only, and rounds to that what has more.
     """
+    forms = [_form_of(weight, precision) for weight in weights]
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     parts: list[PackedLinear] = []
     start = 0
     for end in range(1, len(weights) + 1):
-        if end < len(weights) and _is_4bit(weights[end], precision) == _is_4bit(weights[start], precision):
+        if end < len(weights) and forms[end] == forms[start]:
             continue
+        run, form = weights[start:end], forms[start]
         bias = None if biases is None else torch.cat(list(biases[start:end])).to(dtype).to(device)
-        parts.append(_pack(weights[start:end], bias, precision, torch.device(device), out_dtype))
+        if form == "groups":
+            parts.append(PackedLinear(_groups(run, device), precision=precision, bias=bias, out_dtype=out_dtype))
+        else:
+            parts.append(PackedLinear(_floats(run, form, device), precision=form, bias=bias, out_dtype=out_dtype))
         start = end
     return Linear(parts)
 
@@ -54,29 +59,32 @@ def as_float(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Tensor
     return weight.dequantize(dtype) if isinstance(weight, QuantTensor) else weight.to(dtype)
 
 
-def _is_4bit(weight: Weight, precision: LinearPrecision) -> bool:
-    if precision == "auto":
-        return isinstance(weight, QuantTensor) and weight.kind in GROUP32_KINDS
-    return precision == "int4"
+Form = Literal["groups", "int8", "bfloat16", "float32"]
 
 
-def _pack(
-    weights: Sequence[Weight],
-    bias: torch.Tensor | None,
-    precision: LinearPrecision,
-    device: torch.device,
-    out_dtype: torch.dtype | None,
-) -> PackedLinear:
-    if not _is_4bit(weights[0], precision):
-        dtype: Literal["float32", "bfloat16"] = "float32" if precision == "float32" else "bfloat16"
-        floats = [as_float(weight, getattr(torch, dtype)) for weight in weights]
-        whole = floats[0] if len(floats) == 1 else torch.cat(floats)
-        return PackedLinear(whole.to(device), precision=dtype, bias=bias, out_dtype=out_dtype)
-    groups = [
+def _form_of(weight: Weight, precision: LinearPrecision) -> Form:
+    """How a weight is handed to ``PackedLinear``: as 4-bit groups, or as floats to be held in that precision."""
+    if precision == "int4":
+        return "groups"
+    if precision != "auto":
+        return precision
+    if not isinstance(weight, QuantTensor):
+        return "bfloat16"
+    return "groups" if weight.kind in GROUP32_KINDS else "int8"
+
+
+def _groups(weights: Sequence[Weight], device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    made = [
         repack_group32(weight)
         if isinstance(weight, QuantTensor) and weight.kind in GROUP32_KINDS
         else quantize_group32(as_float(weight))
         for weight in weights
     ]
-    q, scale, zero = (torch.cat(pieces).to(device) for pieces in zip(*groups, strict=True))
-    return PackedLinear((q, scale, zero), precision=precision, bias=bias, out_dtype=out_dtype)
+    q, scale, zero = (torch.cat(pieces).to(device) for pieces in zip(*made, strict=True))
+    return q, scale, zero
+
+
+def _floats(weights: Sequence[Weight], form: Form, device: torch.device | str) -> torch.Tensor:
+    # Groups of 8 bits are made from the exact weights: they are then the file's own where it holds such groups.
+    made = [as_float(weight, torch.bfloat16 if form == "bfloat16" else torch.float32) for weight in weights]
+    return (made[0] if len(made) == 1 else torch.cat(made)).to(device)

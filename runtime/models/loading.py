@@ -61,10 +61,10 @@ class _Loader:
             embedding=Embedding(as_float(embedding, self.dtype).to(self.device)),
             layers=tuple(self.layer(i) for i in range(config.num_layers)),
             norm=self.norm(self.names.of_model("norm"), config.hidden_size),
-            # Four bits cost the head more than the body; it runs once a token, not once a layer.
+            # Four bits cost the head more than the body, and it is run once a token, not once a layer.
             head=stacked_linear(
                 [head],
-                precision="float32" if self.precision == "float32" else "bfloat16",
+                precision="auto" if self.precision == "int4" else self.precision,
                 device=self.device,
                 out_dtype=torch.float32,
             ),

@@ -82,6 +82,14 @@ def test_slots_before_stale_from_are_left_as_held() -> None:
     assert table[0, :8].tolist() == [77, 77, 77, 3, 4, 5, 6, 77]
 
 
+def test_another_device_gets_no_more_of_the_table_than_the_step_reads() -> None:
+    rng = np.random.default_rng(0)
+    rows = (random_row(rng, 6, 3, 4, 1), random_row(rng, 2, 0, 9, 2))
+    batch = ForwardBatch.from_plan(StepPlan(step=0, rows=rows), np.zeros((8, MAX_LEN), dtype=np.int32), "meta")
+    assert batch.slot_table.shape == (2, 9)
+    assert (batch.num_tokens, batch.num_logits) == (13, 3)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_gets_the_rows_of_the_step() -> None:
