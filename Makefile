@@ -12,7 +12,7 @@ $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
-	$(PY) -m pip install --quiet --no-compile --editable .
+	PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --no-compile --editable .
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)
