@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cpu import integer
+from .cpu import bfloat, integer
 from .machine import has_bfloat16_products, has_int4_products
 
 Precision = Literal["auto", "float32", "bfloat16", "int4", "int8", "int16"]
@@ -30,7 +30,7 @@ class PackedLinear:
     ``weight`` is [N, K], or [N, K] in 4-bit groups of 32: ``w = (q - 8) * scale + zero``. By ``precision``:
 
     - ``float32`` is exact;
-    - ``bfloat16`` rounds weights and x to bfloat16;
+    - ``bfloat16`` rounds weights and x to bfloat16, and results too unless ``out_dtype`` is float32;
     - ``int4`` runs 4-bit groups as they are, with x rounded to bfloat16;
     - ``int8`` rounds float weights to 8 bits and x to 8 bits, each with a scale for every 32 neighbours (a weight read
       from a Q8_0 file stays what it is), and runs 4-bit groups as they are, with x rounded in that way. A row's result
@@ -75,7 +75,7 @@ class PackedLinear:
                 self._many = BytesProduct(groups, precision, bias, out_dtype)
                 return
         if self._few is None or precision == "auto":
-            self._many = _float_product(weight, bias, precision)
+            self._many = _float_product(weight, bias, precision, out_dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         flat = x if x.ndim == 2 else x.reshape(-1, self.shape[1])
@@ -125,6 +125,20 @@ class OneDnnProduct:
 
     def describe(self) -> str:
         return "bfloat16 (oneDNN)"
+
+
+class WideProduct:
+    """bfloat16 weights with float32 results, which oneDNN does not give: of logits, bfloat16 keeps too little."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        bias = None if bias is None else bias.float().contiguous()
+        self.product = bfloat.Bfloat16Product(bfloat.pack_bfloat16(weight), weight.shape[0], bias=bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product(x, torch.float32)
+
+    def describe(self) -> str:
+        return "bfloat16 to float32"
 
 
 class Int4Product:
@@ -184,11 +198,13 @@ def dequantize(weight: Group32) -> Tensor:
     return (groups * scale.unsqueeze(-1) + zero.unsqueeze(-1)).view(q.shape)
 
 
-def _float_product(weight: Tensor, bias: Tensor | None, precision: Precision) -> Product:
+def _float_product(weight: Tensor, bias: Tensor | None, precision: Precision, out_dtype: torch.dtype | None) -> Product:
     if precision == "float32":
         return FloatProduct(weight.float(), bias)
     if weight.device.type != "cpu":
         return FloatProduct(weight.bfloat16(), bias)
+    if out_dtype == torch.float32 and bfloat.has_bfloat16_pairs():
+        return WideProduct(weight, bias)
     if has_bfloat16_products():
         return OneDnnProduct(weight, bias)
     return FloatProduct(weight.bfloat16().float(), bias)

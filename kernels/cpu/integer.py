@@ -24,23 +24,20 @@ from numba import njit, types
 from torch import Tensor
 
 from .entry import ARGS, TASK, THREAD, entry
+from .outputs import put_outputs
 from .tensors import KINDS, readable, team_size
 from .vector import (
     LANES,
     compiled,
-    get_f32,
     get_i64,
     highest16,
     load16,
-    load16_f32,
     local_floats,
     max16,
-    put,
     put_f32,
     put_i32,
     round16,
     splat16,
-    store16,
     store16_i8,
     sum16,
     take_number,
@@ -326,24 +323,6 @@ def _multiply_blocks(call: int, weight_record: int, parts: int, multiply_block: 
             for block in range(task * _BLOCKS_A_TASK, min((task + 1) * _BLOCKS_A_TASK, num_blocks)):
                 multiply_block(packed + block * num_groups * weight_record, x, num_groups, tile, rows)
                 for r in range(rows):
-                    _put_outputs(tile, r, bias, out, out_kind, row + r, block * LANES, num_outputs)
+                    put_outputs(tile, r * LANES, bias, out, out_kind, row + r, block * LANES, num_outputs)
             x += num_groups * _record_bytes(parts)
         task = take_number(call, TASK)
-
-
-@njit(forceinline=True)
-def _put_outputs(
-    tile: int, r: int, bias: int, out: int, out_kind: int, row: int, column: int, num_outputs: int
-) -> None:
-    to = row * num_outputs + column
-    if column + LANES <= num_outputs:
-        values = load16_f32(tile, r * LANES)
-        if bias != 0:
-            values = values + load16_f32(bias, column)
-        store16(out, to, out_kind, values)
-    else:
-        for i in range(num_outputs - column):
-            value = get_f32(tile, r * LANES + i)
-            if bias != 0:
-                value += get_f32(bias, column + i)
-            put(out, to + i, out_kind, value)

@@ -8,7 +8,7 @@ import torch
 from llvmlite import ir
 from numba import njit, types
 from phloem.kernels import linear, machine
-from phloem.kernels.cpu import integer
+from phloem.kernels.cpu import bfloat, integer
 from phloem.kernels.cpu.vector import compiled
 from phloem.kernels.linear import PackedLinear, dequantize
 from torch import Tensor
@@ -39,6 +39,20 @@ def test_float32_is_exact_and_bfloat16_rounds(num_rows: int, shape: tuple[int, i
     assert exact.dtype == torch.float32 and error(exact, expected) < 1e-6
     rounded = PackedLinear(weight, precision="bfloat16", bias=bias)(x.bfloat16())
     assert rounded.dtype == torch.bfloat16 and error(rounded, expected) < 2e-2
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 5, 8, 17])
+@pytest.mark.parametrize("shape", [(1, 1), (33, 7), (64, 576), (130, 96)])
+def test_bfloat16_weights_with_float32_results(num_rows: int, shape: tuple[int, int]) -> None:
+    weight, bias = torch.randn(shape).bfloat16(), torch.randn(shape[0])
+    packed = PackedLinear(weight, precision="bfloat16", bias=bias, out_dtype=torch.float32)
+    if not bfloat.has_bfloat16_pairs():
+        pytest.skip("this machine multiplies bfloat16 in other ways")
+    for x in (torch.randn(num_rows, shape[1]), torch.randn(num_rows, shape[1]).bfloat16()):
+        y = packed(x)
+        assert y.dtype == torch.float32 and error(y, plain(x, weight, bias)) < 1e-5
+        for row in range(num_rows):
+            assert torch.equal(packed(x[row : row + 1])[0], y[row])
 
 
 @pytest.fixture
@@ -113,9 +127,8 @@ def test_a_row_does_not_depend_on_its_batch_to_the_bit(precision: linear.Precisi
 
 def test_the_portable_product_equals_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(q: Tensor, x: Tensor) -> Tensor:
-        dot = dot4_function()
         total = torch.arange(16, dtype=torch.int32)
-        dot(total.data_ptr(), q.data_ptr(), x.data_ptr())
+        step_function(integer._dot4)(total.data_ptr(), q.data_ptr(), x.data_ptr())
         return total
 
     q, x = torch.randint(0, 256, (64,), dtype=torch.uint8), torch.randint(-128, 128, (64,), dtype=torch.int8)
@@ -125,19 +138,31 @@ def test_the_portable_product_equals_the_machine_s(monkeypatch: pytest.MonkeyPat
     assert torch.equal(run(q, x).long(), expected)
 
 
-def dot4_function() -> Callable[[int, int, int], None]:
-    """The kernel's innermost step on 16 words in memory."""
+def test_the_portable_bfloat16_product_equals_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(2, 32).bfloat16()
+    expected = (x.double() * w.double()).view(16, 2).sum(-1)
+    for has in (bfloat.has_bfloat16_pairs(), False):
+        monkeypatch.setattr(bfloat, "has_bfloat16_pairs", lambda has=has: has)
+        total = torch.zeros(16)
+        step_function(bfloat._dot2, floats=True)(total.data_ptr(), x.data_ptr(), w.data_ptr())
+        torch.testing.assert_close(total.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def step_function(step: Callable[..., Any], *, floats: bool = False) -> Callable[[int, int, int], None]:
+    """A kernel's innermost step, total + left * right, on 16 words in memory."""
     words = ir.VectorType(ir.IntType(32), 16)
+    totals = ir.VectorType(ir.FloatType(), 16) if floats else words
 
     @compiled(types.void, *(types.int64,) * 3)
-    def dot4(builder: Any, total: Any, unsigned: Any, signed: Any) -> None:
-        places = [builder.inttoptr(address, words.as_pointer()) for address in (total, unsigned, signed)]
+    def on_memory(builder: Any, *addresses: Any) -> None:
+        kinds = (totals, words, words)
+        places = [builder.inttoptr(a, kind.as_pointer()) for a, kind in zip(addresses, kinds, strict=True)]
         values = [builder.load(place, align=1) for place in places]
-        builder.store(integer._dot4(builder, *values), places[0], align=1)
+        builder.store(step(builder, *values), places[0], align=1)
 
     @njit
-    def run(total: int, unsigned: int, signed: int) -> None:
-        dot4(total, unsigned, signed)
+    def run(total: int, left: int, right: int) -> None:
+        on_memory(total, left, right)
 
     return run
 

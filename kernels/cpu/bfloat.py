@@ -1,0 +1,208 @@
+"""Products of bfloat16 weights with results in float32. Never rounds a result to bfloat16, which would cost a head's
+logits their order.
+
+Packed weights are, for 16 outputs at a time, vectors of 16 pairs of neighbouring weights; x is laid out for 8 rows at a
+time, pair by pair. A float32 x is the sum of two bfloat16, what is rounded off multiplied too. A row's result does not
+depend, to the bit, on how many rows there are.
+"""
+
+from functools import cache
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import njit, types
+from torch import Tensor
+
+from .entry import ARGS, TASK, THREAD, entry
+from .outputs import put_outputs
+from .tensors import KINDS, readable, team_size
+from .vector import (
+    LANES,
+    compiled,
+    get,
+    get_bf16,
+    get_i64,
+    local_floats,
+    put_bf16,
+    splat16,
+    store16_f32,
+    take_number,
+    watch,
+)
+
+_ROWS = 8
+_BLOCKS = 4  # of 16 outputs: a task
+_MIN_SHARE = 200_000  # products worth a second thread
+_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_V16, _V16_I32 = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
+_FUSED = ("contract",)
+
+
+@cache
+def has_bfloat16_pairs() -> bool:
+    """Whether this CPU multiplies and adds 32 bfloat16 in one instruction; without it this is right, but slower."""
+    return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16", False))
+
+
+def pack_bfloat16(weight: Tensor) -> Tensor:
+    """bfloat16 [blocks, pairs, 16, 2] from [N, K], filled up with zeros to a multiple of four blocks."""
+    num_outputs, width = weight.shape
+    padded = torch.nn.functional.pad(weight.bfloat16(), (0, width % 2, 0, -num_outputs % (LANES * _BLOCKS)))
+    return padded.view(-1, LANES, padded.shape[1] // 2, 2).permute(0, 2, 1, 3).contiguous()
+
+
+class Bfloat16Product:
+    """``x [T, K] -> float32 [T, N]`` for packed weights; bias float32 [N]."""
+
+    def __init__(self, packed: Tensor, num_outputs: int, *, bias: Tensor | None) -> None:
+        self.packed, self.num_outputs, self.bias = packed, num_outputs, bias
+        _multiply.compile()
+
+    def __call__(self, x: Tensor, out_dtype: torch.dtype) -> Tensor:
+        x = readable(x)
+        num_rows, width = x.shape
+        out = torch.empty((num_rows, self.num_outputs), dtype=out_dtype)
+        parts = 1 if x.dtype == torch.bfloat16 else 2
+        pairs = (width + 1) // 2
+        laid_out = torch.empty(-(-num_rows // _ROWS) * _ROWS * 2 * pairs * parts, dtype=torch.bfloat16)
+        _multiply(
+            x.data_ptr(),
+            KINDS[x.dtype],
+            num_rows,
+            width,
+            self.packed.data_ptr(),
+            self.num_outputs,
+            0 if self.bias is None else self.bias.data_ptr(),
+            out.data_ptr(),
+            KINDS[out_dtype],
+            laid_out.data_ptr(),
+            parts,
+            0,
+            threads=team_size(num_rows * width * self.num_outputs, min_share=_MIN_SHARE),
+        )
+        return out
+
+
+def _pair_tile(num_rows: int, num_blocks: int) -> Any:
+    """Outputs of neighbouring blocks for the first rows of 8: ``f(weights, block_bytes, x, count, out)`` adds to out,
+    float32 [8, blocks, 16].
+    """
+
+    def emit(builder: Any, weights: Any, block_bytes: Any, x: Any, count: Any, out: Any) -> None:
+        def pointer(kind: Any, address: Any, offset: int) -> Any:
+            return builder.inttoptr(builder.add(address, ir.Constant(_I64, offset)), kind.as_pointer())
+
+        def place(r: int, b: int) -> Any:
+            return pointer(_V16, out, 4 * LANES * (_BLOCKS * r + b))
+
+        lanes = [(r, b) for r in range(num_rows) for b in range(num_blocks)]
+        before = [builder.load(place(r, b), align=4) for r, b in lanes]
+        firsts = [builder.add(weights, builder.mul(block_bytes, ir.Constant(_I64, b))) for b in range(num_blocks)]
+        entry_block = builder.block
+        loop, done = (builder.append_basic_block(name) for name in ("pair.loop", "pair.done"))
+        builder.branch(loop)
+
+        builder.position_at_end(loop)
+        pair, at = builder.phi(_I64), builder.phi(_I64)
+        sums = [builder.phi(_V16) for _ in lanes]
+        offset = builder.mul(pair, ir.Constant(_I64, 4 * LANES))
+        columns = [builder.load(pointer(_V16_I32, builder.add(first, offset), 0), align=4) for first in firsts]
+        factors = []
+        for r in range(num_rows):
+            value = builder.load(pointer(_I32, at, 4 * r))
+            one = builder.insert_element(ir.Constant(_V16_I32, ir.Undefined), value, ir.Constant(_I32, 0))
+            factors.append(builder.shuffle_vector(one, one, ir.Constant(_V16_I32, [0] * LANES)))
+        after = [_dot2(builder, sums[i], factors[r], columns[b]) for i, (r, b) in enumerate(lanes)]
+        following = builder.add(pair, ir.Constant(_I64, 1))
+        next_at = builder.add(at, ir.Constant(_I64, 4 * _ROWS))
+        builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
+        starts = ((pair, ir.Constant(_I64, 0), following), (at, x, next_at))
+        for phi, first, later in (*starts, *zip(sums, before, after, strict=True)):
+            phi.add_incoming(first, entry_block)
+            phi.add_incoming(later, loop)
+
+        builder.position_at_end(done)
+        for result, (r, b) in zip(after, lanes, strict=True):
+            builder.store(result, place(r, b), align=4)
+
+    emit.__name__ = f"pair_tile_{num_rows}x{num_blocks}"
+    return compiled(types.void, *(types.int64,) * 5)(emit)
+
+
+def _dot2(builder: Any, total: Any, left: Any, right: Any) -> Any:
+    """total + the products of each word's two bfloat16, lane by lane."""
+    if has_bfloat16_pairs():
+        name, kind = "llvm.x86.avx512bf16.dpbf16ps.512", ir.FunctionType(_V16, [_V16, _V16_I32, _V16_I32])
+        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        return builder.call(function, [total, left, right])
+    sixteen, upper = (ir.Constant(_V16_I32, [value] * LANES) for value in (16, 0xFFFF0000))
+    lower_halves = [builder.bitcast(builder.shl(word, sixteen), _V16) for word in (left, right)]
+    upper_halves = [builder.bitcast(builder.and_(word, upper), _V16) for word in (left, right)]
+    for halves in (lower_halves, upper_halves):
+        total = builder.fadd(total, builder.fmul(*halves, flags=_FUSED), flags=_FUSED)
+    return total
+
+
+_tile_8, _tile_4, _tile_2, _tile_1 = (_pair_tile(rows, blocks) for rows, blocks in ((8, 2), (4, 4), (2, 4), (1, 4)))
+_local_sums = local_floats(_ROWS * _BLOCKS * LANES)
+
+
+@entry(ints=12)
+def _multiply(call: int) -> None:
+    _lay_out_rows(call)
+    num_rows, pairs = get_i64(call, ARGS + 2), (get_i64(call, ARGS + 3) + 1) // 2
+    packed, num_outputs = get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
+    bias, out, out_kind = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
+    laid_out, parts = get_i64(call, ARGS + 9), get_i64(call, ARGS + 10)
+    block_bytes, x_bytes = pairs * 4 * LANES, pairs * 4 * _ROWS
+    width = _BLOCKS * LANES
+    sums = _local_sums()
+    task = take_number(call, TASK)
+    while task * width < num_outputs:
+        weights = packed + task * _BLOCKS * block_bytes
+        for row in range(0, num_rows, _ROWS):
+            rows = min(_ROWS, num_rows - row)
+            for i in range(0, rows * width, LANES):
+                store16_f32(sums, i, splat16(0.0))
+            for part in range(parts):
+                x = laid_out + (row // _ROWS * parts + part) * x_bytes
+                # Rows of the tile that are not there are computed and left out.
+                if rows > 4:
+                    _tile_8(weights, block_bytes, x, pairs, sums)
+                    _tile_8(weights + 2 * block_bytes, block_bytes, x, pairs, sums + 8 * LANES)
+                elif rows > 2:
+                    _tile_4(weights, block_bytes, x, pairs, sums)
+                elif rows == 2:
+                    _tile_2(weights, block_bytes, x, pairs, sums)
+                else:
+                    _tile_1(weights, block_bytes, x, pairs, sums)
+            for r in range(rows):
+                for column in range(task * width, min((task + 1) * width, num_outputs), LANES):
+                    at = r * width + column - task * width
+                    put_outputs(sums, at, bias, out, out_kind, row + r, column, num_outputs)
+        task = take_number(call, TASK)
+
+
+@njit
+def _lay_out_rows(call: int) -> None:
+    """x pair by pair, rows shared by the team; returns when all are done."""
+    x, kind = get_i64(call, ARGS), get_i64(call, ARGS + 1)
+    num_rows, width, laid_out = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3), get_i64(call, ARGS + 9)
+    parts, finished = get_i64(call, ARGS + 10), ARGS + 11
+    pairs = (width + 1) // 2
+    row = take_number(call, THREAD)
+    while row < num_rows:
+        to = laid_out + 4 * (row // _ROWS * parts * pairs * _ROWS + row % _ROWS)
+        for i in range(2 * pairs):
+            value = get(x, row * width + i, kind) if i < width else np.float32(0.0)
+            for part in range(parts):
+                at = 2 * _ROWS * (part * pairs + i // 2) + i % 2
+                put_bf16(to, at, value)
+                value -= get_bf16(to, at)
+        take_number(call, finished)
+        row = take_number(call, THREAD)
+    while watch(call, finished) < num_rows:
+        pass
