@@ -60,6 +60,7 @@ class Document:
         self.anchors: dict[tuple[str, str], Place] = {}
         self.dynamic: dict[tuple[str, str], Place] = {}
         self.places: list[Place] = []
+        self._resolved: dict[tuple[str, str, tuple[str, ...], bool], Place] = {}
         self._index(root, "#", "", 0)
         self.resources.setdefault("", Place(root, "#", self._base_of(root, "")))
         self.root_place = Place(root, "#", self._base_of(root, ""), (self._base_of(root, ""),) if self.dynamic else ())
@@ -115,6 +116,13 @@ class Document:
 
     def resolve(self, reference: str, place: Place, *, dynamic: bool = False) -> Place:
         """The schema a reference leads to from ``place``."""
+        key = (reference, place.base, place.scope, dynamic)
+        found = self._resolved.get(key)
+        if found is None:
+            found = self._resolved[key] = self._resolve(reference, place, dynamic)
+        return found
+
+    def _resolve(self, reference: str, place: Place, dynamic: bool) -> Place:
         url, fragment = urldefrag(urljoin(place.base, reference))
         if reference.startswith("#"):
             url, fragment = place.base, reference[1:]

@@ -38,6 +38,14 @@ OPTIONS = {
     "format": ("enforce", "annotate"),
     "on_unsupported": ("refuse", "check_after"),
 }
+FIRST_KINDS: dict[str, tuple[Kind, ...]] = {
+    "object": ("object",),
+    "array": ("array",),
+    "string": ("string",),
+    "integer": ("number",),
+    "number": ("number",),
+    "boolean": ("true",),
+}
 Scalar = str | int | float | bool | None | Decimal
 
 
@@ -185,6 +193,10 @@ class Schemas:
         text = json.dumps(value, sort_keys=True, default=str)
         document = Document({"const": value})
         return self.node(document, "const " + text + repr(type(value)), document.root_place)
+
+    def kinds_first(self, node: int) -> tuple[Kind, ...]:
+        """The kinds its ``type`` names (``values.Source``)."""
+        return FIRST_KINDS.get(str(self.nodes[node][2].schema.get("type")), ())
 
     def expand(self, node: int, kind: Kind) -> int:
         """The formula of leaves for values of one kind (``values.Source``)."""

@@ -602,8 +602,8 @@ class Machine:
         self._walk(trie, mask, first, 1)
         exits = self._exits[: self._num_exits].copy()
         self._num_exits = 0
-        results, which = np.unique(exits[:, 1], return_inverse=True)
-        return _Inner(mask, trie, exits, results.tolist(), which)
+        results = sorted(set(exits[:, 1].tolist()))
+        return _Inner(mask, trie, exits, results, np.searchsorted(results, exits[:, 1]))
 
     def _walk(self, trie: np.ndarray, mask: np.ndarray, pending: np.ndarray, num_pending: int) -> None:
         """Set the mask's bits, making what is missing and resuming there until nothing is."""

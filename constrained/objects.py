@@ -306,9 +306,10 @@ class Objects:
             count = len(shape.names)
             more = 0
             for cls in self._all_classes(shape, seen):
-                if cls not in used and possible(cls):
-                    if not 1 <= cls <= count:
+                if not 1 <= cls <= count:  # any number of names
+                    if possible(cls):
                         return low <= high
+                elif cls not in used and possible(cls):
                     more += 1
             return low <= min(high, len(used) + more)
         (kind, what), rest = wanted[0], wanted[1:]

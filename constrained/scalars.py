@@ -83,58 +83,47 @@ class Scalars:
 
     def _fill_string(self, row: np.ndarray, exprs: tuple[int, ...], free: bool, counted: bool) -> None:
         ex = self.ex
+        may_escape = False
         for lo, hi in ex.classes(*exprs):
-            at = lo
-            while at < hi:
-                if at < 0x20:
-                    at = 0x20
-                    continue
-                end = hi
-                for cut in (QUOTE, BACKSLASH):
-                    if at == cut:
-                        end = at + 1
-                    elif at < cut < end:
-                        end = cut
-                if at not in (QUOTE, BACKSLASH):
-                    byte = ex._available_in(at, end)
-                    if byte >= 0:
-                        to = self._derive(exprs, bytes([byte]))
-                        if to[0] != NOTHING:
-                            row[at:end] = self._string(to, free=free, counted=counted)
-                at = end
+            byte = ex._available_in(lo, hi)
+            if byte < 0:
+                continue
+            to = self._derive(exprs, bytes([byte]))
+            if to[0] == NOTHING:
+                continue
+            if lo < 0x20 or lo <= QUOTE < hi or lo <= BACKSLASH < hi:
+                may_escape = True
+            if hi > 0x20:
+                row[max(lo, 0x20) : hi] = self._string(to, free=free, counted=counted)
+        row[QUOTE] = row[BACKSLASH] = 0
         if ex.nullable[exprs[0]]:
-            bits = sum(1 << i for i, e in enumerate(exprs[1:]) if ex.nullable[e])
+            bits = 0
+            for i, e in enumerate(exprs[1:]):
+                bits |= ex.nullable[e] << i
             row[QUOTE] = self.machine.end_state(self.machine.result(bits))
-        row[BACKSLASH] = self._escape(exprs, free, counted)
+        if may_escape:
+            row[BACKSLASH] = self._escape(exprs, free, counted)
 
     def _any_next(self, exprs: tuple[int, ...]) -> bool:
         run = self.ex.contains_all_texts_of(exprs[0])
         return run is not None and run >= 1
 
     def _escape(self, exprs: tuple[int, ...], free: bool, counted: bool) -> int:
-        """The state after a backslash, 0 if no escape could follow."""
+        """The state after a backslash, where some escape can follow."""
         free = free and self._any_next(exprs)
         machine = self.machine
 
-        def make() -> int:
-            targets = {}
+        def fill(row: np.ndarray) -> None:
             controls = self._controls(exprs)
             for byte, code in SHORT_ESCAPES.items():
                 to = controls[code] if code < 0x20 else self._derive(exprs, bytes([code]))
                 if to[0] != NOTHING:
-                    targets[byte] = self._string(to, free=free, counted=counted)
+                    row[byte] = self._string(to, free=free, counted=counted)
             if free:
-                targets[SLASH] = self._string(self._derive(exprs, b"/"), free=free, counted=counted)
-            point = self._code_point(exprs, free, counted, "")
-            if point:
-                targets[ord("u")] = point
-            if not targets:
-                return 0
+                row[SLASH] = self._string(self._derive(exprs, b"/"), free=free, counted=counted)
+            row[ord("u")] = self._code_point(exprs, free, counted, "")
 
-            def fill(row: np.ndarray) -> None:
-                for byte, to in targets.items():
-                    row[byte] = to
-
+        def make() -> int:
             return machine.add_state(fill, counted=2 if counted else 0)
 
         return machine.state(("escape", exprs, free, counted), make)

@@ -27,6 +27,10 @@ class Source(Protocol):
 
     def expand(self, node: int, kind: Kind) -> int: ...
 
+    def kinds_first(self, node: int) -> tuple[Kind, ...]:
+        """The kinds its values most likely are of."""
+        ...
+
 
 class Values:
     """All JSON values in one style of white space and property order, on one machine."""
@@ -94,7 +98,13 @@ class Values:
         """Whether any value satisfies the formula."""
         if formula <= TRUE:
             return formula == TRUE
-        return self.prove(("value", formula), lambda: any(self.satisfiable_kind(formula, kind) for kind in KINDS))
+        return self.prove(("value", formula), lambda: self._satisfiable(formula))
+
+    def _satisfiable(self, formula: int) -> bool:
+        node = self.formulas.nodes[formula]
+        assert self.source is not None
+        first = self.source.kinds_first(node[1][1]) if node[0] == "leaf" else ()
+        return any(self.satisfiable_kind(formula, kind) for kind in dict.fromkeys((*first, *KINDS)))
 
     def satisfiable_kind(self, formula: int, kind: Kind) -> bool:
         if kind in ("string", "number"):
