@@ -85,7 +85,13 @@ class Engine:
             self.cache,
             clock=clock,
         )
-        self.executor = Executor(self.model, self.kv, max_rows=config.max_running, max_len=self.context_len)
+        self.executor = Executor(
+            self.model,
+            self.kv,
+            max_rows=config.max_running,
+            max_len=self.context_len,
+            num_tokens=self.tokenizer.vocab_size,
+        )
         self._grammar_threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._grammars: dict[str, Future[constrained.CompiledGrammar]] = {}
         self._vocabulary: constrained.Vocabulary | None = None

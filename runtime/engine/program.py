@@ -54,7 +54,6 @@ class ProgramCounters:
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    bytes_sent: int = 0
 
 
 class SequenceState:
@@ -128,7 +127,8 @@ class SequenceState:
         """Tokenize what is pending: from here on its token boundaries are fixed."""
         if self.pending_text:
             text, self.pending_text = self.pending_text, ""
-            self._append("text", tokenizer.encode(text), text, tokenizer)
+            at_start = not len(self.seq.tokens)
+            self._append("text", tokenizer.encode(text, at_start=at_start), text, tokenizer)
 
     def append_special(self, ids: tuple[int, ...], tokenizer: Tokenizer) -> None:
         self.flush_text(tokenizer)

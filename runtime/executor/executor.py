@@ -44,11 +44,13 @@ class SampledToken:
 class Executor:
     """Owns the slot table: row r holds the slots of the sequence that runs as row r."""
 
-    def __init__(self, model: Model, kv: KVPool, *, max_rows: int, max_len: int) -> None:
+    def __init__(self, model: Model, kv: KVPool, *, max_rows: int, max_len: int, num_tokens: int = 0) -> None:
+        """``num_tokens``: logits beyond it belong to no token (padded heads) and are never drawn; 0: all do."""
         self.model = model
         self.kv = kv
         self.device = torch.device(model.device)
         self.slot_table = np.zeros((max_rows, max_len), dtype=np.int32)
+        self._num_tokens = num_tokens or model.config.vocab_size
         self._mask_words = (model.config.vocab_size + 31) // 32
 
     @torch.inference_mode()
@@ -82,7 +84,9 @@ class Executor:
         return [SampledToken(*token) for token in zip(ids, logprobs, tops, strict=True)]
 
     def _constrain(self, logits: torch.Tensor, rows: list[SampleRow]) -> None:
-        """Grammar masks, banned tokens, bias and penalties, in place."""
+        """Padding, grammar masks, banned tokens, bias and penalties, in place."""
+        if self._num_tokens < logits.shape[1]:
+            logits[:, self._num_tokens :] = float("-inf")
         masked = [i for i, row in enumerate(rows) if row.matcher is not None]
         if masked:
             mask = np.full((len(rows), self._mask_words), 0xFFFFFFFF, dtype=np.uint32)

@@ -225,7 +225,6 @@ class ProgramStats(msgspec.Struct, frozen=True, omit_defaults=True):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    bytes_sent: int = 0
 
 
 class Closed(Message, tag="closed"):
