@@ -3,7 +3,7 @@
 from .batch import LogitEdits, SampleBatch, Sampled
 from .ops import paged_attention, rms_norm, rope_write_kv, silu_mul
 from .sampling import apply_bitmask, apply_edits, apply_penalties, gather_logprobs, sample, top_logprobs, uniform
-from .threads import set_threads
+from .threads import set_kernel_threads, set_threads
 from .warm_up import warm_up
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "rms_norm",
     "rope_write_kv",
     "sample",
+    "set_kernel_threads",
     "set_threads",
     "silu_mul",
     "top_logprobs",

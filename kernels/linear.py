@@ -88,6 +88,11 @@ class PackedLinear:
             y = y.to(self.out_dtype or x.dtype)
         return y if x.ndim == 2 else y.view(*x.shape[:-1], self.shape[0])
 
+    @property
+    def needs_torch_threads(self) -> bool:
+        """Whether a product here is torch's, and so is slow where torch has one thread."""
+        return any(isinstance(p, FloatProduct | OneDnnProduct | Int4Product) for p in (self._few, self._many))
+
     def describe(self) -> str:
         """Which kernel runs, and from how many rows on which other."""
         if self._many is None:

@@ -16,7 +16,7 @@ from numba import njit
 from torch import Tensor
 
 from .entry import ARGS, TASK, THREAD, entry
-from .tensors import KINDS, readable
+from .tensors import KINDS, readable, team_size
 from .vector import (
     BFLOAT16,
     FLOAT32,
@@ -98,7 +98,7 @@ def paged_attention(
         plan.data_ptr(),
     )
     _, num_tasks, num_parts, work = plan[:_HEADER].tolist()
-    threads = max(1, min(torch.get_num_threads(), num_tasks, work // _MIN_WORK))
+    threads = min(team_size(work, min_share=_MIN_WORK), max(num_tasks, 1))
     vectors, padded = block * group, -(-head_dim // LANES) * LANES
     parts = torch.empty(num_parts * vectors * (padded + 2), dtype=torch.float32)
     scratch_len = vectors * (2 * padded + _KEYS + 2) + 2 * _KEYS * padded + 4 * _KEYS

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from numba import cfunc, types
 
-from ..threads import Team, run_team
+from ..threads import team
 
 TASK = 0  # the next task that nobody has taken
 THREAD = 1  # the next thread that has no number
@@ -32,21 +32,21 @@ class Entry:
         self._block = ctypes.c_char * self._pack.size
 
     @cached_property
-    def _compiled(self) -> tuple[int, Callable[..., None], Team]:
+    def _compiled(self) -> tuple[int, Callable[..., None]]:
         code = cfunc(types.void(types.int64), cache=True, error_model="numpy")(self.function)
         self._code = code  # owns the machine code
         address = code.address
         assert address is not None
-        return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), run_team()
+        return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
     def compile(self) -> None:
         _ = self._compiled
 
     def __call__(self, *args: float, threads: int = 1) -> None:
         block = self._block.from_buffer_copy(self._pack.pack(0, 0, *args))
-        address, call, team = self._compiled
+        address, call = self._compiled
         if threads > 1:
-            team(address, ctypes.addressof(block), threads)
+            team().run(address, ctypes.addressof(block), threads)
         else:
             call(block)
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..threads import team
 from .vector import BFLOAT16, FLOAT32
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
@@ -12,8 +13,8 @@ MIN_SHARE = 8192
 
 
 def team_size(work: int, *, min_share: int = MIN_SHARE) -> int:
-    """The threads that ``work`` elements are worth, of those torch may use."""
-    return max(1, min(torch.get_num_threads(), work // min_share))
+    """The threads that ``work`` elements are worth, of those there are."""
+    return max(1, min(team().size, work // min_share))
 
 
 def readable(x: Tensor) -> Tensor:

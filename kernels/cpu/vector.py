@@ -156,13 +156,45 @@ def put_f64(builder: Any, address: Any, index: Any, value: Any) -> None:
 @compiled(types.int64, types.int64, types.int64)
 def take_number(builder: Any, address: Any, index: Any) -> Any:
     """The int64 there, which no other thread will get: it is one more afterwards. Orders memory on both sides."""
-    return builder.atomic_rmw("add", _at(builder, _I64, address, index), ir.Constant(_I64, 1), "acq_rel")
+    return builder.atomic_rmw("add", _at(builder, _I64, address, index), ir.Constant(_I64, 1), "seq_cst")
+
+
+@compiled(types.int64, types.int64, types.int64)
+def give_number(builder: Any, address: Any, index: Any) -> Any:
+    """The opposite: it is one less afterwards."""
+    return builder.atomic_rmw("sub", _at(builder, _I64, address, index), ir.Constant(_I64, 1), "seq_cst")
 
 
 @compiled(types.int64, types.int64, types.int64)
 def watch(builder: Any, address: Any, index: Any) -> Any:
     """The int64 there as other threads left it, and all that they wrote before."""
-    return builder.load_atomic(_at(builder, _I64, address, index), "acquire", 8)
+    return builder.load_atomic(_at(builder, _I64, address, index), "seq_cst", 8)
+
+
+@compiled(types.void)
+def pause(builder: Any) -> None:
+    """Tells the core that the thread only waits."""
+    if builder.module.triple.startswith("x86_64"):
+        kind, name = ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"
+        builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), [])
+
+
+def c_function(name: str, num_arguments: int) -> Any:
+    """``f(...)``: the C library's function of that name, on int64 addresses, its result ignored."""
+
+    def emit(builder: Any, *values: Any) -> None:
+        kind = ir.FunctionType(_I32, [_I64] * num_arguments)
+        builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), values)
+
+    emit.__name__ = f"c_{name}"
+    return compiled(types.void, *(types.int64,) * num_arguments)(emit)
+
+
+@compiled(types.void, types.int64, types.int64)
+def call_function(builder: Any, function: Any, argument: Any) -> None:
+    """Calls the compiled function at an address with one int64."""
+    kind = ir.FunctionType(ir.VoidType(), [_I64])
+    builder.call(builder.inttoptr(function, kind.as_pointer()), [argument])
 
 
 def local_floats(count: int) -> Any:

@@ -1,0 +1,211 @@
+"""What each CPU kernel costs in one step of SmolLM2-135M's shapes, by rows.
+
+    python -m benchmarks.kernels_cpu [PART ...] [--team own|torch] [--threads N] [--rows 1 4 16 256] [--save]
+
+Parts: linears, head, small_ops, attention, sampling; all by default. Milliseconds for all 30 layers, the best of the
+repeats, with the median in brackets: a busy machine shows in the difference. Every layer has weights and keys of its
+own, so they come from memory as in a real step, not from a cache. With ``--team own`` torch has one thread, so look at
+its products (int4, oneDNN) with ``--team torch``.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from phloem import kernels
+from phloem.kernels.linear import PackedLinear, Precision, dequantize
+
+from . import RESULTS, header
+
+LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 30, 576, 1536, 9, 3, 64, 49_152
+SHAPES = {
+    "qkv": ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+    "out": (HIDDEN, HEADS * HEAD_DIM),
+    "gate_up": (2 * INNER, HIDDEN),
+    "down": (HIDDEN, INNER),
+}
+CONTEXTS = ((1, 100), (1, 1000), (1, 4000), (4, 100), (16, 100), (16, 1200))  # rows x tokens of context
+PREFILLS = ((256, 256), (256, 1000), (256, 4000))  # new tokens x tokens of context
+
+Figures = dict[str, tuple[float, float]]  # name -> (best, median) milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    repeats: int
+
+    def __call__(self, work: Callable[[], object], *, times: int = 1) -> tuple[float, float]:
+        work()
+        found = []
+        for _ in range(self.repeats):
+            start = time.perf_counter()
+            for _ in range(times):
+                work()
+            found.append((time.perf_counter() - start) / times * 1e3)
+        return min(found), statistics.median(found)
+
+
+def groups(num_rows: int, row_len: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q = torch.randint(0, 16, (num_rows, row_len), dtype=torch.uint8)
+    scale, zero = torch.rand(2, num_rows, row_len // 32) / 8
+    return q, scale, zero - 0.06
+
+
+def linears(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
+    """The four products of every layer."""
+    weights = [[groups(*shape) for shape in SHAPES.values()] for _ in range(LAYERS)]
+    precisions: tuple[Precision, ...] = ("int8", "int16", "int4", "bfloat16")
+    for precision in precisions:
+        layers = [[packed(weight, precision) for weight in layer] for layer in weights]
+        figures: Figures = {}
+        for num_rows in rows:
+            xs = {row_len: torch.randn(num_rows, row_len).bfloat16() for _, row_len in SHAPES.values()}
+
+            def step(layers: list[list[PackedLinear]] = layers, xs: dict[int, torch.Tensor] = xs) -> None:
+                for layer in layers:
+                    for linear in layer:
+                        linear(xs[linear.shape[1]])
+
+            figures[str(num_rows)] = timer(step)
+        yield layers[0][0].describe(), figures
+
+
+def packed(weight: tuple[torch.Tensor, torch.Tensor, torch.Tensor], precision: Precision) -> PackedLinear:
+    return PackedLinear(dequantize(weight) if precision == "bfloat16" else weight, precision=precision)
+
+
+def head(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
+    """Logits in float32."""
+    weight = torch.randn(VOCAB, HIDDEN)
+    precisions: tuple[Precision, ...] = ("int8", "int16", "bfloat16")
+    for precision in precisions:
+        linear = PackedLinear(weight, precision=precision, out_dtype=torch.float32)
+        xs = {num_rows: torch.randn(num_rows, HIDDEN).bfloat16() for num_rows in rows}
+        yield linear.describe(), {str(n): timer(lambda x=x, linear=linear: linear(x), times=3) for n, x in xs.items()}
+
+
+def small_ops(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
+    """What lies between the products of every layer: two norms with residual, rope with the KV write, silu-mul."""
+    weight, cos_sin = torch.randn(HIDDEN), torch.randn(4096, HEAD_DIM)
+    caches = torch.zeros(2, 8192, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
+    each: dict[str, Figures] = {"rms_norm, twice": {}, "rope_write_kv": {}, "silu_mul": {}}
+    for n in rows:
+        x, residual = torch.randn(n, HIDDEN).bfloat16(), torch.randn(n, HIDDEN)
+        gate_up = torch.randn(n, 2 * INNER).bfloat16()
+        q, k, v = torch.randn(n, HEADS + 2 * KV_HEADS, HEAD_DIM).bfloat16().split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+        positions, slots = torch.arange(n), torch.randperm(8192)[:n]
+        works: tuple[Callable[[], object], ...] = (
+            lambda x=x, r=residual: kernels.rms_norm(x, weight, 1e-5, residual=r),
+            lambda q=q, k=k, v=v, p=positions, s=slots: kernels.rope_write_kv(q, k, v, cos_sin, p, *caches, s),
+            lambda x=gate_up: kernels.silu_mul(x),
+        )
+        for figures, work, times in zip(each.values(), works, (2, 1, 1), strict=True):
+            figures[str(n)] = timer(repeated(work, times * LAYERS))
+    yield from each.items()
+
+
+def repeated(work: Callable[[], object], times: int) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(times):
+            work()
+
+    return run
+
+
+def attention(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
+    """Decoding and chunks of prefill, slots scattered; ``rows`` is not used."""
+    for dtype in (torch.bfloat16, torch.float32):
+        figures: Figures = {}
+        for num_rows, kv_len, num_new in (*((r, n, 1) for r, n in CONTEXTS), *((1, n, new) for new, n in PREFILLS)):
+            num_slots = num_rows * kv_len
+            caches = torch.randn(LAYERS, 2, num_slots, KV_HEADS, HEAD_DIM).to(dtype)
+            q = torch.randn(num_rows * num_new, HEADS, HEAD_DIM).bfloat16()
+            table = torch.randperm(num_slots, dtype=torch.int32).view(num_rows, kv_len)
+            starts = torch.arange(0, len(q) + 1, num_new, dtype=torch.int32)
+            row_ids, kv_lens = torch.arange(num_rows, dtype=torch.int32), torch.full((num_rows,), kv_len).int()
+
+            def step(
+                q: torch.Tensor = q,
+                caches: torch.Tensor = caches,
+                rest: tuple[torch.Tensor, ...] = (table, row_ids, starts, kv_lens),
+            ) -> None:
+                for k_cache, v_cache in caches:
+                    kernels.paged_attention(q, k_cache, v_cache, *rest, scale=0.125)
+
+            name = f"{num_rows} x {kv_len}" if num_new == 1 else f"{num_new} new of {kv_len}"
+            figures[name] = timer(step)
+        yield str(dtype).removeprefix("torch."), figures
+
+
+def sampling(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
+    """One step's sampling, of logits as peaked as a model's."""
+    cuts = {
+        "greedy": (0.0, -1, 1.0, 0.0),
+        "temperature": (0.8, -1, 1.0, 0.0),
+        "top_k 50": (1.0, 50, 1.0, 0.0),
+        "top_p 0.9": (1.0, -1, 0.9, 0.0),
+        "min_p 0.05": (1.0, -1, 1.0, 0.05),
+    }
+    for name, (temperature, top_k, top_p, min_p) in cuts.items():
+        figures: Figures = {}
+        for n in rows:
+            logits = torch.randn(n, VOCAB) * 2
+            logits[:, :40] += torch.linspace(14, 5, 40)
+            batch = kernels.SampleBatch(
+                np.full(n, temperature, np.float32),
+                np.full(n, top_k, np.int32),
+                np.full(n, top_p, np.float32),
+                np.full(n, min_p, np.float32),
+                kernels.uniform(np.zeros(n, np.int64), np.arange(n)),
+            )
+            figures[str(n)] = timer(lambda logits=logits, batch=batch: kernels.sample(logits, batch), times=5)
+        yield name, figures
+    masks = {n: np.random.default_rng(0).integers(0, 2**32, (n, VOCAB // 32), dtype=np.uint32) for n in rows}
+    logits = {n: torch.randn(n, VOCAB) for n in rows}
+    yield (
+        "bitmask",
+        {str(n): timer(lambda n=n: kernels.apply_bitmask(logits[n], masks[n]), times=5) for n in rows},
+    )
+
+
+PARTS = {part.__name__: part for part in (linears, head, small_ops, attention, sampling)}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART", help=", ".join(PARTS))
+    options.add_argument("--threads", type=int, default=0, help="0: one per core")
+    options.add_argument("--team", choices=["own", "torch"], default="own", help="whose threads the kernels run on")
+    options.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 256])
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
+    chosen = options.parse_args()
+    choose = kernels.set_kernel_threads if chosen.team == "own" else kernels.set_threads
+    report: dict[str, Any] = header() | {"team": chosen.team, "threads": choose(chosen.threads)}
+    for key, value in report.items():
+        print(f"{key}: {value}")
+    kernels.warm_up()
+    torch.manual_seed(0)
+    timer = Timer(chosen.repeats)
+    for name in chosen.parts or PARTS:
+        print(f"\n{name}, ms: best (median)")
+        report[name] = {}
+        for label, figures in PARTS[name](timer, chosen.rows):
+            report[name][label] = figures
+            cells = (f"{key}: {best:.2f} ({median:.2f})" for key, (best, median) in figures.items())
+            print(f"  {label:<20} " + "   ".join(cells), flush=True)
+    if chosen.save:
+        path = RESULTS / "kernels_cpu.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(report, indent=1) + "\n")
+        print(f"\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    main()

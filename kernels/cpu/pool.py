@@ -1,0 +1,149 @@
+"""The kernels' own threads. Never waits for one that has not begun, so a busy core costs its help and nothing more.
+
+A job is a compiled function of one address that takes its tasks by number until there are none. Whoever gives the job
+works on it too; workers that look for work join in, and the giver returns when no task is left and all who joined are
+done. An OpenMP region, by contrast, ends when every thread of the team has been there: on a machine whose other core is
+taken for a moment that is a time slice, milliseconds, for a region of microseconds.
+
+Workers are threads that stay in compiled code, without Python's lock. They look for work for some 200 microseconds,
+longer than the gaps within a step, and then sleep until woken.
+"""
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numba import cfunc, types
+
+from .vector import (
+    c_function,
+    call_function,
+    get_i64,
+    give_number,
+    pause,
+    put_i64,
+    take_number,
+    watch,
+)
+
+# Places in the pool's int64 words; those that change hands have a cache line each.
+_TICKET = 0  # odd while a job is open, and another for every job
+_FUNCTION, _CALL, _WANTED = 1, 2, 3  # of the open job; workers numbered below _WANTED may join
+_INSIDE = 8  # workers that are looking at the open job or working on it
+_STOP = 16
+_WORKERS = 24  # of each worker a line of words: whether it sleeps, then the semaphore on which it does
+_LINE, _SEMAPHORE = 8, 4
+
+_LOOKS = 6_000
+_LOOKS_A_TURN = 50  # then whoever else wants the core goes first
+
+_sched_yield = c_function("sched_yield", 0)
+_sem_wait, _sem_post = c_function("sem_wait", 1), c_function("sem_post", 1)
+
+
+def has_pool() -> bool:
+    """Whether this system has the semaphores that workers sleep on."""
+    return sys.platform == "linux"
+
+
+class Pool:
+    """``num_threads`` threads, the caller's among them. One job at a time: a second caller works alone."""
+
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        others = num_threads - 1
+        self._words = np.zeros(_WORKERS + others * _LINE, dtype=np.int64)
+        self._address = self._words.ctypes.data
+        self._busy = threading.Lock()
+        self._process = os.getpid()
+        for i in range(others):
+            if ctypes.CDLL(None).sem_init(ctypes.c_void_p(self._semaphore(i)), 0, 0):
+                raise OSError("sem_init failed: no semaphore for a kernel thread to sleep on")
+        codes = [cfunc(types.void(*(types.int64,) * n), cache=True)(f) for f, n in ((_give, 4), (_work, 2))]
+        self._codes = codes  # own the machine code
+        self._give, work = (_callable(code.address, n) for code, n in zip(codes, (4, 2), strict=True))
+        self._threads = [
+            threading.Thread(target=work, args=(self._address, i), name=f"kernels-{i + 1}", daemon=True)
+            for i in range(others)
+        ]
+        for thread in self._threads:
+            thread.start()
+        # A worker that still looks at these words while the interpreter takes them down would read freed memory.
+        atexit.register(self.close)
+
+    def run(self, function: int, argument: int, num_threads: int) -> None:
+        """Calls function(argument), both addresses, on up to ``num_threads`` threads; returns when the work is done."""
+        if not self._busy.acquire(blocking=False):
+            _callable(function, 1)(argument)
+            return
+        try:
+            others = min(num_threads, self.num_threads) - 1
+            # Threads do not live on in a forked process.
+            self._give(self._address, function, argument, others if self._process == os.getpid() else 0)
+        finally:
+            self._busy.release()
+
+    def close(self) -> None:
+        """Ends the threads."""
+        atexit.unregister(self.close)
+        self._words[_STOP] = 1
+        for i, thread in enumerate(self._threads):
+            ctypes.CDLL(None).sem_post(ctypes.c_void_p(self._semaphore(i)))
+            thread.join()
+        self._threads = []
+
+    def _semaphore(self, index: int) -> int:
+        return self._address + 8 * (_WORKERS + index * _LINE + _SEMAPHORE)
+
+
+def _callable(address: int | None, num_arguments: int) -> Callable[..., None]:
+    assert address is not None
+    return ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * num_arguments)(address)
+
+
+def _give(pool: int, function: int, call: int, wanted: int) -> None:
+    put_i64(pool, _FUNCTION, function)
+    put_i64(pool, _CALL, call)
+    put_i64(pool, _WANTED, wanted)
+    take_number(pool, _TICKET)  # odd: open
+    for i in range(wanted):
+        line = _WORKERS + i * _LINE
+        if watch(pool, line) != 0:
+            put_i64(pool, line, 0)
+            _sem_post(pool + 8 * (line + _SEMAPHORE))
+    call_function(function, call)
+    take_number(pool, _TICKET)  # even: closed; who comes now sees so, and who came before is counted
+    while watch(pool, _INSIDE) != 0:
+        pause()
+
+
+def _work(pool: int, index: int) -> None:
+    line = _WORKERS + index * _LINE
+    looks, seen = 0, 0
+    while watch(pool, _STOP) == 0:
+        ticket = watch(pool, _TICKET)
+        if ticket != seen and ticket % 2 == 1:
+            seen, looks = ticket, 0
+            if get_i64(pool, _WANTED) > index:
+                take_number(pool, _INSIDE)
+                if watch(pool, _TICKET) == ticket:
+                    # The giver waits for us now, so the job stays what it is.
+                    call_function(get_i64(pool, _FUNCTION), get_i64(pool, _CALL))
+                give_number(pool, _INSIDE)
+        elif looks < _LOOKS:
+            looks += 1
+            pause()
+            if looks % _LOOKS_A_TURN == 0:
+                _sched_yield()
+        else:
+            # Either the giver sees that we sleep, or we see the job that it opened before it looked.
+            take_number(pool, line)
+            ticket = watch(pool, _TICKET)
+            if (ticket == seen or ticket % 2 == 0) and watch(pool, _STOP) == 0:
+                _sem_wait(pool + 8 * (line + _SEMAPHORE))
+            put_i64(pool, line, 0)
+            looks = 0

@@ -1,0 +1,141 @@
+"""The kernels' threads: jobs are done once and wholly, whoever works on them, and the number of threads is kept."""
+
+import ctypes
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from numba import cfunc, types
+from phloem import kernels
+from phloem.kernels import threads
+from phloem.kernels.cpu.entry import ARGS, Entry
+from phloem.kernels.cpu.pool import Pool, has_pool
+from phloem.kernels.cpu.vector import get_f64, get_i64, put_f64, put_i64, take_number
+
+needs_pool = pytest.mark.skipif(not has_pool(), reason="this system has no pool")
+
+
+@cfunc(types.void(types.int64))
+def fill(call: int) -> None:
+    """Word 0: the next task, 1: how many, 2: threads that came; task i adds one to word 8 + i."""
+    take_number(call, 2)
+    task = take_number(call, 0)
+    while task < get_i64(call, 1):
+        put_i64(call, 8 + task, get_i64(call, 8 + task) + 1)
+        task = take_number(call, 0)
+
+
+def run_tasks(run: threads.Run, num_tasks: int, num_threads: int) -> np.ndarray:
+    words = np.zeros(8 + num_tasks, dtype=np.int64)
+    words[1] = num_tasks
+    run(fill.address, words.ctypes.data, num_threads)
+    return words
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool(3)
+    yield pool
+    pool.close()
+
+
+@needs_pool
+def test_every_task_of_every_job_is_done_once_before_run_returns(pool: Pool) -> None:
+    for job in range(2000):
+        words = run_tasks(pool.run, job % 90, 1 + job % 4)
+        assert (words[8:] == 1).all() and 1 <= words[2] <= min(1 + job % 4, 3)
+
+
+@needs_pool
+def test_workers_wake_after_sleep(pool: Pool) -> None:
+    for _ in range(5):
+        time.sleep(0.01)
+        assert (run_tasks(pool.run, 1000, 3)[8:] == 1).all()
+
+
+@needs_pool
+def test_two_callers_at_once_are_both_served(pool: Pool) -> None:
+    wrong: list[int] = []
+
+    def call() -> None:
+        wrong.extend(i for i in range(300) if not (run_tasks(pool.run, 50, 3)[8:] == 1).all())
+
+    callers = [threading.Thread(target=call) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+@needs_pool
+def test_a_closed_pool_leaves_no_thread() -> None:
+    before = threading.active_count()
+    pool = Pool(4)
+    assert threading.active_count() == before + 3
+    pool.close()
+    assert threading.active_count() == before
+
+
+@needs_pool
+def test_a_process_ends_with_its_pool_at_work() -> None:
+    use = "import torch\nfrom phloem import kernels\nkernels.set_kernel_threads(3)\n"
+    code = use + "kernels.silu_mul(torch.zeros(99, 4096))"
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_threads_made_for_the_occasion_do_every_task() -> None:
+    assert (run_tasks(threads._python_run, 100, 3)[8:] == 1).all()
+
+
+def test_torch_s_own_runtime_does_every_task() -> None:
+    run = threads._openmp_run()
+    if run is None:
+        pytest.skip("torch's runtime has no GOMP_parallel here")
+    words = run_tasks(run, 100, 3)
+    assert (words[8:] == 1).all() and words[2] == 3
+
+
+def test_the_number_of_threads_is_torch_s_or_our_own() -> None:
+    before = torch.get_num_threads()
+    try:
+        assert kernels.set_threads(2) == 2
+        assert threads.team().size == torch.get_num_threads() == 2
+        assert kernels.set_kernel_threads(3) == 3
+        assert threads.team().size == 3
+        if has_pool():
+            assert torch.get_num_threads() == 1
+        x = torch.randn(64, 2048)
+        ours = kernels.silu_mul(x)
+        assert kernels.set_kernel_threads(1) == 1 and threads.team().size == 1
+        assert torch.equal(kernels.silu_mul(x), ours)
+        assert kernels.set_threads(0) == threads.num_cores()
+        with pytest.raises(ValueError, match="num_threads=-1"):
+            kernels.set_threads(-1)
+    finally:
+        kernels.set_threads(before)
+
+
+def test_warm_up_compiles_what_a_step_needs() -> None:
+    kernels.warm_up()
+    x = torch.randn(2, 64)
+    start = time.perf_counter()
+    kernels.silu_mul(x)
+    assert time.perf_counter() - start < 0.1
+
+
+def test_entries_keep_integers_and_floats_apart() -> None:
+    probe = Entry(_copy_float, ints=1, floats=1)
+    to = ctypes.c_double(0.0)
+    probe(ctypes.addressof(to), 0.1)
+    assert to.value == 0.1
+
+
+def _copy_float(call: int) -> None:
+    put_f64(get_i64(call, ARGS), 0, get_f64(call, ARGS + 1))
