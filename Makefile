@@ -25,7 +25,7 @@ demo: $(RUN_STAMP)
 
 test: $(DEV_STAMP)
 	$(PY) -m phloem pull smollm2
-	$(PY) -m pytest
+	$(VENV)/bin/pytest
 
 # mypy wants a package in a folder of its own name; the link gives it one, whatever the checkout is called.
 check: $(DEV_STAMP)

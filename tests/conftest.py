@@ -1,9 +1,15 @@
 """Fixtures that many folders' tests share, and the threads that tests may use."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
+
+# ``python -m pytest`` puts the root on the path, where its folders would be packages of their own: transformers, for one,
+# looks for a package called ``kernels``.
+_ROOT = Path(__file__).resolve().parents[1]
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
 
 # Before torch and numba are loaded: a test run shares its machine with others.
 for _name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):

@@ -64,7 +64,8 @@ def test_rope_write_kv_of_a_fused_projection(
         assert torch.equal(ours[:, num_heads:], qkv[:, num_heads:])
         results.append((q.clone(), k_cache, v_cache))
     for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, **DEEP[dtype])
+        # A sum rounded once or twice may fall on either side of the middle of two bfloat16 values.
+        torch.testing.assert_close(found, expected, **DEEP[found.dtype])
     untouched = torch.ones(200, dtype=torch.bool)
     untouched[slots] = False
     assert torch.equal(results[0][1][untouched], caches[0][untouched])
