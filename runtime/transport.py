@@ -1,54 +1,81 @@
-"""The engine's half of the wire: one ROUTER socket. Never runs an op and never blocks on a slow client.
+"""The router: the engine's ROUTER socket, the clients behind it, and what each of them still has to be told.
 
-Hello, Ping and Credit are answered here; everything else goes to the engine. A delta that a client has no credit for
-waits and grows: deltas of one candidate merge. A client that never sends ``Credit`` has no limit.
+Belongs to one thread. Never blocks on a client: what a slow one cannot take waits here, its deltas merged.
 """
-
-from __future__ import annotations
 
 import logging
 import os
+import socket
+import stat
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import msgspec
 import zmq
+from zmq.utils import z85
 
-from .protocol.errors import InvalidRequest, ProtocolError
+from .protocol.address import ServerKeys, check_url
+from .protocol.errors import InvalidParams, LimitExceeded, PhloemError, ProtocolError
+from .protocol.frames import decode_client, decode_head, encode_runtime
 from .protocol.messages import (
     PROTOCOL_VERSION,
+    Answer,
     Bye,
     ClientMessage,
+    Closed,
     Credit,
     Delta,
+    Done,
+    Failed,
     Hello,
     Ping,
     Pong,
     ProtocolFault,
+    Rejected,
     RuntimeMessage,
+    TokenLogprob,
     Welcome,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
+
+FRAMES_PER_RECEIVE = 4096
+SEND_QUEUE_FRAMES = 256  # frames ZeroMQ holds for a client before it waits here
+RETRY_S = 0.005  # how soon a client that could take no more is tried again
+LINGER_MS = 1_000
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000  # of TCP peers, answered by ZeroMQ's own thread
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a key is let in (RFC 27)
 
 Inbox = list[tuple[bytes, ClientMessage]]
 Outbox = list[tuple[bytes, RuntimeMessage]]
 
 
-class _Peer:
-    __slots__ = ("credit", "heard_s", "held")
+@dataclass(slots=True)
+class RouterCounts:
+    """Since the start. ``faults`` were answered with an error; ``merged_deltas`` travelled inside another one."""
 
-    def __init__(self, now_s: float) -> None:
-        self.heard_s = now_s
-        self.credit: int | None = None
-        self.held: dict[tuple[str, int, int], Delta] = {}
+    frames_received: int = 0
+    frames_sent: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    faults: int = 0
+    clients_seen: int = 0
+    clients_dropped: int = 0
+    deltas: int = 0
+    merged_deltas: int = 0
 
 
 class Router:
-    """Owned by the engine's thread. ``num_faults`` counts frames that were not of the protocol."""
+    """Answers ``Hello``, ``Ping``, ``Bye`` and ``Credit`` itself; everything else goes through ``receive``.
+
+    A client has unlimited credit until its first ``Credit``; from then on it is sent as many deltas as it has credit
+    for. Deltas beyond that are merged per candidate (and ``origin``) and wait for credit, at the latest for the op's
+    ``Done`` or ``Failed``, which take them along. Nothing else is ever held back or dropped. A ``Bye`` in the inbox is
+    a client that said so, was silent for ``client_timeout_s``, or is no longer connected. Raises ``InvalidParams`` when
+    it cannot listen at ``url``; ``self.url`` has the port that was taken.
+    """
 
     def __init__(
         self,
@@ -57,148 +84,362 @@ class Router:
         *,
         context: zmq.Context[Any] | None = None,
         client_timeout_s: float = 30.0,
-        max_frame_bytes: int = 32 << 20,
-        server_keys: tuple[bytes, bytes] | None = None,
+        keys: ServerKeys | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num_faults = 0
+        self.counts = RouterCounts()
         self._welcome = welcome
         self._client_timeout_s = client_timeout_s
+        self._keys = keys
         self._clock = clock
         self._peers: dict[bytes, _Peer] = {}
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
-        self._socket = (context or zmq.Context.instance()).socket(zmq.ROUTER)
-        self._socket.linger = 200
-        self._socket.sndhwm = self._socket.rcvhwm = 0
-        self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
-        parts = urlsplit(url)
-        if server_keys is not None:
-            self._socket.curve_publickey, self._socket.curve_secretkey = server_keys
-            self._socket.curve_server = True
-        elif parts.scheme == "tcp" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-            self._socket.close(0)
-            raise InvalidRequest(
-                f"{url}: a tcp address that others can reach needs CurveZMQ keys; bind to 127.0.0.1 or use ipc://"
-            )
-        self._path = Path(url.removeprefix("ipc://")) if parts.scheme == "ipc" else None
-        mask = os.umask(0o177)
+        self._departed: list[bytes] = []  # the engine has yet to hear of it
+        self._backlog: dict[bytes, None] = {}  # clients whose frame ZeroMQ would not take yet
+        self._next_check = clock()
+        check_url(url, has_keys=keys is not None)
+        context = context or zmq.Context.instance()
+        self._gate = None if keys is None else _gate(context)
+        self._socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         try:
-            self._socket.bind(url)
-        except zmq.ZMQError as error:
-            self._socket.close(0)
-            raise InvalidRequest(f"cannot listen at {url}: {error.strerror or error}; choose another address") from None
-        finally:
-            os.umask(mask)
-        self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT) if parts.scheme == "tcp" else url
+            self._configure(url)
+            self._bind(url)
+        except BaseException:
+            self.close()
+            raise
+        self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT) if url.startswith("tcp://") else url
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        if self._gate is not None:
+            self._poller.register(self._gate, zmq.POLLIN)
+
+    @property
+    def num_clients(self) -> int:
+        return len(self._peers)
 
     def receive(self, timeout_s: float) -> Inbox:
-        """What clients said, waiting up to ``timeout_s`` for the first word. A client's ``Bye`` is passed on."""
-        inbox: Inbox = []
-        if not self._socket.poll(int(timeout_s * 1000)):
-            return inbox
-        now_s = self._clock()
-        for _ in range(1024):
+        """Every message that has come, waiting up to ``timeout_s`` for a first one."""
+        self._flush_backlog()
+        if self._departed:
+            timeout_s = 0.0
+        elif self._backlog:
+            timeout_s = min(timeout_s, RETRY_S)
+        ready = dict(self._poller.poll(int(1000 * timeout_s) if timeout_s == 0 else max(1, int(1000 * timeout_s))))
+        if self._gate is not None and self._gate in ready:
+            self._let_in()
+        inbox: Inbox = [(client_id, Bye()) for client_id in self._departed]
+        self._departed.clear()
+        is_drained = False
+        for _ in range(FRAMES_PER_RECEIVE):
             try:
-                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
+                is_drained = True
                 break
-            peer = self._peers.get(client)
-            if peer is None:
-                peer = self._peers[client] = _Peer(now_s)
-            peer.heard_s = now_s
-            try:
-                message = self._decoder.decode(frames[-1] if frames else b"")
-            except msgspec.MsgspecError as error:
-                self.num_faults += 1
-                info = ProtocolError(f"a frame of {sum(map(len, frames)):,} bytes was not understood: {error}").info()
-                self._write(client, [ProtocolFault(info)])
-                continue
-            match message:
-                case Ping():
-                    self._write(client, [Pong()])
-                case Hello():
-                    self._greet(client, message)
-                case Credit(n=n):
-                    peer.credit = (peer.credit or 0) + n
-                    self._release(client, peer)
-                case Bye():
-                    self._peers.pop(client, None)
-                    inbox.append((client, message))
-                case _:
-                    inbox.append((client, message))
+            self._take(frames, inbox)
+        now = self._clock()
+        if is_drained and now >= self._next_check:  # only now is everyone's silence theirs
+            self._next_check = now + min(1.0, self._client_timeout_s / 4)
+            self._drop_silent(now, inbox)
         return inbox
 
-    def silent_clients(self) -> list[bytes]:
-        """Clients not heard of for too long; they are forgotten here, and the engine should drop their programs."""
-        limit_s = self._clock() - self._client_timeout_s
-        gone = [client for client, peer in self._peers.items() if peer.heard_s < limit_s]
-        for client in gone:
-            del self._peers[client]
-        return gone
-
     def send(self, outbox: Outbox) -> None:
-        """One frame per client."""
-        frames: dict[bytes, list[RuntimeMessage]] = {}
-        for client, message in outbox:
-            peer = self._peers.get(client)
-            if peer is not None and (peer.credit is not None or peer.held):
-                if isinstance(message, Delta):
-                    if not self._spend(peer, message):
-                        continue
-                else:
-                    frames.setdefault(client, []).extend(self._held_of(peer, message))
-            frames.setdefault(client, []).append(message)
-        for client, messages in frames.items():
-            self._write(client, messages)
+        """Queue the messages and send what each client can take now, one frame per client."""
+        touched: dict[bytes, _Peer] = {}
+        for client_id, message in outbox:
+            peer = self._peers.get(client_id)
+            if peer is None:
+                continue  # it left while the engine worked for it
+            touched[client_id] = peer
+            if isinstance(message, Delta):
+                self.counts.deltas += 1
+                self.counts.merged_deltas += peer.add_delta(message)
+            else:
+                peer.add(message)
+        for client_id, peer in touched.items():
+            self._flush(client_id, peer)
 
     def close(self) -> None:
-        self._socket.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        """Send what can be sent within a second, then unbind; an ``ipc://`` file is removed."""
+        for client_id, peer in list(self._peers.items()):
+            self._flush(client_id, peer)
+        self._socket.close(linger=LINGER_MS)
+        if self._gate is not None:
+            self._gate.close(linger=0)
+        self._peers.clear()
 
-    def _greet(self, client: bytes, hello: Hello) -> None:
-        if hello.version != PROTOCOL_VERSION:
-            self.num_faults += 1
-            text = f"protocol version {hello.version}, but this engine speaks {PROTOCOL_VERSION}; use equal versions"
-            self._write(client, [ProtocolFault(ProtocolError(text).info())])
-        else:
-            self._write(client, [self._welcome])
+    # -- the socket ---------------------------------------------------------------------------------------------------
 
-    def _spend(self, peer: _Peer, delta: Delta) -> bool:
-        """Whether ``delta`` may go now; else it waits with those before it."""
-        key = (delta.program, delta.op, delta.index)
-        if peer.credit is not None and peer.credit > 0 and key not in peer.held:
-            peer.credit -= 1
-            return True
-        before = peer.held.get(key)
-        peer.held[key] = delta if before is None else _merged(before, delta)
-        return False
+    def _configure(self, url: str) -> None:
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a vanished client is an error, not a silence
+        self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_FRAMES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 4 * self._welcome.limits.max_submit_bytes + (1 << 20))
+        if url.startswith("tcp://"):
+            self._socket.setsockopt(zmq.IPV6, int("[" in url))
+            self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        if self._keys is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
+            self._socket.setsockopt(zmq.ZAP_DOMAIN, b"phloem")
 
-    @staticmethod
-    def _held_of(peer: _Peer, message: RuntimeMessage) -> list[RuntimeMessage]:
-        """Deltas that must precede ``message``: what an op held back goes before its end."""
-        program, op = getattr(message, "program", None), getattr(message, "op", None)
-        keys = [key for key in peer.held if key[0] == program and (op is None or key[1] == op)]
-        return [peer.held.pop(key) for key in keys]
-
-    def _release(self, client: bytes, peer: _Peer) -> None:
-        ready: list[RuntimeMessage] = []
-        while peer.held and (peer.credit is None or peer.credit > 0):
-            ready.append(peer.held.pop(next(iter(peer.held))))
-            if peer.credit is not None:
-                peer.credit -= 1
-        if ready:
-            self._write(client, ready)
-
-    def _write(self, client: bytes, messages: list[RuntimeMessage]) -> None:
+    def _bind(self, url: str) -> None:
+        if url.startswith("ipc://"):
+            _check_free(Path(url.removeprefix("ipc://")))
+        mask = os.umask(0o177) if url.startswith("ipc://") else None
         try:
-            self._socket.send_multipart([client, self._encoder.encode(messages)], zmq.NOBLOCK)
-        except zmq.ZMQError as error:  # the client has gone, or its buffers are full: its silence will end it
-            log.debug("a frame to %s was dropped: %s", client.hex(), error)
+            self._socket.bind(url.replace("tcp://localhost:", "tcp://127.0.0.1:"))  # ZeroMQ binds no names
+        except zmq.ZMQError as error:
+            text = f"cannot listen at {url}: {error.strerror or error}; choose another address"
+            raise InvalidParams(text, where="url") from error
+        finally:
+            if mask is not None:
+                os.umask(mask)
+
+    # -- in -----------------------------------------------------------------------------------------------------------
+
+    def _take(self, frames: list[bytes], inbox: Inbox) -> None:
+        client_id, body = frames[0], frames[-1]
+        self.counts.frames_received += 1
+        self.counts.bytes_received += len(body)
+        peer = self._peers.get(client_id)
+        if peer is not None:
+            peer.heard = self._clock()
+        try:
+            if len(frames) != 2:
+                raise ProtocolError(f"a message of {len(frames) - 1} frames; every message is one frame")
+            limit = self._welcome.limits.max_submit_bytes
+            if len(body) > limit:
+                raise LimitExceeded(f"a frame of {len(body):,} bytes, but the limit is {limit:,}; send several")
+            message = decode_client(body)
+        except PhloemError as error:
+            self._refuse(client_id, body if len(frames) == 2 else b"", error)
+            return
+        if isinstance(message, Hello):
+            self._greet(client_id, message.version)
+        elif peer is None:
+            text = "the engine does not know this client; say Hello first (after a silence it was dropped)"
+            self._refuse(client_id, b"", ProtocolError(text, where="hello"))
+        else:
+            match message:
+                case Ping():
+                    self._reply(client_id, Pong())
+                case Credit(n=n):
+                    peer.add_credit(n)
+                    self._flush(client_id, peer)
+                case Bye():
+                    self._forget(client_id)
+                    inbox.append((client_id, message))
+                case _:
+                    inbox.append((client_id, message))
+
+    def _greet(self, client_id: bytes, version: object) -> None:
+        if version != PROTOCOL_VERSION:
+            text = f"protocol version {version!r}, but this engine speaks {PROTOCOL_VERSION}; install equal versions"
+            self._refuse(client_id, b"", ProtocolError(text, where="hello"))
+            return
+        if client_id not in self._peers:
+            self._peers[client_id] = _Peer(heard=self._clock())
+            self.counts.clients_seen += 1
+        self._reply(client_id, self._welcome)
+
+    def _refuse(self, client_id: bytes, body: bytes, error: PhloemError) -> None:
+        """Answer a frame that could not be taken, to the waiter inside the client where that can be told."""
+        self.counts.faults += 1
+        logger.debug("client %s: %s", client_id.hex(), error)
+        head = decode_head(body)
+        if head.m == "hello" and head.version != PROTOCOL_VERSION:
+            self._greet(client_id, head.version)
+        elif head.m == "submit" and isinstance(head.program, str) and client_id in self._peers:
+            self._reply(client_id, Rejected(program=head.program, errors=[error.info()]))
+        elif head.m == "query" and isinstance(head.id, int) and client_id in self._peers:
+            self._reply(client_id, Answer(id=head.id, error=error.info()))
+        else:
+            self._reply(client_id, ProtocolFault(error=error.info()))
+
+    def _let_in(self) -> None:
+        """Answer ZeroMQ's question whether a client's key is welcome."""
+        assert self._gate is not None and self._keys is not None
+        version, request, _domain, _address, _identity, mechanism, *credentials = self._gate.recv_multipart()
+        key = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" and credentials else ""
+        status, text = (b"200", b"OK") if key in self._keys.clients else (b"400", b"this key is not let in")
+        self._gate.send_multipart([version, request, status, text, b"", b""])
+
+    def _drop_silent(self, now: float, inbox: Inbox) -> None:
+        for client_id, peer in list(self._peers.items()):
+            silence_s = now - peer.heard
+            if silence_s > self._client_timeout_s:
+                logger.warning("client %s was silent for %.1f s and is dropped", client_id.hex(), silence_s)
+                text = f"this client was silent for {silence_s:.1f} s, the limit is {self._client_timeout_s:g} s"
+                fault = ProtocolFault(error=ProtocolError(f"{text}; its programs were cancelled", where="hello").info())
+                self.counts.clients_dropped += 1
+                self._forget(client_id)
+                inbox.append((client_id, Bye()))
+                self._reply(client_id, fault)
+
+    def _forget(self, client_id: bytes) -> None:
+        del self._peers[client_id]
+        self._backlog.pop(client_id, None)
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    def _reply(self, client_id: bytes, message: RuntimeMessage) -> None:
+        peer = self._peers.get(client_id)
+        if peer is not None:
+            peer.add(message)
+            self._flush(client_id, peer)
+            return
+        try:  # a stranger has no queue: it is told if it listens
+            self._socket.send_multipart([client_id, encode_runtime([message])], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            logger.debug("client %s could not be answered", client_id.hex())
+
+    def _flush_backlog(self) -> None:
+        for client_id in list(self._backlog):
+            self._flush(client_id, self._peers[client_id])
+
+    def _flush(self, client_id: bytes, peer: "_Peer") -> None:
+        while True:
+            frame = peer.next_frame()
+            if frame is None:
+                self._backlog.pop(client_id, None)
+                return
+            try:
+                self._socket.send_multipart([client_id, frame], zmq.NOBLOCK)
+            except zmq.Again:
+                peer.stuck = frame
+                self._backlog[client_id] = None
+                return
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                logger.warning("client %s is gone", client_id.hex())
+                self.counts.clients_dropped += 1
+                self._forget(client_id)
+                self._departed.append(client_id)
+                return
+            self.counts.frames_sent += 1
+            self.counts.bytes_sent += len(frame)
 
 
-def _merged(a: Delta, b: Delta) -> Delta:
-    return msgspec.structs.replace(
-        b, text=a.text + b.text, token_ids=a.token_ids + b.token_ids, logprobs=a.logprobs + b.logprobs
+DeltaKey = tuple[str, int]  # program, op
+
+
+@dataclass(slots=True)
+class _Held:
+    """Deltas of one candidate that wait: lists that grow, joined once."""
+
+    texts: list[str]
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
+    index: int
+    origin: str
+
+    def delta(self, key: DeltaKey) -> Delta:
+        return Delta(
+            program=key[0],
+            op=key[1],
+            text="".join(self.texts),
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            index=self.index,
+            origin=self.origin,
+        )
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One client: what it may be sent, and what waits.
+
+    [stuck: a frame ZeroMQ would not take]   [waiting: messages, in order]   [held: deltas that wait for credit]
+    """
+
+    heard: float
+    credit: int | None = None
+    stuck: bytes | None = None
+    waiting: list[RuntimeMessage] = field(default_factory=list)
+    held: dict[DeltaKey, list[_Held]] = field(default_factory=dict)
+
+    def add(self, message: RuntimeMessage) -> None:
+        if isinstance(message, Done | Failed):
+            self._release((message.program, message.op))  # its deltas go before it, credit or not
+        elif isinstance(message, Closed):
+            for key in [key for key in self.held if key[0] == message.program]:
+                self._release(key)
+        self.waiting.append(message)
+
+    def add_delta(self, delta: Delta) -> bool:
+        """True when it was merged into one that waits."""
+        key = (delta.program, delta.op)
+        if self.stuck is None and key not in self.held and (self.credit is None or self.credit > 0):
+            self._spend()
+            self.waiting.append(delta)
+            return False
+        waiting = self.held.setdefault(key, [])
+        last = next((held for held in reversed(waiting) if held.index == delta.index), None)
+        if last is None or last.origin != delta.origin:
+            last = _Held([], [], [], delta.index, delta.origin)
+            waiting.append(last)
+        last.texts.append(delta.text)
+        last.token_ids.extend(delta.token_ids)
+        last.logprobs.extend(delta.logprobs)
+        return len(last.texts) > 1
+
+    def add_credit(self, n: int) -> None:
+        self.credit = (self.credit or 0) + max(0, n)
+
+    def next_frame(self) -> bytes | None:
+        """What to send next; the caller gives it back as ``stuck`` when it could not be sent."""
+        if self.stuck is not None:
+            frame, self.stuck = self.stuck, None
+            return frame
+        while self.held and (self.credit is None or self.credit > 0):
+            self._release(next(iter(self.held)), limit=self.credit)
+        if not self.waiting:
+            return None
+        messages, self.waiting = self.waiting, []
+        return encode_runtime(messages)
+
+    def _release(self, key: DeltaKey, *, limit: int | None = None) -> None:
+        held = self.held.pop(key, [])
+        if limit is not None and limit < len(held):
+            self.held[key] = held[limit:]
+            held = held[:limit]
+        for delta in held:
+            self._spend()
+            self.waiting.append(delta.delta(key))
+
+    def _spend(self) -> None:
+        if self.credit is not None:
+            self.credit -= 1
+
+
+def _gate(context: zmq.Context[Any]) -> "zmq.Socket[bytes]":
+    """Where ZeroMQ asks about keys; one for each context."""
+    gate: zmq.Socket[bytes] = context.socket(zmq.REP)
+    try:
+        gate.bind(ZAP_ENDPOINT)
+    except zmq.ZMQError as error:
+        gate.close(linger=0)
+        raise InvalidParams("this ZeroMQ context has a router with keys already; give another", where="keys") from error
+    return gate
+
+
+def _check_free(path: Path) -> None:
+    """ZeroMQ removes whatever lies at an ipc path before it binds; look first."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise InvalidParams(f"cannot listen at ipc://{path}: a file lies there; choose another address", where="url")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return  # left behind by an engine that was killed
+        except OSError as error:
+            raise InvalidParams(f"url='ipc://{path}': {error.strerror}", where="url") from error
+    raise InvalidParams(
+        f"url='ipc://{path}': another engine is listening there; stop it or choose another", where="url"
     )

@@ -20,7 +20,7 @@ from ...constrained.spec import GrammarSpec
 from ...radix_cache import RadixCache
 from ..config import EngineConfig
 from ..executor import Executor, SampledToken, SampleRow
-from ..protocol.errors import ErrorInfo, InternalError, ProtocolError
+from ..protocol.errors import ErrorInfo, PhloemError, ProtocolError
 from ..protocol.messages import (
     PROTOCOL_VERSION,
     QUERIES,
@@ -155,7 +155,7 @@ class Engine:
         self.interpreter.drop_client(client_id)
         self._outbox = [(client, message) for client, message in self._outbox if client != client_id]
 
-    def fail_all(self, error: InternalError) -> Outbox:
+    def fail_all(self, error: PhloemError) -> Outbox:
         """End every program, after a fault that leaves the engine's state in doubt."""
         for program in list(self.interpreter.programs.values()):
             self.interpreter.end_program(program, error)

@@ -1,4 +1,7 @@
-"""The loop between socket and engine: receive, step, send. Never decides anything about programs."""
+"""The loop between socket and engine: receive, step, send. Never decides anything about programs.
+
+It outlives a step that fails, and leaves nobody waiting when it ends.
+"""
 
 from __future__ import annotations
 
@@ -6,77 +9,112 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Protocol
 
 import zmq
 
 from ..config import EngineConfig
-from ..protocol.errors import InternalError
-from ..protocol.messages import ClientMessage, RuntimeMessage, Welcome
-from ..transport import Router
+from ..protocol.address import ServerKeys
+from ..protocol.errors import EngineLost, InternalError, PhloemError
+from ..protocol.messages import Answer, ClientMessage, Closed, Query, Rejected, RuntimeMessage, Submit, Welcome
+from ..transport import Inbox, Outbox, Router
 
 log = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 0.05  # how late a deadline or a stop may be noticed while nothing runs
 MAX_FAULTS_IN_A_ROW = 3
 
-Outbox = list[tuple[bytes, RuntimeMessage]]
-
 
 class EngineLike(Protocol):
-    """What the loop needs of an engine."""
+    """What the loop needs of an engine. One thread calls all of it."""
 
     @property
     def has_work(self) -> bool: ...
-    def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> Outbox: ...
+    def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> list[tuple[bytes, RuntimeMessage]]: ...
     def welcome(self) -> Welcome: ...
     def drop_client(self, client_id: bytes) -> None: ...
-    def fail_all(self, error: InternalError) -> Outbox: ...
+    def fail_all(self, error: PhloemError) -> list[tuple[bytes, RuntimeMessage]]: ...
     def close(self) -> None: ...
 
 
+class EngineBroken(InternalError):
+    """The engine's steps fail again and again: its state is beyond repair."""
+
+
 def serve_engine(engine: EngineLike, router: Router, stop: Callable[[], bool]) -> None:
-    """Run until ``stop()``. A fault in a step ends every program of the engine; three in a row end the loop."""
+    """Run until ``stop()``; who waits then is told that the engine was stopped.
+
+    A fault in a step ends every program of the engine, and the loop goes on; ``MAX_FAULTS_IN_A_ROW`` of them without
+    a good step between raise ``EngineBroken``.
+    """
     faults = 0
     while not stop():
         inbox = router.receive(0.0 if engine.has_work else IDLE_WAIT_S)
-        for client in router.silent_clients():
-            engine.drop_client(client)
+        is_trial = bool(inbox) or engine.has_work  # an idle step proves nothing
         try:
             outbox = engine.step(inbox)
-            faults = 0
-        except Exception as error:
+        except Exception as failure:
             faults += 1
-            log.exception("a step failed")
+            log.exception("a step failed (%d in a row)", faults)
+            error = InternalError(f"a step of the engine failed: {type(failure).__name__}: {failure}")
+            outbox = _end_all(engine, inbox, error)
             if faults >= MAX_FAULTS_IN_A_ROW:
-                raise
-            outbox = engine.fail_all(InternalError(f"the engine failed: {type(error).__name__}: {error}"))
+                router.send(outbox)
+                raise EngineBroken(f"{faults} steps in a row failed: {type(failure).__name__}: {failure}") from failure
+        else:
+            faults = 0 if is_trial else faults
         if outbox:
             router.send(outbox)
+    router.send(_end_all(engine, [], EngineLost("the engine was stopped")))
+
+
+def _end_all(engine: EngineLike, inbox: Inbox, error: PhloemError) -> Outbox:
+    """An end for every program, and an answer to what a failed step has read and not answered."""
+    try:
+        outbox = engine.fail_all(error)
+    except Exception as failure:
+        raise EngineBroken(f"{error.message}; then ending its programs failed: {failure}") from failure
+    told = {(client, message.program) for client, message in outbox if isinstance(message, Closed | Rejected)}
+    answered = {(client, message.id) for client, message in outbox if isinstance(message, Answer)}
+    for client, question in inbox:
+        match question:
+            case Submit(program=program) if (client, program) not in told:
+                outbox.append((client, Rejected(program, [error.info()])))
+            case Query(id=number) if (client, number) not in answered:
+                outbox.append((client, Answer(number, error=error.info())))
+    return outbox
 
 
 def run_engine(
     config: EngineConfig,
     url: str,
     *,
+    keys: ServerKeys | None = None,
     on_ready: Callable[[str], None] | None = None,
     make_engine: Callable[[EngineConfig], EngineLike] | None = None,
 ) -> int:
-    """Load, listen at ``url``, and serve until SIGINT or SIGTERM; 0 after a clean end.
+    """Load, listen at ``url``, and serve until SIGINT or SIGTERM; 0 after a clean end. For the main thread.
 
-    Raises what loading or listening raises. ``on_ready`` is told the address, with the port that was taken.
+    Raises what loading or listening raises. ``on_ready`` is told the address, with the port that was taken. A second
+    signal ends the process at once.
     """
-    stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
     if make_engine is None:
         from ..engine import Engine
 
         make_engine = Engine
     engine = make_engine(config)
+    stopping = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+        signal.signal(number, before.get(number, signal.SIG_DFL))
+
     context: zmq.Context[Any] = zmq.Context()
+    before: dict[int, Any] = {}
     try:
-        router = Router(url, engine.welcome(), context=context, client_timeout_s=config.client_timeout_s)
+        router = Router(url, engine.welcome(), context=context, client_timeout_s=config.client_timeout_s, keys=keys)
+        before.update({number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)})
         try:
             if on_ready is not None:
                 on_ready(router.url)
@@ -84,6 +122,8 @@ def run_engine(
         finally:
             router.close()
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         engine.close()
         context.term()
     return 0

@@ -1,37 +1,42 @@
-"""The client's half of the wire: one DEALER socket, one reader thread, any number of programs.
+"""The client: programs submitted to an engine, and every message about them given to the program's handler.
 
-Handlers are called on the reader's thread, so they must be quick. Never blocks a handler on another's value.
+Never reconnects: when the engine is lost every waiting op fails once, and a new ``Client`` starts anew.
 """
 
-from __future__ import annotations
-
-import itertools
 import logging
-import queue
 import threading
-import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
 
-import msgspec
 import zmq
 
-from .errors import EngineLost, PhloemError, ProtocolError, from_info
+from .address import ClientKeys
+from .errors import (
+    Cancelled,
+    EngineLost,
+    InternalError,
+    InvalidRequest,
+    LimitExceeded,
+    Overloaded,
+    PhloemError,
+    from_info,
+)
+from .frames import encode_client
+from .line import Line
 from .messages import (
-    PROTOCOL_VERSION,
     Accepted,
     Answer,
-    Bye,
     Cancel,
-    ClientMessage,
     Closed,
+    Delta,
     Done,
     Failed,
-    Hello,
-    Ping,
-    Pong,
     ProgramStats,
-    ProtocolFault,
     Query,
     Rejected,
     RuntimeMessage,
@@ -39,30 +44,27 @@ from .messages import (
     Welcome,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[RuntimeMessage], None]
-_wake_ids = itertools.count()
 
 
-class _Running:
-    """A program whose end has not come: who hears of it, and the ops that still owe a final message."""
-
-    __slots__ = ("handler", "is_accepted", "num_unanswered", "pending")
-
-    def __init__(self, handler: Handler) -> None:
-        self.handler = handler
-        self.pending: dict[int, None] = {}
-        self.num_unanswered = 0
-        self.is_accepted = False
+@dataclass(slots=True)
+class _Program:
+    handler: Handler
+    pending: dict[int, None] = field(default_factory=dict)  # op ids without a final message, in order
+    in_flight: deque[list[int]] = field(default_factory=deque)  # op ids of each submit not yet accepted
+    is_accepted: bool = False
+    is_cancelled: bool = False
 
 
 class Client:
-    """Thread-safe. Raises EngineLost when nothing answers at ``url`` within ``connect_timeout_s``.
+    """A connected client; its methods may be called on any thread, handlers are called on the client's own.
 
-    ``engine_alive`` says why the engine is dead, or None while it lives; it is asked several times a second. A silence
-    of ``engine_timeout_s`` counts as death too. On death every pending op gets ``Failed(EngineLost)`` and every program
-    ``Closed``, once; nothing is retried.
+    A handler must return soon and may submit or cancel, but not ``query``. What it raises is logged and goes no
+    further. When the engine is lost, each pending op's handler gets one ``Failed(EngineLost)``, then one ``Closed``.
+    ``engine_alive`` says why the engine's process has ended, or None while it lives. ``engine_timeout_s`` is the
+    silence after which an engine counts as lost; a closed connection is noticed at once.
     """
 
     def __init__(
@@ -70,241 +72,199 @@ class Client:
         url: str,
         *,
         context: zmq.Context[Any] | None = None,
+        keys: ClientKeys | None = None,
         connect_timeout_s: float = 30.0,
         engine_timeout_s: float = 30.0,
         engine_alive: Callable[[], str | None] | None = None,
-        keys: tuple[bytes, bytes, bytes] | None = None,
     ) -> None:
         self.url = url
-        self._context = context or zmq.Context.instance()
-        self._engine_timeout_s = engine_timeout_s
-        self._engine_alive = engine_alive
         self._lock = threading.Lock()
-        self._programs: dict[str, _Running] = {}
-        self._answers: dict[int, queue.SimpleQueue[Answer | PhloemError]] = {}
-        self._query_ids = itertools.count(1)
-        self._outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._lost: PhloemError | None = None
-        self._is_closed = False
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(list[RuntimeMessage])
-        self._welcome: Welcome | None = None
-        self._welcomed = threading.Event()
+        self._programs: dict[str, _Program] = {}
+        self._queries: dict[int, Future[Any]] = {}
+        self._next_query = 0
+        self._end: PhloemError | None = None
+        self._line = Line(
+            url,
+            receive=self._take,
+            ended=self._finish,
+            context=context,
+            keys=keys,
+            connect_timeout_s=connect_timeout_s,
+            engine_timeout_s=engine_timeout_s,
+            engine_alive=engine_alive,
+        )
 
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 200
-        self._socket.sndhwm = self._socket.rcvhwm = 0
-        if keys is not None:
-            self._socket.curve_serverkey, self._socket.curve_publickey, self._socket.curve_secretkey = keys
-        self._socket.connect(url)
-        wake_url = f"inproc://phloem-client-wake-{next(_wake_ids)}"
-        self._wake_in = self._context.socket(zmq.PULL)
-        self._wake_in.bind(wake_url)
-        self._wake_out = self._context.socket(zmq.PUSH)
-        self._wake_out.connect(wake_url)
-        self._thread = threading.Thread(target=self._loop, name="phloem-client", daemon=True)
-        self._thread.start()
-        self._send(Hello(PROTOCOL_VERSION))
-        if not self._welcomed.wait(connect_timeout_s):
-            self.close()
-            raise EngineLost(f"nothing answers at {url} within {connect_timeout_s:g} s; is an engine running there?")
-        if self._lost is not None:
-            self.close()
-            raise self._lost
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
     @property
     def welcome(self) -> Welcome:
-        assert self._welcome is not None
-        return self._welcome
+        return self._line.welcome
 
-    # -- what callers do ----------------------------------------------------------------------------------------------
+    @property
+    def lost(self) -> str | None:
+        """Why nothing can be submitted any more; None while the engine is there."""
+        return None if self._end is None else self._end.message
 
-    def submit(self, message: Submit, handler: Handler | None = None) -> None:
-        """Send ops. ``handler`` hears everything about the program; it is given with the program's first submit."""
-        frame = self._encoder.encode(message)
+    def submit(self, submit: Submit, handler: Handler | None = None) -> None:
+        """Send ops. ``handler`` is given with a program's first submit, and only then.
+
+        Raises ``EngineLost`` when there is no engine, ``LimitExceeded`` and ``InvalidRequest`` for what cannot be
+        sent; what the engine refuses comes to the handler as ``Rejected``.
+        """
+        frame = encode_client(submit)
+        limit = self.welcome.limits.max_submit_bytes
+        if len(frame) > limit:
+            text = f"a submit of {len(frame):,} bytes, but the limit is {limit:,}; send its ops in several submits"
+            raise LimitExceeded(text, where="ops")
+        ids = [op.op for op in submit.ops]
         with self._lock:
             self._check_open()
-            running = self._programs.get(message.program)
-            if running is None:
+            program = self._programs.get(submit.program)
+            if program is None:
                 if handler is None:
-                    raise ValueError(f"the first submit of program {message.program!r} needs a handler")
-                running = self._programs[message.program] = _Running(handler)
-            running.num_unanswered += 1
-            for op in message.ops:
-                running.pending[op.op] = None
-        self._send_frame(frame)
+                    text = f"program {submit.program!r} is not running here; its first submit brings a handler"
+                    raise InvalidRequest(text, where="program")
+                program = self._programs[submit.program] = _Program(handler)
+            elif program.is_cancelled:
+                raise Cancelled(f"program {submit.program!r} was cancelled", where="program")
+            elif handler is not None and handler != program.handler:
+                text = f"program {submit.program!r} has a handler already; only its first submit brings one"
+                raise InvalidRequest(text, where="program")
+            repeated = [op for op in ids if op in program.pending] or [op for op in set(ids) if ids.count(op) > 1]
+            if repeated:
+                if not program.in_flight and not program.is_accepted:
+                    del self._programs[submit.program]
+                raise InvalidRequest(f"op id {repeated[0]} is used twice", where="ops")
+            program.pending.update(dict.fromkeys(ids))
+            program.in_flight.append(ids)
+            self._line.send(frame)
 
     def cancel(self, program: str, seq: int | None = None, op: int | None = None) -> None:
+        """End a program, a sequence of it or one op. Nothing happens when it has ended already."""
         with self._lock:
-            if self._lost is not None or self._is_closed or program not in self._programs:
+            known = self._programs.get(program)
+            if self._end is not None or known is None:
                 return
-        self._send(Cancel(program, seq, op))
+            known.is_cancelled = known.is_cancelled or (seq is None and op is None)
+            self._line.send(encode_client(Cancel(program=program, seq=seq, op=op)))
 
     def query(self, what: str, timeout_s: float = 10.0) -> Any:
-        """Ask the engine (see ``messages.QUERIES``). Not to be called from a handler."""
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("query waits for the thread that runs handlers; ask from another thread")
-        box: queue.SimpleQueue[Answer | PhloemError] = queue.SimpleQueue()
-        query_id = next(self._query_ids)
+        """Ask the engine: ``what`` is one of ``messages.QUERIES``. Raises ``Overloaded`` after ``timeout_s``."""
+        if self._line.is_own_thread():
+            raise InternalError("query() waits for the client's own thread, so a handler cannot call it")
+        answer: Future[Any] = Future()
         with self._lock:
             self._check_open()
-            self._answers[query_id] = box
-        self._send(Query(query_id, what))
+            self._next_query += 1
+            number = self._next_query
+            self._queries[number] = answer
+            self._line.send(encode_client(Query(id=number, what=what)))
         try:
-            answer = box.get(timeout=timeout_s)
-        except queue.Empty:
-            raise EngineLost(f"the engine did not answer {what!r} within {timeout_s:g} s") from None
+            return answer.result(timeout_s)
+        except FutureTimeout:
+            text = f"the engine has not answered query {what!r} within {timeout_s:g} s; it may be in a long step"
+            raise Overloaded(text) from None
         finally:
             with self._lock:
-                self._answers.pop(query_id, None)
-        if isinstance(answer, PhloemError):
-            raise answer
-        if answer.error is not None:
-            raise from_info(answer.error)
-        return answer.value
+                self._queries.pop(number, None)
 
     def close(self) -> None:
-        """Say goodbye; programs that have not ended fail as lost."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-        self._send(Bye())
-        self._send_frame(b"")  # the end of the reader's loop
-        if threading.current_thread() is not self._thread:
-            self._thread.join(5.0)
+        """Leave the engine; what still waits fails as ``Cancelled``. A second call does nothing."""
+        self._line.close()
 
     def _check_open(self) -> None:
-        if self._lost is not None:
-            raise EngineLost(str(self._lost))
-        if self._is_closed:
-            raise EngineLost("this client was closed; connect again")
+        if self._end is not None:
+            raise EngineLost(f"no engine at {self.url}: {self._end.message}")
 
-    def _send(self, message: ClientMessage) -> None:
-        self._send_frame(self._encoder.encode(message))
+    # -- on the client's thread ---------------------------------------------------------------------------------------
 
-    def _send_frame(self, frame: bytes) -> None:
-        self._outgoing.put(frame)
-        with self._lock:  # zmq sockets take one thread at a time
-            if not self._wake_out.closed:
-                self._wake_out.send(b"")
+    def _take(self, message: RuntimeMessage) -> None:
+        match message:
+            case Answer():
+                self._answer(message)
+            case Accepted():
+                self._on_accepted(message)
+            case Rejected():
+                self._on_rejected(message)
+            case Delta():
+                with self._lock:
+                    program = self._programs.get(message.program)
+                if program is not None and message.op in program.pending:
+                    self._tell(program, message)
+            case Done() | Failed():
+                with self._lock:
+                    program = self._programs.get(message.program)
+                    is_news = program is not None and message.op in program.pending
+                    if program is not None and is_news:
+                        del program.pending[message.op]
+                if program is not None and is_news:
+                    self._tell(program, message)
+            case Closed():
+                with self._lock:
+                    program = self._programs.pop(message.program, None)
+                if program is not None:
+                    self._fail_pending(message.program, program, Cancelled("the program had ended before this op"))
+                    self._tell(program, message)
+            case _:
+                logger.warning("unexpected %s from the engine", type(message).__name__)
 
-    # -- the reader's thread ------------------------------------------------------------------------------------------
-
-    def _loop(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake_in, zmq.POLLIN)
-        heard_s = pinged_s = time.monotonic()
-        heartbeat_s = 1.0
-        try:
-            while True:
-                ready = dict(poller.poll(200))
-                if self._wake_in in ready:
-                    while self._wake_in.poll(0):
-                        self._wake_in.recv()
-                    if not self._flush():
-                        return
-                now_s = time.monotonic()
-                while self._socket.poll(0):
-                    heard_s = now_s
-                    self._take(self._socket.recv())
-                if self._welcome is not None:
-                    heartbeat_s = self._welcome.heartbeat_s
-                if now_s - pinged_s >= heartbeat_s:
-                    pinged_s = now_s
-                    self._socket.send(self._encoder.encode(Ping()))
-                reason = self._engine_alive() if self._engine_alive is not None else None
-                if reason is None and now_s - heard_s > self._engine_timeout_s:
-                    reason = f"the engine at {self.url} has been silent for {self._engine_timeout_s:g} s"
-                if reason is not None and self._lost is None:
-                    self._lose(EngineLost(reason))
-        finally:
-            self._lose(EngineLost("the client was closed"))
-            with self._lock:
-                self._wake_out.close(0)
-            self._wake_in.close(0)
-            self._socket.close()
-
-    def _flush(self) -> bool:
-        """Send what callers queued; False at the end."""
-        while True:
-            try:
-                frame = self._outgoing.get_nowait()
-            except queue.Empty:
-                return True
-            if not frame:
-                return False
-            if self._lost is None:
-                self._socket.send(frame)
-
-    def _take(self, frame: bytes) -> None:
-        try:
-            messages = self._decoder.decode(frame)
-        except msgspec.MsgspecError as error:
-            log.error("a frame of %d bytes is not of the protocol: %s", len(frame), error)
-            return
-        for message in messages:
-            match message:
-                case Welcome():
-                    if message.version != PROTOCOL_VERSION:
-                        text = f"the engine speaks protocol {message.version}, this client {PROTOCOL_VERSION}"
-                        self._lose(ProtocolError(f"{text}; install equal versions"))
-                    self._welcome = message
-                    self._welcomed.set()
-                case Pong():
-                    pass
-                case Answer():
-                    with self._lock:
-                        box = self._answers.get(message.id)
-                    if box is not None:
-                        box.put(message)
-                case ProtocolFault():
-                    log.error("the engine did not understand: %s", message.error.message)
-                    if self._welcome is None:
-                        self._lose(from_info(message.error))
-                case _:
-                    self._deliver(message)
-
-    def _deliver(self, message: Any) -> None:
+    def _on_accepted(self, message: Accepted) -> None:
         with self._lock:
-            running = self._programs.get(message.program)
-            if running is None or self._lost is not None:
+            program = self._programs.get(message.program)
+            if program is None:
+                # it was closed while this submit was under way, and the engine has begun it anew: nobody waits for it
+                self._line.send(encode_client(Cancel(program=message.program)))
                 return
-            match message:
-                case Done() | Failed():
-                    running.pending.pop(message.op, None)
-                case Accepted():
-                    running.num_unanswered -= 1
-                    running.is_accepted = True
-                case Rejected():
-                    running.num_unanswered -= 1
-                    for op in message.ops:
-                        running.pending.pop(op, None)
-                    if not running.is_accepted and not running.num_unanswered:
-                        del self._programs[message.program]  # the runtime never knew it
-                case Closed():
-                    del self._programs[message.program]
-        _call(running.handler, message)
+            if program.in_flight:
+                program.in_flight.popleft()
+            program.is_accepted = True
+        self._tell(program, message)
 
-    def _lose(self, error: PhloemError) -> None:
+    def _on_rejected(self, message: Rejected) -> None:
         with self._lock:
-            if self._lost is not None:
+            program = self._programs.get(message.program)
+            if program is None:
                 return
-            self._lost = error
+            for op in program.in_flight.popleft() if program.in_flight else ():
+                program.pending.pop(op, None)
+            if not program.is_accepted and not program.in_flight:
+                del self._programs[message.program]
+        self._tell(program, message)
+
+    def _answer(self, message: Answer) -> None:
+        with self._lock:
+            waiting = self._queries.pop(message.id, None)
+        if waiting is None:
+            return  # the asker has given up
+        if message.error is not None:
+            waiting.set_exception(from_info(message.error))
+        else:
+            waiting.set_result(message.value)
+
+    def _finish(self, error: PhloemError) -> None:
+        """The line has ended: whoever waits is told, once."""
+        with self._lock:
+            self._end = error
             programs, self._programs = self._programs, {}
-            answers = list(self._answers.values())
-        for name, running in programs.items():
-            for op in running.pending:
-                _call(running.handler, Failed(name, op, error.info()))
-            _call(running.handler, Closed(name, ProgramStats()))
-        for box in answers:
-            box.put(error)
-        self._welcomed.set()
+            queries, self._queries = self._queries, {}
+        for name, program in programs.items():
+            self._fail_pending(name, program, error)
+            self._tell(program, Closed(program=name, stats=ProgramStats()))
+        for waiting in queries.values():
+            waiting.set_exception(error)
 
+    def _fail_pending(self, name: str, program: _Program, error: PhloemError) -> None:
+        info = error.info()
+        pending, program.pending = program.pending, {}
+        for op in pending:
+            self._tell(program, Failed(program=name, op=op, error=info))
 
-def _call(handler: Handler, message: RuntimeMessage) -> None:
-    try:
-        handler(message)
-    except Exception:
-        log.exception("a handler failed on %s", type(message).__name__)
+    def _tell(self, program: _Program, message: RuntimeMessage) -> None:
+        try:
+            program.handler(message)
+        except Exception:
+            logger.exception("a handler failed on %s", type(message).__name__)

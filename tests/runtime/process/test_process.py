@@ -192,6 +192,8 @@ def test_deltas_beyond_a_client_s_credit_merge_and_lose_nothing(start):
     raw = zmq.Context.instance().socket(zmq.DEALER)
     raw.connect(process.url)
     decode = msgspec.msgpack.Decoder(list[m.RuntimeMessage]).decode
+    raw.send(msgspec.msgpack.encode(m.Hello(version=m.PROTOCOL_VERSION)))
+    assert raw.poll(10_000) and isinstance(decode(raw.recv())[0], m.Welcome)
     raw.send(msgspec.msgpack.encode(m.Credit(2)))
     raw.send(msgspec.msgpack.encode(say_hello(stream=True)))
     time.sleep(0.5)

@@ -1,0 +1,70 @@
+"""Frames: messages as bytes and back. What cannot be read becomes a ``ProtocolError`` that says where.
+
+Never touches a socket.
+"""
+
+from typing import Any
+
+import msgspec
+
+from .errors import InvalidRequest, ProtocolError
+from .messages import ClientMessage, RuntimeMessage
+
+_encoder = msgspec.msgpack.Encoder()
+_client_decoder = msgspec.msgpack.Decoder(ClientMessage)
+_runtime_decoder = msgspec.msgpack.Decoder(list[RuntimeMessage])
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What of a client's message can be read even where the rest cannot: enough to answer the right waiter."""
+
+    m: Any = None
+    version: Any = None
+    program: Any = None
+    id: Any = None
+
+
+_head_decoder = msgspec.msgpack.Decoder(Head)
+
+
+def encode_client(message: ClientMessage) -> bytes:
+    """Raises ``InvalidRequest`` where a field holds what MessagePack has no form for."""
+    try:
+        return _encoder.encode(message)
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        text = f"a {type(message).__name__} that cannot be sent: {error}"
+        raise InvalidRequest(text) from error
+
+
+def encode_runtime(messages: list[RuntimeMessage]) -> bytes:
+    return _encoder.encode(messages)
+
+
+def decode_client(frame: bytes) -> ClientMessage:
+    try:
+        return _client_decoder.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(frame, error) from error
+
+
+def decode_runtime(frame: bytes) -> list[RuntimeMessage]:
+    try:
+        return _runtime_decoder.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(frame, error) from error
+
+
+def decode_head(frame: bytes) -> Head:
+    """Never fails: an unreadable frame has an empty head."""
+    try:
+        return _head_decoder.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Head()
+
+
+def _unreadable(frame: bytes, error: Exception) -> ProtocolError:
+    """msgspec writes ``<what> - at `$.ops[3].text```; the place goes into ``where``."""
+    what, _, place = str(error).partition(" - at `$")
+    where = place.rstrip("`").lstrip(".")
+    at = f" (at {where})" if where else ""
+    return ProtocolError(f"a frame of {len(frame):,} bytes was not understood: {what}{at}", where=where)

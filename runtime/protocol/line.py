@@ -1,0 +1,297 @@
+"""A line to an engine: one DEALER socket and the thread that alone touches it.
+
+Never knows a program: whole messages go out of ``send`` and into ``receive``; ``ended`` is called once, at the end.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from .address import ClientKeys, check_url
+from .errors import Cancelled, EngineLost, InternalError, PhloemError, ProtocolError, from_info
+from .frames import decode_runtime, encode_client
+from .messages import (
+    PROTOCOL_VERSION,
+    Bye,
+    Credit,
+    Delta,
+    Hello,
+    Ping,
+    Pong,
+    ProtocolFault,
+    RuntimeMessage,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+DELTA_WINDOW = 1024  # deltas that may be under way before the engine merges them
+HELLO_EVERY_S = 1.0  # while connecting; a Hello can be lost with a connection
+DEATH_GRACE_S = 0.5  # how long a closed connection waits for the process's own reason
+FRAMES_PER_TURN = 256
+LINGER_MS = 500
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000  # of TCP peers, answered by ZeroMQ's own thread
+
+HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+WATCHED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED
+
+
+class Line:
+    """Connected when made; raises ``EngineLost`` or ``ProtocolError`` when no engine answers in time.
+
+    ``receive`` and ``ended`` are called on the line's thread, which reads nothing meanwhile: they must return soon.
+    After ``ended(error)`` nothing is received; ``error`` is ``Cancelled`` after ``close``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        receive: Callable[[RuntimeMessage], None],
+        ended: Callable[[PhloemError], None],
+        context: zmq.Context[Any] | None = None,
+        keys: ClientKeys | None = None,
+        connect_timeout_s: float = 30.0,
+        engine_timeout_s: float = 30.0,
+        engine_alive: Callable[[], str | None] | None = None,
+    ) -> None:
+        check_url(url, has_keys=keys is not None)
+        self.url = url
+        self._receive = receive
+        self._ended = ended
+        self._context = context or zmq.Context.instance()
+        self._keys = keys
+        self._connect_timeout_s = connect_timeout_s
+        self._engine_timeout_s = engine_timeout_s
+        self._engine_alive = engine_alive
+        self._outgoing: deque[bytes] = deque()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._closing = threading.Event()
+        self._ready = threading.Event()
+        self._welcome: Welcome | None = None
+        self._refusal: PhloemError | None = None
+        self._hint = "; is an engine running there?"
+        self._thread = threading.Thread(target=self._run, name="phloem-client", daemon=True)
+        self._thread.start()
+        try:
+            self._ready.wait()
+        except BaseException:  # Ctrl-C while connecting
+            self.close()
+            raise
+        if self._refusal is not None:
+            self._thread.join()
+            raise self._refusal
+
+    @property
+    def welcome(self) -> Welcome:
+        assert self._welcome is not None
+        return self._welcome
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame; callable on any thread, never blocks. Silently nothing once the line has ended."""
+        self._outgoing.append(frame)
+        self._wake()
+
+    def close(self) -> None:
+        """Say goodbye and end the thread; on the line's own thread it ends when its callback returns."""
+        self._closing.set()
+        self._wake()
+        if not self.is_own_thread():
+            self._thread.join()
+
+    def is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _wake(self) -> None:
+        # a full pipe has woken the thread already, a closed one needs no waking
+        with contextlib.suppress(OSError):
+            self._wake_in.send(b"\0")
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        error: PhloemError
+        dealer: zmq.Socket[bytes] | None = None
+        monitor: zmq.Socket[bytes] | None = None
+        try:
+            dealer, monitor = self._open()
+            error = self._converse(dealer, monitor)
+        except ProtocolError as fault:
+            error = fault if self._welcome is None else EngineLost(f"the engine is not understood: {fault.message}")
+        except PhloemError as known:
+            error = known
+        except zmq.ZMQError as failure:
+            error = EngineLost(f"{self.url}: {failure}")
+        except Exception as bug:
+            logger.exception("the client's thread failed")
+            error = InternalError(f"the client's thread failed: {type(bug).__name__}: {bug}")
+        linger = LINGER_MS if isinstance(error, Cancelled) and self._welcome is not None else 0
+        if monitor is not None:
+            assert dealer is not None
+            dealer.disable_monitor()
+            monitor.close(linger=0)
+        if dealer is not None:
+            dealer.close(linger=linger)
+        self._wake_in.close()
+        self._wake_out.close()
+        if self._welcome is None:
+            self._refusal = error
+            self._ready.set()
+            return
+        try:
+            self._ended(error)
+        except Exception:
+            logger.exception("the end of the line to %s could not be told", self.url)
+
+    def _open(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes] | None]:
+        dealer = self._context.socket(zmq.DEALER)
+        try:
+            dealer.setsockopt(zmq.SNDHWM, 0)  # what is accepted from callers is never refused later
+            dealer.setsockopt(zmq.RCVHWM, 1000)
+            if self._keys is not None:
+                dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
+                dealer.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
+                dealer.setsockopt(zmq.CURVE_SERVERKEY, self._keys.server.encode())
+            monitor = None
+            if self.url.startswith("tcp://"):
+                dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+                dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+                dealer.setsockopt(zmq.IPV6, 1)
+            if not self.url.startswith("inproc://"):
+                monitor = dealer.get_monitor_socket(WATCHED)
+            dealer.connect(self.url)
+        except BaseException:
+            dealer.close(linger=0)
+            raise
+        return dealer, monitor
+
+    def _converse(self, dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None) -> PhloemError:
+        """Until the end, whose reason is returned."""
+        poller = zmq.Poller()
+        poller.register(dealer, zmq.POLLIN)
+        poller.register(self._wake_out, zmq.POLLIN)
+        if monitor is not None:
+            poller.register(monitor, zmq.POLLIN)
+        hello = encode_client(Hello(version=PROTOCOL_VERSION, client=f"python pid {os.getpid()}"))
+        ping = encode_client(Ping())
+        started = heard = sent = time.monotonic()
+        asked: float | None = None  # when the oldest unanswered sign of life was asked for
+        dealer.send(hello)
+        num_deltas = 0
+        while True:
+            was_welcome = self._welcome is not None
+            heartbeat_s = self._welcome.heartbeat_s if self._welcome is not None else HELLO_EVERY_S
+            wait_s = heartbeat_s if was_welcome else min(0.1, self._connect_timeout_s)
+            poller.poll(max(1, int(1000 * wait_s)))
+
+            with contextlib.suppress(OSError):
+                while self._wake_out.recv(4096):
+                    pass
+            # what was asked before close() is still sent, what comes after is not
+            is_closing = self._closing.is_set()
+            while self._outgoing:
+                dealer.send(self._outgoing.popleft())
+                sent = time.monotonic()
+            if is_closing:
+                dealer.send(encode_client(Bye()))
+                return Cancelled("the client was closed")
+
+            is_cut = self._read_events(monitor)
+            num_frames = 0
+            while num_frames < FRAMES_PER_TURN or is_cut:
+                try:
+                    frames = dealer.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                num_frames += 1
+                num_deltas += self._take(frames)
+                if self._closing.is_set():
+                    break
+            now = time.monotonic()
+            if num_frames:
+                heard, asked = now, None
+            if num_deltas >= DELTA_WINDOW // 2:
+                dealer.send(encode_client(Credit(n=num_deltas)))
+                num_deltas = 0
+            if is_cut and was_welcome:
+                return EngineLost(self._death() or "the engine closed the connection")
+            if not was_welcome and self._welcome is not None:
+                dealer.send(encode_client(Credit(n=DELTA_WINDOW)))
+                self._ready.set()
+
+            if self._engine_alive is not None and not num_frames and (reason := self._engine_alive()) is not None:
+                return EngineLost(reason)
+            if self._welcome is None and now - started > self._connect_timeout_s:
+                return EngineLost(f"nothing answers at {self.url} within {self._connect_timeout_s:g} s{self._hint}")
+            if asked is not None and now - asked > self._engine_timeout_s and num_frames == 0:
+                return EngineLost(f"the engine has been silent for {now - heard:.1f} s")
+            if now - sent >= heartbeat_s or (asked is None and now - heard >= heartbeat_s):
+                dealer.send(ping if self._welcome is not None else hello)
+                sent = now
+                asked = now if asked is None else asked
+
+    def _take(self, frames: list[bytes]) -> int:
+        """Pass on a frame's messages; the number of deltas in it."""
+        num_deltas = 0
+        for message in decode_runtime(frames[-1]):
+            match message:
+                case Pong():
+                    pass
+                case Welcome():
+                    if self._welcome is None:
+                        if message.version != PROTOCOL_VERSION:
+                            text = f"the engine speaks protocol version {message.version}, this client"
+                            raise ProtocolError(f"{text} {PROTOCOL_VERSION}; install equal versions", where="hello")
+                        self._welcome = message
+                case ProtocolFault(error=error) if self._welcome is None:
+                    raise from_info(error)
+                case ProtocolFault(error=error) if error.where == "hello":  # it does not know us (any more)
+                    raise EngineLost(error.message)
+                case ProtocolFault(error=error):
+                    logger.warning("the engine could not read a message: %s", error.message)
+                case _:
+                    num_deltas += isinstance(message, Delta)
+                    self._receive(message)
+        return num_deltas
+
+    def _read_events(self, monitor: zmq.Socket[bytes] | None) -> bool:
+        """True when the connection is cut."""
+        is_cut = False
+        while monitor is not None:
+            try:
+                head, *_ = monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            event, _value = struct.unpack("=Hi", head)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                is_cut = is_cut and self._welcome is not None
+            elif event == zmq.EVENT_DISCONNECTED:
+                is_cut = True
+                if self._keys is not None:
+                    self._hint = "; it closes the connection: is the engine's key right, and ours let in?"
+            elif event & HANDSHAKE_FAILED:
+                self._hint = "; the handshake fails: do both sides use keys, and the right ones?"
+        return is_cut
+
+    def _death(self) -> str | None:
+        """Why the engine's process ended, where somebody knows; it may take a moment to be reaped."""
+        deadline = time.monotonic() + DEATH_GRACE_S
+        while self._engine_alive is not None:
+            reason = self._engine_alive()
+            if reason is not None or time.monotonic() > deadline:
+                return reason
+            time.sleep(0.01)
+        return None
