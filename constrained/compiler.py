@@ -2,7 +2,6 @@
 
 import json
 import threading
-import weakref
 from collections import OrderedDict
 
 from .ebnf import compile_ebnf
@@ -160,17 +159,13 @@ def _one_option(spec: GrammarSpec, name: str, default: str) -> str | int | bool:
     return spec.options.get(name, default)
 
 
-_compilers: "weakref.WeakKeyDictionary[Vocabulary, Compiler]" = weakref.WeakKeyDictionary()
-_compilers_lock = threading.Lock()
-
-
 def compiler_of(vocabulary: Vocabulary) -> Compiler:
-    """The vocabulary's compiler; it lives as long as the vocabulary does."""
-    with _compilers_lock:
-        found = _compilers.get(vocabulary)
-        if found is None:
-            found = _compilers[vocabulary] = Compiler(vocabulary)
-        return found
+    """The vocabulary's own compiler, made at the first asking; it lives as long as the vocabulary does."""
+    with vocabulary.lock:
+        if vocabulary.compiler is None:
+            vocabulary.compiler = Compiler(vocabulary)
+        assert isinstance(vocabulary.compiler, Compiler)
+        return vocabulary.compiler
 
 
 def compile(kind: str, text: str, vocabulary: Vocabulary, **options: str | int | bool) -> CompiledGrammar:

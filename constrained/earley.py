@@ -8,19 +8,21 @@ may end here also begins what may come after it, so no reading is lost to a long
 is one state of the machine, made when first met. Never reads grammar syntax.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
-from .expressions import NOTHING, Expressions
+from .expressions import EMPTY, NOTHING, Expressions
 from .machine import Machine
 from .spec import GrammarError, GrammarTooComplex
 
 Symbol = tuple[str, int]  # ("lexeme", expression) or ("rule", number)
 Item = tuple[int, int, int]  # production, dot, origin set; OWN for the set itself
 Lexer = tuple[tuple[int, int], ...]  # (lexeme, what of it is left), sorted
+# What has ended at a byte, as (set, its lexemes), and what goes on, as (set, its lexer).
+Pending = tuple[tuple[tuple[int, tuple[int, ...]], ...], tuple[tuple[int, Lexer], ...]]
+LexerRow = tuple[list[int], list[tuple[Lexer, tuple[int, ...]] | None]]
 OWN = -1
 MAX_SETS = 200_000
 
@@ -72,6 +74,14 @@ class EarleySet:
     lexer: Lexer = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A set at this byte and lexemes under way: per set, where its lexer's byte ranges start and what they lead to."""
+
+    rows: list[tuple[int, list[int], list[tuple[Lexer, tuple[int, ...]] | None]]]
+    accepts: bool
+
+
 class Parser:
     """The states of one grammar on a machine."""
 
@@ -82,10 +92,13 @@ class Parser:
         self._reduce(grammar)
         self._sets: list[EarleySet] = []
         self._set_ids: dict[frozenset[Item], int] = {}
-        self._rows: dict[Lexer, list[tuple[int, int, Lexer, tuple[int, ...]]]] = {}
+        self._rows: dict[Lexer, LexerRow] = {}
+        self._resolved: dict[Pending, Configuration] = {}
+        self._configurations: dict[tuple[int, tuple[tuple[int, Lexer], ...]], Configuration] = {}
         self._advanced: dict[tuple[int, tuple[int, ...]], frozenset[Item]] = {}
         start = frozenset((p, 0, OWN) for p in self.by_rule[0])
-        self.start = self._state(self._set(start), ())
+        first = self._make(self._set(start), ())
+        self.start = machine.add_lazy_state(lambda byte: self._step(first, byte), lambda: first.accepts)
 
     def _reduce(self, grammar: Grammar) -> None:
         """Drop productions that no text completes, so that every prefix that parses can be completed."""
@@ -179,69 +192,77 @@ class Parser:
 
     # -- states ---------------------------------------------------------------------------------------------------
 
-    def _row(self, lexer: Lexer) -> list[tuple[int, int, Lexer, tuple[int, ...]]]:
-        """Per byte range: the lexemes still under way after it, and those that may end with it."""
+    def _row(self, lexer: Lexer) -> LexerRow:
+        """Per byte range: the lexemes still under way after it and those that may end with it; None if none."""
         found = self._rows.get(lexer)
         if found is None:
             ex = self.ex
-            found = []
-            parts = [(lexeme, rest, ex.classes(rest)) for lexeme, rest in lexer]
-            cuts = sorted({lo for _, _, classes in parts for lo, _ in classes} | {256})
-            for lo, hi in pairwise(cuts):
+            starts = sorted({lo for _, rest in lexer for lo, _ in ex.classes(rest)} or {0})
+            entries: list[tuple[Lexer, tuple[int, ...]] | None] = []
+            for lo, hi in pairwise([*starts, 256]):
                 byte = ex._available_in(lo, hi)
-                if byte < 0:
-                    continue
                 under_way, ended = [], []
-                for lexeme, rest, _ in parts:
+                for lexeme, rest in lexer if byte >= 0 else ():
                     left = ex.alive(ex.derive(rest, byte))
                     if left != NOTHING:
-                        under_way.append((lexeme, left))
+                        if left != EMPTY:
+                            under_way.append((lexeme, left))
                         if ex.nullable[left]:
                             ended.append(lexeme)
-                going_on = tuple((lexeme, left) for lexeme, left in under_way if left != 1)
-                if under_way:
-                    found.append((lo, hi, going_on, tuple(ended)))
-            self._rows[lexer] = found
+                entries.append((tuple(under_way), tuple(ended)) if under_way or ended else None)
+            found = self._rows[lexer] = (starts, entries)
         return found
 
-    def _state(self, at: int, threads: tuple[tuple[int, Lexer], ...]) -> int:
-        """The machine's state of a configuration; ``at`` is -1 if no lexeme may end here."""
+    def _state(self, pending: Pending) -> int:
+        """The machine's state after some lexemes have ended here and others go on; its set is made when asked for."""
         machine = self.machine
 
         def make() -> int:
-            accepting = at >= 0 and self._sets[at].accepts
-            return machine.add_state(lambda row: self._fill(row, at, threads), accepting=accepting)
+            return machine.add_lazy_state(
+                lambda byte: self._step(self._configuration(pending), byte),
+                lambda: self._configuration(pending).accepts,
+            )
 
-        return machine.state((self, at, threads), make)
+        return machine.state((self, pending), make)
 
-    def _fill(self, row: np.ndarray, at: int, threads: tuple[tuple[int, Lexer], ...]) -> None:
-        running = threads if at < 0 else ((at, self._sets[at].lexer), *threads)
-        rows = [(number, self._row(lexer)) for number, lexer in running]
-        cuts = sorted({cut for _, found in rows for lo, hi, _, _ in found for cut in (lo, hi)})
-        places = [0] * len(rows)
-        known: dict[tuple, int] = {}
-        for lo, hi in pairwise(cuts):
-            going_on: list[tuple[int, Lexer]] = []
-            ended: list[tuple[int, tuple[int, ...]]] = []
-            for i, (number, found) in enumerate(rows):
-                while places[i] < len(found) and found[places[i]][1] <= lo:
-                    places[i] += 1
-                if places[i] < len(found) and found[places[i]][0] <= lo:
-                    _, _, lexer, ends = found[places[i]]
-                    if lexer:
-                        going_on.append((number, lexer))
-                    if ends:
-                        ended.append((number, ends))
-            if going_on or ended:
-                key = (tuple(going_on), tuple(ended))
-                target = known.get(key)
-                if target is None:
-                    target = known[key] = self._after(tuple(going_on), tuple(ended))
-                row[lo:hi] = target
+    def _configuration(self, pending: Pending) -> Configuration:
+        found = self._resolved.get(pending)
+        if found is None:
+            ended, going_on = pending
+            at = -1
+            if ended:
+                at = self._set(frozenset().union(*[self._advance(number, lexemes) for number, lexemes in ended]))
+            found = self._resolved[pending] = self._make(at, going_on)
+        return found
 
-    def _after(self, going_on: tuple[tuple[int, Lexer], ...], ended: tuple[tuple[int, tuple[int, ...]], ...]) -> int:
-        at = -1
-        if ended:
-            kernels = [self._advance(number, lexemes) for number, lexemes in ended]
-            at = self._set(frozenset().union(*kernels))
-        return self._state(at, tuple(sorted(set(going_on))))
+    def _make(self, at: int, going_on: tuple[tuple[int, Lexer], ...]) -> Configuration:
+        key = (at, going_on)
+        found = self._configurations.get(key)
+        if found is None:
+            running = going_on if at < 0 else ((at, self._sets[at].lexer), *going_on)
+            rows = [(number, *self._row(lexer)) for number, lexer in running]
+            found = Configuration(rows, at >= 0 and self._sets[at].accepts)
+            self._configurations[key] = found
+        return found
+
+    def _step(self, configuration: Configuration, byte: int) -> tuple[int, int, int]:
+        """The range of bytes that act like ``byte``, and the state they lead to."""
+        low, high = 0, 256
+        going_on: list[tuple[int, Lexer]] = []
+        ended: list[tuple[int, tuple[int, ...]]] = []
+        for number, starts, entries in configuration.rows:
+            at = bisect_right(starts, byte) - 1
+            low = max(low, starts[at])
+            if at + 1 < len(starts):
+                high = min(high, starts[at + 1])
+            entry = entries[at]
+            if entry is not None:
+                lexer, ends = entry
+                if lexer:
+                    going_on.append((number, lexer))
+                if ends:
+                    ended.append((number, ends))
+        if not going_on and not ended:
+            return low, high, 0
+        pending = (tuple(sorted(ended)), tuple(sorted(set(going_on))))
+        return low, high, self._state(pending)

@@ -73,6 +73,23 @@ class Expressions:
         words = tuple(sorted({w for w in literals if all(self.available >> b & 1 for b in set(w))}))
         return self._words(words, 0, len(words), 0)
 
+    def one_of_tagged(self, literals: Iterable[bytes]) -> int:
+        """The literals, each followed by its number in quotes: so that ``tag_here`` can tell which one has ended.
+
+        A tag ends with the only quote after the literal, which nothing else that may follow does.
+        """
+        return self.one_of([word + b'"%d"' % i for i, word in enumerate(literals)])
+
+    def tags(self, tagged: int) -> tuple[bytes, ...]:
+        return self.words_of(tagged) or ()
+
+    def tag_here(self, tagged: int) -> int:
+        """The number of the literal that ends here; -1 if none does."""
+        for tail in self.words_of(self.derive(tagged, 0x22)) or ():
+            if tail[-1:] == b'"' and tail[:-1].isdigit():
+                return int(tail[:-1])
+        return -1
+
     def _words(self, words: tuple[bytes, ...], lo: int, hi: int, depth: int) -> int:
         if lo >= hi:
             return NOTHING
@@ -486,6 +503,20 @@ class Expressions:
 
     def is_subset(self, left: int, right: int) -> bool:
         return not self.is_nonempty(self.intersect(left, self.complement(right)))
+
+    def without_far_bounds(self, expr: int, length: int) -> int:
+        """A language with the same prefixes of up to ``length`` bytes and the same ends among them, but fewer states:
+        a repeat whose upper bound lies further off has none."""
+        node = self.nodes[expr]
+        if node[0] == "rep" and node[2] == 0 and node[3] is not None and node[3] >= length:
+            return self.repeat(node[1], 0, None)
+        if node[0] == "cat":
+            first = self.without_far_bounds(node[1], length)
+            return expr if first == node[1] else self._concat(first, node[2])
+        if node[0] == "or":
+            parts = [self.without_far_bounds(p, length) for p in node[1:]]
+            return expr if parts == list(node[1:]) else self.union(*parts)
+        return expr
 
     def contains_all_texts_of(self, expr: int) -> int | None:
         """n if every text of at most n characters is a prefix of the language and n is known; else None.

@@ -22,9 +22,11 @@ from .walk import PUSH
 
 Fill = Callable[[np.ndarray], None]
 Returns = Callable[[int], int]
+Step = Callable[[int], tuple[int, int, int]]  # byte -> the range of bytes that act like it, and the code for them
 
 DEAD_STATE = 0
 MAX_INDENT = 40
+SHORT_TOKEN = 16  # bytes; longer tokens are few, and walked one by one where a bound is near
 # White space automata (0: none): what may stand at one place. FLEXIBLE: one space, or a line end and its indent.
 COMPACT, FLEXIBLE = 0, 1
 _SPACE_STATES = 5 + MAX_INDENT
@@ -39,24 +41,32 @@ def _space_automaton() -> np.ndarray:
     return delta
 
 
+def _forget_oldest(cache: dict, capacity: int) -> None:
+    if len(cache) >= capacity:
+        del cache[next(iter(cache))]
+
+
+def _no_row(row: np.ndarray) -> None:
+    raise AssertionError("the row of a lazy state is made byte by byte")
+
+
 @dataclass(frozen=True, slots=True)
 class _Inner:
     """A walk from a state that stops where the frame below it is popped: the same for every such frame.
 
-    ``exits`` [n, 3]: node, result, whether the node's byte is taken; exit i has result ``results[which[i]]``.
+    ``exits`` [n, 3]: node, result, whether the node's byte is taken; ``results`` are the different ones among them.
     """
 
     mask: np.ndarray
     trie: np.ndarray
     exits: np.ndarray
-    results: list[int]
-    which: np.ndarray
+    results: np.ndarray
 
 
 class Machine:
     """The automaton of one vocabulary. All public methods hold its lock."""
 
-    def __init__(self, vocabulary: Vocabulary, *, max_states: int = 60_000, max_mask_bytes: int = 128 << 20) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, max_states: int = 60_000, max_mask_bytes: int = 96 << 20) -> None:
         self.vocabulary = vocabulary
         self.lock = threading.RLock()
         self.expressions = Expressions(vocabulary.has_byte)
@@ -64,6 +74,9 @@ class Machine:
         self.hard_limit = 4 * max_states
         self.num_states = 0
         self._fills: list[Fill | None] = []
+        self._twins: dict[int, Callable[[], int]] = {}
+        self._steps: dict[int, Step] = {}
+        self._accepts: dict[int, Callable[[], bool]] = {}
         self._states: dict[Hashable, int] = {}
         self._frames: dict[Hashable, int] = {}
         self._returns: list[Returns] = []
@@ -85,6 +98,7 @@ class Machine:
             (walk.SPACE, np.uint8),
             (walk.LOCAL, np.int32),
             (walk.COUNTED, np.uint8),
+            (walk.LAZY, np.uint8),
         ):
             self._set(slot, np.zeros(self.hard_limit, dtype))
         self._set(walk.DELTA, np.zeros((self.hard_limit, 256), np.int32))
@@ -94,7 +108,7 @@ class Machine:
         self._set(walk.FRAME_LOW, np.zeros(256, np.int64))
         self._set(walk.FRAME_HIGH, np.zeros(256, np.int64))
         self._set(walk.FILTERS, np.zeros(4096, np.uint8))
-        self._resize_hash(4096)
+        self._resize_hash(1 << 16)
         self._num_returns = 0
         self._stack_room = 1 << 16
         self._set(walk.STACK_FRAME, np.zeros(2 * self._stack_room, np.int32))
@@ -111,6 +125,8 @@ class Machine:
         self._misses = [np.zeros((256, 5), np.int64), np.zeros((256, 5), np.int64)]  # one is read, one is written
         self._exits = np.zeros((256, 3), np.int64)
         self._num_exits = 0
+        self._first = np.array([[-1, 0, 0, 0, 0]], np.int64)
+        self._barriers: dict[int, int] = {}
         self._inner: dict[tuple[int, int, int], _Inner] = {}
         self._turn = 0
         self._wanted = np.zeros((256, 3), np.int64)
@@ -125,9 +141,9 @@ class Machine:
         self._configs: dict[tuple[int, int, int], int] = {}
         self.configs: list[tuple[int, int, int]] = []
         self._masks: dict[int, np.ndarray] = {}
-        self._shared_masks: dict[tuple[int, int], dict[int, dict[tuple[int, ...], np.ndarray]]] = {}
-        self._mask_rows: dict[bytes, np.ndarray] = {}
-        self._max_masks = max(64, max_mask_bytes // (4 * vocabulary.num_words))
+        self._shared_masks: dict[tuple[int, int, tuple[int, ...]], np.ndarray] = {}
+        self._mask_depths: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._max_masks = max(64, max_mask_bytes // (8 * vocabulary.num_words))
         self._edges: dict[tuple[int, int], int] = {}
         self._may_end: dict[int, bool] = {}
         self._only: dict[int, int] = {}
@@ -195,6 +211,18 @@ class Machine:
             self._inside_string[state] = inside_string
         return state
 
+    def set_twin(self, state: int, twin: Callable[[], int]) -> None:
+        """Name a state that no token tells from this one: masks are made for the twin."""
+        self._twins[state] = twin
+
+    def add_lazy_state(self, step: Step, accepts: Callable[[], bool]) -> int:
+        """A new state whose row is made byte by byte, and of which is asked later whether the text may end in it."""
+        state = self.add_state(_no_row)
+        self._steps[state] = step
+        self._arrays[walk.LAZY][state] = 1
+        self._accepts[state] = accepts
+        return state
+
     def state(self, key: Hashable, make: Callable[[], int]) -> int:
         """The state known by ``key``, made at the first asking."""
         found = self._states.get(key)
@@ -258,6 +286,19 @@ class Machine:
             row[:] = fresh
         return row
 
+    def _entry(self, state: int, byte: int) -> None:
+        """Make the entry of a row, or the whole row where it is made at once."""
+        step = self._steps.get(state)
+        if step is None:
+            self.row(state)
+            return
+        row = self._arrays[walk.DELTA][state]
+        if row[byte] == walk.UNKNOWN:
+            low, high, target = step(byte)
+            row[low:high] = target or walk.REFUSED
+            if self._any_missing:
+                row[low:high][self._missing[low:high]] = walk.REFUSED
+
     def after(self, frame: int, result: int) -> int:
         """Where ``frame`` goes on after a value that ended with ``result``: a state, or a push in the frame's stead."""
         key = frame << 32 | result
@@ -281,9 +322,7 @@ class Machine:
     def _resize_hash(self, size: int) -> None:
         keys, values = np.full(size, -1, np.int64), np.zeros(size, np.int32)
         if walk.HASH_KEYS in self._arrays:
-            for key, value in zip(self._arrays[walk.HASH_KEYS], self._arrays[walk.HASH_VALUES], strict=True):
-                if key != -1:
-                    walk.hash_insert(keys, values, size - 1, key, value)
+            walk.hash_copy(self._arrays[walk.HASH_KEYS], self._arrays[walk.HASH_VALUES], keys, values, size - 1)
         self._set(walk.HASH_KEYS, keys)
         self._set(walk.HASH_VALUES, values)
         self._control[walk.HASH_MASK] = size - 1
@@ -344,7 +383,7 @@ class Machine:
     def _supply(self, status: int) -> None:
         control = self._control
         if status == walk.MISS_ROW:
-            self.row(int(control[walk.MISS_A]))
+            self._entry(int(control[walk.MISS_A]), int(control[walk.MISS_B]))
         elif status == walk.MISS_AFTER:
             self.after(int(control[walk.MISS_A]), int(control[walk.MISS_B]))
         else:
@@ -426,7 +465,8 @@ class Machine:
                 state, aux, stack = self.configs[config]
                 found = False
                 while True:
-                    if state in self.accepting:
+                    asked = self._accepts.get(state)
+                    if state in self.accepting or (asked is not None and asked()):
                         found = True
                         break
                     result = int(self._arrays[walk.ENDS][state]) - 1
@@ -464,30 +504,25 @@ class Machine:
             state, aux, stack = self.configs[config]
             if state in self._counted_states:
                 aux = self._blur_count(aux, stack)
-            shared = self._shared_masks.setdefault((state, aux), {})
-            for depth, rows in shared.items():
-                row = rows.get(self._top_frames(stack, depth))
+            for depth in self._mask_depths.get((state, aux), ()):
+                row = self._shared_masks.get((state, aux, self._top_frames(stack, depth)))
                 if row is not None:
-                    self._masks[config] = row
-                    return row
-            row, depth = self._compute_mask(*self.configs[config])
-            if self.may_end(config):
-                eos = self.vocabulary.eos
-                row[eos >> 5] |= np.uint32(1 << (eos & 31))
-                depth = self.stack_depths[stack]
-            data = row.tobytes()
-            known = self._mask_rows.get(data)
-            if known is None:
-                if len(self._mask_rows) >= self._max_masks:
-                    self._mask_rows.clear()
-                    self._masks.clear()
-                    self._shared_masks.clear()
-                    shared = self._shared_masks.setdefault((state, aux), {})
+                    break
+            else:
+                row, depth = self._compute_mask(*self.configs[config])
+                if self.may_end(config):
+                    eos = self.vocabulary.eos
+                    row[eos >> 5] |= np.uint32(1 << (eos & 31))
+                    depth = self.stack_depths[stack]
                 row.flags.writeable = False
-                known = self._mask_rows[data] = row
-            shared.setdefault(depth, {})[self._top_frames(stack, depth)] = known
-            self._masks[config] = known
-            return known
+                _forget_oldest(self._shared_masks, self._max_masks)
+                self._shared_masks[(state, aux, self._top_frames(stack, depth))] = row
+                known = self._mask_depths.get((state, aux), ())
+                if depth not in known:
+                    self._mask_depths[(state, aux)] = (*known, depth)
+            _forget_oldest(self._masks, self._max_masks)
+            self._masks[config] = row
+            return row
 
     def _blur_count(self, count: int, stack: int) -> int:
         """Counts so far from both bounds that no token tells them apart share a mask."""
@@ -533,41 +568,47 @@ class Machine:
         """The mask without the end token, and how many of the stack's top frames it depends on."""
         frame = self.stack_frames[stack]
         barrier = self._barrier_of(frame)
-        inner = self._inner.get((state, aux, barrier))
+        twin = self._twins.get(state)
+        if twin is not None:
+            state = twin()
+        key = (state, self._blur_count(aux, stack) if state in self._counted_states else aux, barrier)
+        inner = self._inner.get(key)
         if inner is None:
             inner = self._walk_inside(state, aux, barrier)
-            if len(self._inner) >= self._max_masks:
-                self._inner.clear()
-            self._inner[(state, aux, barrier)] = inner
+            _forget_oldest(self._inner, self._max_masks)
+            self._inner[key] = inner
         mask = inner.mask.copy()
         if not len(inner.exits):
             return mask, 1 if barrier != self._open_barrier else 0
         control = self._control
         self._begin()
         control[walk.LOWEST] = self.stack_depths[stack]
-        targets = [self._leave(stack, result) for result in inner.results]
-        pending = np.zeros((len(inner.exits), 5), np.int64)
-        pending[:, 0] = inner.exits[:, 0]
-        pending[:, 4] = inner.exits[:, 2]
-        pending[:, (1, 3)] = np.array(targets, np.int64)[inner.which]
-        pending = pending[pending[:, 1] != DEAD_STATE]
-        self._walk(inner.trie, mask, pending, len(pending))
+        results = inner.results
+        states, stacks = np.empty(len(results), np.int64), np.empty(len(results), np.int64)
+        for i, result in enumerate(results.tolist()):
+            states[i], stacks[i] = self._leave(stack, result)
+        pending = np.empty((len(inner.exits), 5), np.int64)
+        num_pending = walk.enter_exits(inner.exits, results, states, stacks, pending)
+        self._walk(inner.trie, mask, pending, num_pending)
         lowest = int(control[walk.LOWEST])
         return mask, self.stack_depths[stack] - lowest + 1
 
     def _barrier_of(self, frame: int) -> int:
         """The frame that stands for all those with the same filter and bounds, and stops the walk when popped."""
-        arrays = self._arrays
-        key = (
-            "barrier",
-            int(arrays[walk.FRAME_FILTER][frame]),
-            int(arrays[walk.FRAME_LOW][frame]),
-            int(arrays[walk.FRAME_HIGH][frame]),
-        )
-        return self.frame(
-            key,
-            lambda: self.add_frame(lambda result: walk.EXITED, filter_at=key[1], low=key[2], high=key[3]),
-        )
+        found = self._barriers.get(frame)
+        if found is None:
+            arrays = self._arrays
+            key = (
+                "barrier",
+                int(arrays[walk.FRAME_FILTER][frame]),
+                int(arrays[walk.FRAME_LOW][frame]),
+                int(arrays[walk.FRAME_HIGH][frame]),
+            )
+            found = self._barriers[frame] = self.frame(
+                key,
+                lambda: self.add_frame(lambda result: walk.EXITED, filter_at=key[1], low=key[2], high=key[3]),
+            )
+        return found
 
     def _leave(self, stack: int, result: int) -> tuple[int, int]:
         """The state and stack after popping the top frame with a result; ``DEAD_STATE`` if it goes nowhere."""
@@ -597,13 +638,15 @@ class Machine:
         if state in self._inside_string and self._is_free(state, aux, stack):
             mask[:], trie = self._inside_tokens(self._inside_string[state])
             self._begin()
-        first = np.array([[-1, state, aux, stack, 0]], np.int64)
+        first = self._first
+        first[0, 1], first[0, 2], first[0, 3] = state, aux, stack
         self._num_exits = 0
         self._walk(trie, mask, first, 1)
         exits = self._exits[: self._num_exits].copy()
         self._num_exits = 0
-        results = sorted(set(exits[:, 1].tolist()))
-        return _Inner(mask, trie, exits, results, np.searchsorted(results, exits[:, 1]))
+        results = np.empty(len(exits), np.int64)
+        num_results = walk.distinct_results(exits, len(exits), results)
+        return _Inner(mask, trie, exits, results[:num_results].copy())
 
     def _walk(self, trie: np.ndarray, mask: np.ndarray, pending: np.ndarray, num_pending: int) -> None:
         """Set the mask's bits, making what is missing and resuming there until nothing is."""
@@ -624,7 +667,7 @@ class Machine:
             scratch, lowest = control[walk.SCRATCH], control[walk.LOWEST]
             for kind, a, b in self._wanted[:num_wanted].tolist():
                 if kind == walk.MISS_ROW:
-                    self.row(a)
+                    self._entry(a, b)
                 elif kind == walk.MISS_AFTER:
                     self.after(a, b)
                 else:
@@ -636,21 +679,26 @@ class Machine:
     def _is_free(self, state: int, aux: int, stack: int) -> bool:
         frame = self.stack_frames[stack]
         if state in self._counted_states:
-            return int(self._arrays[walk.FRAME_HIGH][frame]) - aux >= self.vocabulary.trie.max_depth
+            return int(self._arrays[walk.FRAME_HIGH][frame]) - aux >= SHORT_TOKEN
         filter_at = int(self._arrays[walk.FRAME_FILTER][frame])
         return filter_at < 0 or bool(self._arrays[walk.FILTERS][filter_at])
 
     def _inside_tokens(self, base: int) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens that stay within a string, as a mask, and the trie of those that close it."""
+        """The short tokens that stay within a string, as a mask, and the trie of all others that might be allowed."""
         found = self._inside.get(base)
         if found is None:
             vocabulary = self.vocabulary
             self._begin()
             covered = np.zeros(vocabulary.num_words, np.uint32)  # on the empty stack a closing quote is refused
             self._walk(self._whole, covered, np.array([[-1, base, 0, 0, 0]], np.int64), 1)
-            closing = [t for t in np.flatnonzero(vocabulary.is_text).tolist() if b'"' in vocabulary.tokens[t]]
-            closing = [t for t in closing if not covered[t >> 5] >> np.uint32(t & 31) & 1]
-            trie = self._trie_addresses(vocabulary.build_trie(np.array(closing, np.int64)))
+            bits = np.unpackbits(covered.view(np.uint8), bitorder="little")[: len(vocabulary)].astype(bool)
+            lengths = np.diff(vocabulary.token_offsets)
+            is_long = bits & (lengths > SHORT_TOKEN)
+            others = [t for t in np.flatnonzero(vocabulary.is_text & ~bits).tolist() if b'"' in vocabulary.tokens[t]]
+            for token in np.flatnonzero(is_long).tolist():
+                covered[token >> 5] &= ~np.uint32(1 << (token & 31))
+                others.append(token)
+            trie = self._trie_addresses(vocabulary.build_trie(np.array(others, np.int64)))
             found = self._inside[base] = covered, trie
         return found
 

@@ -538,20 +538,8 @@ class Objects:
                 marks = [p if bits >> i & 1 else ex.complement(p) for i, p in enumerate(shape.patterns)]
                 parts.append(ex.intersect(rest, *marks))
         must = ex.alive(ex.union(*parts))
-        observers = (*[ex.literal(w) for w in words], *shape.patterns)
-
-        def returns(result: int) -> int:
-            bits = machine.bits(result)
-            exact = bits & ((1 << len(words)) - 1)
-            if exact:
-                cls = exact.bit_length()
-            else:
-                pattern_bits = bits >> len(words)
-                cls = len(words) + pattern_bits if pattern_bits else 0
-            return self._colon(context, cls, names, others)
-
-        frame = machine.add_frame(returns)
-        return machine.push(frame, values.scalars.key(must, observers))
+        frame = machine.add_frame(lambda result: self._colon(context, machine.bits(result), names, others))
+        return machine.push(frame, values.scalars.key(must, ex.one_of_tagged(words), shape.patterns))
 
     def _colon(self, context: Context, cls: int, names: int, others: tuple[int, ...]) -> int:
         """The row code after a name's closing quote."""

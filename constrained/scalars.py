@@ -7,7 +7,7 @@ is in them too, as bits of the result. Never deals with arrays and objects.
 import numpy as np
 
 from .expressions import NOTHING
-from .machine import Machine
+from .machine import SHORT_TOKEN, Machine
 
 QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F
 SHORT_ESCAPES = {0x22: 0x22, 0x5C: 0x5C, 0x62: 8, 0x66: 12, 0x6E: 10, 0x72: 13, 0x74: 9}
@@ -47,28 +47,37 @@ class Scalars:
             return machine.push(frame, self._string((ex.text,), free=True, counted=True))
         return self._string((must, *observers), free=ex.words_of(must) is None, counted=False)
 
-    def key(self, must: int, observers: tuple[int, ...]) -> int:
-        """The state after the opening quote of a property name, spelled one way only."""
-        return self._string((must, *observers), free=False, counted=False)
+    def key(self, must: int, names: int, patterns: tuple[int, ...]) -> int:
+        """The state after the opening quote of a property name, spelled one way only.
 
-    def _string(self, exprs: tuple[int, ...], *, free: bool, counted: bool) -> int:
+        ``names`` is ``one_of_tagged``; the result is the tag + 1 of the name, or how many there are plus the patterns
+        that match, as bits, or 0 if none does.
+        """
+        return self._string((must, names, *patterns), free=False, counted=False, tagged=len(self.ex.tags(names)))
+
+    def _string(self, exprs: tuple[int, ...], *, free: bool, counted: bool, tagged: int = -1) -> int:
+        """``tagged``: how many names the first observer tells apart; -1 where it is an observer like the others."""
         if exprs[0] == NOTHING:
             return 0
         machine = self.machine
-        key = ("string", exprs, free, counted)
+        key = ("string", exprs, free, counted, tagged)
 
         def make() -> int:
             fits = self.ex.contains_all_texts_of(exprs[0])
             base = -1
-            if fits is not None and fits >= self._longest:
+            if fits is not None and fits >= SHORT_TOKEN:
                 plain = exprs == (self.ex.text,) and not counted
                 base = machine.num_states if plain else (self.free_text if free else self.key_text)
             boundary = exprs[0] == self.ex.text
-            return machine.add_state(
-                lambda row: self._fill_string(row, exprs, free, counted),
+            state = machine.add_state(
+                lambda row: self._fill_string(row, exprs, free, counted, tagged),
                 counted=(1 if boundary else 2) if counted else 0,
                 inside_string=base,
             )
+            far = tuple(self.ex.without_far_bounds(e, self._longest) for e in exprs)
+            if far != exprs:
+                machine.set_twin(state, lambda: self._string(far, free=free, counted=counted, tagged=tagged))
+            return state
 
         return machine.state(key, make)
 
@@ -81,7 +90,7 @@ class Scalars:
             exprs = (must, *[ex.derive(e, byte) for e in exprs[1:]])
         return exprs
 
-    def _fill_string(self, row: np.ndarray, exprs: tuple[int, ...], free: bool, counted: bool) -> None:
+    def _fill_string(self, row: np.ndarray, exprs: tuple[int, ...], free: bool, counted: bool, tagged: int) -> None:
         ex = self.ex
         may_escape = False
         for lo, hi in ex.classes(*exprs):
@@ -94,21 +103,24 @@ class Scalars:
             if lo < 0x20 or lo <= QUOTE < hi or lo <= BACKSLASH < hi:
                 may_escape = True
             if hi > 0x20:
-                row[max(lo, 0x20) : hi] = self._string(to, free=free, counted=counted)
+                row[max(lo, 0x20) : hi] = self._string(to, free=free, counted=counted, tagged=tagged)
         row[QUOTE] = row[BACKSLASH] = 0
         if ex.nullable[exprs[0]]:
             bits = 0
-            for i, e in enumerate(exprs[1:]):
+            for i, e in enumerate(exprs[1:] if tagged < 0 else exprs[2:]):
                 bits |= ex.nullable[e] << i
+            if tagged >= 0:
+                tag = ex.tag_here(exprs[1])
+                bits = tag + 1 if tag >= 0 else tagged + bits if bits else 0
             row[QUOTE] = self.machine.end_state(self.machine.result(bits))
         if may_escape:
-            row[BACKSLASH] = self._escape(exprs, free, counted)
+            row[BACKSLASH] = self._escape(exprs, free, counted, tagged)
 
     def _any_next(self, exprs: tuple[int, ...]) -> bool:
         run = self.ex.contains_all_texts_of(exprs[0])
         return run is not None and run >= 1
 
-    def _escape(self, exprs: tuple[int, ...], free: bool, counted: bool) -> int:
+    def _escape(self, exprs: tuple[int, ...], free: bool, counted: bool, tagged: int) -> int:
         """The state after a backslash, where some escape can follow."""
         free = free and self._any_next(exprs)
         machine = self.machine
@@ -118,15 +130,15 @@ class Scalars:
             for byte, code in SHORT_ESCAPES.items():
                 to = controls[code] if code < 0x20 else self._derive(exprs, bytes([code]))
                 if to[0] != NOTHING:
-                    row[byte] = self._string(to, free=free, counted=counted)
+                    row[byte] = self._string(to, free=free, counted=counted, tagged=tagged)
             if free:
-                row[SLASH] = self._string(self._derive(exprs, b"/"), free=free, counted=counted)
-            row[ord("u")] = self._code_point(exprs, free, counted, "")
+                row[SLASH] = self._string(self._derive(exprs, b"/"), free=free, counted=counted, tagged=tagged)
+            row[ord("u")] = self._code_point(exprs, free, counted, tagged, "")
 
         def make() -> int:
             return machine.add_state(fill, counted=2 if counted else 0)
 
-        return machine.state(("escape", exprs, free, counted), make)
+        return machine.state(("escape", exprs, free, counted, tagged), make)
 
     def _controls(self, exprs: tuple[int, ...]) -> list[tuple[int, ...]]:
         """What follows each control character."""
@@ -139,7 +151,7 @@ class Scalars:
             found += [to if self.ex.available >> b & 1 else (NOTHING,) for b in range(lo, min(hi, 0x20))]
         return found
 
-    def _code_point(self, exprs: tuple[int, ...], free: bool, counted: bool, digits: str) -> int:
+    def _code_point(self, exprs: tuple[int, ...], free: bool, counted: bool, tagged: int, digits: str) -> int:
         r"""The state after ``\u`` and some digits; for a surrogate pair the digits go on after another ``\u``."""
         machine = self.machine
         if not free:
@@ -155,22 +167,22 @@ class Scalars:
             if is_high:
                 code = 0x10000 + ((code - 0xD800) << 10) + (int(digits[6:], 16) - 0xDC00)
             to = self._derive(exprs, chr(code).encode())
-            return self._string(to, free=free, counted=counted)
+            return self._string(to, free=free, counted=counted, tagged=tagged)
 
         def fill(row: np.ndarray) -> None:
             if len(digits) in (4, 5):
                 byte = b"\\u"[len(digits) - 4]
-                row[byte] = self._code_point(exprs, free, counted, digits + chr(byte))
+                row[byte] = self._code_point(exprs, free, counted, tagged, digits + chr(byte))
                 return
             for byte, digit in (HEX if free else LOWER_HEX).items():
                 if (len(digits) == 6 and digit != "d") or (len(digits) == 7 and digit not in "cdef"):
                     continue
-                row[byte] = self._code_point(exprs, free, counted, digits + digit)
+                row[byte] = self._code_point(exprs, free, counted, tagged, digits + digit)
 
         def make() -> int:
             return machine.add_state(fill, counted=2 if counted else 0)
 
-        return machine.state(("code point", exprs, free, counted, digits), make)
+        return machine.state(("code point", exprs, free, counted, tagged, digits), make)
 
     # -- plain text -----------------------------------------------------------------------------------------------
 
@@ -186,7 +198,14 @@ class Scalars:
                     if to != NOTHING:
                         row[lo:hi] = self.text(to)
 
-        return machine.state(("text", expr), lambda: machine.add_state(fill, accepting=ex.nullable[expr]))
+        def make() -> int:
+            state = machine.add_state(fill, accepting=ex.nullable[expr])
+            far = ex.without_far_bounds(expr, self._longest)
+            if far != expr:
+                machine.set_twin(state, lambda: self.text(far))
+            return state
+
+        return machine.state(("text", expr), make)
 
     # -- numbers --------------------------------------------------------------------------------------------------
 

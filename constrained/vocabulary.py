@@ -9,6 +9,7 @@ The trie lies flat in depth-first order; a node's subtree is the range [node, no
 """
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -53,6 +54,8 @@ class Vocabulary:
         self.special = frozenset(special) | {eos}
         self.eos = eos
         self.encode = encode
+        self.compiler: object = None  # what compiles grammars for it (``compiler_of``), under ``lock``
+        self.lock = threading.Lock()
         self.num_words = (len(self.tokens) + 31) // 32
         self.is_text = np.ones(len(self.tokens), dtype=bool)
         self.is_text[[t for t in self.special if t < len(self.tokens)]] = False

@@ -22,11 +22,10 @@ UNKNOWN, REFUSED = 0, -1  # what a row holds before it is filled, and for a refu
 # Slots of ``control``.
 (
     DELTA, ENDS, FINAL, SPACE, LOCAL, COUNTED, ACT_FRAME, ACT_STATE, FRAME_FILTER, FRAME_LOW, FRAME_HIGH, FILTERS,
-    HASH_KEYS, HASH_VALUES, HASH_MASK, STACK_FRAME, STACK_PARENT, STACK_DEPTH, SPACE_DELTA, NUM_STACK, TOKEN_BYTES,
-    TOKEN_OFFSETS, MASK, PENDING, NUM_PENDING, SCRATCH, LOWEST, OUT_STATE, OUT_AUX, OUT_STACK, MISS_KIND, MISS_A,
-    MISS_B, SPACE_CLASS, WALK, STACK_LIMIT, NUM_STATES,
-) = range(37)  # fmt: skip
-CONTROL_SIZE = 40
+    HASH_KEYS, HASH_VALUES, HASH_MASK, STACK_FRAME, STACK_PARENT, STACK_DEPTH, STACK_LIMIT, SPACE_DELTA, SPACE_CLASS,
+    TOKEN_BYTES, TOKEN_OFFSETS, LAZY, MASK, SCRATCH, LOWEST, OUT_STATE, OUT_AUX, OUT_STACK, MISS_A, MISS_B,
+) = range(32)  # fmt: skip
+CONTROL_SIZE = 32
 
 # Slots of a trie's array of addresses.
 T_BYTE, T_DEPTH, T_END, T_FIRST, T_COUNT, T_ORDER, T_NODES = range(7)
@@ -88,6 +87,13 @@ def hash_insert(keys, values, mask, key, value):
 
 
 @nb.njit(cache=True)
+def hash_copy(old_keys, old_values, keys, values, mask):
+    for i in range(len(old_keys)):
+        if old_keys[i] != -1:
+            hash_insert(keys, values, mask, old_keys[i], old_values[i])
+
+
+@nb.njit(cache=True)
 def _transition(control, s, aux, k, byte):
     delta = _i32(control[DELTA])
     ends = _i32(control[ENDS])
@@ -137,6 +143,7 @@ def _transition(control, s, aux, k, byte):
             break
         if code == UNKNOWN:
             control[MISS_A] = s
+            control[MISS_B] = byte if _u8(control[LAZY])[s] != 0 else 0
             return MISS_ROW, s, aux, k
         if ends[s] == 0:
             return DEAD, s, aux, k
@@ -262,6 +269,40 @@ def only_byte(control, s, aux, k):
 
 
 @nb.njit(cache=True)
+def enter_exits(exits, results, states, stacks, out):
+    """Turn exits into regions of ``walk_trie``, given where each result leads; returns their number."""
+    n = 0
+    for i in range(len(exits)):
+        for r in range(len(results)):
+            if results[r] == exits[i, 1]:
+                if states[r] != 0:
+                    out[n, 0] = exits[i, 0]
+                    out[n, 1] = states[r]
+                    out[n, 2] = 0
+                    out[n, 3] = stacks[r]
+                    out[n, 4] = exits[i, 2]
+                    n += 1
+                break
+    return n
+
+
+@nb.njit(cache=True)
+def distinct_results(exits, num_exits, out):
+    """The different results of some exits, in order of appearance; returns their number."""
+    n = 0
+    for i in range(num_exits):
+        known = False
+        for r in range(n - 1, -1, -1):
+            if out[r] == exits[i, 1]:
+                known = True
+                break
+        if not known:
+            out[n] = exits[i, 1]
+            n += 1
+    return n
+
+
+@nb.njit(cache=True)
 def walk_trie(control, trie, pending, num_pending, out, wanted, exits, num_exits, state_at, aux_at, stack_at):
     """Walk the regions in ``pending`` [n, 5] (node, state, aux, stack, taken) and set the mask's bits.
 
@@ -325,7 +366,7 @@ def walk_trie(control, trie, pending, num_pending, out, wanted, exits, num_exits
                 out[num_out, 3] = stack_at[d - 1]
                 out[num_out, 4] = 0
                 num_out += 1
-                b = control[MISS_B] if status == MISS_AFTER else 0
+                b = control[MISS_B]
                 known = False
                 for w in range(num_wanted - 1, -1, -1):
                     if wanted[w, 1] == control[MISS_A] and wanted[w, 2] == b and wanted[w, 0] == status:
