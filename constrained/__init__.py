@@ -1,7 +1,7 @@
 """Grammar in, token bitmask out: JSON Schema, regex, EBNF, Lark, choices."""
 
 from .compiler import Compiler, compile, compiler_of
-from .grammar import CompiledGrammar, Matcher
+from .grammar import CompiledGrammar, Matcher, fill_masks
 from .spec import GRAMMAR_KINDS, GrammarError, GrammarKind, GrammarSpec, GrammarTooComplex
 from .vocabulary import Vocabulary
 
@@ -17,4 +17,5 @@ __all__ = [
     "Vocabulary",
     "compile",
     "compiler_of",
+    "fill_masks",
 ]

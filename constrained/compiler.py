@@ -18,12 +18,39 @@ from .vocabulary import Vocabulary
 
 JSON_OPTIONS = ("property_order", "whitespace", "format", "on_unsupported")
 MAX_TEXT_BYTES = 4 << 20
+PRIVATE_BYTES = 256 << 10
+
+
+class Workshop:
+    """One machine and what builds states on it."""
+
+    def __init__(self, vocabulary: Vocabulary, max_states: int) -> None:
+        self.machine = Machine(vocabulary, max_states=max_states)
+        self.scalars = Scalars(self.machine)
+        self._schemas: dict[tuple[str, str, str], Schemas] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether new grammars should begin in another."""
+        sizes = [len(schemas.formulas.nodes) / schemas.formulas.max_formulas for schemas in self._schemas.values()]
+        return self.machine.is_full or max(sizes, default=0.0) > 0.5
+
+    def schemas(self, options: dict[str, str]) -> Schemas:
+        order, formats = options.get("property_order", "any"), options.get("format", "annotate")
+        style = (order, options["whitespace"], formats)
+        found = self._schemas.get(style)
+        if found is None:
+            flexible = options["whitespace"] == "flexible"
+            values = Values(self.machine, self.scalars, flexible=flexible, any_order=order == "any")
+            found = self._schemas[style] = Schemas(values, enforce_formats=formats == "enforce")
+        return found
 
 
 class Compiler:
     """Compiles for one vocabulary. Thread-safe; holds the last ``capacity`` grammars, and one machine they share.
 
-    A machine that has grown past its limit is left to the grammars made on it, and a fresh one begun.
+    A machine that has grown past its limit is left to the matchers at work on it, and a fresh one begun. A grammar of
+    more than ``PRIVATE_BYTES`` gets a machine of its own, whose lock keeps nobody else waiting.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, capacity: int = 512, max_states: int = 60_000) -> None:
@@ -32,23 +59,24 @@ class Compiler:
         self.max_states = max_states
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, CompiledGrammar | GrammarError] = OrderedDict()
-        self._begin_machine()
-
-    def _begin_machine(self) -> None:
-        self.machine = Machine(self.vocabulary, max_states=self.max_states)
-        self._scalars = Scalars(self.machine)
-        self._schemas: dict[tuple[str, str, str], Schemas] = {}
+        self._shop = Workshop(vocabulary, max_states)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The grammar, from the cache if it was compiled before. Raises ``GrammarError``, also from the cache."""
         key = spec.key
         with self._lock:
+            if self._shop.is_full:
+                self._shop = Workshop(self.vocabulary, self.max_states)
+                self._cache.clear()
+            shop = self._shop
             found = self._cache.get(key)
             if found is not None:
                 self._cache.move_to_end(key)
         if found is None:
+            if len(spec.text) > PRIVATE_BYTES:
+                shop = Workshop(self.vocabulary, self.max_states)
             try:
-                found = self._compile(spec)
+                found = self._compile(spec, shop)
             except GrammarError as error:
                 found = error
             with self._lock:
@@ -56,68 +84,53 @@ class Compiler:
                 while len(self._cache) > self.capacity:
                     self._cache.popitem(last=False)
         if isinstance(found, GrammarError):
-            raise found.with_traceback(None)
+            raise found.twin()
         return found
 
-    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+    def _compile(self, spec: GrammarSpec, shop: Workshop) -> CompiledGrammar:
         if spec.kind not in GRAMMAR_KINDS:
             raise GrammarError(f"unknown grammar kind {spec.kind!r}; there are {', '.join(GRAMMAR_KINDS)}")
         if len(spec.text) > MAX_TEXT_BYTES:
             raise GrammarTooComplex(f"the grammar has {len(spec.text):,} characters; the limit is {MAX_TEXT_BYTES:,}")
-        with self._lock:
-            if self.machine.num_states > self.max_states or len(self.machine.expressions.nodes) > 250_000:
-                self._begin_machine()
-            machine = self.machine
+        machine = shop.machine
+        unchecked: list[str] = []
         try:
-            with machine.lock:
-                match spec.kind:
-                    case "json_schema" | "json":
-                        return self._json(spec, machine)
-                    case "regex":
-                        return self._regex(spec, machine)
-                    case "choices":
-                        return self._choices(spec, machine)
-                    case "structural_tags":
-                        return self._tags(spec, machine)
-                    case "ebnf":
-                        start = str(_one_option(spec, "start", "root"))
-                        return CompiledGrammar(
-                            spec, machine, machine.start(compile_ebnf(spec.text, machine, start=start), 0)
-                        )
-                    case "lark":
-                        start = str(_one_option(spec, "start", "start"))
-                        return CompiledGrammar(
-                            spec, machine, machine.start(compile_lark(spec.text, machine, start=start), 0)
-                        )
+            match spec.kind:
+                case "json_schema" | "json":
+                    start = self._json(spec, shop, unchecked)
+                case "structural_tags":
+                    start = self._tags(spec, shop, unchecked)
+                case "regex":
+                    start = self._regex(spec, shop)
+                case "choices":
+                    start = self._choices(spec, shop)
+                case "ebnf":
+                    rule = str(_one_option(spec, "start", "root"))
+                    with machine.lock:
+                        start = machine.start(compile_ebnf(spec.text, machine, start=rule), 0)
+                case _:
+                    rule = str(_one_option(spec, "start", "start"))
+                    start = machine.start(compile_lark(spec.text, machine, start=rule), 0)
+            machine.mask(start)  # the first answer is ready when the first token is asked for
         except RecursionError:
             raise GrammarTooComplex(f"the {spec.kind} grammar nests too deep") from None
-        raise AssertionError(spec.kind)
+        return CompiledGrammar(spec, machine, start, tuple(unchecked))
 
-    def _json(self, spec: GrammarSpec, machine: Machine) -> CompiledGrammar:
-        names = JSON_OPTIONS if spec.kind == "json_schema" else ("whitespace",)
-        options = option_values(dict(spec.options), names)
-        schemas = self._schemas_of(machine, options)
-        root, unchecked = schemas.compile(
-            spec.text if spec.kind == "json_schema" else "true",
-            check_after=options.get("on_unsupported") == "check_after",
-        )
-        state, frame = schemas.values.accept_root(root)
-        return CompiledGrammar(spec, machine, machine.start(state, frame), tuple(unchecked))
+    def _json(self, spec: GrammarSpec, shop: Workshop, unchecked: list[str]) -> int:
+        options = option_values(dict(spec.options), JSON_OPTIONS if spec.kind == "json_schema" else ("whitespace",))
+        with shop.machine.lock:
+            schemas = shop.schemas(options)
+        text = spec.text if spec.kind == "json_schema" else "true"
+        root, left = schemas.compile(text, check_after=options.get("on_unsupported") == "check_after")
+        unchecked += left
+        with shop.machine.lock:
+            return shop.machine.start(*schemas.values.accept_root(root))
 
-    def _schemas_of(self, machine: Machine, options: dict[str, str]) -> Schemas:
-        order, formats = options.get("property_order", "any"), options.get("format", "annotate")
-        style = (order, options["whitespace"], formats)
-        found = self._schemas.get(style)
-        if found is None:
-            flexible = options["whitespace"] == "flexible"
-            values = Values(machine, self._scalars, flexible=flexible, any_order=order == "any")
-            found = self._schemas[style] = Schemas(values, enforce_formats=formats == "enforce")
-        return found
-
-    def _tags(self, spec: GrammarSpec, machine: Machine) -> CompiledGrammar:
+    def _tags(self, spec: GrammarSpec, shop: Workshop, unchecked: list[str]) -> int:
         options = option_values(dict(spec.options), JSON_OPTIONS)
-        schemas = self._schemas_of(machine, options)
-        unchecked: list[str] = []
+        machine = shop.machine
+        with machine.lock:
+            schemas = shop.schemas(options)
 
         def value_of(schema: str) -> int:
             root, left = schemas.compile(schema, check_after=options["on_unsupported"] == "check_after")
@@ -127,15 +140,16 @@ class Compiler:
         def regex_of(pattern: str, where: str) -> int:
             return compile_regex(pattern, machine.expressions, anchored=True, where=where)
 
-        tags = Tags(read_tags(spec.text), machine, self._scalars, value_of, regex_of)
-        return CompiledGrammar(spec, machine, machine.start(tags.start, 0), tuple(unchecked))
+        tags = read_tags(spec.text)
+        with machine.lock:
+            return machine.start(Tags(tags, machine, shop.scalars, value_of, regex_of).start, 0)
 
-    def _regex(self, spec: GrammarSpec, machine: Machine) -> CompiledGrammar:
+    def _regex(self, spec: GrammarSpec, shop: Workshop) -> int:
         option_values(dict(spec.options), ())
-        expr = compile_regex(spec.text, machine.expressions, anchored=True)
-        return self._language(spec, machine, expr)
+        with shop.machine.lock:
+            return self._language(spec, shop, compile_regex(spec.text, shop.machine.expressions, anchored=True))
 
-    def _choices(self, spec: GrammarSpec, machine: Machine) -> CompiledGrammar:
+    def _choices(self, spec: GrammarSpec, shop: Workshop) -> int:
         option_values(dict(spec.options), ())
         try:
             choices = json.loads(spec.text)
@@ -143,13 +157,15 @@ class Compiler:
             raise GrammarError(f"choices are not JSON: {error}") from None
         if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
             raise GrammarError("choices must be a list of one or more strings, none empty")
-        return self._language(spec, machine, machine.expressions.one_of([c.encode() for c in choices]))
+        words = [c.encode(errors="surrogatepass") for c in choices]
+        with shop.machine.lock:
+            return self._language(spec, shop, shop.machine.expressions.one_of(words))
 
-    def _language(self, spec: GrammarSpec, machine: Machine, expr: int) -> CompiledGrammar:
-        if not machine.expressions.is_nonempty(expr):
+    @staticmethod
+    def _language(spec: GrammarSpec, shop: Workshop, expr: int) -> int:
+        if not shop.machine.expressions.is_nonempty(expr):
             raise GrammarError(f"no text of this vocabulary's bytes matches the {spec.kind}")
-        state = self._scalars.text(expr)
-        return CompiledGrammar(spec, machine, machine.start(state, 0))
+        return shop.machine.start(shop.scalars.text(expr), 0)
 
 
 def _one_option(spec: GrammarSpec, name: str, default: str) -> str | int | bool:

@@ -443,7 +443,7 @@ class Expressions:
                 return False
         return self.nullable[expr]
 
-    def is_nonempty(self, expr: int, *, fuel: int = 50_000) -> bool:
+    def is_nonempty(self, expr: int, *, fuel: int = 10_000) -> bool:
         """Whether any text is in the language. Free for plain expressions; a search for ``and`` and ``not``."""
         if expr == NOTHING:
             return False

@@ -1,5 +1,6 @@
 """A compiled grammar and the matcher that walks a text through it. Never knows what kind of grammar it was."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,12 @@ class CompiledGrammar:
 
     def matcher(self) -> "Matcher":
         return Matcher(self)
+
+
+def fill_masks(matchers: Sequence["Matcher"], rows: np.ndarray) -> None:
+    """Fill a mask per matcher, row i of ``rows`` (uint32 or int32 [n, ceil(V / 32)]) for matcher i."""
+    for matcher, row in zip(matchers, rows, strict=True):
+        matcher.fill_mask(row)
 
 
 class Matcher:

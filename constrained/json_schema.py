@@ -67,15 +67,18 @@ class Schemas:
         """The root's formula, and what of it is left to check afterwards."""
         document = Document(read_json(text))
         unsupported: list[str] = []
+        lock = self.values.machine.lock  # taken for a while at a time, so that masks are made in between
         for place in document.places:
-            self._check(document, place, unsupported)
+            with lock:
+                self._check(document, place, unsupported)
         if unsupported and not check_after:
             what, _, where = unsupported[0].rpartition(" at ")
             raise GrammarError(f'unsupported: {what}; on_unsupported="check_after" lets it pass unchecked', where=where)
         key = hashlib.sha256(text.encode()).hexdigest()
-        root = self.node(document, key, document.root_place)
-        if not self.values.satisfiable(root):
-            raise GrammarError("no value satisfies the schema", where="#")
+        with lock:
+            root = self.node(document, key, document.root_place)
+            if not self.values.satisfiable(root):
+                raise GrammarError("no value satisfies the schema", where="#")
         return root, unsupported
 
     # -- checks ---------------------------------------------------------------------------------------------------

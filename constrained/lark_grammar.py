@@ -5,6 +5,7 @@ A text is in the language if it can be cut into terminals (with ignored ones bet
 """
 
 import re
+from typing import Any
 
 from .earley import Grammar, Parser
 from .machine import Machine
@@ -25,6 +26,11 @@ def compile_lark(text: str, machine: Machine, *, start: str = "start") -> int:
         raise GrammarError(f"Lark cannot read the grammar: {str(error).strip()}") from None
     except re.error as error:
         raise GrammarError(f"a terminal's regex: {error}") from None
+    with machine.lock:
+        return _build(loaded, machine, start)
+
+
+def _build(loaded: Any, machine: Machine, start: str) -> int:
     ex = machine.expressions
     lexemes: dict[str, int] = {}
     for terminal in loaded.terminals:

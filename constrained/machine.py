@@ -154,6 +154,15 @@ class Machine:
         self.add_frame(lambda result: DEAD_STATE)  # frame 0, below every stack
         self._open_barrier = self._barrier_of(0)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it has grown so far that new grammars should begin on another."""
+        return (
+            self.num_states > self.max_states
+            or len(self.expressions.nodes) > self.expressions.max_expressions // 2
+            or len(self.configs) > 1_000_000
+        )
+
     # -- building -------------------------------------------------------------------------------------------------
 
     def _set(self, slot: int, array: np.ndarray) -> None:

@@ -32,6 +32,12 @@ class GrammarError(ValueError):
         super().__init__(f"{message} (at {where})" if where else message)
         self.where = where
 
+    def twin(self) -> "GrammarError":
+        """An equal error, to be raised anew."""
+        again = type(self)(str(self))
+        again.where = self.where
+        return again
+
 
 class GrammarTooComplex(GrammarError):
     """Compiling or walking the grammar needs more than its fuel."""

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from phloem.constrained import GrammarError, Matcher, Vocabulary, compile
+from phloem.constrained import Compiler, GrammarError, GrammarSpec, Matcher, Vocabulary, compile, fill_masks
 
 from .conftest import encode, is_set, takes, walk_all
 
@@ -212,3 +212,49 @@ def test_fill_mask_writes_int32_rows_too(vocabulary: Vocabulary) -> None:
     row = np.zeros(vocabulary.num_words, np.int32)
     matcher.fill_mask(row)
     assert (row.view(np.uint32) == matcher.mask()).all()
+
+
+def test_a_full_machine_is_left_for_a_fresh_one(vocabulary: Vocabulary) -> None:
+    compiler = Compiler(Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos), max_states=100)
+    first = compiler.compile(GrammarSpec("json_schema", SCHEMA))
+    for i in range(60):
+        compiler.compile(GrammarSpec("choices", json.dumps([f"choice {i} of many", f"another {i}"])))
+    again = compiler.compile(GrammarSpec("json_schema", SCHEMA))
+    assert again.machine is not first.machine
+    assert takes(first, '{"name": "a"}') and takes(again, '{"name": "a"}')
+
+
+def test_masks_are_the_same_after_the_cache_forgot_them(vocabulary: Vocabulary) -> None:
+    grammar = compile("json_schema", SCHEMA, vocabulary)
+    matcher = grammar.matcher()
+    fresh = []
+    for token in encode(vocabulary, '{"name": "the", "children": []}'):
+        fresh.append(matcher.mask().copy())
+        assert matcher.accept(token)
+    machine = grammar.machine
+    for cache in (machine._masks, machine._shared_masks, machine._inner, machine._edges):
+        cache.clear()
+    matcher = grammar.matcher()
+    for token, mask in zip(encode(vocabulary, '{"name": "the", "children": []}'), fresh, strict=True):
+        assert (matcher.mask() == mask).all()
+        assert matcher.accept(token)
+
+
+def test_many_rows_are_filled_at_once(vocabulary: Vocabulary) -> None:
+    matchers = [compile("choices", '["aa", "ab"]', vocabulary).matcher(), compile("json", "", vocabulary).matcher()]
+    rows = np.zeros((2, vocabulary.num_words), np.int32)
+    fill_masks(matchers, rows)
+    for matcher, row in zip(matchers, rows, strict=True):
+        assert (row.view(np.uint32) == matcher.mask()).all()
+
+
+def test_a_grammar_too_complex_on_the_way_is_an_error_of_its_matcher(vocabulary: Vocabulary) -> None:
+    compiler = Compiler(Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos), max_states=60)
+    grammar = compiler.compile(GrammarSpec("ebnf", 'root ::= "" | "(" root ")" | "[" root "]" | "<" root ">" root'))
+    matcher = grammar.matcher()
+    rng = random.Random(0)
+    for _ in range(300):
+        if not matcher.accept(ord(rng.choice("([<"))) or matcher.mask() is None or matcher.error:
+            break
+    assert matcher.error is not None and "more than 240 automaton states" in matcher.error
+    assert is_set(matcher.mask(), vocabulary.eos) and matcher.mask().astype(bool).sum() == 1
