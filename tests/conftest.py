@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-# ``python -m pytest`` puts the root on the path, where its folders would be packages of their own: transformers, for one,
-# looks for a package called ``kernels``.
+# ``python -m pytest`` puts the root on the path, where its folders would be packages of their own: transformers, for
+# one, looks for a package called ``kernels``.
 _ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
 
