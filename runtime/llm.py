@@ -1,41 +1,68 @@
-"""What users hold: a ``Runtime`` (an engine process), an ``Engine`` (a thread), or a connection. One face for all."""
+"""What users hold: a ``Runtime`` (an engine process), an ``Engine`` (a thread), or a connection. One face for all.
+
+Never runs an op itself: whatever is asked travels as messages through a ``Client``.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import threading
-import weakref
-from typing import TYPE_CHECKING, Any, Self
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import msgspec
 import zmq
 
 from .config import EngineConfig
 from .process import EngineProcess, serve_engine
+from .protocol import ops
+from .protocol.address import ClientKeys, ServerKeys
 from .protocol.client import Client
-from .protocol.errors import EngineLost, InvalidParams
-from .protocol.messages import Welcome
+from .protocol.errors import Cancelled, DeadlineExceeded, InvalidParams, from_info
+from .protocol.messages import Closed, Done, Failed, GenMeta, Rejected, RuntimeMessage, Submit, Welcome
+from .protocol.sampling import SamplingParams
 from .transport import Router
 
 if TYPE_CHECKING:
+    from ..constrained.spec import GrammarSpec
     from ..lang.backend.phloem_backend import PhloemBackend
+    from .process.loop import EngineLike
+
+ENGINE_TIMEOUT_S = 120.0  # of silence; a process that ends is noticed at once, this is for one that hangs
 
 _engine_ids = itertools.count()
 
 
 def make_config(model: str | EngineConfig, options: dict[str, Any]) -> EngineConfig:
     """Raises InvalidParams that names an unknown option or one of a wrong type."""
-    if isinstance(model, EngineConfig):
-        return msgspec.structs.replace(model, **options) if options else model
     unknown = sorted(set(options) - set(EngineConfig.__struct_fields__))
     if unknown:
         known = ", ".join(EngineConfig.__struct_fields__)
         raise InvalidParams(f"unknown option {unknown[0]!r}; there are: {known}")
+    given = msgspec.structs.asdict(model) if isinstance(model, EngineConfig) else {"model": str(model)}
     try:
-        return msgspec.convert({"model": str(model), **options}, EngineConfig)
+        return msgspec.convert(given | options, EngineConfig)
     except msgspec.ValidationError as error:
         raise InvalidParams(f"engine options: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one prompt became: ``texts`` has every candidate, ``meta`` the counts, finish reasons and logprobs."""
+
+    texts: tuple[str, ...]
+    meta: GenMeta
+
+    @property
+    def text(self) -> str:
+        return self.texts[0]
 
 
 class Connection:
@@ -57,6 +84,44 @@ class Connection:
         from ..lang.backend.phloem_backend import PhloemBackend
 
         return PhloemBackend(self.client)
+
+    @overload
+    def generate(self, prompt: str, **options: Any) -> Completion: ...
+    @overload
+    def generate(self, prompt: Sequence[str], **options: Any) -> list[Completion]: ...
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        n: int = 1,
+        grammar: GrammarSpec | None = None,
+        timeout_s: float | None = None,
+        **sampling: Any,
+    ) -> Completion | list[Completion]:
+        """Continue plain text; several prompts run as one batch. ``sampling``: the fields of ``SamplingParams``.
+
+        Raises what the first failing prompt raises, and then cancels the others; DeadlineExceeded after ``timeout_s``.
+        """
+        params = _sampling(sampling)
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        answers: list[_Answer] = []
+        try:
+            for text in prompts:
+                answer = _Answer()
+                steps: list[ops.AnyOp] = [
+                    ops.Text(op=0, seq=0, text=text),
+                    ops.Gen(op=_Answer.GEN, seq=0, params=params, grammar=grammar, n=n),
+                    ops.Close(op=2, seq=0),
+                ]
+                self.client.submit(Submit(program=answer.program, ops=steps), answer.take)
+                answers.append(answer)
+            deadline = _Deadline(timeout_s)
+            completions = [deadline.wait(answer.completion) for answer in answers]
+        except BaseException:  # Ctrl-C too
+            for answer in answers:
+                self.client.cancel(answer.program)
+            raise
+        return completions[0] if isinstance(prompt, str) else completions
 
     def info(self) -> dict[str, Any]:
         """Model, sizes and configuration of the engine."""
@@ -86,22 +151,43 @@ class Connection:
 class Runtime(Connection):
     """An engine in a process of its own. ``model`` and options are the fields of ``EngineConfig``.
 
-    If the process dies, every waiting op fails with EngineLost and says why.
+    If the process dies, every waiting op fails with EngineLost and says why. ``url`` is where others may connect; a
+    tcp address that others can reach needs ``keys``, the engine's, and ``client_keys``, this process's own.
     """
 
     def __init__(
-        self, model: str | EngineConfig, *, url: str = "", start_timeout_s: float = 600.0, **options: Any
+        self,
+        model: str | EngineConfig,
+        *,
+        url: str = "",
+        keys: ServerKeys | None = None,
+        client_keys: ClientKeys | None = None,
+        start_timeout_s: float = 600.0,
+        engine_timeout_s: float = ENGINE_TIMEOUT_S,
+        engine_factory: str = "",
+        **options: Any,
     ) -> None:
+        """``engine_factory`` ("module:callable") makes another engine from the ``EngineConfig``."""
         self.config = make_config(model, options)
-        self.process = EngineProcess(self.config, url=url, start_timeout_s=start_timeout_s)
+        if (keys is None) != (client_keys is None):
+            raise InvalidParams("keys and client_keys go together: the engine's and this client's", where="keys")
+        self.process = EngineProcess(
+            self.config, url=url, keys=keys, start_timeout_s=start_timeout_s, factory=engine_factory
+        )
         try:
-            self.client = Client(self.process.url, engine_alive=self.process.death)
+            self.client = Client(
+                _reachable(self.process.url),
+                keys=client_keys,
+                engine_timeout_s=engine_timeout_s,
+                engine_alive=self.process.death,
+            )
         except BaseException:
             self.process.stop()
             raise
-        _shut_down_at_exit(self)
+        atexit.register(self.shutdown)
 
     def shutdown(self) -> None:
+        atexit.unregister(self.shutdown)
         self.client.close()
         self.process.stop()
 
@@ -113,53 +199,112 @@ class Engine(Connection):
         from .engine import Engine as EngineLoop
 
         self.config = make_config(model, options)
-        self._engine = EngineLoop(self.config)
+        self._start(EngineLoop(self.config))
+
+    @classmethod
+    def over(cls, engine: EngineLike) -> Self:
+        """The same face over an engine that is made already; it is closed at the end."""
+        self = cls.__new__(cls)
+        self._start(engine)
+        return self
+
+    def _start(self, engine: EngineLike) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._stopping = threading.Event()
         self._failure: str | None = None
         url = f"inproc://phloem-engine-{next(_engine_ids)}"
-        router = Router(url, self._engine.welcome(), context=self._context, client_timeout_s=float("inf"))
-        self._thread = threading.Thread(target=self._loop, args=(router,), name="phloem-engine", daemon=True)
+        # neither side can vanish without the other: silence means a long step, or a thread that computes
+        router = Router(url, engine.welcome(), context=self._context, client_timeout_s=float("inf"))
+        self._thread = threading.Thread(target=self._loop, args=(engine, router), name="phloem-engine", daemon=True)
         self._thread.start()
-        self.client = Client(url, context=self._context, engine_alive=lambda: self._failure)
-        _shut_down_at_exit(self)
-
-    def _loop(self, router: Router) -> None:
         try:
-            serve_engine(self._engine, router, self._stopping.is_set)
+            self.client = Client(
+                url, context=self._context, engine_timeout_s=float("inf"), engine_alive=lambda: self._failure
+            )
+        except BaseException:
+            self._stop()
+            raise
+        atexit.register(self.shutdown)
+
+    def _loop(self, engine: EngineLike, router: Router) -> None:
+        try:
+            serve_engine(engine, router, self._stopping.is_set)
         except Exception as error:
             self._failure = f"the engine's thread failed: {type(error).__name__}: {error}"
         finally:
             router.close()
-            self._engine.close()
+            engine.close()
 
     def shutdown(self) -> None:
+        atexit.unregister(self.shutdown)
         self.client.close()
+        self._stop()
+
+    def _stop(self) -> None:
         self._stopping.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)
-            self._context.destroy(linger=0)
+            if not self._thread.is_alive():  # a step that hangs still owns its socket
+                self._context.destroy(linger=0)
 
 
-def connect(url: str, *, timeout_s: float = 30.0) -> Connection:
+def connect(
+    url: str,
+    *,
+    keys: ClientKeys | None = None,
+    timeout_s: float = 30.0,
+    engine_timeout_s: float = ENGINE_TIMEOUT_S,
+) -> Connection:
     """A connection to an engine that runs elsewhere, at ``ipc://...`` or ``tcp://...``."""
     scheme = url.partition("://")[0]
     if scheme not in ("ipc", "tcp"):
         raise InvalidParams(f"{url!r}: connect takes ipc://PATH or tcp://HOST:PORT")
     connection = Connection()
-    try:
-        connection.client = Client(url, connect_timeout_s=timeout_s)
-    except zmq.ZMQError as error:
-        raise EngineLost(f"cannot connect to {url}: {error}") from None
+    connection.client = Client(url, keys=keys, connect_timeout_s=timeout_s, engine_timeout_s=engine_timeout_s)
     return connection
 
 
-def _shut_down_at_exit(connection: Connection) -> None:
-    reference = weakref.ref(connection)
+class _Answer:
+    """One prompt's program, waited for."""
 
-    def shut_down() -> None:
-        alive = reference()
-        if alive is not None:
-            alive.shutdown()
+    GEN = 1
 
-    atexit.register(shut_down)
+    def __init__(self) -> None:
+        self.program = uuid.uuid4().hex
+        self.completion: Future[Completion] = Future()
+
+    def take(self, message: RuntimeMessage) -> None:
+        match message:
+            case Done(op=self.GEN, value=texts, meta=GenMeta() as meta):
+                self.completion.set_result(Completion(tuple(texts), meta))
+            case Failed(error=error) | Rejected(errors=[error, *_]) if not self.completion.done():
+                self.completion.set_exception(from_info(error))
+            case Closed() if not self.completion.done():
+                self.completion.set_exception(Cancelled("the program was closed before it answered"))
+
+
+class _Deadline:
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def wait(self, completion: Future[Completion]) -> Completion:
+        left_s = None if self._end_s is None else max(0.0, self._end_s - time.monotonic())
+        with contextlib.suppress(FutureTimeout):
+            return completion.result(left_s)
+        raise DeadlineExceeded(f"no answer within {self._timeout_s:g} s")
+
+
+def _sampling(given: dict[str, Any]) -> SamplingParams:
+    unknown = sorted(set(given) - set(SamplingParams.__struct_fields__))
+    if unknown:
+        raise InvalidParams(f"unknown option {unknown[0]!r}; there are: {', '.join(SamplingParams.__struct_fields__)}")
+    try:
+        return msgspec.convert(given, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise InvalidParams(f"sampling options: {error}") from None
+
+
+def _reachable(url: str) -> str:
+    """An address to connect to, of one to listen at."""
+    return url.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")

@@ -96,6 +96,7 @@ class Router:
         self._departed: list[bytes] = []  # the engine has yet to hear of it
         self._backlog: dict[bytes, None] = {}  # clients whose frame ZeroMQ would not take yet
         self._next_check = clock()
+        self._ipc_path: Path | None = None  # of the file that is ours to remove
         check_url(url, has_keys=keys is not None)
         context = context or zmq.Context.instance()
         self._gate = None if keys is None else _gate(context)
@@ -163,6 +164,8 @@ class Router:
         for client_id, peer in list(self._peers.items()):
             self._flush(client_id, peer)
         self._socket.close(linger=LINGER_MS)
+        if self._ipc_path is not None:
+            self._ipc_path.unlink(missing_ok=True)
         if self._gate is not None:
             self._gate.close(linger=0)
         self._peers.clear()
@@ -194,6 +197,7 @@ class Router:
         finally:
             if mask is not None:
                 os.umask(mask)
+        self._ipc_path = Path(url.removeprefix("ipc://")) if url.startswith("ipc://") else None
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
@@ -244,12 +248,13 @@ class Router:
 
     def _refuse(self, client_id: bytes, body: bytes, error: PhloemError) -> None:
         """Answer a frame that could not be taken, to the waiter inside the client where that can be told."""
-        self.counts.faults += 1
-        logger.debug("client %s: %s", client_id.hex(), error)
         head = decode_head(body)
         if head.m == "hello" and head.version != PROTOCOL_VERSION:
             self._greet(client_id, head.version)
-        elif head.m == "submit" and isinstance(head.program, str) and client_id in self._peers:
+            return
+        self.counts.faults += 1
+        logger.debug("client %s: %s", client_id.hex(), error)
+        if head.m == "submit" and isinstance(head.program, str) and client_id in self._peers:
             self._reply(client_id, Rejected(program=head.program, errors=[error.info()]))
         elif head.m == "query" and isinstance(head.id, int) and client_id in self._peers:
             self._reply(client_id, Answer(id=head.id, error=error.info()))
@@ -439,7 +444,6 @@ def _check_free(path: Path) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             return  # left behind by an engine that was killed
         except OSError as error:
-            raise InvalidParams(f"url='ipc://{path}': {error.strerror}", where="url") from error
-    raise InvalidParams(
-        f"url='ipc://{path}': another engine is listening there; stop it or choose another", where="url"
-    )
+            raise InvalidParams(f"cannot listen at ipc://{path}: {error.strerror}", where="url") from error
+    text = f"cannot listen at ipc://{path}: another engine does; stop it or choose another address"
+    raise InvalidParams(text, where="url")

@@ -1,31 +1,46 @@
-"""The child process: ``python -m phloem.runtime.process.engine_main`` with its configuration on standard input.
+"""The child process: ``python -m phloem.runtime.process.engine_main FD`` with its configuration on standard input.
 
-parent -> stdin:   one line of JSON {"config": ..., "url": ..., "factory": ...}, then kept open; its end is the
-                   parent's death, and then this process ends too
-child -> stdout:   one line of JSON {"url": ...} or {"error": {...}}; nothing after
+parent -> stdin:   one line of JSON, an ``Order``, then kept open; its end is the parent's death, and then this process
+                   ends too
+child -> parent:   one line of JSON, a ``Ready``, on the file descriptor that is the argument; nothing after
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import logging
 import os
+import select
+import shutil
+import signal
 import sys
 import threading
+import time
 
 import msgspec
 
 from ..config import EngineConfig
+from ..protocol.address import ServerKeys
 from ..protocol.errors import ErrorInfo, InternalError, PhloemError
 from .loop import run_engine
 
+PARENT_CHECK_S = 1.0
+LAST_STEP_S = 2.0
+
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``factory`` ("module:callable") makes another engine than the real one from the config."""
+    """``factory`` ("module:callable") makes another engine than the real one from the config.
+
+    ``folder`` is the parent's, for the time of this process; the child removes it when the parent no longer can.
+    """
 
     config: EngineConfig
     url: str
+    parent_pid: int
+    folder: str
     factory: str = ""
+    keys: ServerKeys | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,23 +50,25 @@ class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def main() -> int:
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=order.config.log_level.upper(), format=form, stream=sys.stderr)
-    # What is printed by libraries must not reach the parent's line.
-    answer = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    make = None
-    if order.factory:
-        module, _, name = order.factory.partition(":")
-        make = getattr(importlib.import_module(module), name)
+    answer = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
+    os.set_inheritable(answer.fileno(), False)
+    faulthandler.enable()
+    threading.Thread(target=_end_with_parent, args=(order,), daemon=True).start()
 
     def say(ready: Ready) -> None:
         answer.write(msgspec.json.encode(ready) + b"\n")
         answer.close()
 
     try:
-        return run_engine(order.config, order.url, on_ready=lambda url: say(Ready(url)), make_engine=make)
+        form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        logging.basicConfig(level=order.config.log_level.upper(), format=form, stream=sys.stderr)
+        make = None
+        if order.factory:
+            module, _, name = order.factory.partition(":")
+            make = getattr(importlib.import_module(module), name)
+        return run_engine(
+            order.config, order.url, keys=order.keys, on_ready=lambda url: say(Ready(url)), make_engine=make
+        )
     except PhloemError as error:
         if answer.closed:
             raise
@@ -65,9 +82,15 @@ def main() -> int:
         return 1
 
 
-def _end_with_parent() -> None:
-    while sys.stdin.buffer.read(4096):
-        pass
+def _end_with_parent(order: Order) -> None:
+    """Wait for the parent's end of the pipe to close, or for another parent: its forks may hold the pipe open."""
+    while os.getppid() == order.parent_pid:
+        readable, _, _ = select.select([sys.stdin.fileno()], [], [], PARENT_CHECK_S)
+        if readable and not os.read(sys.stdin.fileno(), 4096):
+            break
+    shutil.rmtree(order.folder, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGTERM)  # the loop ends after its step
+    time.sleep(LAST_STEP_S)
     os._exit(3)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
 import shutil
 import signal
 import subprocess
@@ -16,68 +16,74 @@ from pathlib import Path
 import msgspec
 
 from ..config import EngineConfig
+from ..protocol.address import MAX_IPC_PATH, ServerKeys
 from ..protocol.errors import EngineLost, from_info
 from .engine_main import Order, Ready
 
 LOG_TAIL_CHARS = 2000
+SOCKET_NAME = "engine.sock"
 
 
 class EngineProcess:
     """Started by the constructor, which returns when the engine listens.
 
     Raises the child's own error when it cannot start (UnknownModel, ...), EngineLost when it dies or takes longer than
-    ``start_timeout_s``. Without ``url`` it listens on a socket in a temporary folder of mode 0700.
+    ``start_timeout_s``. Without ``url`` it listens on a socket in a temporary folder of mode 0700. The process ends
+    with its parent, however that ends.
     """
 
     def __init__(
-        self, config: EngineConfig, *, url: str = "", start_timeout_s: float = 600.0, factory: str = ""
+        self,
+        config: EngineConfig,
+        *,
+        url: str = "",
+        keys: ServerKeys | None = None,
+        start_timeout_s: float = 600.0,
+        factory: str = "",
     ) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="phloem-"))
-        self._log_path = self._folder / "engine.log"
         self._exit_reason: str | None = None
-        with self._log_path.open("wb") as log_file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "phloem.runtime.process.engine_main"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log_file,
-                start_new_session=True,  # Ctrl-C is for the parent, which then ends the child
-            )
+        self._folder = _private_folder()
+        self._log_path = self._folder / "engine.log"
+        url = url or f"ipc://{self._folder}/{SOCKET_NAME}"
+        order = Order(config, url, os.getpid(), str(self._folder), factory, keys)
+        ready, ready_end = os.pipe()
         try:
-            order = Order(config, url or f"ipc://{self._folder}/engine.sock", factory)
+            self._process = self._spawn(ready_end)
+        except BaseException:
+            os.close(ready)
+            shutil.rmtree(self._folder)
+            raise
+        finally:
+            os.close(ready_end)
+        try:
             assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(BrokenPipeError):  # it has died already, which is found out next
                 self._process.stdin.write(msgspec.json.encode(order) + b"\n")
                 self._process.stdin.flush()
-            self.url = self._wait_ready(start_timeout_s)
+            self.url = self._wait_ready(ready, start_timeout_s)
         except BaseException:
             self.stop(timeout_s=1.0)
             raise
+        finally:
+            os.close(ready)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def death(self) -> str | None:
-        """Why the process is dead, with the end of its log; None while it lives."""
-        if self._exit_reason is None:
-            code = self._process.poll()
-            if code is None:
-                return None
-            if code < 0:
-                with contextlib.suppress(ValueError):
-                    code_text = signal.Signals(-code).name
-                    self._exit_reason = f"the engine process {self.pid} was ended by {code_text}"
-            if self._exit_reason is None:
-                self._exit_reason = f"the engine process {self.pid} exited with code {code}"
+        """Why the process is dead, with the end of its log; None while it lives. Callable on any thread."""
+        if self._exit_reason is None and (code := self._process.poll()) is not None:
+            how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
             tail = self.log_tail()
-            if tail:
-                self._exit_reason += f"; its log ends:\n{tail}"
+            self._exit_reason = f"the engine process {self.pid} {how}" + (f"; its log ends:\n{tail}" if tail else "")
         return self._exit_reason
 
     def log_tail(self) -> str:
         try:
-            return self._log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:].strip()
+            with self._log_path.open("rb") as log_file:
+                log_file.seek(max(0, log_file.seek(0, os.SEEK_END) - LOG_TAIL_CHARS))
+                return log_file.read().decode(errors="replace").strip()
         except OSError:
             return ""
 
@@ -91,30 +97,60 @@ class EngineProcess:
                 self._process.kill()
                 self._process.wait()
         self.death()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _wait_ready(self, timeout_s: float) -> str:
-        stdout = self._process.stdout
-        assert stdout is not None
+    def _spawn(self, ready_end: int) -> subprocess.Popen[bytes]:
+        with self._log_path.open("wb") as log_file:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "phloem.runtime.process.engine_main", str(ready_end)],
+                stdin=subprocess.PIPE,
+                stdout=log_file,
+                stderr=log_file,
+                pass_fds=(ready_end,),
+                env=os.environ | {"PYTHONPATH": _module_path()},
+                start_new_session=True,  # Ctrl-C is for the parent, which then ends the child
+            )
+
+    def _wait_ready(self, ready: int, timeout_s: float) -> str:
         line = b""
         end_s = time.monotonic() + timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                if not selector.select(max(0.0, end_s - time.monotonic())):
-                    raise EngineLost(
-                        f"the engine was not ready within {timeout_s:g} s; its log ends:\n{self.log_tail()}"
-                    )
-                piece = os.read(stdout.fileno(), 65536)
-                if not piece:
+        poller = select.poll()
+        poller.register(ready, select.POLLIN)
+        while not line.endswith(b"\n"):
+            if not poller.poll(max(0.0, 1000 * (end_s - time.monotonic()))):
+                text = f"the engine was not ready within {timeout_s:g} s; its log ends:\n{self.log_tail()}"
+                raise EngineLost(text)
+            piece = os.read(ready, 65536)
+            if not piece:
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(5.0)
-                    raise EngineLost(f"{self.death()}" if self.death() else "the engine ended while it was starting")
-                line += piece
-        ready = msgspec.json.decode(line, type=Ready)
-        if ready.error is not None:
-            raise from_info(ready.error)
-        return ready.url
+                raise EngineLost(self.death() or "the engine went silent while it was starting")
+            line += piece
+        answer = msgspec.json.decode(line, type=Ready)
+        if answer.error is not None:
+            raise from_info(answer.error)
+        return answer.url
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _private_folder() -> Path:
+    """A new folder of mode 0700, in a place short enough for a socket's path."""
+    folder = Path(tempfile.mkdtemp(prefix="phloem-"))
+    if len(os.fsencode(folder / SOCKET_NAME)) > MAX_IPC_PATH:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="phloem-", dir="/tmp"))
+    return folder
+
+
+def _module_path() -> str:
+    """The parent's own, so that the child finds the same package and the same libraries."""
+    return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)

@@ -103,7 +103,7 @@ class _Program:
 
 
 class StringEngine:
-    """The engine interface of the runtime: ``step(inbox) -> outbox, has_work, welcome(), drop_client()``."""
+    """The engine interface of the runtime: what ``serve_engine`` drives."""
 
     def __init__(
         self,
@@ -152,6 +152,20 @@ class StringEngine:
     def drop_client(self, client_id: bytes) -> None:
         for key in [key for key in self._programs if key[0] == client_id]:
             del self._programs[key]
+
+    def fail_all(self, error: errors.PhloemError) -> Outbox:
+        """End every program: each unfinished op fails with ``error``."""
+        out: Outbox = []
+        for key, program in list(self._programs.items()):
+            for sequence in program.sequences.values():
+                for op in list(sequence.queue):
+                    self._fail(key, program, sequence, op, error, out)
+                sequence.closed = True
+            self._close_if_over(key, program, out)
+        return out
+
+    def close(self) -> None:
+        self._programs.clear()
 
     def step(self, inbox: list[tuple[bytes, messages.ClientMessage]]) -> Outbox:
         out: Outbox = []

@@ -8,32 +8,20 @@ from phloem.runtime.protocol import errors, messages
 from phloem.tests.runtime.string_engine import Outbox, StringEngine
 
 
-class Served(StringEngine):
-    """A string engine with what the loop asks of a real one; ``fail_on`` breaks its step while that text is around."""
-
-    fail_on = ""
-
-    def fail_all(self, error: errors.InternalError) -> Outbox:
-        return []
-
-    def close(self) -> None:
-        pass
+def plain(config: EngineConfig) -> StringEngine:
+    return StringEngine()
 
 
-def plain(config: EngineConfig) -> Served:
-    return Served()
-
-
-def slow(config: EngineConfig) -> Served:
+def slow(config: EngineConfig) -> StringEngine:
     """Its replies are endless for a test's purpose."""
-    engine = Served(reply=lambda prompt, op: " ".join(str(i) for i in range(100_000)))
+    engine = StringEngine(reply=lambda prompt, op: " ".join(str(i) for i in range(100_000)))
     step = engine.step
     engine.step = lambda inbox: (time.sleep(0.002), step(inbox))[1]  # type: ignore[method-assign]
     return engine
 
 
-def dying(config: EngineConfig) -> Served:
-    engine = Served()
+def dying(config: EngineConfig) -> StringEngine:
+    engine = StringEngine()
 
     def step(inbox: list[tuple[bytes, messages.ClientMessage]]) -> Outbox:
         if inbox:
@@ -44,9 +32,17 @@ def dying(config: EngineConfig) -> Served:
     return engine
 
 
-def unstartable(config: EngineConfig) -> Served:
+def hanging(config: EngineConfig) -> StringEngine:
+    """Its step never ends once there is something to do."""
+    engine = StringEngine()
+    step = engine.step
+    engine.step = lambda inbox: time.sleep(600) if inbox else step(inbox)  # type: ignore[method-assign,return-value]
+    return engine
+
+
+def unstartable(config: EngineConfig) -> StringEngine:
     raise errors.UnknownModel(f"no model {config.model!r}; try smollm2")
 
 
-def broken(config: EngineConfig) -> Served:
+def broken(config: EngineConfig) -> StringEngine:
     raise RuntimeError("a fault while loading")

@@ -1,0 +1,162 @@
+"""Raw ends of the wire, to say what a well-behaved client or engine would not.
+
+Import it as ``phloem.tests.runtime.wire``. Every wait has an end.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import zmq
+from phloem.runtime.process import serve_engine
+from phloem.runtime.protocol import messages as m
+from phloem.runtime.protocol import ops as o
+from phloem.runtime.protocol.client import Client
+from phloem.runtime.protocol.sampling import SamplingParams
+from phloem.runtime.transport import Router
+
+WAIT_S = 20.0
+encode = msgspec.msgpack.encode
+decode = msgspec.msgpack.Decoder(list[m.RuntimeMessage]).decode
+decode_client = msgspec.msgpack.Decoder(m.ClientMessage).decode
+
+
+class RawClient:
+    """A DEALER socket; greets unless told not to."""
+
+    def __init__(self, url: str, *, context: zmq.Context[Any] | None = None, rcvhwm: int = 1000) -> None:
+        self.socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.rcvhwm = rcvhwm
+        self.socket.connect(url)
+
+    def say(self, *messages: m.ClientMessage | bytes) -> None:
+        for message in messages:
+            self.socket.send(message if isinstance(message, bytes) else encode(message))
+
+    def hear(self, *, within_s: float = WAIT_S) -> list[m.RuntimeMessage]:
+        """The next frame."""
+        assert self.socket.poll(int(1000 * within_s)), "nothing came"
+        return decode(self.socket.recv())
+
+    def hear_all(self) -> list[m.RuntimeMessage]:
+        """What has come already."""
+        found: list[m.RuntimeMessage] = []
+        while self.socket.poll(50):
+            found += decode(self.socket.recv())
+        return found
+
+    def close(self) -> None:
+        self.socket.close(0)
+
+
+class RawEngine:
+    """A ROUTER socket and the one client it has met."""
+
+    def __init__(self, url: str, *, heartbeat_s: float = 1.0) -> None:
+        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.socket.bind(url)
+        self.url = self.socket.getsockopt_string(zmq.LAST_ENDPOINT) if url.startswith("tcp") else url
+        self.heartbeat_s = heartbeat_s
+        self.client = b""
+
+    def hear(self, kind: type, *, within_s: float = WAIT_S) -> Any:
+        end_s = time.monotonic() + within_s
+        while True:
+            assert self.socket.poll(max(1, int(1000 * (end_s - time.monotonic())))), f"no {kind.__name__} came"
+            self.client, frame = self.socket.recv_multipart()
+            message = decode_client(frame)
+            if isinstance(message, kind):
+                return message
+
+    def say(self, *messages: m.RuntimeMessage | bytes) -> None:
+        raw = [message for message in messages if isinstance(message, bytes)]
+        self.socket.send_multipart([self.client, raw[0] if raw else encode(list(messages))])
+
+    def welcome(self, **changes: Any) -> None:
+        self.hear(m.Hello)
+        self.say(msgspec.structs.replace(welcome(heartbeat_s=self.heartbeat_s), **changes))
+
+    def close(self) -> None:
+        self.socket.close(0)
+
+
+class Heard:
+    """A handler that keeps what it is told, and on which thread."""
+
+    def __init__(self) -> None:
+        self.messages: queue.SimpleQueue[m.RuntimeMessage] = queue.SimpleQueue()
+        self.threads: set[str] = set()
+
+    def __call__(self, message: m.RuntimeMessage) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.messages.put(message)
+
+    def until(self, kind: type, *, within_s: float = WAIT_S) -> list[m.RuntimeMessage]:
+        heard = []
+        end_s = time.monotonic() + within_s
+        while True:
+            heard.append(self.messages.get(timeout=max(0.01, end_s - time.monotonic())))
+            if isinstance(heard[-1], kind):
+                return heard
+
+    def rest(self, *, after_s: float = 0.0) -> list[m.RuntimeMessage]:
+        time.sleep(after_s)
+        found = []
+        while not self.messages.empty():
+            found.append(self.messages.get())
+        return found
+
+
+def welcome(**changes: Any) -> m.Welcome:
+    made = m.Welcome(
+        version=m.PROTOCOL_VERSION,
+        model="raw",
+        model_path="",
+        context_len=100,
+        vocab_size=100,
+        vocab_hash="",
+        template=m.TemplateInfo(),
+        limits=m.Limits(),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def ask(program: str = "p", *, text: str = "hello", stream: bool = False, max_tokens: int = 50_000) -> m.Submit:
+    """Text, Gen (op 1), Close."""
+    params = SamplingParams(max_tokens=max_tokens)
+    ops = [o.Text(op=0, seq=0, text=text), o.Gen(op=1, seq=0, params=params, stream=stream), o.Close(op=2, seq=0)]
+    return m.Submit(program, ops)
+
+
+def failures(messages: list[m.RuntimeMessage]) -> dict[int, str]:
+    """Op -> kind of error; every op failed once."""
+    found = [(message.op, message.error.kind) for message in messages if isinstance(message, m.Failed)]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+@contextlib.contextmanager
+def served(engine: Any, url: str, **options: Any) -> Iterator[Router]:
+    """``engine`` behind ``url`` on a thread, through the real loop."""
+    router = Router(url, engine.welcome(), **options)
+    stopping = threading.Event()
+    thread = threading.Thread(target=serve_engine, args=(engine, router, stopping.is_set), daemon=True)
+    thread.start()
+    try:
+        yield router
+    finally:
+        stopping.set()
+        thread.join(WAIT_S)
+        router.close()
+
+
+@contextlib.contextmanager
+def talking(engine: Any, url: str, **options: Any) -> Iterator[Client]:
+    with served(engine, url) as router, Client(router.url, **options) as client:
+        yield client
