@@ -37,6 +37,10 @@ def load_parts(config: EngineConfig) -> EngineParts:
     tokenizer = load_tokenizer(path)
     template = load_chat_template(path, tokenizer)
     model = load_model(path, config)
+    if model.device.type == "cpu":
+        kernels.warm_up()
+        if not model.needs_torch_threads:
+            kernels.set_kernel_threads(config.num_threads)
     longest = model.config.max_positions
     if config.max_seq_len < 0 or config.num_slots < 0:
         raise InvalidParams("max_seq_len and num_slots must be 0 (automatic) or positive")

@@ -23,6 +23,10 @@ class Linear:
             return self.parts[0](x)
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
+    @property
+    def needs_torch_threads(self) -> bool:
+        return any(part.needs_torch_threads for part in self.parts)
+
 
 def stacked_linear(
     weights: Sequence[Weight],
@@ -35,9 +39,12 @@ def stacked_linear(
     """One ``Linear`` of the weights, top to bottom; its results are of ``out_dtype``, else of x's.
 
     ``auto`` keeps what a file has quantized: 4-bit groups as they are, other blocks as 8-bit groups, and floats as
-    bfloat16. ``int4`` holds 4 bits a weight only, and rounds to that what has more.
+    bfloat16. ``int4`` holds 4 bits a weight only, and rounds to that what has more. Of what is to be float32 from
+    8-bit groups, logits, the inputs keep 16 bits: their order is what counts, and it costs a few rows nothing.
     """
     forms = [_form_of(weight, precision) for weight in weights]
+    if out_dtype == torch.float32:
+        forms = ["int16" if form == "int8" else form for form in forms]
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     parts: list[PackedLinear] = []
     start = 0
@@ -59,7 +66,7 @@ def as_float(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Tensor
     return weight.dequantize(dtype) if isinstance(weight, QuantTensor) else weight.to(dtype)
 
 
-Form = Literal["groups", "int8", "bfloat16", "float32"]
+Form = Literal["groups", "int8", "int16", "bfloat16", "float32"]
 
 
 def _form_of(weight: Weight, precision: LinearPrecision) -> Form:

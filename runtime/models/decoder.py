@@ -40,6 +40,12 @@ class Model:
     def max_positions(self) -> int:
         return self.cos_sin.shape[0]
 
+    @property
+    def needs_torch_threads(self) -> bool:
+        """Whether any product is torch's own, so that torch should have the machine's threads."""
+        layers = [(x.attention.qkv, x.attention.output, x.mlp.gate_up, x.mlp.down) for x in self.layers]
+        return any(linear.needs_torch_threads for layer in (*layers, (self.head,)) for linear in layer)
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """float32 logits [L, V] of ``batch.logits_rows``; the batch's keys and values are in ``kv`` afterwards."""
