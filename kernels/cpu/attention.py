@@ -34,6 +34,7 @@ from .vector import (
     load16_f32,
     max16,
     multiply_tile,
+    prefetch,
     put,
     put_f32,
     put_i64,
@@ -215,9 +216,12 @@ def _attend(call: int) -> None:
             count = min(_KEYS, end_key - tile)
             _load_keys(k_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, padded, addresses, keys)
             columns = (count + LANES - 1) // LANES
+            _ask_for(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim)
             _zero(scores, vectors * _KEYS)
             _multiply(queries, padded, keys, _KEYS, scores, _KEYS, vectors, columns, head_dim)
             _weigh(scores, sums, vectors, padded, columns, group, before + begin - tile, window, soft_cap)
+            following = min(_KEYS, end_key - tile - _KEYS)
+            _ask_for(k_cache, kv_kind, table, tile + _KEYS, following, num_kv_heads, head, head_dim)
             _load_values(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, padded, values)
             _multiply(scores, _KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
         if chunks == 1:
@@ -316,6 +320,18 @@ def _load_values(
             put_f32(values, to + d, get(cache, at + d, kind))
         for d in range(head_dim, padded):
             put_f32(values, to + d, np.float32(0.0))
+
+
+@njit
+def _ask_for(
+    cache: int, kind: int, table: int, first: int, count: int, num_kv_heads: int, head: int, head_dim: int
+) -> None:
+    """Has the rows of a tile fetched from memory while something else is computed."""
+    row_bytes = head_dim * (2 if kind == BFLOAT16 else 4)
+    for j in range(count):
+        at = cache + (get_i32(table, first + j) * num_kv_heads + head) * row_bytes
+        for offset in range(0, row_bytes, 64):
+            prefetch(at + offset)
 
 
 @njit

@@ -171,6 +171,16 @@ def watch(builder: Any, address: Any, index: Any) -> Any:
     return builder.load_atomic(_at(builder, _I64, address, index), "seq_cst", 8)
 
 
+@compiled(types.void, types.int64)
+def prefetch(builder: Any, address: Any) -> None:
+    """Asks for the cache line at an address, which may be none of ours."""
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _I32, _I32, _I32])
+    name = "llvm.prefetch.p0"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    read, keep, data = ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)
+    builder.call(function, [builder.inttoptr(address, ir.IntType(8).as_pointer()), read, keep, data])
+
+
 @compiled(types.void)
 def pause(builder: Any) -> None:
     """Tells the core that the thread only waits."""
