@@ -78,6 +78,9 @@ def paged_attention(
     num_tokens, num_heads, head_dim = q.shape
     num_rows, num_kv_heads = row_ids.shape[0], k_cache.shape[1]
     group = num_heads // num_kv_heads
+    assert k_cache.shape == v_cache.shape and k_cache.shape[2] == head_dim, (q.shape, k_cache.shape, v_cache.shape)
+    assert num_heads == group * num_kv_heads, (num_heads, num_kv_heads)
+    assert len(query_starts) == num_rows + 1 and len(kv_lens) == num_rows, (row_ids.shape, query_starts.shape)
     if q.stride(2) != 1 or (num_heads > 1 and q.stride(1) != head_dim):
         q = q.contiguous()
     k_cache, v_cache, slot_table = readable(k_cache), readable(v_cache), slot_table.int()

@@ -12,12 +12,14 @@ from .vector import LANES, get, get_f64, get_i64, load16, put, splat16, store16,
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
     x, weight = x.contiguous(), readable(weight)
     width = x.shape[-1]
+    assert weight.shape == (width,), (weight.shape, x.shape)
     num_rows = x.numel() // width if width else 0
     y = torch.empty_like(x)
     kind = KINDS[x.dtype]
     if residual is None:
         added, added_kind, total, residual_out = 0, kind, 0, x
     else:
+        assert residual.shape == x.shape, (residual.shape, x.shape)
         residual = readable(residual)
         residual_out = torch.empty_like(residual)
         added, added_kind, total = residual.data_ptr(), KINDS[residual.dtype], residual_out.data_ptr()

@@ -25,6 +25,9 @@ def rope_write_kv(
         reference.rope_write_kv(q, k, v, cos_sin, positions, k_cache, v_cache, out_slots)
         return
     num_tokens, num_heads, head_dim = q.shape
+    assert k.shape == v.shape == (num_tokens, *k_cache.shape[1:]), (k.shape, v.shape, k_cache.shape)
+    assert k_cache.shape == v_cache.shape and k_cache.shape[2] == head_dim >= cos_sin.shape[1], (q.shape, cos_sin.shape)
+    assert len(positions) == len(out_slots) == num_tokens, (len(positions), len(out_slots), num_tokens)
     k, v = (x if _is_dense(x) and x.dtype == q.dtype else x.to(q.dtype).contiguous() for x in (k, v))
     cos_sin = cos_sin.float().contiguous()
     positions, out_slots = positions.long().contiguous(), out_slots.long().contiguous()

@@ -8,8 +8,8 @@ from .vector import BFLOAT16, FLOAT32
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
-# Below this many elements (or products) a thread, waking the others takes longer than the work.
-MIN_SHARE = 8192
+# Below this many elements a thread, sharing the work takes longer than doing it.
+MIN_SHARE = 1 << 16
 
 
 def team_size(work: int, *, min_share: int = MIN_SHARE) -> int:
