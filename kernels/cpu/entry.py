@@ -14,9 +14,8 @@ import struct
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
-from numba import cfunc, types
-
 from ..threads import team
+from .machine_code import machine_code
 
 TASK = 0  # the next task that nobody has taken
 THREAD = 1  # the next thread that has no number
@@ -33,10 +32,9 @@ class Entry:
 
     @cached_property
     def _compiled(self) -> tuple[int, Callable[..., None]]:
-        code = cfunc(types.void(types.int64), cache=True, error_model="numpy")(self.function)
+        code = machine_code(self.function, 1)
         self._code = code  # owns the machine code
-        address = code.address
-        assert address is not None
+        address: int = code.address
         return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
     def compile(self) -> None:

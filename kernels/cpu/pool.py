@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable
 
 import numpy as np
-from numba import cfunc, types
 
+from .machine_code import machine_code
 from .vector import (
     c_function,
     call_function,
@@ -63,7 +63,7 @@ class Pool:
         for i in range(others):
             if ctypes.CDLL(None).sem_init(ctypes.c_void_p(self._semaphore(i)), 0, 0):
                 raise OSError("sem_init failed: no semaphore for a kernel thread to sleep on")
-        codes = [cfunc(types.void(*(types.int64,) * n), cache=True)(f) for f, n in ((_give, 4), (_work, 2))]
+        codes = [machine_code(_give, 4), machine_code(_work, 2)]
         self._codes = codes  # own the machine code
         self._give, work = (_callable(code.address, n) for code, n in zip(codes, (4, 2), strict=True))
         self._threads = [
@@ -100,8 +100,7 @@ class Pool:
         return self._address + 8 * (_WORKERS + index * _LINE + _SEMAPHORE)
 
 
-def _callable(address: int | None, num_arguments: int) -> Callable[..., None]:
-    assert address is not None
+def _callable(address: int, num_arguments: int) -> Callable[..., None]:
     return ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * num_arguments)(address)
 
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from numba import cfunc, types
 from phloem import kernels
 from phloem.kernels import threads
+from phloem.kernels.cpu import machine_code
 from phloem.kernels.cpu.entry import ARGS, Entry
 from phloem.kernels.cpu.pool import Pool, has_pool
 from phloem.kernels.cpu.vector import get_f64, get_i64, put_f64, put_i64, take_number
@@ -139,3 +141,15 @@ def test_entries_keep_integers_and_floats_apart() -> None:
 
 def _copy_float(call: int) -> None:
     put_f64(get_i64(call, ARGS), 0, get_f64(call, ARGS + 1))
+
+
+def test_without_a_place_for_numba_s_cache_kernels_compile_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = machine_code.cfunc
+
+    def no_cache(*args: Any, **options: Any) -> Any:
+        if options.pop("cache", False):
+            raise RuntimeError("cannot cache function '_copy_float': no locator available for file 'x.py'")
+        return plain(*args, **options)
+
+    monkeypatch.setattr(machine_code, "cfunc", no_cache)
+    assert machine_code.machine_code(_copy_float, 1).address
