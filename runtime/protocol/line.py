@@ -155,6 +155,7 @@ class Line:
             self._ended(error)
         except Exception:
             logger.exception("the end of the line to %s could not be told", self.url)
+        self._ready.set()  # it may have been welcomed and lost within one turn
 
     def _open(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes] | None]:
         dealer = self._context.socket(zmq.DEALER)
