@@ -4,7 +4,11 @@ import threading
 
 import phloem
 import pytest
+from phloem.runtime.config import EngineConfig
 from phloem.runtime.llm import make_config
+from phloem.runtime.protocol.address import ClientKeys, ServerKeys, new_key_pair
+from phloem.runtime.protocol.errors import EngineLost
+from phloem.tests.runtime.string_engine import StringEngine
 
 OPTIONS = {"precision": "float32", "num_slots": 2048}
 
@@ -96,3 +100,86 @@ def test_a_killed_engine_is_an_error_where_the_value_is_read(tiny_model_path):
         with pytest.raises(phloem.EngineLost, match="SIGKILL"):
             two_steps.run("again", backend=runtime)["second"]
         del state
+
+
+# -- generate(), over an engine without a model ------------------------------------------------------------------------
+
+STRINGS = "phloem.tests.runtime.process.engines"
+
+
+@pytest.fixture(scope="module")
+def strings():
+    with phloem.Runtime(model="none", engine_factory=f"{STRINGS}:plain") as runtime:
+        yield runtime
+
+
+def test_generate_continues_one_text_or_many(strings):
+    one = strings.generate("a tree", max_tokens=2, n=2)
+    assert one.text == one.texts[0] and len(one.texts) == 2
+    assert one.meta.candidates[0].completion_tokens == 2 and one.meta.candidates[0].finish_reason == "length"
+    many = strings.generate(["a tree", "a root"])
+    assert [len(answer.texts) for answer in many] == [1, 1]
+    assert strings.generate([]) == []
+
+
+def test_generate_names_what_it_cannot_do(strings):
+    with pytest.raises(phloem.InvalidParams, match="unknown option 'max_token'"):
+        strings.generate("a", max_token=3)
+    with pytest.raises(phloem.InvalidParams, match=r"temperature"):
+        strings.generate("a", temperature="hot")
+    with pytest.raises(phloem.InvalidParams, match="max_tokens=-1: must be >= 0"):
+        strings.generate(["a", "b"], max_tokens=-1)
+    with pytest.raises(phloem.LimitExceeded, match="n=1000"):
+        strings.generate("a", n=1000)
+
+
+def test_generate_gives_up_after_its_time_and_cancels():
+    with phloem.Runtime(model="none", engine_factory=f"{STRINGS}:slow") as runtime:
+        with pytest.raises(phloem.DeadlineExceeded, match=r"no answer within 0.1 s"):
+            runtime.generate(["a", "b"], timeout_s=0.1, max_tokens=50_000)
+        assert runtime.metrics()["ops_failed"] == 4, "both programs were cancelled: a Gen and a Close each"
+
+
+def test_an_engine_made_elsewhere_has_the_same_face():
+    with phloem.Engine.over(StringEngine(reply=lambda prompt, op: prompt.upper())) as engine:
+        assert engine.generate("sap").text == "SAP"
+        assert engine.info()["model"] == "string" and engine.url.startswith("inproc://")
+    engine.shutdown()
+    with pytest.raises(phloem.EngineLost, match="closed"):
+        engine.generate("sap")
+
+
+def test_an_engine_thread_that_fails_says_so(caplog):
+    class Broken(StringEngine):
+        def fail_all(self, error):
+            raise KeyError("worse")
+
+        def step(self, inbox):
+            if inbox:
+                raise ValueError("boom")
+            return []
+
+    said = "the engine's thread failed: EngineBroken: .*boom"
+    with caplog.at_level("CRITICAL"), phloem.Engine.over(Broken()) as engine, pytest.raises(EngineLost, match=said):
+        engine.generate("sap")
+
+
+def test_keys_open_an_engine_to_the_clients_that_hold_them():
+    engine_key, own_key, friend_key = (new_key_pair() for _ in range(3))
+    own, friend = (ClientKeys(secret=pair[1], server=engine_key[0]) for pair in (own_key, friend_key))
+    with pytest.raises(phloem.InvalidParams, match="go together"):
+        phloem.Runtime(model="none", client_keys=own)
+    keys = ServerKeys(secret=engine_key[1], clients=frozenset([own_key[0], friend_key[0]]))
+    with phloem.Runtime(
+        model="none", url="tcp://0.0.0.0:*", keys=keys, client_keys=own, engine_factory=f"{STRINGS}:plain"
+    ) as runtime:
+        assert runtime.generate("a").text
+        with phloem.connect(runtime.url, keys=friend) as connection:
+            assert connection.generate("a").text == runtime.generate("a").text
+
+
+def test_options_change_a_config_that_is_made():
+    config = make_config(EngineConfig(model="a", seed=3), {"num_slots": 5})
+    assert (config.model, config.seed, config.num_slots) == ("a", 3, 5)
+    with pytest.raises(phloem.InvalidParams, match="unknown option 'slots'"):
+        make_config(config, {"slots": 3})
