@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import reference
 from .batch import LogitEdits, SampleBatch, Sampled
-from .cpu import activation, attention, norm, rope, sampling
+from .cpu import activation, attention, edits, norm, rope, sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ CPU = replace(
     rope_write_kv=rope.rope_write_kv,
     silu_mul=activation.silu_mul,
     paged_attention=attention.paged_attention,
-    apply_bitmask=sampling.apply_bitmask,
-    apply_edits=sampling.apply_edits,
+    apply_bitmask=edits.apply_bitmask,
+    apply_edits=edits.apply_edits,
     sample=sampling.sample,
     gather_logprobs=sampling.gather_logprobs,
     top_logprobs=sampling.top_logprobs,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .entry import ARGS, TASK, THREAD, entry
 from .tensors import KINDS, readable, team_size
+from .tiles import multiply_tile, transpose_tile
 from .vector import (
     BFLOAT16,
     FLOAT32,
@@ -33,7 +34,6 @@ from .vector import (
     load16,
     load16_f32,
     max16,
-    multiply_tile,
     prefetch,
     put,
     put_f32,
@@ -43,7 +43,6 @@ from .vector import (
     store16_f32,
     sum16,
     take_number,
-    transpose_tile,
 )
 
 _KEYS = 64  # of a tile

@@ -12,15 +12,14 @@ from typing import Any
 import llvmlite.binding
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import njit, types
 from torch import Tensor
 
 from .entry import ARGS, TASK, THREAD, entry
+from .llvm import F32, I32, LANES, V16, V16_I32, carry, constant, declared, fused, load_at, number, splat, vector_at
 from .outputs import put_outputs
 from .tensors import KINDS, readable, team_size
 from .vector import (
-    LANES,
     compiled,
     get,
     get_bf16,
@@ -36,9 +35,6 @@ from .vector import (
 _ROWS = 8
 _BLOCKS = 4  # of 16 outputs: a task
 _MIN_SHARE = 200_000  # products worth a second thread
-_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_V16, _V16_I32 = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
-_FUSED = ("contract",)
 
 
 @cache
@@ -92,41 +88,24 @@ def _pair_tile(num_rows: int, num_blocks: int) -> Any:
     """
 
     def emit(builder: Any, weights: Any, block_bytes: Any, x: Any, count: Any, out: Any) -> None:
-        def pointer(kind: Any, address: Any, offset: int) -> Any:
-            return builder.inttoptr(builder.add(address, ir.Constant(_I64, offset)), kind.as_pointer())
+        lanes = [(r, b) for r in range(num_rows) for b in range(num_blocks)]
 
         def place(r: int, b: int) -> Any:
-            return pointer(_V16, out, 4 * LANES * (_BLOCKS * r + b))
+            return vector_at(builder, F32, out, number(LANES * (_BLOCKS * r + b)))
 
-        lanes = [(r, b) for r in range(num_rows) for b in range(num_blocks)]
+        def step(pair: Any, state: list[Any]) -> list[Any]:
+            row, *sums = state
+            offset = builder.mul(pair, number(4 * LANES))
+            columns = [load_at(builder, V16_I32, builder.add(first, offset), 0) for first in firsts]
+            factors = [splat(builder, load_at(builder, I32, row, 4 * r)) for r in range(num_rows)]
+            sums = [_dot2(builder, t, factors[r], columns[b]) for t, (r, b) in zip(sums, lanes, strict=True)]
+            return [builder.add(row, number(4 * _ROWS)), *sums]
+
+        firsts = [builder.add(weights, builder.mul(block_bytes, number(b))) for b in range(num_blocks)]
         before = [builder.load(place(r, b), align=4) for r, b in lanes]
-        firsts = [builder.add(weights, builder.mul(block_bytes, ir.Constant(_I64, b))) for b in range(num_blocks)]
-        entry_block = builder.block
-        loop, done = (builder.append_basic_block(name) for name in ("pair.loop", "pair.done"))
-        builder.branch(loop)
-
-        builder.position_at_end(loop)
-        pair, at = builder.phi(_I64), builder.phi(_I64)
-        sums = [builder.phi(_V16) for _ in lanes]
-        offset = builder.mul(pair, ir.Constant(_I64, 4 * LANES))
-        columns = [builder.load(pointer(_V16_I32, builder.add(first, offset), 0), align=4) for first in firsts]
-        factors = []
-        for r in range(num_rows):
-            value = builder.load(pointer(_I32, at, 4 * r))
-            one = builder.insert_element(ir.Constant(_V16_I32, ir.Undefined), value, ir.Constant(_I32, 0))
-            factors.append(builder.shuffle_vector(one, one, ir.Constant(_V16_I32, [0] * LANES)))
-        after = [_dot2(builder, sums[i], factors[r], columns[b]) for i, (r, b) in enumerate(lanes)]
-        following = builder.add(pair, ir.Constant(_I64, 1))
-        next_at = builder.add(at, ir.Constant(_I64, 4 * _ROWS))
-        builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
-        starts = ((pair, ir.Constant(_I64, 0), following), (at, x, next_at))
-        for phi, first, later in (*starts, *zip(sums, before, after, strict=True)):
-            phi.add_incoming(first, entry_block)
-            phi.add_incoming(later, loop)
-
-        builder.position_at_end(done)
-        for result, (r, b) in zip(after, lanes, strict=True):
-            builder.store(result, place(r, b), align=4)
+        _, *sums = carry(builder, count, [x, *before], step)
+        for total, (r, b) in zip(sums, lanes, strict=True):
+            builder.store(total, place(r, b), align=4)
 
     emit.__name__ = f"pair_tile_{num_rows}x{num_blocks}"
     return compiled(types.void, *(types.int64,) * 5)(emit)
@@ -135,15 +114,12 @@ def _pair_tile(num_rows: int, num_blocks: int) -> Any:
 def _dot2(builder: Any, total: Any, left: Any, right: Any) -> Any:
     """total + the products of each word's two bfloat16, lane by lane."""
     if has_bfloat16_pairs():
-        name, kind = "llvm.x86.avx512bf16.dpbf16ps.512", ir.FunctionType(_V16, [_V16, _V16_I32, _V16_I32])
-        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        function = declared(builder, "llvm.x86.avx512bf16.dpbf16ps.512", V16, V16, V16_I32, V16_I32)
         return builder.call(function, [total, left, right])
-    sixteen, upper = (ir.Constant(_V16_I32, [value] * LANES) for value in (16, 0xFFFF0000))
-    lower_halves = [builder.bitcast(builder.shl(word, sixteen), _V16) for word in (left, right)]
-    upper_halves = [builder.bitcast(builder.and_(word, upper), _V16) for word in (left, right)]
-    for halves in (lower_halves, upper_halves):
-        total = builder.fadd(total, builder.fmul(*halves, flags=_FUSED), flags=_FUSED)
-    return total
+    sixteen, upper = constant(V16_I32, 16), constant(V16_I32, 0xFFFF0000)
+    lower_halves = [builder.bitcast(builder.shl(word, sixteen), V16) for word in (left, right)]
+    upper_halves = [builder.bitcast(builder.and_(word, upper), V16) for word in (left, right)]
+    return fused(builder, fused(builder, total, *lower_halves), *upper_halves)
 
 
 _tile_8, _tile_4, _tile_2, _tile_1 = (_pair_tile(rows, blocks) for rows, blocks in ((8, 2), (4, 4), (2, 4), (1, 4)))

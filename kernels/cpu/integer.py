@@ -14,6 +14,7 @@ scales, and of 4 bits 16 zeros, in float16.
 """
 
 from functools import cache
+from itertools import repeat
 from typing import Any, Literal
 
 import llvmlite.binding
@@ -24,10 +25,26 @@ from numba import njit, types
 from torch import Tensor
 
 from .entry import ARGS, TASK, THREAD, entry
+from .llvm import (
+    F16,
+    F32,
+    FUSED,
+    I32,
+    LANES,
+    V16,
+    V16_I32,
+    carry,
+    constant,
+    declared,
+    fused,
+    load_at,
+    number,
+    splat,
+    vector_at,
+)
 from .outputs import put_outputs
 from .tensors import KINDS, readable, team_size
 from .vector import (
-    LANES,
     compiled,
     get_i64,
     highest16,
@@ -48,10 +65,6 @@ GROUP_LEN = 32
 _QUADS = GROUP_LEN // 4
 _BLOCKS_A_TASK = 2  # their weights stay in the first cache from one tile of rows to the next
 _MIN_SHARE = 200_000  # products worth a second thread
-
-_I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_V16, _V16_I32 = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
-_FUSED = ("contract",)
 
 
 @cache
@@ -136,70 +149,53 @@ def _record_bytes(parts: int) -> int:
     return _X_COUNTS + (4 + GROUP_LEN) * _ROWS * parts
 
 
+def _record_len(bits: int) -> int:
+    """Bytes of 16 outputs' weights of one group, with their scales and zeros."""
+    return LANES * GROUP_LEN * bits // 8 + 2 * LANES * (2 if bits == 4 else 1)
+
+
 def _group_tile(num_rows: int, bits: int, parts: int) -> Any:
     """16 outputs of the first rows of a record: ``f(weights, x, num_groups, out)``, out float32 [rows, 16]."""
-    record = LANES * GROUP_LEN * bits // 8 + 2 * LANES * (2 if bits == 4 else 1)
+    w_record = _record_len(bits)
     num_loads = _QUADS * bits // 8
     x_bytes, x_record = _bytes_at.py_func(parts), _record_bytes.py_func(parts)
 
     def emit(builder: Any, weights: Any, x: Any, num_groups: Any, out: Any) -> None:
-        def load(kind: Any, address: Any, offset: int) -> Any:
-            at = builder.add(address, ir.Constant(_I64, offset))
-            return builder.load(builder.inttoptr(at, kind.as_pointer()), align=1)
+        def each_row(kind: Any, record: Any, offset: int, step: int = 4) -> list[Any]:
+            return [splat(builder, load_at(builder, kind, record, offset + step * r)) for r in range(num_rows)]
 
-        def splat(value: Any, kind: Any) -> Any:
-            first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
-            return builder.shuffle_vector(first, first, ir.Constant(_V16_I32, [0] * LANES))
-
-        def fused(total: Any, a: Any, b: Any) -> Any:
-            return builder.fadd(total, builder.fmul(a, b, flags=_FUSED), flags=_FUSED)
-
-        entry_block = builder.block
-        loop, done = (builder.append_basic_block(name) for name in ("group.loop", "group.done"))
-        builder.branch(loop)
-
-        builder.position_at_end(loop)
-        group, w, row = builder.phi(_I64), builder.phi(_I64), builder.phi(_I64)
-        sums = [builder.phi(_V16) for _ in range(num_rows)]
-        quads = [load(_V16_I32, w, 64 * j) for j in range(num_loads)]
-        if bits == 4:
-            high = [builder.and_(builder.lshr(part, _word(4)), _word(0x0F0F0F0F)) for part in quads]
-            quads = [builder.and_(part, _word(0x0F0F0F0F)) for part in quads] + high
-        halves = ir.VectorType(ir.HalfType(), LANES)
-        scale = builder.fpext(load(halves, w, 64 * num_loads), _V16)
-        zero = builder.fpext(load(halves, w, 64 * num_loads + 2 * LANES), _V16) if bits == 4 else None
-        counts: list[list[Any]] = []
-        for part in range(parts):
-            start = _X_COUNTS + 4 * _ROWS * part
-            counts.append([splat(load(_I32, row, start + 4 * r), _V16_I32) for r in range(num_rows)])
-            start = x_bytes + GROUP_LEN * _ROWS * part
-            for j in range(_QUADS):
-                for r in range(num_rows):
-                    four = splat(load(_I32, row, start + GROUP_LEN * r + 4 * j), _V16_I32)
-                    counts[part][r] = _dot4(builder, counts[part][r], quads[j], four)
-        after: list[Any] = []
-        for r in range(num_rows):
-            count = builder.sitofp(counts[0][r], _V16)
+        def step(_: Any, state: list[Any]) -> list[Any]:
+            w, record, *sums = state
+            quads = [load_at(builder, V16_I32, w, 64 * j) for j in range(num_loads)]
+            if bits == 4:
+                mask, four = constant(V16_I32, 0x0F0F0F0F), constant(V16_I32, 4)
+                upper = [builder.and_(builder.lshr(pair, four), mask) for pair in quads]
+                quads = [builder.and_(pair, mask) for pair in quads] + upper
+            halves = ir.VectorType(F16, LANES)
+            scale = builder.fpext(load_at(builder, halves, w, 64 * num_loads), V16)
+            counts: list[list[Any]] = []
+            for part in range(parts):
+                row_counts = each_row(I32, record, _X_COUNTS + 4 * _ROWS * part)
+                for j, quad in enumerate(quads):
+                    four_bytes = each_row(I32, record, x_bytes + GROUP_LEN * _ROWS * part + 4 * j, GROUP_LEN)
+                    row_counts = [_dot4(builder, *each) for each in zip(row_counts, repeat(quad), four_bytes)]
+                counts.append([builder.sitofp(count, V16) for count in row_counts])
+            totals = counts[0]
             if parts == 2:
-                count = fused(builder.sitofp(counts[1][r], _V16), count, ir.Constant(_V16, [float(_FINER)] * LANES))
-            x_scale = splat(load(_F32, row, 4 * r), _V16)
-            result = fused(sums[r], builder.fmul(count, scale, flags=_FUSED), x_scale)
-            if zero is not None:
-                result = fused(result, zero, splat(load(_F32, row, _X_SUMS + 4 * r), _V16))
-            after.append(result)
-        following = builder.add(group, ir.Constant(_I64, 1))
-        next_w, next_row = builder.add(w, ir.Constant(_I64, record)), builder.add(row, ir.Constant(_I64, x_record))
-        builder.cbranch(builder.icmp_signed("<", following, num_groups), loop, done)
-        starts = ((group, ir.Constant(_I64, 0), following), (w, weights, next_w), (row, x, next_row))
-        zeros = [(total, ir.Constant(_V16, [0.0] * LANES), result) for total, result in zip(sums, after, strict=True)]
-        for phi, first, later in (*starts, *zeros):
-            phi.add_incoming(first, entry_block)
-            phi.add_incoming(later, loop)
+                finer = constant(V16, float(_FINER))
+                totals = [fused(builder, lower, upper, finer) for upper, lower in zip(*counts, strict=True)]
+            products = [builder.fmul(total, scale, flags=FUSED) for total in totals]
+            sums = [fused(builder, *each) for each in zip(sums, products, each_row(F32, record, 0), strict=True)]
+            if bits == 4:
+                zero = builder.fpext(load_at(builder, halves, w, 64 * num_loads + 2 * LANES), V16)
+                x_sums = each_row(F32, record, _X_SUMS)
+                sums = [fused(builder, total, zero, x_sum) for total, x_sum in zip(sums, x_sums, strict=True)]
+            return [builder.add(w, number(w_record)), builder.add(record, number(x_record)), *sums]
 
-        builder.position_at_end(done)
-        for r in range(num_rows):
-            place = builder.add(out, ir.Constant(_I64, 4 * LANES * r))
-            builder.store(after[r], builder.inttoptr(place, _V16.as_pointer()), align=4)
+        zeros = [constant(V16, 0.0)] * num_rows
+        _, _, *sums = carry(builder, num_groups, [weights, x, *zeros], step)
+        for r, total in enumerate(sums):
+            builder.store(total, vector_at(builder, F32, out, number(LANES * r)), align=4)
 
     emit.__name__ = f"group_tile_{num_rows}x{bits}x{parts}"
     return compiled(types.void, *(types.int64,) * 4)(emit)
@@ -208,19 +204,13 @@ def _group_tile(num_rows: int, bits: int, parts: int) -> Any:
 def _dot4(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     """total + the products of each word's four bytes, the first's without sign; lane by lane."""
     if has_integer_products():
-        kind = ir.FunctionType(_V16_I32, [_V16_I32] * 3)
-        name = "llvm.x86.avx512.vpdpbusd.512"
-        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        function = declared(builder, "llvm.x86.avx512.vpdpbusd.512", V16_I32, *(V16_I32,) * 3)
         return builder.call(function, [total, unsigned, signed])
     for shift in (0, 8, 16, 24):
-        left = builder.and_(builder.lshr(unsigned, _word(shift)), _word(255))
-        right = builder.ashr(builder.shl(signed, _word(24 - shift)), _word(24))
+        left = builder.and_(builder.lshr(unsigned, constant(V16_I32, shift)), constant(V16_I32, 255))
+        right = builder.ashr(builder.shl(signed, constant(V16_I32, 24 - shift)), constant(V16_I32, 24))
         total = builder.add(total, builder.mul(left, right))
     return total
-
-
-def _word(value: int) -> Any:
-    return ir.Constant(_V16_I32, [value] * LANES)
 
 
 def _block_tiles(bits: int, parts: int) -> Any:
@@ -243,31 +233,32 @@ def _block_tiles(bits: int, parts: int) -> Any:
 
 
 _block_4x8, _block_4x16, _block_8x8, _block_8x16 = (_block_tiles(*key) for key in ((4, 1), (4, 2), (8, 1), (8, 2)))
+_RECORD_4, _RECORD_8 = _record_len(4), _record_len(8)
 _local_tile = local_floats(_ROWS * LANES)
 
 
 @entry(ints=11)
 def _run_4x8(call: int) -> None:
     _round_rows(call, 8, 1)
-    _multiply_blocks(call, 320, 1, _block_4x8)
+    _multiply_blocks(call, _RECORD_4, 1, _block_4x8)
 
 
 @entry(ints=11)
 def _run_4x16(call: int) -> None:
     _round_rows(call, 8, 2)
-    _multiply_blocks(call, 320, 2, _block_4x16)
+    _multiply_blocks(call, _RECORD_4, 2, _block_4x16)
 
 
 @entry(ints=11)
 def _run_8x8(call: int) -> None:
     _round_rows(call, 128, 1)
-    _multiply_blocks(call, 544, 1, _block_8x8)
+    _multiply_blocks(call, _RECORD_8, 1, _block_8x8)
 
 
 @entry(ints=11)
 def _run_8x16(call: int) -> None:
     _round_rows(call, 128, 2)
-    _multiply_blocks(call, 544, 2, _block_8x16)
+    _multiply_blocks(call, _RECORD_8, 2, _block_8x16)
 
 
 @njit

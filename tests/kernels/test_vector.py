@@ -3,16 +3,15 @@
 import numpy as np
 import torch
 from numba import njit
+from phloem.kernels.cpu.tiles import multiply_tile, transpose_tile
 from phloem.kernels.cpu.vector import (
     BFLOAT16,
     FLOAT32,
     exp16,
     load16,
     load16_f32,
-    multiply_tile,
     store16,
     store16_f32,
-    transpose_tile,
 )
 
 _tile_3x2 = multiply_tile(3, 2)

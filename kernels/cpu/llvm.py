@@ -1,0 +1,91 @@
+"""LLVM's types, and the expressions that the functions written in its terms share. Never decides what to compute."""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+LANES = 16
+FUSED = ("contract",)  # a product may fuse with the sum it is added to
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+V16, V16_I32, V16_I16, V16_I8 = (ir.VectorType(kind, LANES) for kind in (F32, I32, I16, I8))
+
+
+def number(value: int) -> Any:
+    return ir.Constant(I64, value)
+
+
+def constant(kind: Any, value: float) -> Any:
+    """The value, or a vector of it."""
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
+
+
+def at(builder: Any, kind: Any, address: Any, index: Any) -> Any:
+    """A pointer to element ``index`` of the array of ``kind`` at ``address``."""
+    return builder.gep(builder.inttoptr(address, kind.as_pointer()), [index])
+
+
+def vector_at(builder: Any, kind: Any, address: Any, index: Any) -> Any:
+    """A pointer to 16 elements, from ``index`` on."""
+    return builder.bitcast(at(builder, kind, address, index), ir.VectorType(kind, LANES).as_pointer())
+
+
+def load_at(builder: Any, kind: Any, address: Any, offset: int) -> Any:
+    """A value ``offset`` bytes behind an address of any alignment."""
+    return builder.load(builder.inttoptr(builder.add(address, number(offset)), kind.as_pointer()), align=1)
+
+
+def splat(builder: Any, value: Any) -> Any:
+    """A vector of 16 times the value."""
+    kind = ir.VectorType(value.type, LANES)
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+    return builder.shuffle_vector(first, first, constant(V16_I32, 0))
+
+
+def fused(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """total + a * b, rounded once where the machine can."""
+    return builder.fadd(total, builder.fmul(a, b, flags=FUSED), flags=FUSED)
+
+
+def declared(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """A function that LLVM, the machine or the C library has."""
+    found = builder.module.globals.get(name)
+    return found or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
+
+
+def widen(builder: Any, bits: Any, floats: Any) -> Any:
+    """bfloat16 is the upper half of a float32."""
+    words = I32 if floats is F32 else V16_I32
+    return builder.bitcast(builder.shl(builder.zext(bits, words), constant(words, 16)), floats)
+
+
+def narrow(builder: Any, value: Any, floats: Any) -> Any:
+    """To the nearest bfloat16, the even one of two."""
+    words, halves = (I32, I16) if floats is F32 else (V16_I32, V16_I16)
+    word = builder.bitcast(value, words)
+    odd = builder.and_(builder.lshr(word, constant(words, 16)), constant(words, 1))
+    rounded = builder.add(builder.add(word, constant(words, 0x7FFF)), odd)
+    return builder.trunc(builder.lshr(rounded, constant(words, 16)), halves)
+
+
+def carry(builder: Any, count: Any, state: list[Any], step: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """``for i in range(count): state = step(i, state)``, the state in registers; answers the last state."""
+    before = builder.block
+    loop, done = (builder.append_basic_block(name) for name in ("carry.loop", "carry.done"))
+    builder.cbranch(builder.icmp_signed(">", count, number(0)), loop, done)
+    builder.position_at_end(loop)
+    i, held = builder.phi(I64), [builder.phi(value.type) for value in state]
+    after = step(i, held)
+    following, end = builder.add(i, number(1)), builder.block
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
+    for phi, first, later in ((i, number(0), following), *zip(held, state, after, strict=True)):
+        phi.add_incoming(first, before)
+        phi.add_incoming(later, end)
+    builder.position_at_end(done)
+    results = [builder.phi(value.type) for value in state]
+    for result, first, later in zip(results, state, after, strict=True):
+        result.add_incoming(first, before)
+        result.add_incoming(later, end)
+    return results

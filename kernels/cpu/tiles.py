@@ -1,0 +1,72 @@
+"""The inner loops of attention, written in LLVM's terms so that their sums stay in registers. Never checks a bound."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from .llvm import F32, I16, I64, LANES, V16, V16_I32, at, carry, fused, number, splat, vector_at, widen
+from .vector import BFLOAT16, compiled
+
+
+def multiply_tile(num_rows: int, num_vectors: int) -> Any:
+    """The inner loop of every product here, its sums in registers: ``f(a, a_step, b, b_step, c, c_step, n)`` does
+
+    for r in range(num_rows), v in range(16 * num_vectors):  c[r * c_step + v] += sum of a[r * a_step + i] *
+    b[i * b_step + v] for i in range(n), added one by one in this order.
+    """
+
+    def emit(builder: Any, a: Any, a_step: Any, b: Any, b_step: Any, c: Any, c_step: Any, count: Any) -> None:
+        lanes = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
+
+        def place(r: int, v: int) -> Any:
+            return vector_at(builder, F32, c, builder.add(builder.mul(c_step, number(r)), number(LANES * v)))
+
+        def step(i: Any, sums: list[Any]) -> list[Any]:
+            line = builder.mul(i, b_step)
+            starts = [builder.add(line, number(LANES * v)) for v in range(num_vectors)]
+            columns = [builder.load(vector_at(builder, F32, b, start), align=4) for start in starts]
+            rows = [builder.add(builder.mul(a_step, number(r)), i) for r in range(num_rows)]
+            factors = [splat(builder, builder.load(at(builder, F32, a, row))) for row in rows]
+            return [fused(builder, total, factors[r], columns[v]) for total, (r, v) in zip(sums, lanes, strict=True)]
+
+        sums = carry(builder, count, [builder.load(place(r, v), align=4) for r, v in lanes], step)
+        for total, (r, v) in zip(sums, lanes, strict=True):
+            builder.store(total, place(r, v), align=4)
+
+    emit.__name__ = f"multiply_tile_{num_rows}x{num_vectors}"
+    return compiled(types.void, *(types.int64,) * 7)(emit)
+
+
+def transpose_tile(kind: int) -> Any:
+    """``f(rows, start, to, step)``: 16 elements from ``start`` on of each of the 16 arrays of this kind whose addresses
+    lie at ``rows`` become 16 columns: element i of array j goes to float32 ``to[i * step + j]``.
+    """
+
+    def emit(builder: Any, rows: Any, start: Any, to: Any, step: Any) -> None:
+        lines: list[Any] = []
+        for j in range(LANES):
+            address = builder.load(at(builder, I64, rows, number(j)))
+            if kind == BFLOAT16:
+                halves = builder.load(vector_at(builder, I16, address, start), align=2)
+                lines.append(widen(builder, halves, V16))
+            else:
+                lines.append(builder.load(vector_at(builder, F32, address, start), align=4))
+        # Swapping blocks of 8, 4, 2, 1: lane bit and line bit change places.
+        size = LANES // 2
+        while size:
+            low = [i if not i & size else LANES + i - size for i in range(LANES)]
+            high = [i + size if not i & size else LANES + i for i in range(LANES)]
+            picks = [ir.Constant(V16_I32, pick) for pick in (low, high)]
+            swapped = list(lines)
+            for j in range(LANES):
+                if not j & size:
+                    pair = lines[j], lines[j + size]
+                    swapped[j], swapped[j + size] = (builder.shuffle_vector(*pair, pick) for pick in picks)
+            lines = swapped
+            size //= 2
+        for i, line in enumerate(lines):
+            builder.store(line, vector_at(builder, F32, to, builder.mul(step, number(i))), align=4)
+
+    emit.__name__ = f"transpose_tile_{kind}"
+    return compiled(types.void, *(types.int64,) * 4)(emit)
