@@ -6,6 +6,7 @@ Knows text, tokens and grammars; never touches a tensor. The engine calls it wit
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -106,8 +107,8 @@ class Interpreter:
         key = (client, submit.program)
         program = self.programs.get(key)
         faults = find_faults(submit, program, limits=self.limits, vocab_size=self.vocab_size)
-        if not faults and len(self.scheduler.waiting) >= self.max_waiting:
-            message = f"{len(self.scheduler.waiting):,} sequences are waiting already (max_waiting); try again later"
+        if not faults and self.scheduler.num_waiting >= self.max_waiting:
+            message = f"{self.scheduler.num_waiting:,} sequences are waiting already (max_waiting); try again later"
             faults = [(-1, Overloaded(message).info())]
         if faults:
             ids = [op.op for op in submit.ops]
@@ -346,7 +347,7 @@ class Interpreter:
             generation.candidates.append(candidate)
         owner.activity = generation
         for candidate in generation.candidates:
-            self.scheduler.submit(candidate.seq)
+            self.scheduler.submit(candidate.seq, max_new=op.params.max_tokens)
 
     def finish_candidate(self, candidate: Candidate) -> None:
         """``candidate`` has a finish reason: leave the schedule, make text and tokens agree, perhaps end the op."""
@@ -415,7 +416,7 @@ class Interpreter:
             seq.logits_from = max(len(prefix) - 1, 0)
             row = ScoreRow(scoring, seq, first=seq.logits_from + 1)
             seq.tag = rows[inner] = row
-            self.scheduler.submit(seq)
+            self.scheduler.submit(seq, max_new=0)
         rows[inner].last[suffix[-1]] = float("nan")
 
     def finish_score_row(self, row: ScoreRow) -> None:
@@ -481,6 +482,8 @@ class Interpreter:
             program=program.cache_key,
             namespace=program.namespace,
             priority=program.settings.priority,
+            tenant=program.settings.tenant,
+            deadline_s=math.inf if program.deadline_s is None else program.deadline_s,
         )
         self.live[seq.seq_id] = seq
         return seq
@@ -589,7 +592,7 @@ class Interpreter:
             del self.programs[program.key]
             stats = _stats(program)
             self.send(program.key[0], Closed(program.id, stats))
-            self.scheduler.cache.end_program(program.cache_key)
+            self.scheduler.end_program(program.cache_key)
 
 
 def _stats(program: Program) -> ProgramStats:

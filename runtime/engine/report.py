@@ -67,7 +67,7 @@ class EngineReport:
             "forward_rows": self.forward_rows,
             "step_seconds": self.step_s,
             "running": len(scheduler.running),
-            "waiting": len(scheduler.waiting),
+            "waiting": scheduler.num_waiting,
             "parked": len(scheduler.parked),
             "programs": len(engine.interpreter.programs),
             "preemptions": scheduler.num_preemptions,

@@ -3,5 +3,6 @@
 from .plan import PlanRow, StepPlan
 from .scheduler import PoolTooSmall, Scheduler, SchedulerConfig
 from .sequence import Sequence, TokenBuffer
+from .waiting import ORDERS
 
-__all__ = ["PlanRow", "PoolTooSmall", "Scheduler", "SchedulerConfig", "Sequence", "StepPlan", "TokenBuffer"]
+__all__ = ["ORDERS", "PlanRow", "PoolTooSmall", "Scheduler", "SchedulerConfig", "Sequence", "StepPlan", "TokenBuffer"]

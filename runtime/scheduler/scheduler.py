@@ -8,25 +8,49 @@ A parked sequence keeps its KV until somebody needs the slots; then it finds wha
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...radix_cache import OutOfSlots, RadixCache
 from .plan import PlanRow, StepPlan
 from .sequence import Sequence
+from .waiting import ORDERS, Waiting
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Sizes in tokens. ``decode_reserve``: slots kept free for each running sequence when another is admitted."""
+    """Sizes in tokens. ``decode_reserve``: slots kept free at least for each running sequence when one is admitted.
+
+    ``order`` names how the waiting are ranked (``waiting.ORDERS``); among the first ``match_window`` of them the one
+    with most tokens in the cache goes first (1: the first). Nobody is overtaken by more than ``max_overtaken`` others
+    of its priority and tenant. Tenants of one priority share by ``tenant_weights`` (1 where none is given).
+    ``slot_chunk``: slots that a decoding sequence takes at a time.
+    """
 
     max_running: int = 64
     max_step_tokens: int = 512
     prefill_chunk: int = 256
     decode_reserve: int = 16
+    order: str = "oldest_program"
+    match_window: int = 1
+    max_overtaken: int = 512
+    slot_chunk: int = 8
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"order={self.order!r} is not one of: {', '.join(ORDERS)}")
+        for name in ("max_running", "max_step_tokens", "prefill_chunk", "match_window", "slot_chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+        for tenant, weight in self.tenant_weights.items():
+            if not weight > 0:
+                raise ValueError(f"tenant_weights: {weight} for {tenant!r}; a weight is greater than 0")
 
 
 class PoolTooSmall(Exception):
@@ -47,44 +71,67 @@ class Scheduler:
         self.config = config
         self.cache = cache
         self.clock = clock
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
+        self.waiting = Waiting(
+            ORDERS[config.order], max_overtaken=config.max_overtaken, tenant_weights=config.tenant_weights
+        )
+        self.running: list[Sequence] = []  # most urgent, then longest waited, first
         self.parked: dict[int, Sequence] = {}
+        self.num_blocked = 0
         self.num_preemptions = 0
+        self.expected_new = 0.0  # tokens that a sequence makes, by those that ended lately
         self.failed: list[tuple[Sequence, PoolTooSmall]] = []
+        self._blocked: dict[int, list[Sequence]] = {}  # by the running sequence that computes their prefix
+        self._program_orders: dict[str, int] = {}
         self._free_rows = list(range(config.max_running - 1, -1, -1))
+        self._stuck: tuple[int, ...] = ()
         self._step = 0
         self._order = 0
 
     # -- what the engine says -----------------------------------------------------------------------------------------
 
     @property
-    def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+    def num_waiting(self) -> int:
+        """Sequences that wait for room, and those that wait for a prefix that another computes."""
+        return len(self.waiting) + self.num_blocked
 
-    def submit(self, seq: Sequence) -> None:
-        """``seq`` has pending tokens, or wants logits of computed ones (from ``logits_from`` on)."""
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or len(self.waiting) or self.num_blocked)
+
+    def submit(self, seq: Sequence, *, max_new: int = -1) -> None:
+        """``seq`` has pending tokens, or wants logits of computed ones (from ``logits_from`` on).
+
+        At most ``max_new`` tokens will be added to it (-1: nobody knows).
+        """
         assert seq.state in ("new", "parked"), seq
         assert len(seq.tokens) > 0, seq
         if seq.state == "parked":
             del self.parked[seq.seq_id]
         self._order += 1
         seq.order = self._order
+        seq.program_order = self._program_orders.setdefault(seq.program, seq.order) if seq.program else seq.order
+        seq.due = -1
+        seq.max_new = max_new
+        seq.prompt_len = len(seq.tokens)
         seq.arrival_s = self.clock()
         seq.admitted_s = 0.0
         seq.num_cached = seq.num_run = seq.num_forwards = 0
         seq.state = "waiting"
         seq.blocked_on = None
-        self.waiting.append(seq)
+        self.waiting.add(seq)
 
     def park(self, seq: Sequence) -> None:
         """``seq`` has nothing to compute for now; its KV goes to the cache, locked while nobody needs the room."""
         if seq.state == "running":
-            self.running.remove(seq)
-            self._leave_row(seq)
+            made = len(seq.tokens) - seq.prompt_len
+            if made > 0:
+                self.expected_new += (made - self.expected_new) * (0.05 if self.expected_new else 1.0)
+            self._leave(seq)
             self.commit(seq)
+            if seq.lease is not None:
+                seq.lease.truncate(min(seq.num_computed, seq.lease.num_slots))
         elif seq.state == "waiting":
-            self.waiting.remove(seq)
+            self._leave_waiting(seq)
         seq.state = "parked"
         self.parked[seq.seq_id] = seq
 
@@ -95,6 +142,11 @@ class Scheduler:
         self.parked.pop(seq.seq_id, None)
         self.drop_lease(seq)
         seq.state = "ended"
+
+    def end_program(self, program: str) -> None:
+        """``program`` will submit nothing more: what only it used may be evicted."""
+        self._program_orders.pop(program, None)
+        self.cache.end_program(program)
 
     def commit(self, seq: Sequence) -> None:
         """Give what ``seq`` has computed to the cache, so that others find it."""
@@ -123,20 +175,24 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can run. Sequences that can never run are put in ``failed``."""
-        budget = self.config.max_step_tokens
+        budget, chunk = self.config.max_step_tokens, self.config.prefill_chunk
         rows: dict[int, PlanRow] = {}
+        prefills: list[Sequence] = []
         # Decodes first: they are short and somebody is reading along.
-        for seq in sorted(self.running, key=_running_order):
-            if budget <= 0:
-                break
-            if seq.state != "running":
-                continue  # preempted for one before it
-            n = min(seq.num_pending, budget, self.config.prefill_chunk)
-            if n <= 0 or not self._make_room(seq, n, rows):
-                continue
-            rows[seq.seq_id] = self._row(seq, n)
-            budget -= n
-        budget = self._admit(budget, rows)
+        for seq in tuple(self.running):
+            pending = len(seq.tokens) - seq.num_computed
+            if pending > 1:
+                prefills.append(seq)
+            elif pending == 1 and budget > 0 and seq.state == "running" and self._make_room(seq, 1, rows):
+                rows[seq.seq_id] = _row(seq, 1)
+                budget -= 1
+        for seq in prefills:
+            n = min(seq.num_pending, budget, chunk)
+            if n > 0 and seq.state == "running" and self._make_room(seq, n, rows):
+                rows[seq.seq_id] = _row(seq, n)
+                budget -= n
+        if budget > 0 and self._free_rows and len(self.waiting):
+            self._admit(budget, rows, [seq for seq in prefills if seq.state == "running"])
         if not rows:
             return None
         self._step += 1
@@ -144,51 +200,71 @@ class Scheduler:
 
     def complete(self, plan: StepPlan, sequences: dict[int, Sequence]) -> None:
         """The KV of ``plan`` is in its slots."""
+        num_tokens: dict[str, int] = {}
         for row in plan.rows:
             seq = sequences[row.seq_id]
+            n = len(row.token_ids)
             seq.num_forwards += 1
-            seq.num_run += len(row.token_ids)
-            seq.num_computed = row.end
-            if seq.lease is not None and (len(row.token_ids) > 1 or seq.num_pending > 0):
+            seq.num_run += n
+            seq.num_computed = computed = row.start + n
+            num_tokens[seq.tenant] = num_tokens.get(seq.tenant, 0) + n
+            if seq.lease is not None and (n > 1 or computed < len(seq.tokens)):
                 self.commit(seq)  # a prompt's chunk: siblings may be waiting for it
+            if seq.seq_id in self._blocked:
+                self._unblock(seq, computed)
+        for tenant, n in num_tokens.items():
+            self.waiting.charge(tenant, n)
 
     # -- inside a step ------------------------------------------------------------------------------------------------
 
-    def _admit(self, budget: int, rows: dict[int, PlanRow]) -> int:
-        if not self.waiting or budget <= 0 or not self._free_rows:
-            return budget
-        self.waiting.sort(key=lambda seq: (seq.priority, seq.order))
-        left: list[Sequence] = []
-        for i, seq in enumerate(self.waiting):
-            if budget <= 0 or not self._free_rows:
-                left.extend(self.waiting[i:])
-                break
-            if self._waits_for_prefix(seq):
-                left.append(seq)
+    def _admit(self, budget: int, rows: dict[int, PlanRow], prefills: list[Sequence]) -> None:
+        """Start waiting sequences while there are tokens, rows and slots for them."""
+        coming = _Coming(prefills) if self.cache.reuse else None
+        reserve = -1
+        while budget > 0 and self._free_rows:
+            seq = self.waiting.head(self.config.match_window, self._matched)
+            if seq is None:
+                return
+            if coming is not None and self._blocks(coming, seq):
                 continue
-            n = self._try_admit(seq, budget)
+            state = (seq.seq_id, self.cache.version, self.cache.num_free, self.cache.num_leased, len(self.running))
+            if state == self._stuck:
+                return  # nothing has changed since it found no room
+            if reserve < 0:
+                reserve = sum(map(self._still_to_come, self.running))
+            n = self._try_admit(seq, budget, reserve)
             if n > 0:
-                rows[seq.seq_id] = self._row(seq, n)
+                rows[seq.seq_id] = _row(seq, n)
                 budget -= n
+                reserve += self._still_to_come(seq)
+                if coming is not None and seq.num_pending > 1:
+                    coming.add(seq)
             elif seq.state == "waiting":
-                left.extend(self.waiting[i:])  # no room: a smaller one behind must not starve it
-                break
-        self.waiting = left
-        return budget
+                # No room: a smaller one behind must not starve it.
+                cache = self.cache
+                self._stuck = (seq.seq_id, cache.version, cache.num_free, cache.num_leased, len(self.running))
+                return
 
-    def _try_admit(self, seq: Sequence, budget: int) -> int:
+    def _still_to_come(self, seq: Sequence) -> int:
+        """Slots that a running sequence is expected to take beyond the tokens it has."""
+        made = len(seq.tokens) - seq.prompt_len
+        expected = max(int(self.expected_new) - made, self.config.decode_reserve)
+        return expected if seq.max_new < 0 else min(expected, max(seq.max_new - made, 0))
+
+    def _try_admit(self, seq: Sequence, budget: int, reserve: int) -> int:
         """Tokens that ``seq`` runs in this step; 0 when there is no room for it yet, or (state ``ended``) never."""
+        cache = self.cache
+        if len(seq.tokens) > cache.num_slots:
+            self._fail(seq, len(seq.tokens))
+            return 0
         self._attach(seq)
         assert seq.lease is not None
         n = min(seq.num_pending, budget, self.config.prefill_chunk)
-        need = len(seq.tokens) - len(seq.lease.slot_ids)
-        if len(seq.tokens) > self.cache.num_slots:
-            self._fail(seq, len(seq.tokens))
-            return 0
-        reserve = self.config.decode_reserve * len(self.running)
-        if need + reserve > self.cache.num_free + self.cache.num_evictable:
-            self._release_parked(need + reserve)
-            if self.running and need + reserve > self.cache.num_free + self.cache.num_evictable:
+        need = len(seq.tokens) - seq.lease.num_slots + reserve
+        need += sum(len(o.tokens) - o.lease.num_slots for o in self.running if o.lease and o.num_pending > 1)
+        if need > cache.num_free + cache.num_evictable:
+            self._release_parked(need)
+            if self.running and need > cache.num_free + cache.num_evictable:
                 self.drop_lease(seq)
                 return 0
         try:
@@ -199,11 +275,20 @@ class Scheduler:
         if seq.admitted_s == 0.0:
             seq.admitted_s = self.clock()
             seq.num_cached = seq.num_computed
+        self.waiting.discard(seq)
         seq.state = "running"
         seq.row_id = self._free_rows.pop()
         seq.synced = 0
-        self.running.append(seq)
+        insort(self.running, seq, key=_urgency)
         return n
+
+    def _matched(self, seq: Sequence) -> int:
+        """How much of a waiting sequence the cache holds; looked up again only when the cache has changed."""
+        if seq.lease is not None:
+            return seq.num_computed
+        if seq.matched[0] != self.cache.version:
+            seq.matched = (self.cache.version, self.cache.peek(seq.tokens.ids, namespace=seq.namespace))
+        return seq.matched[1]
 
     def _attach(self, seq: Sequence) -> None:
         """Give a waiting sequence the longest usable KV: its own lease's, or the cache's."""
@@ -222,29 +307,30 @@ class Scheduler:
             seq.lease.truncate(limit)
             seq.num_computed = limit
 
-    def _waits_for_prefix(self, seq: Sequence) -> bool:
-        """True while a running sequence is about to compute tokens that ``seq`` needs as well."""
-        if not self.cache.reuse:
+    def _blocks(self, coming: _Coming, seq: Sequence) -> bool:
+        """Set ``seq`` aside if a running sequence is about to compute tokens that it needs as well."""
+        found = coming.longest(seq, min(len(seq.tokens) - 1, seq.logits_from))
+        if found is None or found[1] <= self._matched(seq):
             return False
-        if seq.blocked_on is not None:
-            other, until = seq.blocked_on
-            if other.state == "running" and other.num_computed < until:
-                return True
+        self.waiting.discard(seq)
+        seq.blocked_on = found
+        self._blocked.setdefault(found[0].seq_id, []).append(seq)
+        self.num_blocked += 1
+        return True
+
+    def _unblock(self, other: Sequence, computed: float) -> None:
+        """Let those go on who wait for at most ``computed`` tokens of ``other``."""
+        left = []
+        for seq in self._blocked.pop(other.seq_id, ()):
+            assert seq.blocked_on is not None
+            if seq.blocked_on[1] > computed:
+                left.append(seq)
+                continue
             seq.blocked_on = None
-        limit = min(len(seq.tokens) - 1, seq.logits_from)
-        have = -1
-        for other in self.running:
-            if other.num_pending <= 1 or other.namespace != seq.namespace:
-                continue
-            shared = min(common_prefix_len(seq.tokens.ids, other.tokens.ids), limit)
-            if shared <= other.num_computed:
-                continue
-            if have < 0:
-                have = max(seq.num_computed, self.cache.peek(seq.tokens.ids, namespace=seq.namespace))
-            if shared > have:
-                seq.blocked_on = (other, shared)
-                return True
-        return False
+            self.num_blocked -= 1
+            self.waiting.add(seq)
+        if left:
+            self._blocked[other.seq_id] = left
 
     def _make_room(self, seq: Sequence, n: int, rows: dict[int, PlanRow]) -> bool:
         """Slots for ``n`` more tokens of a running sequence, preempting later ones if need be."""
@@ -266,10 +352,18 @@ class Scheduler:
                 return False
 
     def _extend(self, seq: Sequence, length: int) -> None:
-        assert seq.lease is not None
-        missing = length - len(seq.lease.slot_ids)
-        if missing > 0:
-            seq.lease.extend(missing)
+        lease = seq.lease
+        assert lease is not None
+        missing = length - lease.num_slots
+        if missing <= 0:
+            return
+        # A decoding sequence takes a chunk: most steps then need no slot. Not when slots are short.
+        ahead = self.config.slot_chunk - 1
+        if length >= len(seq.tokens) and ahead:
+            cache = self.cache
+            if cache.num_free + cache.num_evictable > missing + 2 * ahead * (1 + len(self.running)):
+                missing += ahead
+        lease.extend(missing)
 
     def _release_parked(self, need: int) -> bool:
         """Let go of parked sequences' locks, oldest first, until ``need`` slots could be had."""
@@ -284,54 +378,104 @@ class Scheduler:
 
     def _victim(self, seq: Sequence, rows: dict[int, PlanRow]) -> Sequence | None:
         """The running sequence to preempt for ``seq``: the least urgent, latest come, not planned in this step."""
-        others = [o for o in self.running if o is not seq and o.seq_id not in rows]
-        worst = max(others, key=lambda o: (o.priority, o.order), default=None)
-        if worst is not None and (worst.priority, worst.order) > (seq.priority, seq.order):
-            return worst
+        for worst in reversed(self.running):
+            if worst is seq:
+                return None
+            if worst.seq_id not in rows:
+                return worst
         return None
 
     def _preempt(self, seq: Sequence) -> None:
         self.num_preemptions += 1
-        self.running.remove(seq)
-        self._leave_row(seq)
+        self._leave(seq)
         seq.state = "waiting"
         self.drop_lease(seq)
-        self.waiting.append(seq)
+        self.waiting.add(seq)
 
     def _fail(self, seq: Sequence, need: int) -> None:
-        if seq in self.running:
-            self.running.remove(seq)
-            self._leave_row(seq)
+        if seq.state == "running":
+            self._leave(seq)
+        elif seq.state == "waiting":
+            self._leave_waiting(seq)
         seq.state = "ended"
         if seq.lease is not None:
             self.drop_lease(seq)
         self.failed.append((seq, PoolTooSmall(need, self.cache.num_slots)))
 
-    def _leave_row(self, seq: Sequence) -> None:
+    def _leave(self, seq: Sequence) -> None:
+        """Give up the row; whoever waited for this sequence's tokens waits no more."""
+        index = bisect_left(self.running, _urgency(seq), key=_urgency)
+        assert self.running[index] is seq, seq
+        del self.running[index]
         self._free_rows.append(seq.row_id)
         seq.row_id = -1
+        seq.state = "parked"
+        if seq.seq_id in self._blocked:
+            self._unblock(seq, math.inf)
 
-    def _row(self, seq: Sequence, n: int) -> PlanRow:
-        lease = seq.lease
-        assert lease is not None
-        start, end = seq.num_computed, seq.num_computed + n
-        stale_from = min(seq.synced, lease.stale_from, start)
-        seq.synced = end
-        lease.mark_fresh()
-        wanted = max(seq.logits_from, start)
-        return PlanRow(
-            seq_id=seq.seq_id,
-            row_id=seq.row_id,
-            start=start,
-            token_ids=seq.tokens.ids[start:end],
-            slot_ids=lease.slot_ids[:end],
-            stale_from=stale_from,
-            num_logits=max(0, end - wanted),
-        )
+    def _leave_waiting(self, seq: Sequence) -> None:
+        if seq.blocked_on is None:
+            self.waiting.discard(seq)
+            return
+        self._blocked[seq.blocked_on[0].seq_id].remove(seq)
+        self.num_blocked -= 1
+        seq.blocked_on = None
 
 
-def _running_order(seq: Sequence) -> tuple[bool, int, int]:
-    return (seq.num_pending > 1, seq.priority, seq.order)
+class _Coming:
+    """The tokens that running prompts are about to compute, found by where they begin.
+
+    A prompt that computes from position c on is of use to whoever has its tokens up to and at c: they are kept by
+    (namespace, c) and the token there, so that few are compared in full.
+    """
+
+    __slots__ = ("_places",)
+
+    def __init__(self, prefills: list[Sequence]) -> None:
+        self._places: dict[tuple[str, int], dict[int, list[Sequence]]] = {}
+        for seq in prefills:
+            self.add(seq)
+
+    def add(self, seq: Sequence) -> None:
+        place = self._places.setdefault((seq.namespace, seq.num_computed), {})
+        place.setdefault(seq.tokens.ids.item(seq.num_computed), []).append(seq)
+
+    def longest(self, seq: Sequence, limit: int) -> tuple[Sequence, int] | None:
+        """The running sequence with most of ``seq``'s first ``limit`` tokens, and how many; None if it has none new."""
+        best: tuple[Sequence, int] | None = None
+        ids = seq.tokens.ids
+        for (namespace, start), by_token in self._places.items():
+            if namespace != seq.namespace or start >= limit:
+                continue
+            for other in by_token.get(ids.item(start), ()):
+                shared = min(common_prefix_len(ids, other.tokens.ids), limit)
+                if shared > start and (best is None or shared > best[1]):
+                    best = (other, shared)
+        return best
+
+
+def _urgency(seq: Sequence) -> tuple[int, int]:
+    return (seq.priority, seq.order)
+
+
+def _row(seq: Sequence, n: int) -> PlanRow:
+    lease = seq.lease
+    assert lease is not None
+    start = seq.num_computed
+    end = start + n
+    stale_from = min(seq.synced, lease.stale_from, start)
+    seq.synced = end
+    lease.mark_fresh()
+    num_logits = end - max(seq.logits_from, start)
+    return PlanRow(
+        seq.seq_id,
+        seq.row_id,
+        start,
+        seq.tokens.ids[start:end],
+        lease.slot_ids[:end],
+        stale_from,
+        num_logits if num_logits > 0 else 0,
+    )
 
 
 def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:

@@ -7,6 +7,7 @@ Knows nothing of text, programs' ops or sampling.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,15 +62,21 @@ class Sequence:
 
     ``logits_from``: logits are wanted for every pending position at or after it. ``tag`` is the engine's own.
     ``synced``: positions whose slots the executor's table already holds. Since the last submit ``num_cached`` tokens
-    were found in the cache and ``num_run`` were computed, in ``num_forwards`` steps.
+    were found in the cache and ``num_run`` were computed, in ``num_forwards`` steps. ``max_new`` bounds the tokens
+    that will be made (-1: not known) and ``prompt_len`` is the length at submit. ``rank``, ``due`` and the orders are
+    the waiting queue's.
     """
 
     __slots__ = (
         "admitted_s",
         "arrival_s",
         "blocked_on",
+        "deadline_s",
+        "due",
         "lease",
         "logits_from",
+        "matched",
+        "max_new",
         "namespace",
         "num_cached",
         "num_computed",
@@ -78,11 +85,15 @@ class Sequence:
         "order",
         "priority",
         "program",
+        "program_order",
+        "prompt_len",
+        "rank",
         "row_id",
         "seq_id",
         "state",
         "synced",
         "tag",
+        "tenant",
         "tokens",
     )
 
@@ -94,6 +105,8 @@ class Sequence:
         program: str = "",
         namespace: str = "",
         priority: int = 0,
+        tenant: str = "",
+        deadline_s: float = math.inf,
         tag: object = None,
     ) -> None:
         self.seq_id = seq_id
@@ -101,6 +114,8 @@ class Sequence:
         self.program = program
         self.namespace = namespace
         self.priority = priority
+        self.tenant = tenant
+        self.deadline_s = deadline_s
         self.tag = tag
         self.state = "new"  # new | waiting | running | parked | ended
         self.lease: Lease | None = None
@@ -108,7 +123,12 @@ class Sequence:
         self.num_computed = 0
         self.logits_from = 0
         self.blocked_on: tuple[Sequence, int] | None = None
-        self.order = 0
+        self.order = self.program_order = 0
+        self.rank: tuple[float, ...] = ()
+        self.due = -1
+        self.matched = (-1, 0)  # (cache version, tokens found in it)
+        self.max_new = -1
+        self.prompt_len = 0
         self.arrival_s = 0.0
         self.admitted_s = 0.0
         self.synced = 0
