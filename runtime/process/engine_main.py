@@ -1,8 +1,8 @@
-"""The child process: ``python -m phloem.runtime.process.engine_main FD`` with its configuration on standard input.
+"""The child process: what ``EngineProcess`` starts. Never touches the protocol itself.
 
 parent -> stdin:   one line of JSON, an ``Order``, then kept open; its end is the parent's death, and then this process
                    ends too
-child -> parent:   one line of JSON, a ``Ready``, on the file descriptor that is the argument; nothing after
+child -> parent:   one line of JSON, a ``Ready``, on the file descriptor that is its argument; nothing after
 """
 
 from __future__ import annotations
@@ -48,9 +48,13 @@ class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
     error: ErrorInfo | None = None
 
 
-def main() -> int:
+def run() -> None:
+    sys.exit(main(int(sys.argv[1])))
+
+
+def main(ready_fd: int) -> int:
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
-    answer = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
+    answer = os.fdopen(ready_fd, "wb", buffering=0)
     os.set_inheritable(answer.fileno(), False)
     faulthandler.enable()
     threading.Thread(target=_end_with_parent, args=(order,), daemon=True).start()
@@ -92,7 +96,3 @@ def _end_with_parent(order: Order) -> None:
     os.kill(os.getpid(), signal.SIGTERM)  # the loop ends after its step
     time.sleep(LAST_STEP_S)
     os._exit(3)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

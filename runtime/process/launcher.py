@@ -105,12 +105,11 @@ class EngineProcess:
     def _spawn(self, ready_end: int) -> subprocess.Popen[bytes]:
         with self._log_path.open("wb") as log_file:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "phloem.runtime.process.engine_main", str(ready_end)],
+                [sys.executable, "-P", "-c", _program(), str(ready_end)],
                 stdin=subprocess.PIPE,
                 stdout=log_file,
                 stderr=log_file,
                 pass_fds=(ready_end,),
-                env=os.environ | {"PYTHONPATH": _module_path()},
                 start_new_session=True,  # Ctrl-C is for the parent, which then ends the child
             )
 
@@ -151,6 +150,7 @@ def _private_folder() -> Path:
     return folder
 
 
-def _module_path() -> str:
-    """The parent's own, so that the child finds the same package and the same libraries."""
-    return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+def _program() -> str:
+    """``engine_main`` with the parent's module path: the child finds the same package and the same libraries."""
+    path = [os.path.abspath(entry) for entry in sys.path]
+    return f"import sys; sys.path[:] = {path!r}; from phloem.runtime.process import engine_main; engine_main.run()"

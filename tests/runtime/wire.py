@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -84,6 +85,8 @@ class RawEngine:
 
     def close(self) -> None:
         self.socket.close(0)
+        if self.url.startswith("ipc://"):  # ZeroMQ stops listening a moment later
+            Path(self.url.removeprefix("ipc://")).unlink(missing_ok=True)
 
 
 class Heard:
