@@ -8,13 +8,13 @@ import numpy as np
 
 from .expressions import NOTHING
 from .machine import SHORT_TOKEN, Machine
+from .walk import UNBOUNDED
 
 QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F
 SHORT_ESCAPES = {0x22: 0x22, 0x5C: 0x5C, 0x62: 8, 0x66: 12, 0x6E: 10, 0x72: 13, 0x74: 9}
 SHORT_CODES = frozenset(SHORT_ESCAPES.values())
 HEX = {ord(c): c.lower() for c in "0123456789abcdefABCDEF"}
 LOWER_HEX = {ord(c): c for c in "0123456789abcdef"}
-UNBOUNDED = 1 << 40
 
 
 class Scalars:

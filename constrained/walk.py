@@ -31,6 +31,7 @@ CONTROL_SIZE = 32
 T_BYTE, T_DEPTH, T_END, T_FIRST, T_COUNT, T_ORDER, T_NODES = range(7)
 
 OK, DEAD, MISS_ROW, MISS_AFTER, FULL, EXIT, EXIT_AFTER = range(7)
+UNBOUNDED = 1 << 40  # an upper bound that is none
 EXITED = 1 << 30  # where a barrier goes on: the walk stops there and is taken up for each real frame
 
 
@@ -137,7 +138,9 @@ def _transition(control, s, aux, k, byte):
                 s = np.int64(code)
                 if count > 0 and counted[s] > 0:
                     if counted[s] == 1:
-                        aux += 1
+                        frame = stack_frame[k]
+                        if aux < _i64(control[FRAME_LOW])[frame] or _i64(control[FRAME_HIGH])[frame] < UNBOUNDED:
+                            aux += 1  # without an upper bound there is nothing to count past the lower one
                 else:
                     aux = np.int64(0)
             break
