@@ -83,7 +83,7 @@ class Scheduler:
         self._blocked: dict[int, list[Sequence]] = {}  # by the running sequence that computes their prefix
         self._program_orders: dict[str, int] = {}
         self._free_rows = list(range(config.max_running - 1, -1, -1))
-        self._stuck: tuple[int, ...] = ()
+        self._stuck = (-1, 0, 0)  # who found no room, how much there was, and how many ran
         self._step = 0
         self._order = 0
 
@@ -227,9 +227,9 @@ class Scheduler:
                 return
             if coming is not None and self._blocks(coming, seq):
                 continue
-            state = (seq.seq_id, self.cache.version, self.cache.num_free, self.cache.num_leased, len(self.running))
-            if state == self._stuck:
-                return  # nothing has changed since it found no room
+            stuck_id, room, num_running = self._stuck
+            if seq.seq_id == stuck_id and len(self.running) >= num_running > 0 and self._room <= room:
+                return  # nothing has become better since it found no room
             if reserve < 0:
                 reserve = sum(map(self._still_to_come, self.running))
             n = self._try_admit(seq, budget, reserve)
@@ -241,9 +241,12 @@ class Scheduler:
                     coming.add(seq)
             elif seq.state == "waiting":
                 # No room: a smaller one behind must not starve it.
-                cache = self.cache
-                self._stuck = (seq.seq_id, cache.version, cache.num_free, cache.num_leased, len(self.running))
+                self._stuck = (seq.seq_id, self._room, len(self.running))
                 return
+
+    @property
+    def _room(self) -> int:
+        return self.cache.num_free + self.cache.num_evictable
 
     def _still_to_come(self, seq: Sequence) -> int:
         """Slots that a running sequence is expected to take beyond the tokens it has."""
@@ -262,9 +265,9 @@ class Scheduler:
         n = min(seq.num_pending, budget, self.config.prefill_chunk)
         need = len(seq.tokens) - seq.lease.num_slots + reserve
         need += sum(len(o.tokens) - o.lease.num_slots for o in self.running if o.lease and o.num_pending > 1)
-        if need > cache.num_free + cache.num_evictable:
+        if need > self._room:
             self._release_parked(need)
-            if self.running and need > cache.num_free + cache.num_evictable:
+            if self.running and need > self._room:
                 self.drop_lease(seq)
                 return 0
         try:
@@ -359,17 +362,15 @@ class Scheduler:
             return
         # A decoding sequence takes a chunk: most steps then need no slot. Not when slots are short.
         ahead = self.config.slot_chunk - 1
-        if length >= len(seq.tokens) and ahead:
-            cache = self.cache
-            if cache.num_free + cache.num_evictable > missing + 2 * ahead * (1 + len(self.running)):
-                missing += ahead
+        if length >= len(seq.tokens) and ahead and self._room > missing + 2 * ahead * (1 + len(self.running)):
+            missing += ahead if seq.num_run else seq.seq_id % (ahead + 1)  # not all in the same step
         lease.extend(missing)
 
     def _release_parked(self, need: int) -> bool:
         """Let go of parked sequences' locks, oldest first, until ``need`` slots could be had."""
         released = False
         for other in list(self.parked.values()):
-            if self.cache.num_free + self.cache.num_evictable >= need:
+            if self._room >= need:
                 break
             if other.lease is not None:
                 self.drop_lease(other)
