@@ -1,0 +1,546 @@
+"""The real scheduler and radix cache on generated traces, with a modelled step time: policies compared, no model run.
+
+    python -m benchmarks.scheduler_sim [--quick] [--save] [--trace NAME] [--load X]
+    python -m benchmarks.scheduler_sim --host-cost [--save]
+
+A step takes BASE_S + TOKEN_S * tokens + CONTEXT_S * tokens of context read, about an 8-billion-parameter model on one
+large GPU. Hit rate: prompt tokens that were not computed, also not again after a preemption, of all prompt tokens.
+Two bounds for it. ``infinite``: a cache that never evicts. ``optimum``: Belady's rule (evict what is needed furthest in
+the future) with the whole pool, one call at a time in the order in which the calls arrived in the run it is compared
+with; a scheduler that reorders calls may do better, one that runs many at once has less of the pool.
+"""
+
+import argparse
+import heapq
+import json
+import random
+import statistics
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from phloem.radix_cache import POLICIES, RadixCache
+from phloem.radix_cache.node import Node
+from phloem.runtime.scheduler import Scheduler, SchedulerConfig, Sequence, TokenBuffer
+
+from . import RESULTS, header
+
+BASE_S, TOKEN_S, CONTEXT_S = 8e-3, 20e-6, 25e-9
+TTFT_TARGET_S, TOKEN_TARGET_S = 2.0, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of tokens at one place of the tree of all prompts; token ids are its own, [first, first + length)."""
+
+    index: int
+    first: int
+    length: int
+
+
+class Paths:
+    """The tree of all prompts of a trace: equal labels below equal parents are the same tokens."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self._next = 0
+        self._known: dict[tuple[int, str], Span] = {}
+
+    def add(self, path: tuple[Span, ...], label: str, length: int) -> tuple[Span, ...]:
+        key = (path[-1].index if path else -1, label)
+        if key not in self._known:
+            self._known[key] = Span(len(self.spans), self._next, length)
+            self.spans.append(self._known[key])
+            self._next += length
+        return (*path, self._known[key])
+
+
+@dataclass(slots=True)
+class Call:
+    """One generation: it starts ``delay_s`` after the last of ``after`` ended; ``line`` is its sequence."""
+
+    program: "TraceProgram"
+    line: int
+    prompt: tuple[Span, ...]
+    output: tuple[Span, ...]
+    delay_s: float = 0.0
+    after: tuple["Call", ...] = ()
+    # what became of it
+    arrival_s: float = 0.0
+    first_s: float = 0.0
+    end_s: float = -1.0
+    computed: int = 0
+    before: list["Call"] = field(default_factory=list)
+    num_open: int = 0
+
+    @property
+    def prompt_len(self) -> int:
+        return sum(span.length for span in self.prompt)
+
+    @property
+    def num_new(self) -> int:
+        return self.output[-1].length
+
+
+@dataclass(slots=True)
+class TraceProgram:
+    name: str
+    start_s: float
+    tenant: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def call(
+        self,
+        paths: Paths,
+        line: int,
+        prompt: tuple[Span, ...],
+        num_new: int,
+        *,
+        delay_s: float = 0.0,
+        after: tuple[Call, ...] = (),
+    ) -> Call:
+        output = paths.add(prompt, f"out {self.name} {len(self.calls)}", max(1, num_new))
+        call = Call(self, line, prompt, output, delay_s, after)
+        self.calls.append(call)
+        return call
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    name: str
+    paths: Paths
+    programs: list[TraceProgram]
+
+    @property
+    def num_distinct(self) -> int:
+        return sum(span.length for span in self.paths.spans)
+
+
+# -- traces -----------------------------------------------------------------------------------------------------------
+
+
+def chat(n: int, rate: float, rng: random.Random) -> Trace:
+    """Conversations of 2 to 10 turns below one of 4 system prompts; people think for about 10 s."""
+    paths, programs = Paths(), []
+    for i, program in enumerate(_arrivals("chat", n, rate, rng)):
+        path = paths.add((), f"system {i % 4}", 400)
+        last: tuple[Call, ...] = ()
+        for turn in range(rng.randint(2, 10)):
+            path = paths.add(path, f"{i} turn {turn}", _length(rng, 60))
+            call = program.call(
+                paths, 0, path, _length(rng, 150), delay_s=rng.expovariate(0.1) if turn else 0.0, after=last
+            )
+            path, last = call.output, (call,)
+        programs.append(program)
+    return Trace("chat", paths, programs)
+
+
+def few_shot(n: int, rate: float, rng: random.Random) -> Trace:
+    """Single questions below one of 40 sets of examples, drawn by Zipf's law."""
+    paths, programs = Paths(), []
+    weights = [1 / (k + 1) for k in range(40)]
+    for i, program in enumerate(_arrivals("few_shot", n, rate, rng)):
+        shots = rng.choices(range(40), weights)[0]
+        path = paths.add(paths.add((), f"shots {shots}", 600 + 50 * shots), f"question {i}", _length(rng, 80))
+        program.call(paths, 0, path, _length(rng, 40))
+        programs.append(program)
+    return Trace("few_shot", paths, programs)
+
+
+def tree_of_thought(n: int, rate: float, rng: random.Random) -> Trace:
+    """Three levels of 4 proposals, each judged by a call of its own; the best two go on."""
+    paths, programs = Paths(), []
+    for i, program in enumerate(_arrivals("tree", n, rate, rng)):
+        root = paths.add(paths.add((), "instructions", 500), f"{i} task", _length(rng, 300))
+        front: list[tuple[tuple[Span, ...], tuple[Call, ...]]] = [(root, ())]
+        line = 0
+        for level in range(3):
+            judged: list[tuple[tuple[Span, ...], Call]] = []
+            for path, after in front:
+                for branch in range(4):
+                    line += 1
+                    ask = paths.add(path, f"{i} propose {level} {branch} {line}", 20)
+                    thought = program.call(paths, line, ask, _length(rng, 120), after=after)
+                    judge = paths.add(thought.output, f"{i} judge", 30)
+                    judged.append((thought.output, program.call(paths, line, judge, 4, after=(thought,))))
+            votes = tuple(call for _, call in judged)
+            front = [(path, votes) for path, _ in rng.sample(judged, 2)]
+        programs.append(program)
+    return Trace("tree_of_thought", paths, programs)
+
+
+def agents(n: int, rate: float, rng: random.Random) -> Trace:
+    """Agents of 4 to 14 steps below one of 3 long tool descriptions; a tool takes 0.2 to 8 s and answers at length."""
+    paths, programs = Paths(), []
+    for i, program in enumerate(_arrivals("agents", n, rate, rng)):
+        path = paths.add(paths.add((), f"tools {i % 3}", 1500), f"{i} task", _length(rng, 100))
+        last: tuple[Call, ...] = ()
+        for step in range(rng.randint(4, 14)):
+            call = program.call(
+                paths, 0, path, _length(rng, 60), delay_s=rng.uniform(0.2, 8.0) if step else 0.0, after=last
+            )
+            path, last = paths.add(call.output, f"{i} result {step}", _length(rng, 250)), (call,)
+        programs.append(program)
+    return Trace("agents", paths, programs)
+
+
+def rag(n: int, rate: float, rng: random.Random) -> Trace:
+    """Questions over 3 of 300 documents, drawn by Zipf's law, the more popular first, below one instruction."""
+    paths, programs = Paths(), []
+    weights = [1 / (k + 1) for k in range(300)]
+    lengths = [_length(rng, 500) for _ in range(300)]
+    for i, program in enumerate(_arrivals("rag", n, rate, rng)):
+        path = paths.add((), "instruction", 100)
+        for document in sorted({rng.choices(range(300), weights)[0] for _ in range(3)}):
+            path = paths.add(path, f"document {document}", lengths[document])
+        program.call(paths, 0, paths.add(path, f"question {i}", _length(rng, 40)), _length(rng, 100))
+        programs.append(program)
+    return Trace("rag", paths, programs)
+
+
+TRACES: dict[str, tuple[Callable[[int, float, random.Random], Trace], int, float, int]] = {
+    # name: (maker, programs, programs per second, slots of the pool)
+    "chat": (chat, 400, 6.0, 60_000),
+    "few_shot": (few_shot, 3000, 60.0, 40_000),
+    "tree_of_thought": (tree_of_thought, 150, 1.5, 40_000),
+    "agents": (agents, 300, 4.0, 80_000),
+    "rag": (rag, 1500, 15.0, 60_000),
+}
+
+
+def _arrivals(name: str, n: int, rate: float, rng: random.Random) -> list[TraceProgram]:
+    at, made = 0.0, []
+    for i in range(n):
+        at += rng.expovariate(rate)
+        # Of four tenants the first sends half.
+        made.append(TraceProgram(f"{name} {i}", at, f"tenant {rng.choices(range(4), (3, 1, 1, 1))[0]}"))
+    return made
+
+
+def _length(rng: random.Random, mean: int) -> int:
+    return max(2, int(rng.gammavariate(2.0, mean / 2.0)))
+
+
+# -- one run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is compared. ``is_program_aware``: sequences stay parked between calls and the cache knows of programs."""
+
+    name: str
+    eviction: str
+    order: str
+    match_window: int
+    is_program_aware: bool
+
+
+SETTINGS = (
+    Setting("lru + first come", "lru", "first_come", 1, False),
+    Setting("lru + longest match", "lru", "first_come", 64, False),
+    Setting("program-aware", "program_aware", "oldest_program", 1, True),
+    Setting("program-aware + match", "program_aware", "oldest_program", 64, True),
+)
+
+
+def tokens_of(path: tuple[Span, ...]) -> np.ndarray:
+    return np.concatenate([np.arange(span.first, span.first + span.length, dtype=np.int32) for span in path])
+
+
+class Simulation:
+    """Discrete events: calls arrive when those before them have ended, steps take their modelled time."""
+
+    def __init__(self, trace: Trace, setting: Setting, num_slots: int, *, max_running: int = 64) -> None:
+        self.trace = trace
+        self.setting = setting
+        self.now_s = 0.0
+        self.cache = RadixCache(num_slots, policy=POLICIES[setting.eviction], clock=lambda: self.now_s)
+        config = SchedulerConfig(
+            max_running=max_running,
+            max_step_tokens=2048,
+            prefill_chunk=1024,
+            order=setting.order,
+            match_window=setting.match_window,
+        )
+        self.scheduler = Scheduler(config, self.cache, clock=lambda: self.now_s)
+        self.arrived: list[Call] = []
+        self.num_steps = 0
+        self.host_s: list[float] = []
+        self._live: dict[int, Sequence] = {}
+        self._lines: dict[tuple[str, int], Sequence] = {}
+        self._events: list[tuple[float, int, Call]] = []
+        self._num_events = 0
+        self._num_left: dict[str, int] = {}
+        for program in trace.programs:
+            self._num_left[program.name] = len(program.calls)
+            for call in program.calls:
+                call.before, call.num_open, call.end_s, call.first_s, call.computed = [], len(call.after), -1.0, 0.0, 0
+            for call in program.calls:
+                for earlier in call.after:
+                    earlier.before.append(call)
+                if not call.after:
+                    self._push(program.start_s, call)
+
+    def run(self) -> None:
+        scheduler = self.scheduler
+        while self._events or scheduler.has_work:
+            while self._events and self._events[0][0] <= self.now_s:
+                self._arrive(heapq.heappop(self._events)[2])
+            start_s = time.perf_counter()
+            plan = scheduler.plan()
+            assert not scheduler.failed, scheduler.failed
+            if plan is None:
+                assert self._events, "waiting sequences, but nothing runs and nothing comes"
+                self.now_s = max(self.now_s, self._events[0][0])
+                continue
+            scheduler.complete(plan, self._live)
+            self.host_s.append(time.perf_counter() - start_s)
+            context = sum(row.end for row in plan.rows)
+            self.now_s += BASE_S + TOKEN_S * plan.num_tokens + CONTEXT_S * context
+            self.num_steps += 1
+            for row in plan.rows:
+                seq = self._live[row.seq_id]
+                if row.end == len(seq.tokens):
+                    self._token(seq)
+        self.cache.check()
+        assert self.cache.num_leased == 0 and self.cache.num_locked == 0
+
+    def _push(self, at_s: float, call: Call) -> None:
+        self._num_events += 1
+        heapq.heappush(self._events, (at_s, self._num_events, call))
+
+    def _arrive(self, call: Call) -> None:
+        program = call.program
+        call.arrival_s = self.now_s
+        self.arrived.append(call)
+        key = (program.name, call.line)
+        seq = self._lines.get(key)
+        if seq is None:
+            tag = program.name if self.setting.is_program_aware else ""
+            seq = Sequence(self._num_events, TokenBuffer(tokens_of(call.prompt)), program=tag, tenant=program.tenant)
+            self._num_events += 1
+            self._live[seq.seq_id] = seq
+            if self.setting.is_program_aware:
+                self._lines[key] = seq
+        else:
+            seq.tokens.extend(tokens_of(call.prompt)[len(seq.tokens) :])
+        seq.tag = call
+        seq.logits_from = len(seq.tokens) - 1
+        self.scheduler.submit(seq, max_new=2 * call.num_new)
+
+    def _token(self, seq: Sequence) -> None:
+        call = seq.tag
+        assert isinstance(call, Call)
+        made = len(seq.tokens) - seq.prompt_len
+        if made == 0:
+            call.first_s = self.now_s
+        seq.tokens.append(call.output[-1].first + made)
+        seq.logits_from = len(seq.tokens) - 1
+        if made + 1 < call.num_new:
+            return
+        call.end_s = self.now_s
+        call.computed = seq.num_run - made  # of the prompt, also what a preemption made to be computed again
+        scheduler, program = self.scheduler, call.program
+        self._num_left[program.name] -= 1
+        goes_on = any(later.line == call.line for later in call.before)
+        if self.setting.is_program_aware and goes_on:
+            scheduler.park(seq)
+        else:
+            scheduler.remove(seq)
+            del self._live[seq.seq_id]
+            self._lines.pop((program.name, call.line), None)
+        for later in call.before:
+            later.num_open -= 1
+            if later.num_open == 0:
+                self._push(self.now_s + later.delay_s, later)
+        if self._num_left[program.name] == 0 and self.setting.is_program_aware:
+            scheduler.end_program(program.name)
+
+
+def belady_hit_rate(trace: Trace, calls: list[Call], num_slots: int) -> float:
+    """Evict what is needed furthest in the future; one call at a time, in the order given."""
+    uses: list[list[int]] = [[] for _ in trace.paths.spans]
+    for i, call in enumerate(calls):
+        for span in call.prompt:
+            uses[span.index].append(i)
+    firsts = [span.first for span in trace.paths.spans]
+    now = 0
+
+    def furthest(leaf: Node, age: float) -> tuple[float, ...]:
+        span_uses = uses[bisect_right(firsts, leaf.tokens.item(-1)) - 1]
+        at = bisect_right(span_uses, now)
+        return (-float(span_uses[at]) if at < len(span_uses) else float("-inf"), leaf.last_use)
+
+    cache = RadixCache(num_slots, policy=furthest)
+    found = asked = 0
+    for i, call in enumerate(calls):
+        now = i
+        tokens = tokens_of(call.output)
+        lease = cache.acquire(tokens, limit=call.prompt_len - 1)
+        found += lease.num_cached
+        asked += call.prompt_len
+        lease.extend(len(tokens) - lease.num_cached)
+        lease.commit(tokens[:-1])
+        lease.release()
+    return found / asked
+
+
+def figures(simulation: Simulation, num_slots: int) -> dict[str, Any]:
+    trace, calls = simulation.trace, simulation.arrived
+    asked = sum(call.prompt_len for call in calls)
+    ttft = sorted(call.first_s - call.arrival_s for call in calls)
+    per_token = [(c.end_s - c.first_s) / (c.num_new - 1) for c in calls if c.num_new > 1]
+    good = sum(
+        call.first_s - call.arrival_s <= TTFT_TARGET_S
+        and (call.end_s - call.first_s) <= TOKEN_TARGET_S * max(call.num_new - 1, 1)
+        for call in calls
+    )
+    spans = [max(c.end_s for c in p.calls) - p.start_s for p in trace.programs]
+    tenants: dict[str, list[float]] = {}
+    for call in calls:
+        tenants.setdefault(call.program.tenant, []).append(call.first_s - call.arrival_s)
+    means = [statistics.mean(values) for values in tenants.values()]
+    hit = 1 - sum(call.computed for call in calls) / asked
+    optimum = belady_hit_rate(trace, calls, num_slots)
+    infinite = belady_hit_rate(trace, calls, trace.num_distinct + 1)
+    return {
+        "hit_rate": hit,
+        "optimum": optimum,
+        "infinite": infinite,
+        "of_optimum": hit / optimum,
+        "ttft_p50_s": ttft[len(ttft) // 2],
+        "ttft_p99_s": ttft[int(0.99 * len(ttft))],
+        "ttft_max_s": ttft[-1],
+        "per_token_ms": 1e3 * statistics.mean(per_token),
+        "goodput": good / len(calls),
+        "program_mean_s": statistics.mean(spans),
+        "makespan_s": simulation.now_s,
+        # Jain's index over the tenants' mean times to the first token: 1 is equal
+        "fairness": sum(means) ** 2 / (len(means) * sum(m * m for m in means)) if any(means) else 1.0,
+        "preemptions": simulation.scheduler.num_preemptions,
+        "steps": simulation.num_steps,
+        "host_ms": 1e3 * statistics.median(simulation.host_s),
+    }
+
+
+def compare(name: str, *, scale: float, load: float, settings: tuple[Setting, ...] = SETTINGS) -> dict[str, Any]:
+    make, n, rate, num_slots = TRACES[name]
+    trace = make(max(20, int(n * scale)), rate * load, random.Random(1))
+    num_calls = sum(len(program.calls) for program in trace.programs)
+    print(
+        f"\n{name}: {len(trace.programs):,} programs, {num_calls:,} calls, {trace.num_distinct:,} distinct tokens, "
+        f"{num_slots:,} slots"
+    )
+    print(
+        f"  {'':24}{'hit':>7}{'optimum':>9}{'of it':>7}{'inf.':>7}{'TTFT p50':>10}{'p99':>8}{'max':>8}"
+        f"{'ms/tok':>8}{'good':>7}{'program':>9}{'fair':>6}{'preempt':>8}"
+    )
+    made: dict[str, Any] = {}
+    for setting in settings:
+        simulation = Simulation(trace, setting, num_slots)
+        simulation.run()
+        made[setting.name] = f = figures(simulation, num_slots)
+        print(
+            f"  {setting.name:24}{f['hit_rate']:7.1%}{f['optimum']:9.1%}{f['of_optimum']:7.1%}{f['infinite']:7.1%}"
+            f"{f['ttft_p50_s']:9.2f}s{f['ttft_p99_s']:7.1f}s{f['ttft_max_s']:7.1f}s{f['per_token_ms']:8.1f}"
+            f"{f['goodput']:7.1%}{f['program_mean_s']:8.1f}s{f['fairness']:6.2f}{f['preemptions']:8}",
+            flush=True,
+        )
+    return {"programs": len(trace.programs), "calls": num_calls, "num_slots": num_slots, "settings": made}
+
+
+# -- host cost --------------------------------------------------------------------------------------------------------
+
+
+def host_cost(*, num_slots: int, max_running: int, ends: float, num_steps: int = 400) -> dict[str, Any]:
+    """Seconds of ``plan`` and ``complete`` with 256 running and 1,000 waiting; a share ``ends`` ends in each step."""
+    cache = RadixCache(num_slots)
+    config = SchedulerConfig(max_running=max_running, max_step_tokens=8192, prefill_chunk=2048)
+    scheduler, rng = Scheduler(config, cache), np.random.default_rng(0)
+    stems = rng.integers(0, 50_000, (16, 200), dtype=np.int32)
+    live: dict[int, Sequence] = {}
+    count = 0
+
+    def add() -> None:
+        nonlocal count
+        count += 1
+        tokens = np.concatenate((stems[count % 16], rng.integers(0, 50_000, 300, dtype=np.int32)))
+        seq = live[count] = Sequence(count, TokenBuffer(tokens), program=f"program {count}")
+        seq.logits_from = len(tokens) - 1
+        scheduler.submit(seq, max_new=400)
+
+    for _ in range(1256):
+        add()
+    times_s, rows = [], []
+    for step in range(num_steps):
+        start_s = time.perf_counter()
+        plan = scheduler.plan()
+        assert plan is not None
+        scheduler.complete(plan, live)
+        took_s = time.perf_counter() - start_s
+        if step >= num_steps // 4:
+            times_s.append(took_s)
+            rows.append(len(plan.rows))
+        for row in plan.rows:
+            seq = live[row.seq_id]
+            if row.end < len(seq.tokens):
+                continue
+            if ends and rng.random() < ends:
+                scheduler.remove(seq)
+                scheduler.end_program(seq.program)
+                del live[seq.seq_id]
+                add()
+            else:
+                seq.tokens.append(7)
+                seq.logits_from = len(seq.tokens) - 1
+    times_s.sort()
+    return {
+        "rows": statistics.median(rows),
+        "waiting": scheduler.num_waiting,
+        "median_ms": 1e3 * statistics.median(times_s),
+        "best_ms": 1e3 * times_s[0],
+        "p95_ms": 1e3 * times_s[int(0.95 * len(times_s))],
+    }
+
+
+def show_host_cost() -> dict[str, Any]:
+    cases = {
+        "all rows taken": host_cost(num_slots=1_000_000, max_running=256, ends=0.0),
+        "0.5% of rows end and are replaced": host_cost(num_slots=1_000_000, max_running=256, ends=0.005),
+        "rows free, slots short": host_cost(num_slots=150_000, max_running=512, ends=0.005),
+    }
+    for name, f in cases.items():
+        print(
+            f"  {name:36}{f['rows']:5.0f} running {f['waiting']:6,} waiting   median {f['median_ms']:.2f} ms   "
+            f"best {f['best_ms']:.2f}   p95 {f['p95_ms']:.2f}"
+        )
+    return cases
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of each trace")
+    parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
+    parser.add_argument("--trace", choices=sorted(TRACES), action="append", help="only this one; may be repeated")
+    parser.add_argument("--load", type=float, default=1.0, help="arrival rates times this")
+    parser.add_argument("--host-cost", action="store_true", help="time the scheduler itself instead")
+    options = parser.parse_args()
+    about = header()
+    print("\n".join(f"{key}: {value}" for key, value in about.items()))
+    if options.host_cost:
+        name, made = "scheduler_host_cost", show_host_cost()
+    else:
+        scale = 0.1 if options.quick else 1.0
+        name = "scheduler_sim"
+        made = {t: compare(t, scale=scale, load=options.load) for t in options.trace or TRACES}
+    if options.save:
+        path = RESULTS / f"{name}.json"
+        path.write_text(json.dumps({**about, "figures": made}, indent=1) + "\n")
+        print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
+
+
+if __name__ == "__main__":
+    main()
