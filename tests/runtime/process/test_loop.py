@@ -17,7 +17,7 @@ class Fragile(StringEngine):
     """Its step fails when it reads a program named ``bad``: before it takes it, or after, or at every step then."""
 
     def __init__(self, when: str) -> None:
-        super().__init__(reply=lambda prompt, op: " word" * (3 if prompt == "short" else 500))
+        super().__init__(reply=lambda prompt, op: " word" * (3 if prompt == "short" else 40_000))
         self.when = when
         self.is_broken = False
 
