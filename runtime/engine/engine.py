@@ -262,7 +262,8 @@ class Engine:
                     candidate.finish_reason = "length"
                     self.interpreter.finish_candidate(candidate)
             for candidate, token in zip(live_candidates, sampled, strict=True):
-                self._accept(candidate, token)
+                if not candidate.finish_reason:  # else a sibling's grammar failed in this step
+                    self._accept(candidate, token)
         self.report.step_s += self.clock() - start_s
 
     def _sample_row(self, candidate: Candidate, logits_row: int) -> SampleRow:
@@ -286,7 +287,10 @@ class Engine:
                 candidate.generation.first_token_s = now_s
 
     def _accept(self, candidate: Candidate, token: SampledToken) -> None:
-        generation = candidate.generation
+        generation, matcher = candidate.generation, candidate.matcher
+        if matcher is not None and (matcher.error is not None or token.token_id < 0):
+            self.interpreter.fail_grammar(candidate, matcher.error or "no token may follow")
+            return
         logprob = self._token_logprob(token) if generation.op.params.return_logprob else None
         text = candidate.accept(token.token_id, logprob, self.tokenizer, self.context_len)
         self._stream(candidate, text, "generated")

@@ -575,6 +575,12 @@ class Interpreter:
         message = f"{error}; shorten the prompt or start with a larger --num-slots"
         self._fail_op(owner, owner.queue[0], PromptTooLong(message))
 
+    def fail_grammar(self, candidate: Candidate, reason: str) -> None:
+        """The grammar gave up while ``candidate`` was written: its op fails and keeps what there is."""
+        owner = candidate.generation.owner
+        message = f"the grammar could not be followed: {reason}; simplify it"
+        self._fail_op(owner, owner.queue[0], InvalidGrammar(message))
+
     def _wake(self, owner: SequenceState, op_state: OpState) -> None:
         self._ready.extend(op_state.waiters)
         op_state.waiters.clear()

@@ -264,6 +264,31 @@ def test_a_bad_grammar_fails_its_op_alone(driver):
     assert good.value(1)
 
 
+def test_a_grammar_that_gives_up_fails_its_op_alone_and_keeps_the_text(driver):
+    good = driver.submit([o.Text(op=0, seq=0, text="a"), o.Gen(op=1, seq=0, params=GREEDY)])
+    outcome = driver.submit(
+        [
+            o.Text(op=0, seq=0, text="a"),
+            o.Gen(op=1, seq=0, n=3, params=GREEDY, grammar=o.GrammarSpec("regex", "[a-z]{40}")),
+            o.Close(op=2, seq=0),
+        ]
+    )
+
+    def second() -> object:
+        tags = [seq.tag for seq in driver.engine.interpreter.live.values()]
+        return next((tag for tag in tags if getattr(tag, "index", 0) == 1 and tag.num_generated > 2), None)
+
+    for _ in range(500):
+        driver.step()
+        if second() is not None:
+            break
+    second().matcher.error = "at position 3: too complex"
+    driver.run()
+    assert outcome.failed[1].error.kind == "InvalidGrammar" and "too complex" in outcome.failed[1].error.message
+    assert len(outcome.failed[1].partial) == 3 and outcome.failed[1].partial[0]
+    assert outcome.closed is not None and good.value(1)
+
+
 def test_a_regex_holds_for_every_candidate(driver):
     import re
 
