@@ -81,6 +81,7 @@ class Scheduler:
         self.expected_new = 0.0  # tokens that a sequence makes, by those that ended lately
         self.failed: list[tuple[Sequence, PoolTooSmall]] = []
         self._blocked: dict[int, list[Sequence]] = {}  # by the running sequence that computes their prefix
+        self._holding: dict[int, Sequence] = {}  # waiting sequences that still have the lease they were parked with
         self._program_orders: dict[str, int] = {}
         self._free_rows = list(range(config.max_running - 1, -1, -1))
         self._stuck = (-1, 0, 0)  # who found no room, how much there was, and how many ran
@@ -107,6 +108,8 @@ class Scheduler:
         assert len(seq.tokens) > 0, seq
         if seq.state == "parked":
             del self.parked[seq.seq_id]
+        if seq.lease is not None:
+            self._holding[seq.seq_id] = seq
         self._order += 1
         seq.order = self._order
         seq.program_order = self._program_orders.setdefault(seq.program, seq.order) if seq.program else seq.order
@@ -132,6 +135,7 @@ class Scheduler:
                 seq.lease.truncate(min(seq.num_computed, seq.lease.num_slots))
         elif seq.state == "waiting":
             self._leave_waiting(seq)
+            self._holding.pop(seq.seq_id, None)
         seq.state = "parked"
         self.parked[seq.seq_id] = seq
 
@@ -169,6 +173,7 @@ class Scheduler:
             self.commit(seq)
             seq.lease.release()
             seq.lease = None
+            self._holding.pop(seq.seq_id, None)
         seq.num_computed = 0
 
     # -- one step -----------------------------------------------------------------------------------------------------
@@ -266,7 +271,7 @@ class Scheduler:
         need = len(seq.tokens) - seq.lease.num_slots + reserve
         need += sum(len(o.tokens) - o.lease.num_slots for o in self.running if o.lease and o.num_pending > 1)
         if need > self._room:
-            self._release_parked(need)
+            self._release_idle(need, seq)
             if self.running and need > self._room:
                 self.drop_lease(seq)
                 return 0
@@ -279,6 +284,7 @@ class Scheduler:
             seq.admitted_s = self.clock()
             seq.num_cached = seq.num_computed
         self.waiting.discard(seq)
+        self._holding.pop(seq.seq_id, None)
         seq.state = "running"
         seq.row_id = self._free_rows.pop()
         seq.synced = 0
@@ -342,7 +348,7 @@ class Scheduler:
                 self._extend(seq, seq.num_computed + n)
                 return True
             except OutOfSlots as error:
-                if self._release_parked(error.need):
+                if self._release_idle(error.need, seq):
                     continue
                 victim = self._victim(seq, rows)
                 if victim is not None:
@@ -366,13 +372,18 @@ class Scheduler:
             missing += ahead if seq.num_run else seq.seq_id % (ahead + 1)  # not all in the same step
         lease.extend(missing)
 
-    def _release_parked(self, need: int) -> bool:
-        """Let go of parked sequences' locks, oldest first, until ``need`` slots could be had."""
+    def _release_idle(self, need: int, seq: Sequence) -> bool:
+        """Let go of what idle sequences but ``seq`` hold until ``need`` slots could be had.
+
+        The parked go first, the longest parked of them, then those that wait, the last come.
+        """
+        if self._room >= need:
+            return False
         released = False
-        for other in list(self.parked.values()):
+        for other in (*self.parked.values(), *reversed(self._holding.values())):
             if self._room >= need:
                 break
-            if other.lease is not None:
+            if other.lease is not None and other is not seq:
                 self.drop_lease(other)
                 released = True
         return released

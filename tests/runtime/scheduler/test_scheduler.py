@@ -164,6 +164,21 @@ def test_parked_sequences_give_way_when_slots_are_needed():
     assert seq.state == "ended"
 
 
+def test_sequences_that_wait_with_slots_of_their_own_do_not_lock_each_other_out():
+    machine = Machine(num_slots=100, decode_reserve=0)
+    sequences = []
+    for i in range(3):
+        sequences.append(machine.add([i * 1000 + j for j in range(32)]))
+        machine.step()
+        machine.scheduler.park(sequences[-1])
+    for seq in sequences:
+        seq.tokens.extend(range(9000, 9040))
+        seq.logits_from = len(seq.tokens) - 1
+        machine.scheduler.submit(seq)
+    machine.run(num_outputs=2)
+    assert all(seq.state == "ended" for seq in sequences)
+
+
 def test_logits_of_cached_positions_are_computed_again():
     machine = Machine()
     machine.add(list(range(20)))
