@@ -40,11 +40,16 @@ def priority(leaf: Node, age: float) -> Key:
 
 
 def program_aware(leaf: Node, age: float) -> Key:
-    """What no running program has touched first, then least recently used."""
-    return (1.0 if leaf.programs else 0.0, leaf.last_use)
+    """What no running program has touched first, then least recently used, where each match counts as later use.
+
+    What was matched often comes back sooner than what was used once, a moment ago: beginnings outlive questions.
+    """
+    return (1.0 if leaf.programs else 0.0, leaf.last_use + MATCH_WORTH * min(leaf.hits, MOST_MATCHES))
 
 
 ATTENTION_DEPTH = 4096
+MATCH_WORTH = 200  # uses of the cache that one earlier match is worth
+MOST_MATCHES = 40  # beyond which they count no more: what was popular once must go in the end
 
 POLICIES: dict[str, Policy] = {
     "lru": lru,
