@@ -201,13 +201,14 @@ def rag(n: int, rate: float, rng: random.Random) -> Trace:
     return Trace("rag", paths, programs)
 
 
-TRACES: dict[str, tuple[Callable[[int, float, random.Random], Trace], int, float, int]] = {
-    # name: (maker, programs, programs per second, slots of the pool)
-    "chat": (chat, 400, 6.0, 60_000),
-    "few_shot": (few_shot, 3000, 60.0, 40_000),
-    "tree_of_thought": (tree_of_thought, 150, 1.5, 40_000),
-    "agents": (agents, 300, 4.0, 80_000),
-    "rag": (rag, 1500, 15.0, 60_000),
+TRACES: dict[str, tuple[Callable[[int, float, random.Random], Trace], int, float, tuple[int, int]]] = {
+    # name: (maker, programs, programs per second, slots of the pool: roomy and tight)
+    # Roomy holds what live programs need and what is popular, but not what ended programs leave behind.
+    "chat": (chat, 1200, 4.0, (200_000, 120_000)),
+    "few_shot": (few_shot, 3000, 60.0, (80_000, 40_000)),
+    "tree_of_thought": (tree_of_thought, 150, 1.5, (30_000, 20_000)),
+    "agents": (agents, 400, 3.0, (300_000, 120_000)),
+    "rag": (rag, 2000, 15.0, (360_000, 60_000)),
 }
 
 
@@ -426,9 +427,12 @@ def figures(simulation: Simulation, num_slots: int) -> dict[str, Any]:
     }
 
 
-def compare(name: str, *, scale: float, load: float, settings: tuple[Setting, ...] = SETTINGS) -> dict[str, Any]:
-    make, n, rate, num_slots = TRACES[name]
-    trace = make(max(20, int(n * scale)), rate * load, random.Random(1))
+def compare(
+    name: str, num_slots: int, *, scale: float, load: float, settings: tuple[Setting, ...] = SETTINGS
+) -> dict[str, Any]:
+    make, n, rate, _ = TRACES[name]
+    num_slots = max(5_000, int(num_slots * scale))
+    trace = make(max(20, int(n * scale)), rate * load * scale, random.Random(1))
     num_calls = sum(len(program.calls) for program in trace.programs)
     print(
         f"\n{name}: {len(trace.programs):,} programs, {num_calls:,} calls, {trace.num_distinct:,} distinct tokens, "
@@ -522,7 +526,7 @@ def show_host_cost() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of each trace")
+    parser.add_argument("--quick", action="store_true", help="a tenth of each trace, its rate and its pool")
     parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
     parser.add_argument("--trace", choices=sorted(TRACES), action="append", help="only this one; may be repeated")
     parser.add_argument("--load", type=float, default=1.0, help="arrival rates times this")
@@ -535,7 +539,13 @@ def main() -> None:
     else:
         scale = 0.1 if options.quick else 1.0
         name = "scheduler_sim"
-        made = {t: compare(t, scale=scale, load=options.load) for t in options.trace or TRACES}
+        made = {}
+        for trace in options.trace or TRACES:
+            roomy, tight = TRACES[trace][3]
+            made[trace] = {
+                "roomy": compare(trace, roomy, scale=scale, load=options.load),
+                "tight": compare(trace, tight, scale=scale, load=options.load),
+            }
     if options.save:
         path = RESULTS / f"{name}.json"
         path.write_text(json.dumps({**about, "figures": made}, indent=1) + "\n")
