@@ -3,7 +3,8 @@
     {"tags": [{"begin": "<tool_call>", "schema": {...}, "end": "</tool_call>"}, ...],
      "triggers": ["<tool_call>"],        where to stop being free (default: each tag's begin)
      "start_after": "</think>",          before which nothing is constrained
-     "at_least_one": false, "stop_after_first": false}
+     "at_least_one": false, "stop_after_first": false,
+     "begin_at_once": false}            the first tag begins where the text does
 
 A tag holds a JSON ``schema`` or a ``regex``; ``end`` follows it.
 """
@@ -20,7 +21,14 @@ from .scalars import Scalars
 from .spec import GrammarError
 
 MAX_TAGS = 512
-FIELDS = {"tags": list, "triggers": list, "start_after": str, "at_least_one": bool, "stop_after_first": bool}
+FIELDS = {
+    "tags": list,
+    "triggers": list,
+    "start_after": str,
+    "at_least_one": bool,
+    "stop_after_first": bool,
+    "begin_at_once": bool,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,7 @@ class TagSet:
     start_after: str
     at_least_one: bool
     stop_after_first: bool
+    begin_at_once: bool
 
 
 def read_tags(text: str) -> TagSet:
@@ -89,6 +98,7 @@ def read_tags(text: str) -> TagSet:
         data.get("start_after", ""),
         data.get("at_least_one", False),
         data.get("stop_after_first", False),
+        data.get("begin_at_once", False),
     )
 
 
@@ -120,8 +130,11 @@ class Tags:
                 if not self.ex.is_nonempty(language):
                     raise GrammarError("no text matches the regex", where=f"#/tags/{i}/regex")
                 self._contents.append(self._embedded(language))
-        first = self._free(b"", EMPTY, False)
-        self.start = self._before(b"", EMPTY) if tags.start_after else first
+        self.start = self._before(b"", EMPTY) if tags.start_after else self._first()
+
+    def _first(self) -> int:
+        """The state, or row code, where tags may begin."""
+        return self._beginning(b"") if self.tags.begin_at_once else self._free(b"", EMPTY, False)
 
     def _follow(self, waiting: list[bytes], seen: bytes) -> tuple[bytes, bool]:
         """The longest end of ``seen`` that begins one of ``waiting``, and whether it is all of it."""
@@ -146,7 +159,7 @@ class Tags:
                 if after == NOTHING:
                     continue
                 tail, is_whole = self._follow([marker], seen + bytes([byte]))
-                row[byte] = self._free(b"", EMPTY, False) if is_whole else self._before(tail, after)
+                row[byte] = self._first() if is_whole else self._before(tail, after)
 
         return machine.state((self, "before", seen, rest), lambda: machine.add_state(fill))
 

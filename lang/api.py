@@ -70,6 +70,9 @@ def gen(name: str | None = None, *args: Any, **kwargs: Any) -> ir.SglExpr:
     ``type``, also as second argument (``gen("age", int)``), makes ``s[name]`` a value of that type: see
     ``types.typed_text``; a ``grammar.Grammar`` stands there too. ``retries``: how often to generate again where the
     text passes the grammar but not the type's own checks (the program then waits for it right here).
+
+    ``tools`` (functions) may be called in the text: ``s[name]`` is a ``ToolCalls``. ``tool_choice``: auto, required,
+    none, or a tool's name; ``parallel_tool_calls=False``: one call at most.
     """
     if not args:
         return _gen(name, **kwargs)
@@ -123,7 +126,18 @@ def _gen(
     heal: bool | None = None,
     type: Any = None,
     retries: int = 0,
+    tools: Sequence[Any] | None = None,
+    tool_choice: str | None = None,
+    parallel_tool_calls: bool | None = None,
 ) -> ir.SglExpr:
+    if tools is not None:
+        given = (dtype, choices, regex, json_schema, ebnf, lark, type)
+        if any(value is not None for value in given) or retries:
+            raise InvalidRequest(
+                f"gen({name!r}, tools=...) says itself what can be written; give no type, grammar or choices"
+            )
+    elif tool_choice is not None or parallel_tool_calls is not None:
+        raise InvalidRequest(f"gen({name!r}): tool_choice and parallel_tool_calls go with tools=[...]")
     if choices:
         return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
     overrides: dict[str, Any] = {}  # one by one: this runs once per generation
@@ -176,6 +190,8 @@ def _gen(
         if type is not None:
             raise InvalidRequest(f"gen({name!r}) was given a type and a grammar; one of them says what can be written")
         grammar = _grammar(dtype=dtype, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark)
+    if tools is not None:
+        return _tool_gen(ir.SglGen(name, overrides), tools, tool_choice, parallel_tool_calls)
     if isinstance(type, Grammar):
         return ir.SglGen(name, overrides, type.spec(), captures=type if type.names else None)
     if type is not None:
@@ -184,6 +200,29 @@ def _gen(
     if retries:
         raise InvalidRequest(f"gen({name!r}, retries={retries}) needs a type whose checks could fail")
     return ir.SglGen(name, overrides, grammar)
+
+
+def _tool_gen(plain: ir.SglGen, tools: Sequence[Any], choice: str | None, parallel: bool | None) -> ir.SglExpr:
+    from .tools.agent import SglToolGen
+    from .tools.tool import as_tools
+
+    checked = as_tools(tools)
+    if not checked:
+        raise InvalidRequest(f"gen({plain.name!r}, tools=[]): give one tool or more, or leave tools out")
+    choice = "auto" if choice is None else choice
+    names = [tool.name for tool in checked]
+    if choice not in ("auto", "required", "none", *names):
+        known = ", ".join(names)
+        raise InvalidRequest(f"tool_choice={choice!r}: must be auto, required, none, or the name of a tool ({known})")
+    return SglToolGen(plain, checked, choice, parallel is not False)
+
+
+def describe_tools(tools: Sequence[Any]) -> ir.SglExpr:
+    """What the model has to be told of ``tools``, in its own way; it belongs at the end of the system message."""
+    from .tools.agent import SglToolPrompt
+    from .tools.tool import as_tools
+
+    return SglToolPrompt(as_tools(tools))
 
 
 gen.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -153,6 +153,13 @@ class SglExpr(msgspec.Struct, frozen=True, eq=False):
         return NotImplemented if parts is None else SglExprList((*parts, *(_parts(self) or ())))
 
 
+class SglMacro(SglExpr, frozen=True, eq=False):
+    """Something that becomes other expressions once it is appended, when the backend is known."""
+
+    def append_to(self, sequence: Any) -> None:
+        raise NotImplementedError
+
+
 def _parts(value: object) -> tuple["SglExpr", ...] | None:
     if isinstance(value, SglExprList):
         return value.expr_list

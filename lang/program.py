@@ -27,6 +27,7 @@ from .values import Leaf, Signal, Value, current_crew
 
 if TYPE_CHECKING:
     from .backend.base_backend import BaseBackend
+    from .tools.format import ToolFormat
 
 
 _NONE: Mapping[str, Any] = {}
@@ -44,6 +45,10 @@ class Session(Protocol):
 
     def role_text(self, role: str, *, is_begin: bool, messages: list[dict[str, Any]]) -> str:
         """What the beginning or end of a role adds to the text; raises for a role there is none of."""
+        ...
+
+    def tool_format(self) -> ToolFormat:
+        """How tools are told to this model, and calls written by it."""
         ...
 
     def ship(self, nodes: list[Node], *, is_awaited: bool = False) -> None:

@@ -108,7 +108,7 @@ class Sequence:
                 "nothing can be appended here any more: "
                 + ("the program has ended" if self.program.is_over else "this fork was joined; append before join()")
             )
-        append = _APPENDERS.get(type(expr))
+        append = _appender(expr)
         if append is None:
             raise InvalidRequest(
                 f"cannot append {expr!r} of type {type(expr).__name__} to a program; "
@@ -127,7 +127,9 @@ class Sequence:
 
     def _append_list(self, expr: ir.SglExprList) -> None:
         for part in expr.expr_list:
-            _APPENDERS[type(part)](self, part)
+            append = _appender(part)
+            assert append is not None, part
+            append(self, part)
 
     def _append_gen(self, expr: ir.SglGen) -> None:
         program = self.program
@@ -322,6 +324,9 @@ class Sequence:
 
         append_separated(self, expr)
 
+    def _append_macro(self, expr: ir.SglMacro) -> None:
+        expr.append_to(self)
+
     def _append_commit(self, expr: ir.SglCommitLazy) -> None:
         self.program.flush()
 
@@ -402,3 +407,8 @@ _APPENDERS: dict[type, Any] = {
     ir.SglSeparateReasoning: Sequence._append_reasoning,
     ir.SglCommitLazy: Sequence._append_commit,
 }
+
+
+def _appender(expr: object) -> Any:
+    found = _APPENDERS.get(type(expr))
+    return Sequence._append_macro if found is None and isinstance(expr, ir.SglMacro) else found

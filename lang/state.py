@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as ListLike
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from ..runtime.protocol.errors import InvalidRequest
 from ..runtime.protocol.messages import GenMeta, SelectMeta
@@ -18,6 +18,9 @@ from .meta import meta_info
 from .program import Program
 from .sequence import Sequence
 from .values import Candidate, Gathered, Leaf, Span, Value
+
+if TYPE_CHECKING:
+    from .tools.calls import ToolResult
 
 
 class ProgramState:
@@ -90,6 +93,23 @@ class ProgramState:
         group = self.fork(1, position_ids_offset)
         yield group[0]
         group.join()
+
+    # -- tools --------------------------------------------------------------------------------------------------------
+
+    def run_tools(self, name: str) -> list[ToolResult]:
+        """Run the calls that ``gen(name, tools=...)`` wrote, in order, and append their results as turns.
+
+        Waits for the calls. A tool that raises gives a result that says so.
+        """
+        from .tools.agent import run_tools
+
+        return run_tools(self, name)
+
+    async def run_tools_async(self, name: str) -> list[ToolResult]:
+        """``run_tools`` of an async program; async tools of one turn run at the same time."""
+        from .tools.agent import run_tools_async
+
+        return await run_tools_async(self, name)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

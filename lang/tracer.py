@@ -21,6 +21,7 @@ from .values import Leaf, Span
 if TYPE_CHECKING:
     from .backend.base_backend import BaseBackend
     from .function import SglFunction
+    from .tools.format import ToolFormat
 
 MIN_PREFIX_CHARS = 64  # a shorter common prefix is not worth a request of its own
 
@@ -42,6 +43,9 @@ class TraceSession:
 
     def role_text(self, role: str, *, is_begin: bool, messages: list[dict[str, Any]]) -> str:
         return self._session.role_text(role, is_begin=is_begin, messages=messages)
+
+    def tool_format(self) -> ToolFormat:
+        return self._session.tool_format()
 
     def ship(self, nodes: list[Node], *, is_awaited: bool = False) -> None:
         """Nothing travels: the nodes stay in the program's log."""

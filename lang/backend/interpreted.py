@@ -37,6 +37,7 @@ from .executor import StreamExecutor
 
 if TYPE_CHECKING:
     from ..program import Program
+    from ..tools.format import ToolFormat
     from .base_backend import BaseBackend
 
 
@@ -77,6 +78,11 @@ class InterpretedSession:
 
     def role_text(self, role: str, *, is_begin: bool, messages: list[dict[str, Any]]) -> str:
         return self._template.get_prefix_and_suffix(role, messages)[0 if is_begin else 1]
+
+    def tool_format(self) -> ToolFormat:
+        from ..tools.format import ToolFormat
+
+        return ToolFormat()
 
     # -- sending ------------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ from .base_backend import BaseBackend
 if TYPE_CHECKING:
     from ..chat_template import ChatTemplate
     from ..program import Program
+    from ..tools.format import ToolFormat
 
 
 class PhloemBackend(BaseBackend):
@@ -167,6 +168,11 @@ class CompiledSession:
     def role_text(self, role: str, *, is_begin: bool, messages: list[dict[str, Any]]) -> str:
         around = self._role(role)
         return around.prefix_text if is_begin else around.suffix_text
+
+    def tool_format(self) -> ToolFormat:
+        from ..tools.format import ToolFormat
+
+        return ToolFormat(self._template.tools)
 
     def _role(self, role: str) -> RoleTemplate:
         roles = self._template.roles

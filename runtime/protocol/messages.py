@@ -90,11 +90,37 @@ class RoleTemplate(msgspec.Struct, frozen=True, omit_defaults=True):
     suffix_text: str = ""
 
 
+class ToolTemplate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tools, calls and results are written, as the text around what differs. Texts hold no special token.
+
+    A system message ends with ``tools_begin``, each tool as JSON (``tools_between`` them), ``tools_end``: the object of
+    the OpenAI API, or (``is_bare``) its ``function`` alone, with ``indent`` blanks a level (0: one line).
+    A call is ``call_begin`` name ``call_middle`` arguments as a JSON object ``call_end``; ``calls_between`` two calls.
+    A result is a turn of ``result_role`` around ``result_begin`` text ``result_end``; several results share one turn,
+    ``results_between`` them, or (empty) have a turn each.
+    """
+
+    tools_begin: str
+    tools_between: str
+    tools_end: str
+    call_begin: str
+    call_middle: str
+    call_end: str
+    calls_between: str = "\n"
+    is_bare: bool = False
+    indent: int = 0
+    result_role: str = "tool"
+    result_begin: str = ""
+    result_end: str = ""
+    results_between: str = ""
+
+
 class TemplateInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """A chat template split into per-role tokens.
 
     ``default_system`` is what the template puts first when the first role is not ``system`` (empty: nothing).
     ``stop_token_ids`` end an assistant's turn. ``roles`` is empty where the template could not be split.
+    ``tools`` is how the template writes tools, None where it knows none (or in a way that could not be read off).
     """
 
     roles: dict[str, RoleTemplate] = {}
@@ -102,6 +128,7 @@ class TemplateInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     default_system_text: str = ""
     stop_token_ids: tuple[int, ...] = ()
     source: str = ""
+    tools: ToolTemplate | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -114,9 +114,15 @@ class ChatTemplate:
     def _info(self) -> TemplateInfo:
         return split_template(self, self._tokenizer)
 
-    def render_text(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+    def render_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool,
+    ) -> str:
         """As one text, special tokens spelled out: for looking at templates, never for encoding."""
-        return self._run(messages, None, add_generation_prompt)
+        return self._run(messages, tools, add_generation_prompt)
 
     def _break(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.errors import InvalidRequest
 from ..protocol.messages import RoleTemplate, TemplateInfo
+from .tool_split import split_tools
 
 if TYPE_CHECKING:
     from .chat_template import ChatTemplate
@@ -47,6 +48,7 @@ def split_template(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateInfo
         default_system_text=lead,
         stop_token_ids=tuple(sorted(stop_ids)),
         source=template.source,
+        tools=split_tools(template, tokenizer, roles),
     )
 
 

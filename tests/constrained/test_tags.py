@@ -67,3 +67,14 @@ def test_at_least_one_and_stop_after_first(vocabulary: Vocabulary) -> None:
 def test_bad_tags_are_refused_by_name(vocabulary: Vocabulary, tags: object, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         compile("structural_tags", json.dumps(tags), vocabulary)
+
+
+def test_the_first_tag_may_have_to_begin_at_once(vocabulary: Vocabulary) -> None:
+    grammar = compile("structural_tags", json.dumps({**CALLS, "begin_at_once": True}), vocabulary)
+    assert takes(grammar, "<f=re>1</f> and <f=re>2</f>")
+    assert not takes(grammar, "x<f=re>1</f>")
+    assert not takes(grammar, "")
+    after = compile(
+        "structural_tags", json.dumps({**CALLS, "begin_at_once": True, "start_after": "</think>"}), vocabulary
+    )
+    assert takes(after, "hm</think><f=re>1</f>") and not takes(after, "hm</think> <f=re>1</f>")

@@ -1,0 +1,168 @@
+"""How a chat template writes tools, calls and results, found by looking at what it renders.
+
+Believed only if other lists of tools, rebuilt from what was found, come out as the template itself writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..protocol.errors import InvalidRequest
+from ..protocol.messages import RoleTemplate, ToolTemplate
+
+if TYPE_CHECKING:
+    from .chat_template import ChatTemplate
+    from .tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_SYSTEM, _USER, _LAST = "Qsys", "Quser", "Qlast"
+_FORMS = ((False, 0), (True, 0), (False, 4), (True, 4), (False, 2), (True, 2))
+
+
+class _NotSplit(Exception):
+    pass
+
+
+def split_tools(template: ChatTemplate, tokenizer: Tokenizer, roles: Mapping[str, RoleTemplate]) -> ToolTemplate | None:
+    """None where the template says nothing of tools, or says it in a way that texts around JSON cannot tell."""
+    if "tools" not in template.source or "system" not in roles:
+        return None
+    try:
+        found = _Split(template, roles).found()
+        texts = [getattr(found, name) for name in found.__struct_fields__]
+        special = [text for text in texts if isinstance(text, str) and _has_special(text, tokenizer)]
+        if special:
+            raise _NotSplit(f"it writes the special token in {special[0]!r}")
+    except (_NotSplit, InvalidRequest) as error:
+        log.info("the chat template's way with tools is not used: %s", error)
+        return None
+    return found
+
+
+def _has_special(text: str, tokenizer: Tokenizer) -> bool:
+    return any(not isinstance(part, str) for part in tokenizer.split_special(text))
+
+
+class _Split:
+    def __init__(self, template: ChatTemplate, roles: Mapping[str, RoleTemplate]) -> None:
+        self.template = template
+        self.roles = roles
+
+    def found(self) -> ToolTemplate:
+        begin, between, end, form = self._tools()
+        call_begin, middle, call_end, calls_between = self._calls()
+        found = ToolTemplate(
+            tools_begin=begin,
+            tools_between=between,
+            tools_end=end,
+            call_begin=call_begin,
+            call_middle=middle,
+            call_end=call_end,
+            calls_between=calls_between,
+            is_bare=form[0],
+            indent=form[1],
+        )
+        return self._with_results(found)
+
+    # -- what is told of tools ----------------------------------------------------------------------------------------
+
+    def _tools(self) -> tuple[str, str, str, tuple[bool, int]]:
+        one, two, three = _tool("Qone"), _tool("Qtwo"), _tool("Qthree")
+        single = self._system([one])
+        for form in _FORMS:
+            before, found, after = single.partition(_shown(one, form))
+            if found:
+                break
+        else:
+            raise _NotSplit("a tool is not written as its JSON")
+        double = self._system([one, two])
+        head, tail = before + _shown(one, form), _shown(two, form) + after
+        if len(double) < len(head) + len(tail) or not (double.startswith(head) and double.endswith(tail)):
+            raise _NotSplit("two tools are not written as one after the other")
+        between = double[len(head) : len(double) - len(tail)]
+        rebuilt = before + between.join(_shown(tool, form) for tool in (one, two, three)) + after
+        if rebuilt != self._system([one, two, three]):
+            raise _NotSplit("three tools are not written like two")
+        if not before.startswith(_SYSTEM):
+            raise _NotSplit("tools stand before the system message's own text")
+        return before.removeprefix(_SYSTEM), between, after, form
+
+    def _system(self, tools: list[dict[str, Any]]) -> str:
+        """The content of a system message that tells of ``tools``; nothing else in the text may change."""
+        messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
+        text = self.template.render_text(messages, tools=tools, add_generation_prompt=False)
+        system, user = self.roles["system"], self.roles["user"]
+        start = text.find(system.prefix_text + _SYSTEM)
+        tail = system.suffix_text + user.prefix_text + _USER + user.suffix_text
+        if start < 0 or not text.endswith(tail):
+            raise _NotSplit("tools are told outside of the system message")
+        return text[start + len(system.prefix_text) : len(text) - len(tail)]
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def _calls(self) -> tuple[str, str, str, str]:
+        first, second = ("Qname", {"Qkey": "Qvalue"}), ("Qother", {"Qn": 1})
+        single = self._assistant([first])
+        shown = json.dumps(first[1])
+        begin, found, rest = single.partition(first[0])
+        middle, also_found, end = rest.partition(shown)
+        if not found or not also_found or first[0] in rest or shown in end or "Qcall" in single:
+            raise _NotSplit("a call is not written as its name and its arguments' JSON")
+        head, tail = single, begin + second[0] + middle + json.dumps(second[1]) + end
+        double = self._assistant([first, second])
+        if len(double) < len(head) + len(tail) or not (double.startswith(head) and double.endswith(tail)):
+            raise _NotSplit("two calls are not written as one after the other")
+        return begin, middle, end, double[len(head) : len(double) - len(tail)]
+
+    def _assistant(self, calls: list[tuple[str, dict[str, Any]]]) -> str:
+        messages = [{"role": "user", "content": _USER}, _calling(calls)]
+        text = self.template.render_text(messages, add_generation_prompt=False)
+        around = self.roles["assistant"]
+        head = self.roles["user"].prefix_text + _USER + self.roles["user"].suffix_text + around.prefix_text
+        _before, found, content = text.partition(head)
+        if not found or not content.endswith(around.suffix_text):
+            raise _NotSplit("calls are not written inside the assistant's turn")
+        return content.removesuffix(around.suffix_text)
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def _with_results(self, found: ToolTemplate) -> ToolTemplate:
+        """Whether results that follow one another share a turn."""
+        around = self.roles.get("tool")
+        if around is None:
+            raise _NotSplit("the template has no turn for a tool's result")
+        calls = [("Qname", {"Qkey": "Qvalue"}), ("Qother", {"Qn": 1})]
+        results = [{"role": "tool", "content": f"Qresult{i}", "tool_call_id": f"Qcall{i}"} for i in range(2)]
+        messages = [{"role": "user", "content": _USER}, _calling(calls), *results]
+        text = self.template.render_text(messages, add_generation_prompt=False)
+        rest = text.partition("Qresult0")[2]
+        between, is_found, _ = rest.partition("Qresult1")
+        if not is_found:
+            raise _NotSplit("a tool's result is not written as it is")
+        if between == around.suffix_text + around.prefix_text:
+            return found
+        return msgspec.structs.replace(found, results_between=between)
+
+
+def _tool(name: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+    return {"type": "function", "function": {"name": name, "description": f"{name}: d", "parameters": parameters}}
+
+
+def _shown(tool: Mapping[str, Any], form: tuple[bool, int]) -> str:
+    is_bare, indent = form
+    return json.dumps(tool["function"] if is_bare else tool, ensure_ascii=False, indent=indent or None)
+
+
+def _calling(calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    entries = [
+        {"type": "function", "id": f"Qcall{i}", "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": entries}
