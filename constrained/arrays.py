@@ -175,6 +175,10 @@ class Arrays:
             return TRUE
         return formulas.disjunction(parts)
 
+    def first_demand(self, formula: int) -> int:
+        """What the first item of an array must satisfy."""
+        return self._plan((formula,))[0]
+
     def open(self, context: tuple[int, ...]) -> int:
         """The row code of ``[``; 0 if no array fits."""
         if not self.alive(context[0]):

@@ -19,6 +19,7 @@ from .vocabulary import Vocabulary
 JSON_OPTIONS = ("property_order", "whitespace", "format", "on_unsupported")
 MAX_TEXT_BYTES = 4 << 20
 PRIVATE_BYTES = 256 << 10
+PREPARED_VALUES = 5  # made ready while compiling; others when first met
 
 
 class Workshop:
@@ -111,7 +112,7 @@ class Compiler:
                 case _:
                     rule = str(_one_option(spec, "start", "start"))
                     start = machine.start(compile_lark(spec.text, machine, start=rule), 0)
-            machine.mask(start)  # the first answer is ready when the first token is asked for
+            machine.masks.of(start)  # the first answer is ready when the first token is asked for
         except RecursionError:
             raise GrammarTooComplex(f"the {spec.kind} grammar nests too deep") from None
         return CompiledGrammar(spec, machine, start, tuple(unchecked))
@@ -124,6 +125,7 @@ class Compiler:
         root, left = schemas.compile(text, check_after=options.get("on_unsupported") == "check_after")
         unchecked += left
         with shop.machine.lock:
+            schemas.values.prepare(root, most=PREPARED_VALUES)
             return shop.machine.start(*schemas.values.accept_root(root))
 
     def _tags(self, spec: GrammarSpec, shop: Workshop, unchecked: list[str]) -> int:

@@ -8,6 +8,8 @@ import numpy as np
 from .machine import Machine
 from .spec import GrammarError, GrammarSpec
 
+_MASK_TYPE = np.dtype(np.uint32)
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
@@ -31,12 +33,13 @@ def fill_masks(matchers: Sequence["Matcher"], rows: np.ndarray) -> None:
 class Matcher:
     """One text in the making. Cheap to clone and to roll back; an error is final and names its position."""
 
-    __slots__ = ("_configs", "_finished", "_machine", "error", "grammar")
+    __slots__ = ("_configs", "_finished", "_known", "_machine", "error", "grammar")
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self.grammar = grammar
         self.error: str | None = None
         self._machine = grammar.machine
+        self._known = grammar.machine.masks.known
         self._configs = [grammar.start]
         self._finished = False
 
@@ -51,13 +54,18 @@ class Matcher:
         The end token's bit is set exactly where the text may end. After the end, or an error, only the end is allowed;
         a grammar found too complex here is such an error.
         """
-        row.view(np.uint32)[:] = self.mask()
+        known = self._known.young.get(self._configs[-1])
+        if known is None or self._finished or self.error is not None:
+            known = self.mask()
+        if row.dtype != _MASK_TYPE:
+            row = row.view(np.uint32)
+        row[:] = known
 
     def mask(self) -> np.ndarray:
         """The mask itself, read-only and shared; see ``fill_mask``."""
         if not self._finished and self.error is None:
             try:
-                return self._machine.mask(self._configs[-1])
+                return self._machine.masks.of(self._configs[-1])
             except GrammarError as error:
                 self.error = f"at position {self.num_tokens}: {error}"
         vocabulary = self._machine.vocabulary
@@ -110,6 +118,7 @@ class Matcher:
     def clone(self) -> "Matcher":
         twin = Matcher.__new__(Matcher)
         twin.grammar, twin.error, twin._machine = self.grammar, self.error, self._machine
+        twin._known = self._known
         twin._configs = self._configs.copy()
         twin._finished = self._finished
         return twin
@@ -131,7 +140,7 @@ class Matcher:
         config = self._configs[-1]
         eos = self._machine.vocabulary.eos
         while len(out) < 1024:
-            only = self._machine.only_token(config)
+            only = self._machine.masks.only_token(config)
             if only < 0 or only == eos:
                 break
             out.append(only)

@@ -46,6 +46,18 @@ FIRST_KINDS: dict[str, tuple[Kind, ...]] = {
     "number": ("number",),
     "boolean": ("true",),
 }
+# Of a schema of no other keywords, a value of a type exists where none of the type's obstacles is present.
+OBSTACLES: dict[str, tuple[str, ...]] = {
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("multipleOf", *BOUNDS),
+    "integer": ("multipleOf", *BOUNDS),
+    "array": ("minItems", "contains"),
+    "object": ("required", "minProperties"),
+}
+SURE_KEYWORDS = ANNOTATIONS | {key for keys in OBSTACLES.values() for key in keys} | {
+    "type", "items", "prefixItems", "additionalItems", "maxItems", "uniqueItems", "properties", "patternProperties",
+    "additionalProperties", "propertyNames", "maxProperties", "dependentRequired", "$defs", "definitions",
+}  # fmt: skip
 Scalar = str | int | float | bool | None | Decimal
 
 
@@ -201,8 +213,22 @@ class Schemas:
         """The kinds its ``type`` names (``values.Source``)."""
         return FIRST_KINDS.get(str(self.nodes[node][2].schema.get("type")), ())
 
+    def is_surely_satisfiable(self, node: int) -> bool:
+        """Whether some value satisfies the schema, as far as can be told at sight (``values.Source``)."""
+        schema = self.nodes[node][2].schema
+        if not SURE_KEYWORDS.issuperset(schema):
+            return False
+        types = schema.get("type", "null")
+        return any(
+            kind in ("null", "boolean") or not any(key in schema for key in OBSTACLES[kind])
+            for kind in (types if isinstance(types, list) else [types])
+        )
+
     def expand(self, node: int, kind: Kind) -> int:
         """The formula of leaves for values of one kind (``values.Source``)."""
+        place = self.nodes[node][2]
+        if not has_type(place.schema, kind) and not ("$ref" in place.schema and self.nodes[node][0].ref_stands_alone):
+            return FALSE
         key = (node, kind)
         if key in self._expanding:
             raise GrammarError("the schema refers to itself without end", where=self.nodes[node][2].pointer)
@@ -241,8 +267,6 @@ class _Reader:
         schema = self.schema
         if "$ref" in schema and self.document.ref_stands_alone:
             return self.inside(self.target("$ref"))
-        if "type" in schema and not self._has_type():
-            return FALSE
         parts: list[int] = []
         if "const" in schema:
             parts.append(self._equals_any([schema["const"]]))
@@ -337,13 +361,6 @@ class _Reader:
         if values is None or not all(isinstance(v, str) for v in values):
             return None
         return frozenset(values)
-
-    def _has_type(self) -> bool:
-        types = self.schema["type"]
-        types = types if isinstance(types, list) else [types]
-        if self.kind in ("true", "false"):
-            return "boolean" in types
-        return self.kind in types or (self.kind == "number" and "integer" in types)
 
     def _equals_any(self, options: list[Json]) -> int:
         kind, formulas = self.kind, self.formulas
@@ -502,6 +519,18 @@ class _Reader:
                 leaf = self.values.arrays.items((TRUE,) * known.prefix, each)
             parts.append(self.formulas.conjunction([condition, leaf]))
         return self.formulas.disjunction(parts)
+
+
+def has_type(schema: Json, kind: Kind) -> bool:
+    """Whether the schema's ``type`` lets values of a kind pass."""
+    types = schema.get("type")
+    if types is None:
+        return True
+    if kind in ("true", "false"):
+        return "boolean" in types if isinstance(types, list) else types == "boolean"
+    if isinstance(types, list):
+        return kind in types or (kind == "number" and "integer" in types)
+    return types == kind or (kind == "number" and types == "integer")
 
 
 def _is_number(value: Json) -> bool:

@@ -7,7 +7,6 @@ A property's *class* is an int: 0 a name of no note, 1..n the n names of note, n
 the patterns whose bits are set in m. No name of note is written twice.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ import numpy as np
 
 from .expressions import NOTHING
 from .formulas import FALSE, TRUE, Leaf
+from .names import NameTrie
 from .spec import GrammarTooComplex
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Objects:
         self._asks: dict[tuple[Leaf, Shape, int], int] = {}
         self._demands: dict[tuple[Context, int], tuple[int, tuple[int, ...]]] = {}
         self._classes: dict[Shape, tuple[int, ...]] = {}
-        self._tries: dict[Shape, _NameTrie] = {}
+        self._tries: dict[Shape, NameTrie] = {}
         self._plains: dict[tuple[Shape, int], Plain | None] = {}
         self._plain_demands: dict[tuple[Shape, tuple[int, ...], int], int] = {}
         self._beginnings: dict[Context, int] = {}
@@ -403,6 +403,13 @@ class Objects:
         done = self.has(shape.names[cls - 1])
         return (self.formulas.conjunction([p for p in self.formulas.positive_clause(formula) or () if p != done]),)
 
+    def demands_at_start(self, formula: int) -> list[int]:
+        """What the values of the properties of note must satisfy that may come first."""
+        context = Context(self._shape((formula,)), 0, (formula,))
+        names, _ = self._allowed(context)
+        count = len(context.shape.names)
+        return [self._allowed_demand(context, cls)[0] for cls in range(1, count + 1) if names >> (cls - 1) & 1]
+
     # -- states ---------------------------------------------------------------------------------------------------
 
     def open(self, formulas: tuple[int, ...]) -> int:
@@ -483,20 +490,19 @@ class Objects:
         key = ("possible", shape, rules)
         found = self._clause_alive.get(key)
         if found is None:
-            whole = self.formulas.conjunction(rules)
-            context = Context(shape, 0, (whole,))
-            count = len(shape.names)
-            names = sum(1 << (c - 1) for c in range(1, count + 1) if self._fits(context, c))
-            found = names, tuple(c for c in self._other_classes(shape) if self._fits(context, c))  # type: ignore[assignment]
+            names = sum(1 << (c - 1) for c in range(1, len(shape.names) + 1) if self._fits(shape, rules, c))
+            found = names, tuple(c for c in self._other_classes(shape) if self._fits(shape, rules, c))  # type: ignore[assignment]
             self._clause_alive[key] = found  # type: ignore[assignment]
         return found  # type: ignore[return-value]
 
-    def _fits(self, context: Context, cls: int) -> bool:
-        after = self._step(context.formulas[0], context.shape, cls, None)
-        if after == FALSE:
-            return False
-        leaves = self.formulas.leaves(context.formulas[0])
-        asked = [self._asked(leaf, context.shape, cls) for _, leaf in leaves]
+    def _fits(self, shape: Shape, rules: tuple[int, ...], cls: int) -> bool:
+        """Whether a property of this class may stand in an object of these rules, and has a value."""
+        asked = []
+        for rule in rules:
+            leaf = self.formulas.nodes[rule][1]
+            if leaf[0] == "names" and not self._matches(self.values.expression(leaf[1], "string"), shape, cls):
+                return False
+            asked.append(self._asked(leaf, shape, cls))
         return self.values.satisfiable(self.formulas.conjunction(asked))
 
     def _begin_name(self, context: Context) -> int:
@@ -518,10 +524,10 @@ class Objects:
         frame = machine.add_frame(lambda result: self._colon(context, result, names, others), filter_at=filter_at)
         return machine.push(frame, trie.start)
 
-    def _trie(self, shape: Shape) -> "_NameTrie":
+    def _trie(self, shape: Shape) -> NameTrie:
         found = self._tries.get(shape)
         if found is None:
-            found = self._tries[shape] = _NameTrie(self.values, shape.names)
+            found = self._tries[shape] = NameTrie(self.values.machine, self.values.scalars.key_text, shape.names)
         return found
 
     def _begin_patterned(self, context: Context, names: int, others: tuple[int, ...]) -> int:
@@ -594,58 +600,3 @@ class Objects:
 
         key = ("before name", values.style, context)
         return machine.state(key, lambda: machine.add_state(fill, space=values.space))
-
-
-class _NameTrie:
-    """The states of a name being written: on the way to one of the names of note, or past them all."""
-
-    def __init__(self, values: "Values", names: tuple[str, ...]) -> None:
-        self.machine = machine = values.machine
-        self.count = len(names)
-        spelled = [json.dumps(name, ensure_ascii=False)[1:-1].encode() for name in names]
-        other = values.scalars.key_text
-        # node: [state of another name with the same beginning, children, class that ends here, names below]
-        self._nodes: list[tuple[int, dict[int, int], list[int], list[int]]] = [(other, {}, [], [0])]
-        for i, word in enumerate(spelled):
-            at = 0
-            self._nodes[0][3][0] |= 1 << i
-            for byte in word:
-                node = self._nodes[at]
-                child = node[1].get(byte)
-                if child is None:
-                    child = node[1][byte] = len(self._nodes)
-                    beside = max(int(machine.row(node[0])[byte]), 0) if node[0] else 0
-                    self._nodes.append((beside, {}, [], [0]))
-                at = child
-                self._nodes[at][3][0] |= 1 << i
-            self._nodes[at][2].append(i + 1)
-        self._states = [
-            machine.add_state(
-                lambda row, n=n: self._fill(row, n),  # type: ignore[misc]
-                local=n + 1,
-                inside_string=other if self._nodes[n][0] == other else -1,
-            )
-            for n in range(len(self._nodes))
-        ]
-        self.start = self._states[0]
-        self._filters: dict[tuple[int, bool], int] = {}
-
-    def _fill(self, row: np.ndarray, n: int) -> None:
-        beside, children, ends, _ = self._nodes[n]
-        if beside:
-            np.maximum(self.machine.row(beside), 0, out=row)
-        for byte, child in children.items():
-            row[byte] = self._states[child]
-        if ends:
-            row[QUOTE] = self.machine.end_state(ends[0])
-
-    def filter(self, names: int, others: bool) -> int:
-        key = (names, others)
-        found = self._filters.get(key)
-        if found is None:
-            allowed = np.ones(len(self._nodes) + 1, np.uint8)
-            if not others:
-                allowed[0] = 0
-                allowed[1:] = [bool(node[3][0] & names) for node in self._nodes]
-            found = self._filters[key] = self.machine.add_filter(allowed)
-        return found

@@ -7,7 +7,8 @@ is in them too, as bits of the result. Never deals with arrays and objects.
 import numpy as np
 
 from .expressions import NOTHING
-from .machine import SHORT_TOKEN, Machine
+from .machine import Machine
+from .masks import SHORT_TOKEN
 from .walk import UNBOUNDED
 
 QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F
@@ -69,10 +70,12 @@ class Scalars:
                 plain = exprs == (self.ex.text,) and not counted
                 base = machine.num_states if plain else (self.free_text if free else self.key_text)
             boundary = exprs[0] == self.ex.text
+            loops = boundary and not counted and all(e in (NOTHING, self.ex.text) for e in exprs)
             state = machine.add_state(
                 lambda row: self._fill_string(row, exprs, free, counted, tagged),
                 counted=(1 if boundary else 2) if counted else 0,
                 inside_string=base,
+                loops=loops,
             )
             far = tuple(self.ex.without_far_bounds(e, self._longest) for e in exprs)
             if far != exprs:

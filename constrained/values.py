@@ -4,7 +4,7 @@ A value is asked a *must* formula, which it has to satisfy, and *observers*, of 
 Whatever is offered can be completed: a state is made only if some value is left in it.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Literal, Protocol
 
 import numpy as np
@@ -26,6 +26,10 @@ class Source(Protocol):
     """What knows the schemas: the formula of leaves that schema ``node`` is for values of one kind."""
 
     def expand(self, node: int, kind: Kind) -> int: ...
+
+    def is_surely_satisfiable(self, node: int) -> bool:
+        """Whether some value satisfies the schema, as far as can be told at sight."""
+        ...
 
     def kinds_first(self, node: int) -> tuple[Kind, ...]:
         """The kinds its values most likely are of."""
@@ -98,7 +102,15 @@ class Values:
         """Whether any value satisfies the formula."""
         if formula <= TRUE:
             return formula == TRUE
-        return self.prove(("value", formula), lambda: self._satisfiable(formula))
+        key = ("value", formula)
+        known = self._proved.get(key)
+        if known is not None:
+            return known
+        node = self.formulas.nodes[formula]
+        if node[0] == "leaf" and self.source is not None and self.source.is_surely_satisfiable(node[1][1]):
+            self._proved[key] = True
+            return True
+        return self.prove(key, lambda: self._satisfiable(formula))
 
     def _satisfiable(self, formula: int) -> bool:
         node = self.formulas.nodes[formula]
@@ -149,6 +161,27 @@ class Values:
             )
 
         return self.machine.state(key, make)
+
+    def prepare(self, must: int, *, most: int) -> None:
+        """Make the rows that the first words of a value will need, of at most so many values, outermost first."""
+        machine = self.machine
+        queue, seen = [must], {must}
+        for formula in queue:
+            if most <= 0:
+                return
+            most -= 1
+            row = machine.row(self.value(formula))
+            array, members = self.expand(formula, "array"), self.expand(formula, "object")
+            inner: Iterable[int] = ()
+            if members != FALSE and row[ord("{")] > 0:
+                machine.row(int(row[ord("{")]))
+                inner = self.objects.demands_at_start(members)
+            if array != FALSE and row[ord("[")] > 0:
+                inner = (*inner, self.arrays.first_demand(array))
+            for following in inner:
+                if following > TRUE and following not in seen:
+                    seen.add(following)
+                    queue.append(following)
 
     def _fill_value(self, row: np.ndarray, must: int, observers: tuple[int, ...], or_close: bool) -> None:
         if or_close:

@@ -84,11 +84,12 @@ class Vocabulary:
     def build_trie(self, token_ids: np.ndarray) -> Trie:
         """The trie of the given tokens; cost is one sort of them."""
         order = np.array(sorted(token_ids.tolist(), key=self.tokens.__getitem__), dtype=np.int32)
-        return Trie(*_flat_trie(self.token_bytes, self.token_offsets, order))
+        return Trie(*flat_trie(self.token_bytes, self.token_offsets, order))
 
 
 @nb.njit(cache=True)
-def _flat_trie(data, offsets, order):
+def flat_trie(data, offsets, order):
+    """The fields of ``Trie`` for words of ``data`` in sorted order."""
     total = 1
     for t in order:
         total += offsets[t + 1] - offsets[t]

@@ -23,12 +23,17 @@ UNKNOWN, REFUSED = 0, -1  # what a row holds before it is filled, and for a refu
 (
     DELTA, ENDS, FINAL, SPACE, LOCAL, COUNTED, ACT_FRAME, ACT_STATE, FRAME_FILTER, FRAME_LOW, FRAME_HIGH, FILTERS,
     HASH_KEYS, HASH_VALUES, HASH_MASK, STACK_FRAME, STACK_PARENT, STACK_DEPTH, STACK_LIMIT, SPACE_DELTA, SPACE_CLASS,
-    TOKEN_BYTES, TOKEN_OFFSETS, LAZY, MASK, SCRATCH, LOWEST, OUT_STATE, OUT_AUX, OUT_STACK, MISS_A, MISS_B,
-) = range(32)  # fmt: skip
-CONTROL_SIZE = 32
+    TOKEN_BYTES, TOKEN_OFFSETS, LAZY, LOOPS, SCRATCH, LOWEST, OUT_STATE, OUT_AUX, OUT_STACK, MISS_A, MISS_B,
+    STATE_AT, AUX_AT, STACK_AT, WANTED, WANTED_SIZE, EXITS, EXITS_SIZE, NUM_EXITS,
+) = range(40)  # fmt: skip
+CONTROL_SIZE = 40
 
 # Slots of a trie's array of addresses.
-T_BYTE, T_DEPTH, T_END, T_FIRST, T_COUNT, T_ORDER, T_NODES = range(7)
+(
+    T_BYTE, T_DEPTH, T_END, T_FIRST, T_COUNT, T_ORDER, T_NODES,
+    T_INSIDE, T_COVERED, T_COVERED_BEFORE, T_BOUNDARIES, T_BOUNDARIES_BEFORE,
+) = range(12)  # fmt: skip
+TRIE_SIZE = 12
 
 OK, DEAD, MISS_ROW, MISS_AFTER, FULL, EXIT, EXIT_AFTER = range(7)
 UNBOUNDED = 1 << 40  # an upper bound that is none
@@ -272,47 +277,42 @@ def only_byte(control, s, aux, k):
 
 
 @nb.njit(cache=True)
-def enter_exits(exits, results, states, stacks, out):
-    """Turn exits into regions of ``walk_trie``, given where each result leads; returns their number."""
+def enter_exits(exits, targets, out):
+    """Turn exits into regions of ``walk_trie``, given where each result leads (``targets`` [n, 3]: result, state,
+    stack); returns their number."""
     n = 0
     for i in range(len(exits)):
-        for r in range(len(results)):
-            if results[r] == exits[i, 1]:
-                if states[r] != 0:
+        for r in range(len(targets)):
+            if targets[r, 0] == exits[i, 1]:
+                if targets[r, 1] != 0:
                     out[n, 0] = exits[i, 0]
-                    out[n, 1] = states[r]
+                    out[n, 1] = targets[r, 1]
                     out[n, 2] = 0
-                    out[n, 3] = stacks[r]
+                    out[n, 3] = targets[r, 2]
                     out[n, 4] = exits[i, 2]
                     n += 1
                 break
     return n
 
 
-@nb.njit(cache=True)
-def distinct_results(exits, num_exits, out):
-    """The different results of some exits, in order of appearance; returns their number."""
-    n = 0
-    for i in range(num_exits):
-        known = False
-        for r in range(n - 1, -1, -1):
-            if out[r] == exits[i, 1]:
-                known = True
-                break
-        if not known:
-            out[n] = exits[i, 1]
-            n += 1
-    return n
+@nb.njit(inline="always")
+def _allow(mask, order, first, count):
+    for i in range(first, first + count):
+        token = order[i]
+        mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
 
 
 @nb.njit(cache=True)
-def walk_trie(control, trie, pending, num_pending, out, wanted, exits, num_exits, state_at, aux_at, stack_at):
+def walk_trie(control, trie, mask, pending, num_pending, out):
     """Walk the regions in ``pending`` [n, 5] (node, state, aux, stack, taken) and set the mask's bits.
 
     A region is a node's subtree, entered in the configuration before the node's byte, or after it where ``taken``.
     A first region of node -1 is the whole trie. Where something is missing goes to ``out`` [capacity, 5], what is
-    missing to ``wanted`` [capacity, 3] (kind, a, b), each once; where a barrier is popped to ``exits`` [capacity, 3]
-    (node, result, taken). Returns the numbers of entries of the three, -1 first if one is too short.
+    missing to ``WANTED`` [capacity, 3] (kind, a, b), each once; where a barrier is popped to ``EXITS`` [capacity, 3]
+    (node, result, taken). Returns how many of the first two there are, -1 if a list is too short.
+
+    A state that loops (``LOOPS``) stays itself as long as text goes on within a string: below a node that text alone
+    leads to, all tokens of nothing but text are allowed at once, and only the nodes where text stops are walked.
     """
     node_byte = _u8(trie[T_BYTE])
     depths = _i32(trie[T_DEPTH])
@@ -320,9 +320,21 @@ def walk_trie(control, trie, pending, num_pending, out, wanted, exits, num_exits
     first = _i32(trie[T_FIRST])
     count = _i32(trie[T_COUNT])
     order = _i32(trie[T_ORDER])
-    mask = _i32(control[MASK])
+    has_slices = trie[T_INSIDE] != 0
+    inside = _u8(trie[T_INSIDE])
+    covered = _i32(trie[T_COVERED])
+    covered_before = _i32(trie[T_COVERED_BEFORE])
+    boundaries = _i32(trie[T_BOUNDARIES])
+    boundaries_before = _i32(trie[T_BOUNDARIES_BEFORE])
+    loops = _u8(control[LOOPS])
+    wanted = _i64(control[WANTED])
+    exits = _i64(control[EXITS])
+    state_at = _i64(control[STATE_AT])
+    aux_at = _i64(control[AUX_AT])
+    stack_at = _i64(control[STACK_AT])
     num_out = 0
     num_wanted = 0
+    num_exits = control[NUM_EXITS]
     for p in range(num_pending):
         node = pending[p, 0]
         at = max(node, 0)
@@ -331,54 +343,145 @@ def walk_trie(control, trie, pending, num_pending, out, wanted, exits, num_exits
             continue
         base = np.int64(depths[at]) - 1
         if pending[p, 4] != 0:
-            for i in range(first[at], first[at] + count[at]):
-                token = order[i]
-                mask[token >> 5] |= np.int32(1) << np.int32(token & 31)
+            _allow(mask, order, first[at], count[at])
             at += 1
             base += 1
         state_at[base] = pending[p, 1]
         aux_at[base] = pending[p, 2]
         stack_at[base] = pending[p, 3]
+        # While in a slice: the next of its boundaries, the end of the one being walked, and where the slice ends.
+        boundary, last_boundary, boundary_end, slice_end = np.int64(-1), np.int64(-1), np.int64(0), np.int64(0)
+        slice_state, slice_aux, slice_stack = np.int64(0), np.int64(0), np.int64(0)
         while at < end:
+            if boundary >= 0 and at >= boundary_end:
+                if boundary == last_boundary:
+                    boundary = np.int64(-1)
+                    at = slice_end
+                    continue
+                at = np.int64(boundaries[boundary])
+                boundary += 1
+                boundary_end = np.int64(ends[at])
+                d = np.int64(depths[at])
+                state_at[d - 1] = slice_state
+                aux_at[d - 1] = slice_aux
+                stack_at[d - 1] = slice_stack
             d = np.int64(depths[at])
             status, s, aux, k = _transition(
                 control, state_at[d - 1], aux_at[d - 1], stack_at[d - 1], np.int64(node_byte[at])
             )
             if status == OK:
+                if has_slices and loops[s] != 0 and inside[at] != 0 and boundary < 0:
+                    slice_end = np.int64(ends[at])
+                    # [slice_end] exists: there is one entry more than there are nodes
+                    for i in range(covered_before[at], covered_before[slice_end]):
+                        token = covered[i]
+                        mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
+                    boundary = np.int64(boundaries_before[at])
+                    last_boundary = np.int64(boundaries_before[slice_end])
+                    boundary_end = at
+                    slice_state, slice_aux, slice_stack = s, aux, k
+                    continue
                 state_at[d] = s
                 aux_at[d] = aux
                 stack_at[d] = k
-                for i in range(first[at], first[at] + count[at]):
-                    token = order[i]
-                    mask[token >> 5] |= np.int32(1) << np.int32(token & 31)
+                _allow(mask, order, first[at], count[at])
                 at += 1
                 continue
             if status in (EXIT, EXIT_AFTER):
-                if num_exits >= len(exits):
-                    return -1, 0, 0
-                exits[num_exits, 0] = at
-                exits[num_exits, 1] = control[MISS_B]
-                exits[num_exits, 2] = 1 if status == EXIT_AFTER else 0
+                if num_exits >= control[EXITS_SIZE]:
+                    return -1, 0
+                exits[3 * num_exits] = at
+                exits[3 * num_exits + 1] = control[MISS_B]
+                exits[3 * num_exits + 2] = 1 if status == EXIT_AFTER else 0
                 num_exits += 1
             elif status != DEAD:
                 if num_out >= len(out):
-                    return -1, 0, 0
+                    return -1, 0
                 out[num_out, 0] = at
                 out[num_out, 1] = state_at[d - 1]
                 out[num_out, 2] = aux_at[d - 1]
                 out[num_out, 3] = stack_at[d - 1]
                 out[num_out, 4] = 0
                 num_out += 1
-                b = control[MISS_B]
+                a, b = control[MISS_A], control[MISS_B]
                 known = False
-                for w in range(num_wanted - 1, -1, -1):
-                    if wanted[w, 1] == control[MISS_A] and wanted[w, 2] == b and wanted[w, 0] == status:
+                for w in range(3 * num_wanted - 3, -1, -3):
+                    if wanted[w + 1] == a and wanted[w + 2] == b and wanted[w] == status:
                         known = True
                         break
-                if not known and num_wanted < len(wanted):
-                    wanted[num_wanted, 0] = status
-                    wanted[num_wanted, 1] = control[MISS_A]
-                    wanted[num_wanted, 2] = b
+                if not known and num_wanted < control[WANTED_SIZE]:
+                    wanted[3 * num_wanted] = status
+                    wanted[3 * num_wanted + 1] = a
+                    wanted[3 * num_wanted + 2] = b
                     num_wanted += 1
             at = np.int64(ends[at])
-    return num_out, num_wanted, num_exits
+    control[NUM_EXITS] = num_exits
+    return num_out, num_wanted
+
+
+@nb.njit(cache=True)
+def text_slices(node_byte, node_depth, node_end, first_token, num_tokens, token_order, has_byte):
+    """For ``LOOPS``, per node: whether text of a string leads to it, and how many tokens of text alone (in trie order)
+    and how many nodes where text stops come before it; then those tokens and those nodes."""
+    num_nodes = len(node_byte)
+    inside = np.zeros(num_nodes + 1, np.uint8)
+    covered_before = np.zeros(num_nodes + 1, np.int32)
+    boundaries_before = np.zeros(num_nodes + 1, np.int32)
+    covered = np.zeros(len(token_order), np.int32)
+    boundaries = np.zeros(num_nodes, np.int32)
+    longest = 1
+    for n in range(num_nodes):
+        longest = max(longest, node_depth[n] + 1)
+    # What follows within a character: 0 nothing, 1 to 3 so many continuations, 4 to 7 after E0, ED, F0, F4; -1 no text.
+    at_depth = np.zeros(longest + 1, np.int8)
+    num_covered = 0
+    num_boundaries = 0
+    for n in range(num_nodes):
+        covered_before[n] = num_covered
+        boundaries_before[n] = num_boundaries
+        before = at_depth[node_depth[n] - 1]
+        byte = node_byte[n]
+        state = -1
+        if not has_byte[byte]:
+            state = -1
+        elif before == 0:
+            if byte < 0x80:
+                state = 0 if byte >= 0x20 and byte != 0x22 and byte != 0x5C else -1
+                if state < 0:
+                    boundaries[num_boundaries] = n
+                    num_boundaries += 1
+            elif 0xC2 <= byte < 0xE0:
+                state = 1
+            elif byte == 0xE0:
+                state = 4
+            elif byte == 0xED:
+                state = 5
+            elif 0xE0 < byte < 0xF0:
+                state = 2
+            elif byte == 0xF0:
+                state = 6
+            elif byte == 0xF4:
+                state = 7
+            elif 0xF0 < byte < 0xF4:
+                state = 3
+        elif before > 0 and 0x80 <= byte < 0xC0:
+            if before <= 3:
+                state = before - 1
+            elif before == 4:
+                state = 1 if byte >= 0xA0 else -1
+            elif before == 5:
+                state = 1 if byte < 0xA0 else -1
+            elif before == 6:
+                state = 2 if byte >= 0x90 else -1
+            else:
+                state = 2 if byte < 0x90 else -1
+        at_depth[node_depth[n]] = state
+        if state == 0:
+            inside[n] = 1
+        if state >= 0:
+            for i in range(first_token[n], first_token[n] + num_tokens[n]):
+                covered[num_covered] = token_order[i]
+                num_covered += 1
+    covered_before[num_nodes] = num_covered
+    boundaries_before[num_nodes] = num_boundaries
+    return inside, covered[:num_covered].copy(), covered_before, boundaries[:num_boundaries].copy(), boundaries_before

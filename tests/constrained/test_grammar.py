@@ -232,8 +232,10 @@ def test_masks_are_the_same_after_the_cache_forgot_them(vocabulary: Vocabulary) 
         fresh.append(matcher.mask().copy())
         assert matcher.accept(token)
     machine = grammar.machine
-    for cache in (machine._masks, machine._shared_masks, machine._inner, machine._edges):
-        cache.clear()
+    machine._edges.clear()
+    for cache in (machine.masks.known, machine.masks._shared, machine.masks._inner):
+        cache.young.clear()
+        cache._old.clear()
     matcher = grammar.matcher()
     for token, mask in zip(encode(vocabulary, '{"name": "the", "children": []}'), fresh, strict=True):
         assert (matcher.mask() == mask).all()
