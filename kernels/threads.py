@@ -12,16 +12,22 @@ own pool costs 2 us. With both cores taken by other processes, 120 products of a
 (at worst 7) and 12 ms on OpenMP (at worst 440), since a region ends only when every thread has had a core.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from .cpu.pool import Pool, has_pool
+
+if TYPE_CHECKING:
+    from .cpu.tape import Tape
 
 Run = Callable[[int, int, int], None]
 
@@ -40,6 +46,14 @@ class Team:
     def run(self, function: int, argument: int, num_threads: int) -> None:
         pool = self._pool
         (self._shared if pool is None else pool.run)(function, argument, num_threads)
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether tapes run as fast as the calls on them do: not where the threads are torch's."""
+        return self._pool is not None or torch.get_num_threads() == 1
+
+    def replay(self, tape: Tape) -> None:
+        tape.replay(self._pool)
 
     def share(self, num_threads: int) -> None:
         """Runs on torch's threads from now on."""

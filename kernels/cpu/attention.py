@@ -15,7 +15,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from ..threads import team
 from .entry import ARGS, TASK, THREAD, entry
+from .recording import open_recording, scratch
 from .tensors import KINDS, readable, team_size
 from .tiles import multiply_tile, transpose_tile
 from .vector import (
@@ -86,9 +88,9 @@ def paged_attention(
     row_ids, query_starts, kv_lens = row_ids.int(), query_starts.int(), kv_lens.int()
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype)
 
-    block = max(1, _VECTORS // group)
+    block = max(1, min(_VECTORS // group, num_tokens - num_rows + 1))
     max_blocks = num_rows + num_tokens // block
-    plan = torch.empty(_HEADER + max_blocks * (_FIELDS + num_kv_heads), dtype=torch.int64)
+    plan = scratch("attention plan", _HEADER + max_blocks * (_FIELDS + num_kv_heads), torch.int64)
     _plan(
         query_starts.data_ptr(),
         kv_lens.data_ptr(),
@@ -100,12 +102,16 @@ def paged_attention(
         sliding_window,
         plan.data_ptr(),
     )
-    _, num_tasks, num_parts, work = plan[:_HEADER].tolist()
-    threads = min(team_size(work, min_share=_MIN_WORK), max(num_tasks, 1))
+    if open_recording() is None:
+        _, num_tasks, num_parts, work = plan[:_HEADER].tolist()
+        threads = min(team_size(work, min_share=_MIN_WORK), max(num_tasks, 1))
+    else:  # contexts will grow up to what the table holds
+        num_parts = max_blocks * num_kv_heads * -(-slot_table.shape[1] // _CHUNK)
+        threads = team().size
     vectors, padded = block * group, -(-head_dim // LANES) * LANES
-    parts = torch.empty(num_parts * vectors * (padded + 2), dtype=torch.float32)
+    parts = scratch("attention parts", num_parts * vectors * (padded + 2), torch.float32)
     scratch_len = vectors * (2 * padded + _KEYS + 2) + 2 * _KEYS * padded + 4 * _KEYS
-    scratch = torch.empty(threads * scratch_len, dtype=torch.float32)
+    tiles = scratch("attention tiles", threads * scratch_len, torch.float32)
     _attend(
         q.data_ptr(),
         q.stride(0),
@@ -126,7 +132,7 @@ def paged_attention(
         sliding_window,
         plan.data_ptr(),
         parts.data_ptr(),
-        scratch.data_ptr(),
+        tiles.data_ptr(),
         scratch_len,
         scale,
         soft_cap,

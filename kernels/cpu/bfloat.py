@@ -18,6 +18,7 @@ from torch import Tensor
 from .entry import ARGS, TASK, THREAD, entry
 from .llvm import F32, I32, LANES, V16, V16_I32, carry, constant, declared, fused, load_at, number, splat, vector_at
 from .outputs import put_outputs
+from .recording import scratch
 from .tensors import KINDS, readable, team_size
 from .vector import (
     compiled,
@@ -63,7 +64,7 @@ class Bfloat16Product:
         out = torch.empty((num_rows, self.num_outputs), dtype=out_dtype)
         parts = 1 if x.dtype == torch.bfloat16 else 2
         pairs = (width + 1) // 2
-        laid_out = torch.empty(-(-num_rows // _ROWS) * _ROWS * 2 * pairs * parts, dtype=torch.bfloat16)
+        laid_out = scratch("laid out", -(-num_rows // _ROWS) * _ROWS * 2 * pairs * parts, torch.bfloat16)
         _multiply(
             x.data_ptr(),
             KINDS[x.dtype],

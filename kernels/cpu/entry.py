@@ -16,6 +16,7 @@ from functools import cached_property
 
 from ..threads import team
 from .machine_code import machine_code
+from .recording import Call, open_recording
 
 TASK = 0  # the next task that nobody has taken
 THREAD = 1  # the next thread that has no number
@@ -41,8 +42,12 @@ class Entry:
         _ = self._compiled
 
     def __call__(self, *args: float, threads: int = 1) -> None:
-        block = self._block.from_buffer_copy(self._pack.pack(0, 0, *args))
+        packed = self._pack.pack(0, 0, *args)
         address, call = self._compiled
+        recording = open_recording()
+        if recording is not None:
+            recording.calls.append(Call(address, packed, threads))
+        block = self._block.from_buffer_copy(packed)
         if threads > 1:
             team().run(address, ctypes.addressof(block), threads)
         else:

@@ -43,6 +43,7 @@ from .llvm import (
     vector_at,
 )
 from .outputs import put_outputs
+from .recording import scratch
 from .tensors import KINDS, readable, team_size
 from .vector import (
     compiled,
@@ -101,7 +102,7 @@ class IntegerProduct:
         num_rows, width = x.shape
         out = torch.empty((num_rows, self.num_outputs), dtype=out_dtype)
         num_records = -(-num_rows // _ROWS) * (width // GROUP_LEN)
-        rounded = torch.empty(num_records * _record_bytes(self.x_bits // 8), dtype=torch.uint8)
+        rounded = scratch("rounded", num_records * _record_bytes(self.x_bits // 8), torch.uint8)
         self._run(
             x.data_ptr(),
             KINDS[x.dtype],

@@ -14,7 +14,8 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -63,9 +64,9 @@ class Pool:
         for i in range(others):
             if ctypes.CDLL(None).sem_init(ctypes.c_void_p(self._semaphore(i)), 0, 0):
                 raise OSError("sem_init failed: no semaphore for a kernel thread to sleep on")
-        codes = [machine_code(_give, 4), machine_code(_work, 2)]
+        codes = [machine_code(give_job, 4), machine_code(_work, 2)]
         self._codes = codes  # own the machine code
-        self._give, work = (_callable(code.address, n) for code, n in zip(codes, (4, 2), strict=True))
+        self._give, work = (c_call(code.address, n) for code, n in zip(codes, (4, 2), strict=True))
         self._threads = [
             threading.Thread(target=work, args=(self._address, i), name=f"kernels-{i + 1}", daemon=True)
             for i in range(others)
@@ -78,12 +79,23 @@ class Pool:
     def run(self, function: int, argument: int, num_threads: int) -> None:
         """Calls function(argument), both addresses, on up to ``num_threads`` threads; returns when the work is done."""
         if not self._busy.acquire(blocking=False):
-            _callable(function, 1)(argument)
+            c_call(function, 1)(argument)
             return
         try:
             others = min(num_threads, self.num_threads) - 1
             # Threads do not live on in a forked process.
             self._give(self._address, function, argument, others if self._process == os.getpid() else 0)
+        finally:
+            self._busy.release()
+
+    @contextmanager
+    def alone(self) -> Iterator[int]:
+        """The pool's address for ``give_job``, for whoever gives many jobs; 0 where another caller has the pool."""
+        if self._process != os.getpid() or not self._busy.acquire(blocking=False):
+            yield 0
+            return
+        try:
+            yield self._address
         finally:
             self._busy.release()
 
@@ -100,11 +112,13 @@ class Pool:
         return self._address + 8 * (_WORKERS + index * _LINE + _SEMAPHORE)
 
 
-def _callable(address: int, num_arguments: int) -> Callable[..., None]:
+def c_call(address: int, num_arguments: int) -> Callable[..., None]:
+    """The compiled function at ``address``, of int64 arguments; Python's lock is free while it runs."""
     return ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * num_arguments)(address)
 
 
-def _give(pool: int, function: int, call: int, wanted: int) -> None:
+def give_job(pool: int, function: int, call: int, wanted: int) -> None:
+    """Compiled: runs function(call) here and on up to ``wanted`` of the pool's workers, until it is done."""
     put_i64(pool, _FUNCTION, function)
     put_i64(pool, _CALL, call)
     put_i64(pool, _WANTED, wanted)

@@ -12,6 +12,7 @@ from ... import kernels
 from ..layers.batch import ForwardBatch
 from ..protocol.sampling import SamplingParams
 from ..scheduler import StepPlan
+from .replays import Replays
 
 if TYPE_CHECKING:
     from ...constrained import Matcher
@@ -50,14 +51,19 @@ class Executor:
         self.kv = kv
         self.device = torch.device(model.device)
         self.slot_table = np.zeros((max_rows, max_len), dtype=np.int32)
+        self._replays = Replays(model, kv) if self.device.type == "cpu" else None
         self._num_tokens = num_tokens or model.config.vocab_size
         self._mask_words = (model.config.vocab_size + 31) // 32
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Logits float32 [L, V]: for each row of the plan its last ``num_logits`` positions, in order."""
+        """Logits float32 [L, V]: for each row of the plan its last ``num_logits`` positions, in order.
+
+        They are good until the next step.
+        """
         batch = ForwardBatch.from_plan(plan, self.slot_table, self.device)
-        return self.model.forward(batch, self.kv)
+        logits = self._replays.forward(batch) if self._replays is not None else None
+        return self.model.forward(batch, self.kv) if logits is None else logits
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[SampledToken]:

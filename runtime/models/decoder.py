@@ -50,19 +50,29 @@ class Model:
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """float32 logits [L, V] of ``batch.logits_rows``; the batch's keys and values are in ``kv`` afterwards."""
         x = self.embedding(batch.token_ids)  # [T, C]
-        residual: torch.Tensor | None = None
-        for layer in self.layers[:-1]:
-            x, residual = layer.attention_norm(x, residual)
-            residual = residual.float()  # summed in bfloat16 the divergence from float32 is half as much again
-            x = layer.attention(x, batch, kv, self.cos_sin)
-            x, residual = layer.mlp_norm(x, residual)
-            x = layer.mlp(x)
-        return self._finish(x, residual, batch, kv)
+        return self.run_layers(x, x.float(), batch, kv)
 
-    def _finish(self, x: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+    def run_layers(self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        """The logits of embedded tokens x [T, C]; ``residual`` is x in float32, and neither is changed.
+
+        Of ``batch`` the token ids are not read, so that kernel calls recorded here serve for others too.
+        """
+        added: torch.Tensor | None = None  # to be summed with x; nothing is, before the first layer
+        for layer in self.layers[:-1]:
+            x, total = layer.attention_norm(x, added)
+            residual = residual if added is None else total
+            x = layer.attention(x, batch, kv, self.cos_sin)
+            x, added = layer.mlp_norm(x, residual)  # in float32: bfloat16 sums diverge half as much again
+            x = layer.mlp(x)
+        return self._finish(x, added, residual, batch, kv)
+
+    def _finish(
+        self, x: torch.Tensor, added: torch.Tensor | None, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool
+    ) -> torch.Tensor:
         """The last layer leaves nothing behind but its keys and values, so the rest of it runs for logits only."""
         last = self.layers[-1]
-        x, residual = last.attention_norm(x, residual)
+        x, total = last.attention_norm(x, added)
+        residual = residual if added is None else total
         if not batch.num_logits:
             last.attention.write(x, batch, kv, self.cos_sin)
             return torch.empty(0, self.config.vocab_size, dtype=torch.float32, device=self.device)

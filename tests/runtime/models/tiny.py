@@ -29,6 +29,7 @@ def make_tiny_model(
     family: str = "llama",
     num_layers: int = 2,
     hidden_size: int = 64,
+    context_length: int = 512,
     intermediate_size: int = 128,
     num_heads: int = 4,
     num_kv_heads: int = 2,
@@ -148,6 +149,7 @@ def make_tiny_gguf(
     tied: bool = True,
     rope_factors: np.ndarray | None = None,
     hidden_size: int = 64,
+    context_length: int = 512,
     **metadata: Any,
 ) -> Path:
     """A GGUF file as llama.cpp's converter would write it. ``kinds``: the format of tensors whose name holds the key,
@@ -166,7 +168,7 @@ def make_tiny_gguf(
     }
     writer = gguf.GGUFWriter(path, family)
     writer.add_block_count(2)
-    writer.add_context_length(512)
+    writer.add_context_length(context_length)
     writer.add_embedding_length(hidden_size)
     writer.add_feed_forward_length(2 * hidden_size)
     writer.add_head_count(4)

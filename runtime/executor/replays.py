@@ -1,0 +1,102 @@
+"""Decode steps on the CPU that run from a tape: recorded once for each shape, then made without Python. Never decides
+what a step computes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...kernels.cpu.recording import Arena, Recording
+from ...kernels.cpu.tape import Tape
+from ...kernels.threads import team
+from ..layers.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from ..memory import KVPool
+    from ..models import Model
+
+MAX_TOKENS = 32  # beyond, a step's products are long and Python's share is small
+MAX_KEPT = 64
+Shape = tuple[int, int]  # rows, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A tape and the memory that it reads and writes. ``batch`` has what the layers read, no token ids."""
+
+    tape: Tape
+    embedded: torch.Tensor  # [T, C], the activations' type
+    residual: torch.Tensor  # float32 [T, C]
+    batch: ForwardBatch
+    logits: torch.Tensor  # float32 [T, V]
+
+
+class Replays:
+    """Owns the tapes of one model, one pool and one slot table. Logits are good until the next step."""
+
+    def __init__(self, model: Model, kv: KVPool) -> None:
+        self._model, self._kv = model, kv
+        self._arena = Arena()
+        self._kept: OrderedDict[Shape, Recorded | None] = OrderedDict()  # None: something of it cannot be recorded
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
+        """float32 [T, V]; None for a step that is not of few tokens with logits for each, or not of our kernels."""
+        num_tokens = batch.num_tokens
+        if num_tokens > MAX_TOKENS or batch.num_logits != num_tokens or not team().can_replay:
+            return None
+        shape = (len(batch.row_ids), num_tokens)
+        if shape not in self._kept:
+            return self._record(shape, batch)
+        self._kept.move_to_end(shape)
+        recorded = self._kept[shape]
+        if recorded is None:
+            return None
+        _fill(recorded, self._model.embedding(batch.token_ids), batch)
+        team().replay(recorded.tape)
+        return recorded.logits
+
+    def _record(self, shape: Shape, batch: ForwardBatch) -> torch.Tensor:
+        self._arena.restart()
+        embedded = self._model.embedding(batch.token_ids)
+        held = self._like(embedded), self._like(embedded, torch.float32)
+        kept = replace(
+            batch,
+            positions=self._like(batch.positions),
+            out_slots=self._like(batch.out_slots),
+            row_ids=self._like(batch.row_ids),
+            query_starts=self._like(batch.query_starts),
+            kv_lens=self._like(batch.kv_lens),
+        )
+        _copy_into(kept, batch)
+        held[0].copy_(embedded)
+        held[1].copy_(embedded)
+        with Recording(self._arena) as recording:
+            logits = self._model.run_layers(*held, kept, self._kv)
+        recorded = None
+        if recording.foreign is None:
+            recorded = Recorded(Tape(recording), *held, kept, logits)
+        self._kept[shape] = recorded
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return logits
+
+    def _like(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self._arena.empty(tuple(x.shape), dtype or x.dtype)
+
+
+def _fill(recorded: Recorded, embedded: torch.Tensor, batch: ForwardBatch) -> None:
+    recorded.embedded.copy_(embedded)
+    recorded.residual.copy_(embedded)
+    _copy_into(recorded.batch, batch)
+
+
+def _copy_into(kept: ForwardBatch, batch: ForwardBatch) -> None:
+    kept.positions.copy_(batch.positions)
+    kept.out_slots.copy_(batch.out_slots)
+    kept.row_ids.copy_(batch.row_ids)
+    kept.query_starts.copy_(batch.query_starts)
+    kept.kv_lens.copy_(batch.kv_lens)

@@ -1,0 +1,53 @@
+"""A recording keeps what was called and where; what torch computed in between is noticed."""
+
+from itertools import pairwise
+
+import torch
+from phloem import kernels
+from phloem.kernels.cpu.recording import Arena, Recording, open_recording
+from phloem.kernels.cpu.tape import Tape
+
+
+def test_a_tape_computes_from_what_lies_at_its_addresses() -> None:
+    arena, weight = Arena(), torch.rand(48)
+    x = arena.empty((3, 48), torch.float32)
+    x.copy_(torch.randn(3, 48))
+    with Recording(arena) as recording:
+        y, _ = kernels.rms_norm(x, weight, 1e-5)
+        z = kernels.silu_mul(y)
+    assert torch.equal(z, kernels.silu_mul(kernels.rms_norm(x, weight, 1e-5)[0]))
+    assert len(recording.calls) == 2 and recording.foreign is None
+    tape = Tape(recording)
+    for _ in range(3):
+        x.copy_(torch.randn(3, 48))
+        tape.replay(None)
+        assert torch.equal(z, kernels.silu_mul(kernels.rms_norm(x, weight, 1e-5)[0]))
+
+
+def test_views_are_no_computation_and_sums_are() -> None:
+    x = torch.randn(4, 6)
+    with Recording(Arena()) as recording:
+        x.view(2, 12).split(6, dim=1)[1][0].contiguous().float()
+    assert recording.foreign is None
+    with Recording(Arena()) as recording:
+        _ = x + 1
+    assert recording.foreign == "aten::add"
+    assert open_recording() is None
+
+
+def test_a_change_in_place_is_noticed() -> None:
+    x = torch.zeros(4)
+    with Recording(Arena()) as recording:
+        x.add_(1)
+    assert recording.foreign == "aten::add_"
+
+
+def test_scratch_is_shared_by_name_and_other_memory_by_nobody() -> None:
+    recording = Recording(Arena())
+    a, b = recording.scratch("a", 100, torch.float32), recording.scratch("a", 50, torch.float32)
+    c = recording.scratch("c", 100, torch.float32)
+    assert a.data_ptr() == b.data_ptr() != c.data_ptr()
+    places = [recording.arena.empty((n,), torch.uint8) for n in (1, 63, 64, 65, 1 << 23, 5)]
+    spans = sorted((x.data_ptr(), x.data_ptr() + len(x)) for x in places)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert all(x.data_ptr() % 64 == 0 for x in places)

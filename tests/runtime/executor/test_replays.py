@@ -1,0 +1,121 @@
+"""Steps from a tape give the very logits of steps made call by call, whatever the contexts have grown to."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from phloem import kernels
+from phloem.kernels.cpu.integer import has_integer_products
+from phloem.kernels.cpu.pool import has_pool
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.executor.replays import MAX_KEPT, MAX_TOKENS, Replays
+from phloem.runtime.layers.batch import ForwardBatch
+from phloem.runtime.memory import KVPool
+from phloem.runtime.models import Model, load_model
+from phloem.runtime.scheduler.plan import PlanRow, StepPlan
+from phloem.tests.runtime.models.tiny import make_tiny_gguf
+
+pytestmark = pytest.mark.skipif(
+    not (has_pool() and has_integer_products()), reason="this machine's products are torch's, which no tape holds"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    path = make_tiny_gguf(
+        tmp_path_factory.mktemp("replays") / "tiny.gguf", seed=1, kinds={"weight": "Q4_0"}, context_length=1300
+    )
+    return load_model(path, EngineConfig(model="tiny", max_seq_len=1300))
+
+
+@pytest.fixture(params=[1, 2])
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    kernels.set_kernel_threads(request.param)
+    yield request.param
+    kernels.set_threads(0)
+
+
+class TwoWays:
+    """The same steps with tapes and without, each over a pool of its own."""
+
+    def __init__(self, model: Model, *, num_rows: int, num_slots: int = 3000) -> None:
+        self.model = model
+        self.pools = [
+            KVPool.for_model(model.config, num_slots=num_slots, dtype=model.kv_dtype, device=model.device)
+            for _ in range(2)
+        ]
+        self.table = np.full((num_rows, 1300), -1, dtype=np.int32)
+        self.rng = np.random.default_rng(0)
+        self.free = list(self.rng.permutation(num_slots))
+        self.slots: list[list[int]] = [[] for _ in range(num_rows)]
+        self.replays = Replays(model, self.pools[0])
+        self.num_replayed = 0
+
+    def step(self, counts: dict[int, int], *, logits: bool = True) -> None:
+        """So many random tokens of each row; both ways' logits are compared."""
+        rows = []
+        for row, count in counts.items():
+            start = len(self.slots[row])
+            self.slots[row] += [self.free.pop() for _ in range(count)]
+            ids = self.rng.integers(0, self.model.config.vocab_size, count).astype(np.int32)
+            slots = np.array(self.slots[row], dtype=np.int32)
+            rows.append(PlanRow(row, row, start, ids, slots, 0, count if logits else 0))
+        batch = ForwardBatch.from_plan(StepPlan(0, tuple(rows)), self.table)
+        with torch.inference_mode():
+            got = self.replays.forward(batch)
+            want = self.model.forward(batch, self.pools[1])
+            if got is None:
+                self.model.forward(batch, self.pools[0])
+            else:
+                self.num_replayed += 1
+                assert torch.equal(got, want)
+
+
+def test_a_tape_s_logits_are_those_of_the_calls(model: Model, num_threads: int) -> None:
+    both = TwoWays(model, num_rows=4)
+    both.step({0: 5, 1: 505, 2: 1100}, logits=False)  # 505: the next steps cross from one chunk of keys to two
+    assert both.num_replayed == 0
+    for i in range(12):
+        both.step({0: 1, 1: 1, 2: 1})
+        both.step({1: 1})
+        both.step({2: 1 + i % 3, 0: 2})
+    assert both.num_replayed == 36
+
+
+def test_a_sequence_s_first_tokens_may_come_from_a_tape(model: Model) -> None:
+    kernels.set_kernel_threads(2)
+    both = TwoWays(model, num_rows=2)
+    for count in (7, 3, 7, 1, 1):
+        both.step({0: count})
+        both.step({1: count})
+    assert both.num_replayed == 10
+    kernels.set_threads(0)
+
+
+def test_many_tokens_and_steps_without_all_logits_are_left_to_the_model(model: Model, num_threads: int) -> None:
+    both = TwoWays(model, num_rows=1)
+    both.step({0: MAX_TOKENS + 1})
+    both.step({0: 2}, logits=False)
+    assert both.num_replayed == 0
+
+
+def test_products_of_another_library_are_left_to_the_model(tiny_model_path: Path, num_threads: int) -> None:
+    model = load_model(tiny_model_path, EngineConfig(model="tiny", precision="float32"))
+    both = TwoWays(model, num_rows=1, num_slots=100)
+    both.step({0: 3})
+    both.step({0: 3})
+    assert both.num_replayed <= 1  # the first is the run that was to be recorded
+    assert list(both.replays._kept.values()) == [None]
+
+
+def test_few_tapes_are_kept_in_memory_that_they_share(model: Model, num_threads: int) -> None:
+    both = TwoWays(model, num_rows=4)
+    both.step({0: MAX_TOKENS})
+    most = both.replays._arena.num_bytes
+    for tokens in range(1, 28):
+        for rows in range(1, 4):
+            both.step({row: tokens if row == 0 else 1 for row in range(rows)})
+    assert len(both.replays._kept) == MAX_KEPT
+    assert both.replays._arena.num_bytes == most
