@@ -41,6 +41,7 @@ class BodyCrew:
         self._left = deque(enumerate(items))
         self._lock = threading.Lock()
         self._num_threads = 0
+        self._wanted = -1  # the item that is waited for
 
     def lend(self) -> None:
         """The calling body is about to wait: let somebody go on with the next one."""
@@ -74,11 +75,13 @@ class BodyCrew:
         if wait:
             _finish(state)
         self.states[index] = state
-        self.changed.notify()
+        if index == self._wanted:
+            self.changed.notify()
         return True
 
     def wait(self, index: int) -> ProgramState:
-        """The state of one item, once its body has ended."""
+        """The state of one item, once its body has ended. Called by one thread only."""
+        self._wanted = index
         self.changed.wait_for(lambda: self.states[index] is not None)
         state = self.states[index]
         assert state is not None
@@ -118,7 +121,11 @@ def run_batch(
     states = _unbounded(order) if order.limit is None else _bounded(order, order.limit)
     if options.options.get("progress_bar"):
         states = _with_progress(states, len(order.items), function.__name__)
-    return states if options.options.get("generator_style") else list(states)
+    if options.options.get("generator_style"):
+        return states
+    if order.limit is None and not options.options.get("progress_bar"):
+        return _all_at_once(order)
+    return list(states)
 
 
 async def run_batch_in_loop(function: SglFunction, batch: Sequence[Any], options: RunOptions) -> list[ProgramState]:
@@ -159,21 +166,25 @@ async def _run_all(order: _Order) -> list[ProgramState]:
     """Every item on the running loop, in order; an item that fails keeps its error."""
     function, options, backend = order.function, order.options, order.backend
     loop = asyncio.get_running_loop()
-    gate = asyncio.Semaphore(order.limit or len(order.items))
 
     async def run_one(arguments: dict[str, Any]) -> ProgramState:
         arguments = {**arguments, **function.bind_arguments}
-        async with gate:
-            program = Program(
-                backend, sampling=options.sampling, settings=options.settings, arguments=arguments, loop=loop
-            )
-            state = ProgramState(program.root)
-            await function._run_body_async(state, (), arguments)
-            closed = program.session.closed
-            await closed.wait_for_async(closed.done)
+        program = Program(backend, sampling=options.sampling, settings=options.settings, arguments=arguments, loop=loop)
+        state = ProgramState(program.root)
+        await function._run_body_async(state, (), arguments)
+        closed = program.session.closed
+        await closed.wait_for_async(closed.done)
         return state
 
-    return list(await asyncio.gather(*[run_one(item) for item in order.items]))
+    if order.limit is None:
+        return list(await asyncio.gather(*[run_one(item) for item in order.items]))
+    gate = asyncio.Semaphore(order.limit)
+
+    async def run_gated(arguments: dict[str, Any]) -> ProgramState:
+        async with gate:
+            return await run_one(arguments)
+
+    return list(await asyncio.gather(*[run_gated(item) for item in order.items]))
 
 
 def _precache(function: SglFunction, backend: BaseBackend) -> None:
@@ -195,6 +206,15 @@ def _unbounded(order: _Order) -> Iterator[ProgramState]:
     crew.start()
     for index in range(len(order.items)):
         yield _finish(crew.wait(index))
+
+
+def _all_at_once(order: _Order) -> list[ProgramState]:
+    """The same, all of them: waits for the last first, for when it has ended most others have too."""
+    crew = BodyCrew(order.function, order.backend, order.items, order.options, MAX_WAITING_BODIES)
+    crew.start()
+    for index in range(len(order.items) - 1, -1, -1):
+        _finish(crew.wait(index))
+    return [crew.wait(index) for index in range(len(order.items))]
 
 
 def _bounded(order: _Order, limit: int) -> Iterator[ProgramState]:

@@ -374,6 +374,7 @@ class SglVariables(SglExpr, frozen=True, eq=False):
 _PROTOCOL_FIELDS = frozenset(SamplingParams.__struct_fields__)
 # name in a program or in SGLang -> name in the protocol
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+_BACK = {new: old for old, new in _RENAMED.items()}
 SAMPLING_NAMES = frozenset(
     (*_PROTOCOL_FIELDS, *_RENAMED, "n", "return_text_in_logprobs")
 )  # what run() takes besides arguments
@@ -419,10 +420,12 @@ def to_sgl_params(
     """The same merge under SGLang's names, for a ``BaseBackend``."""
     merged = {**defaults, **gen.overrides}
     dtype = merged.pop("dtype", None)
-    back = {new: old for old, new in _RENAMED.items()}
     merged.pop("heal", None)
     merged.pop("skip_special_tokens", None)
-    params = SglSamplingParams(**{back.get(name, name): value for name, value in merged.items()})
+    for new, old in _BACK.items():
+        if new in merged:
+            merged[old] = merged.pop(new)
+    params = SglSamplingParams(**merged)
     params.dtype = dtype
     if extra_stop:
         params.stop = (*params.stop, *extra_stop)

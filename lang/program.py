@@ -64,6 +64,7 @@ class Program:
     """Shared by all states of one run."""
 
     __slots__ = (
+        "__weakref__",
         "_num_shipped",
         "_ship_lock",
         "arguments",
@@ -121,7 +122,7 @@ class Program:
         self._ship_lock = threading.Lock()
         self.sequences: list[Sequence | None] = []  # None: one that only the runtime sees
         self.is_ending = False
-        self.session: Session = backend.open_session(self)
+        self.session: Session = backend.open_session(self)  # must not hold this program: no cycle keeps it alive
         self.root = Sequence(self)
 
     def new_seq(self, sequence: Sequence) -> int:
@@ -224,25 +225,23 @@ class Program:
 
     def wait_leaves(self, leaves: Iterable[Leaf], timeout_s: float | None = None) -> None:
         """Until each leaf is done, failed ones included."""
-        flushed = False
-        for leaf in leaves:
-            if not leaf.is_done:
-                if self.loop is not None:
-                    self._refuse_to_block(leaf)
-                if not flushed:
-                    self.flush(is_awaited=timeout_s is None and current_crew.get() is None)
-                    flushed = True
-                leaf.wait_for(leaf.done, timeout_s)
+        waiting = [leaf for leaf in leaves if not leaf.is_done]
+        if not waiting:
+            return
+        if self.loop is not None:
+            self._refuse_to_block(waiting[0])
+        self.flush(is_awaited=timeout_s is None and current_crew.get() is None)
+        for leaf in reversed(waiting):  # the last to come first: most others are then there, and this wakes once
+            leaf.wait_for(leaf.done, timeout_s)
 
     async def wait_leaves_async(self, leaves: Iterable[Leaf]) -> None:
         """The same from an event loop, which goes on meanwhile."""
-        flushed = False
-        for leaf in leaves:
-            if not leaf.is_done:
-                if not flushed:
-                    self.flush()
-                    flushed = True
-                await leaf.wait_for_async(leaf.done)
+        waiting = [leaf for leaf in leaves if not leaf.is_done]
+        if not waiting:
+            return
+        self.flush()
+        for leaf in reversed(waiting):
+            await leaf.wait_for_async(leaf.done)
 
     async def wait_body_async(self) -> None:
         if self.changed is not None and not self.is_inside:

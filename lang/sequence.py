@@ -6,6 +6,7 @@ Appending is immediate and sends nothing: it leaves nodes in the log. Waits for 
 from __future__ import annotations
 
 import hashlib
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,7 @@ class Sequence:
     """Pieces, variables, messages and the open role of one sequence."""
 
     __slots__ = (
+        "_program",
         "fork_at",
         "fresh",
         "images",
@@ -76,7 +78,6 @@ class Sequence:
         "log",
         "messages",
         "pieces",
-        "program",
         "role",
         "role_start",
         "scopes",
@@ -85,7 +86,7 @@ class Sequence:
     )
 
     def __init__(self, program: Program, parent: Sequence | None = None) -> None:
-        self.program = program
+        self._program = weakref.ref(program)  # a state holds its program, which holds its sequences
         self.log = program.log
         self.seq = program.new_seq(self)
         self.is_closed = False
@@ -99,6 +100,12 @@ class Sequence:
         self.role: str | None = None if parent is None else parent.role
         self.role_start: int = 0 if parent is None else parent.role_start
         self.fork_at = len(self.pieces)
+
+    @property
+    def program(self) -> Program:
+        program = self._program()
+        assert program is not None, "a sequence outlived its program"
+        return program
 
     # -- appending ----------------------------------------------------------------------------------------------------
 

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 class ProgramState:
     """One sequence of a running or finished program."""
 
-    __slots__ = ("__dict__", "__weakref__", "_sequence", "ret_value")
+    __slots__ = ("__dict__", "__weakref__", "_program", "_sequence", "ret_value")
 
     def __init__(self, sequence: Sequence) -> None:
         self._sequence = sequence
+        self._program = sequence.program
         self.ret_value: Any = None
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -315,10 +316,6 @@ class ProgramState:
     def stream_executor(self) -> Any:
         """What an interpreting backend sees of this state; a compiled one has none."""
         return self._program.session.executor(self._sequence.seq)  # type: ignore[attr-defined]
-
-    @property
-    def _program(self) -> Program:
-        return self._sequence.program
 
     def __repr__(self) -> str:
         return f"ProgramState({self.text(partial=True)!r})" if self._program.is_over else "ProgramState(running)"

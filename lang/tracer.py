@@ -136,7 +136,8 @@ def current_trace() -> TracerProgramState | None:
 
 def trace_program(function: SglFunction, arguments: Mapping[str, Any], backend: BaseBackend) -> TracerProgramState:
     """The body's trace; arguments that are missing are ``SglArgument`` holes."""
-    state = TracerProgramState(TraceProgram(backend).root)
+    program = TraceProgram(backend)
+    state = TracerProgramState(program.root)
     with TracingScope(state):
         state.ret_value = function.func(state, **function.fill_arguments(arguments))
     for sequence in state._program.sequences:
@@ -157,14 +158,15 @@ def trace_call(function: SglFunction, args: tuple[Any, ...], arguments: Mapping[
 
 def leading_nodes(function: SglFunction, backend: BaseBackend) -> list[Leading]:
     """The nodes every run begins with: the constants before the first argument, value or fork."""
-    state = TracerProgramState(TraceProgram(backend).root)
+    program = TraceProgram(backend)
+    state = TracerProgramState(program.root)
     try:
         with TracingScope(state):
             function.func(state, **function.fill_arguments({}))
     except Exception:
         pass  # what was said before is what counts: a body that looks at a value cannot be traced further
     leading: list[Leading] = []
-    for node in state._program.log:
+    for node in program.log:
         if node.seq != 0 or not isinstance(node, TextNode | RoleNode | DefaultSystemNode):
             break
         leading.append(node)

@@ -25,7 +25,8 @@ class LoopThread:
         self.loop = asyncio.new_event_loop()
         self._inbox: deque[tuple[Callable[..., Coroutine[Any, Any, Any]], tuple[Any, ...]]] = deque()
         self._is_woken = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()  # an event loop alone does not keep its tasks
+        self._tidy_at = 64
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
@@ -42,9 +43,33 @@ class LoopThread:
         self._is_woken = False  # before the queue is emptied: what comes after the last popleft wakes again
         while self._inbox:
             function, args = self._inbox.popleft()
-            task = self.loop.create_task(function(*args))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.add(self.loop.create_task(function(*args)))
+        if len(self._tasks) >= self._tidy_at:
+            self._tasks = {task for task in self._tasks if not task.done()}
+            self._tidy_at = 2 * len(self._tasks) + 64
+
+
+class Alarm:
+    """Calls ``ring(after_s)`` once, unless it is cancelled before. All of a backend share one thread."""
+
+    def __init__(self, backend: BaseBackend, after_s: float, ring: Callable[[float], None]) -> None:
+        self._loop = _loop_of(backend, "_phloem_alarms", "alarms").loop
+        self._due = self._loop.time() + after_s
+        self._handle: asyncio.TimerHandle | None = None
+        self._ring: Callable[[], None] | None = lambda: ring(after_s)
+        self._loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        if (ring := self._ring) is not None:
+            self._handle = self._loop.call_at(self._due, ring)
+
+    def cancel(self) -> None:
+        self._ring = None
+        self._loop.call_soon_threadsafe(self._clear)
+
+    def _clear(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
 
 
 def pool_of(backend: BaseBackend) -> ThreadPoolExecutor:
@@ -59,11 +84,15 @@ def pool_of(backend: BaseBackend) -> ThreadPoolExecutor:
 
 
 def loop_of(backend: BaseBackend) -> LoopThread:
-    loop: LoopThread | None = backend.__dict__.get("_phloem_loop")
+    return _loop_of(backend, "_phloem_loop", "loop")
+
+
+def _loop_of(backend: BaseBackend, attribute: str, what: str) -> LoopThread:
+    loop: LoopThread | None = backend.__dict__.get(attribute)
     if loop is None:
         with _making:
-            loop = backend.__dict__.get("_phloem_loop")
+            loop = backend.__dict__.get(attribute)
             if loop is None:
-                loop = LoopThread(f"{type(backend).__name__}-loop")
-                backend.__dict__["_phloem_loop"] = loop
+                loop = LoopThread(f"{type(backend).__name__}-{what}")
+                backend.__dict__[attribute] = loop
     return loop

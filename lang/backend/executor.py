@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..nodes import Node
@@ -51,6 +52,7 @@ class StreamExecutor:
         "sid",
         "speculated_text",
         "stream",
+        "task",
         "text_",
         "variables",
     )
@@ -67,8 +69,8 @@ class StreamExecutor:
         self.messages_: list[dict[str, Any]] = []
         self.variables: dict[str | None, Any] = {}
         self.meta_info: dict[str | None, Any] = {}
-        self.images_: list[Any] = []
-        self.cur_images: list[Any] = []
+        self.images_: Sequence[Any] = ()  # (hash, bytes) of each
+        self.cur_images: Sequence[Any] = ()  # of the open role
         self.cur_role: str | None = None
         self.cur_role_begin_pos = 0
         self.fork_start_text_pos = 0
@@ -79,6 +81,7 @@ class StreamExecutor:
         self.error_: BaseException | None = None
         self.queue: deque[Node] = deque()
         self.is_driven = False
+        self.task: Any = None  # that drives it on an event loop, which does not keep it
         self.is_finished = False
         self.is_unborn = is_unborn
 
@@ -88,8 +91,8 @@ class StreamExecutor:
         self.messages_ = list(parent.messages_)
         self.variables = dict(parent.variables)
         self.meta_info = dict(parent.meta_info)
-        self.images_ = list(parent.images_)
-        self.cur_images = list(parent.cur_images)
+        self.images_ = parent.images_
+        self.cur_images = parent.cur_images
         self.cur_role = parent.cur_role
         self.cur_role_begin_pos = parent.cur_role_begin_pos
         self.fork_start_text_pos = len(parent.text_)

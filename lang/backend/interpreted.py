@@ -7,8 +7,7 @@ back. Backends with ``generate_async`` are driven on one event loop; the others 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...runtime.protocol.errors import Cancelled, DeadlineExceeded, DependencyFailed, PhloemError, Unsupported
@@ -32,7 +31,7 @@ from ..nodes import (
     TextNode,
 )
 from ..values import Leaf
-from .drivers import loop_of, pool_of
+from .drivers import Alarm, loop_of, pool_of
 from .executor import StreamExecutor
 
 if TYPE_CHECKING:
@@ -41,28 +40,30 @@ if TYPE_CHECKING:
     from .base_backend import BaseBackend
 
 
+_Steps = Generator[GenNode | SelectNode, Any, None]
+
+
 class InterpretedSession:
     decides_custom_choices = True
 
     def __init__(self, backend: BaseBackend, program: Program) -> None:
         self._backend = backend
-        self._program = program
+        self._arguments = program.arguments
+        self._stream = program.stream
+        self._inline = program.inline
+        self._loop = program.loop
         self._template: ChatTemplate = backend.get_chat_template()
         self._is_async = callable(getattr(backend, "generate_async", None))
-        self._lock = threading.Lock()
+        self._lock = program.lock
         self._executors: dict[int, StreamExecutor] = {}
-        self._joining: list[StreamExecutor] = []  # wait for forks to end
-        self._pending: dict[int, Leaf] = {}  # not done yet, by id()
+        self._joining: Sequence[StreamExecutor] = ()  # wait for forks to end
         self._ended: PhloemError | None = None  # cancelled, or past its deadline
-        self._tasks: set[asyncio.Task[None]] = set()
         self._num_open = 0
         self._costs = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 0}
         self.closed = Leaf(program.lock, None)
-        self._timer: threading.Timer | None = None
-        if program.settings is not None and program.settings.deadline_s is not None:
-            self._timer = threading.Timer(program.settings.deadline_s, self._expire, (program.settings.deadline_s,))
-            self._timer.daemon = True
-            self._timer.start()
+        self._alarm: Alarm | None = None
+        if program.settings is not None and (deadline_s := program.settings.deadline_s) is not None:
+            self._alarm = Alarm(backend, deadline_s, self._expire)
 
     def executor(self, seq: int) -> StreamExecutor:
         return self._executors[seq]
@@ -89,32 +90,34 @@ class InterpretedSession:
     def ship(self, nodes: list[Node], *, is_awaited: bool = False) -> None:
         """A single sequence that this thread waits for is driven by it: no other thread need wake."""
         touched: dict[int, StreamExecutor] = {}
+        executors = self._executors
+        with self._lock:
+            for node in nodes if self._ended is None else ():
+                seq = node.seq
+                executor = touched.get(seq)
+                if executor is None:
+                    executor = executors.get(seq)
+                    if executor is None:
+                        executor = self._new_executor(seq)
+                    touched[seq] = executor
+                executor.queue.append(node)
+                if type(node) is ForkNode:
+                    for child in node.children:
+                        self._new_executor(child, is_unborn=True)
         if self._ended is not None:
             for node in nodes:
                 if isinstance(node, GenNode | SelectNode | PinNode):
                     node.leaf.fail(self._ended)
             return
-        with self._lock:
-            for node in nodes:
-                if isinstance(node, GenNode | SelectNode):
-                    self._pending[id(node.leaf)] = node.leaf
-                executor = self._executors.get(node.seq)
-                if executor is None:
-                    executor = self._new_executor(node.seq)
-                executor.queue.append(node)
-                if isinstance(node, ForkNode):
-                    for child in node.children:
-                        self._new_executor(child, is_unborn=True)
-                touched[node.seq] = executor
-        here = self._program.inline or (is_awaited and not self._is_async and len(touched) == len(self._executors) == 1)
+        here = self._inline or (is_awaited and not self._is_async and len(touched) == len(executors) == 1)
         for executor in touched.values():
             self._start(executor, here=here)
 
     def _new_executor(self, seq: int, *, is_unborn: bool = False) -> StreamExecutor:
-        executor = StreamExecutor(self._backend, seq, self._template, stream=self._program.stream, is_unborn=is_unborn)
+        executor = StreamExecutor(self._backend, seq, self._template, stream=self._stream, is_unborn=is_unborn)
         self._executors[seq] = executor
         self._num_open += 1
-        executor.arguments = dict(self._program.arguments)
+        executor.arguments = self._arguments
         self._backend.begin_program(executor)
         return executor
 
@@ -133,22 +136,22 @@ class InterpretedSession:
         with self._lock:
             if self.closed.is_done:
                 return
-            executors = list(self._executors.values())
-            for executor in executors:
+            pending: list[Leaf] = []
+            for executor in self._executors.values():
+                pending += [n.leaf for n in executor.queue if isinstance(n, GenNode | SelectNode | PinNode)]
                 executor.queue.clear()
                 executor.is_finished = True
                 executor.error_ = error
             self._ended = error
             self._num_open = 0
-            pending, self._pending = self._pending, {}
-        for leaf in pending.values():
+        for leaf in pending:
             leaf.fail(error, ("".join(leaf.chunks or ()),))
-        self._finish_timer()
+        self._finish_alarm()
         self.closed.resolve((), dict(self._costs))
 
-    def _finish_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def _finish_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
 
     # -- driving ------------------------------------------------------------------------------------------------------
 
@@ -157,10 +160,10 @@ class InterpretedSession:
             if executor.is_driven or executor.is_unborn or not executor.queue:
                 return
             executor.is_driven = True
-        if here or self._program.inline:
+        if here or self._inline:
             self._drive(executor)
-        elif self._is_async and self._program.loop is not None and not self._backend.has_own_loop:
-            self._create_task(self._program.loop, executor)
+        elif self._is_async and self._loop is not None and not self._backend.has_own_loop:
+            self._create_task(self._loop, executor)
         elif self._is_async:
             loop_of(self._backend).call(self._drive_async, executor)
         else:
@@ -173,9 +176,9 @@ class InterpretedSession:
         except RuntimeError:
             is_here = False
         if is_here:
-            task = loop.create_task(self._drive_async(executor))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            steps = self._steps(executor)
+            if (node := next(steps, None)) is not None:  # a task only where something is asked of the backend
+                executor.task = loop.create_task(self._drive_async(executor, steps, node))
         else:
             loop.call_soon_threadsafe(self._create_task, loop, executor)
 
@@ -192,18 +195,24 @@ class InterpretedSession:
             except Exception as error:
                 result = error
 
-    async def _drive_async(self, executor: StreamExecutor) -> None:
-        steps = self._steps(executor)
+    async def _drive_async(
+        self, executor: StreamExecutor, steps: _Steps | None = None, node: GenNode | SelectNode | None = None
+    ) -> None:
+        """``steps`` and ``node``: where it has been begun, and the call to be made first."""
+        if steps is None:
+            steps = self._steps(executor)
         result: Any = None
         while True:
-            try:
-                node = steps.send(result)
-            except StopIteration:
-                return
+            if node is None:
+                try:
+                    node = steps.send(result)
+                except StopIteration:
+                    return
             try:
                 result = await self._call_async(executor, node)
             except (Exception, asyncio.CancelledError) as error:
                 result = error
+            node = None
 
     def _call(self, executor: StreamExecutor, node: GenNode | SelectNode) -> Any:
         backend = self._backend
@@ -241,53 +250,53 @@ class InterpretedSession:
     def _params(self, node: GenNode) -> SglSamplingParams:
         return to_sgl_params(node.defaults, node.gen, extra_stop=self._template.stop_str)
 
-    def _steps(self, executor: StreamExecutor) -> Generator[GenNode | SelectNode, Any, None]:
+    def _steps(self, executor: StreamExecutor) -> _Steps:
         """Run nodes in order; yields each call to be made and takes its result (or the exception it raised)."""
         queue = executor.queue
         while True:
-            # only this driver takes from the queue, so the lock is needed just where it stops driving
-            blocker = None
+            # only this driver takes from the queue, so the lock is needed just where it stops driving;
+            # a node stays in the queue until it is done, where the program's end finds it
             try:
                 node = queue[0]
-                kind = type(node)
-                if kind is JoinNode or kind is PasteNode:
-                    with self._lock:
-                        blocker = self._blocker(executor, node)
-                        executor.is_driven = blocker is None
-                if blocker is None:
-                    queue.popleft()
             except IndexError:  # nothing left, or the program has just been ended
                 with self._lock:
                     if queue:
                         continue
                     executor.is_driven = False
                     return
-            if blocker is not None:
-                if isinstance(blocker, Leaf) and blocker.subscribe(blocker.done, lambda: self._start(executor)):
-                    self._start(executor)
-                return
+            kind = type(node)
+            if kind is JoinNode or kind is PasteNode:
+                with self._lock:
+                    blocker = self._blocker(executor, node)
+                    executor.is_driven = blocker is None
+                if blocker is not None:
+                    if isinstance(blocker, Leaf) and blocker.subscribe(blocker.done, lambda: self._start(executor)):
+                        self._start(executor)
+                    return
             try:
                 if executor.error_ is not None and kind is not CloseNode:
                     self._skip(executor, node)
                 elif kind is TextNode:
                     executor.text_ += node.text  # type: ignore[attr-defined]
-                elif isinstance(node, GenNode | SelectNode):
-                    result = yield node
+                elif kind is GenNode or kind is SelectNode:
+                    result = yield node  # type: ignore[misc]
                     if isinstance(result, BaseException):
                         raise result
-                    self._take(executor, node, result)
+                    self._take(executor, node, result)  # type: ignore[arg-type]
                 else:
                     self._run(executor, node)
             except (Exception, asyncio.CancelledError) as error:
                 executor.error_ = error
                 self._fail(executor, node, error)
+            if queue:  # it is empty where the program was ended meanwhile
+                queue.popleft()
 
     def _blocker(self, executor: StreamExecutor, node: Node) -> Leaf | Literal["children"] | None:
         """What ``node`` has to wait for, if anything. With the lock held."""
         if isinstance(node, PasteNode) and not node.source.is_done:
             return node.source
         if isinstance(node, JoinNode) and not all(self._executors[child].is_finished for child in node.children):
-            self._joining.append(executor)  # a child's Close wakes it
+            self._joining = (*self._joining, executor)  # a child's Close wakes it
             return "children"
         return None
 
@@ -305,8 +314,8 @@ class InterpretedSession:
                 executor.messages_.append({"role": "system", "content": node.content})
                 executor.text_ += node.text
             case ImageNode():
-                executor.images_.append((node.hash, node.data))
-                executor.cur_images.append((node.hash, node.data))
+                executor.images_ = (*executor.images_, (node.hash, node.data))
+                executor.cur_images = (*executor.cur_images, (node.hash, node.data))
                 self._backend.fill_image(executor)
             case ForkNode():
                 children = [self._executors[child] for child in node.children]
@@ -333,7 +342,7 @@ class InterpretedSession:
             executor.text_ += node.text
             executor.cur_role = node.role
             executor.cur_role_begin_pos = len(executor.text_)
-            executor.cur_images = []
+            executor.cur_images = ()
             return
         content = executor.text_[executor.cur_role_begin_pos :].lstrip()
         if executor.cur_images:
@@ -343,7 +352,7 @@ class InterpretedSession:
             executor.messages_.append({"role": node.role, "content": content})
         executor.text_ += node.text
         executor.cur_role = None
-        executor.cur_images = []
+        executor.cur_images = ()
 
     def _bear(self, executor: StreamExecutor, children: list[StreamExecutor]) -> None:
         for child in children:
@@ -374,13 +383,13 @@ class InterpretedSession:
                 raise Unsupported(
                     f"n={node.n}: {type(self._backend).__name__} returned {len(texts)} candidate(s); use fork({node.n})"
                 )
-        for cost in ("prompt_tokens", "cached_tokens", "completion_tokens"):
-            if isinstance(count := (meta or {}).get(cost), int):
-                self._costs[cost] += count
+        if meta:
+            for cost in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+                if isinstance(count := meta.get(cost), int):
+                    self._costs[cost] += count
         executor.text_ += texts[0]
         executor.variables[name] = texts if len(texts) > 1 else texts[0]
         executor.meta_info[name] = meta
-        self._pending.pop(id(node.leaf), None)
         node.leaf.resolve(texts, meta)
 
     def _skip(self, executor: StreamExecutor, node: Node) -> None:
@@ -391,7 +400,6 @@ class InterpretedSession:
 
     def _fail(self, executor: StreamExecutor, node: Node, error: BaseException) -> None:
         if isinstance(node, GenNode | SelectNode | PinNode):
-            self._pending.pop(id(node.leaf), None)
             node.leaf.fail(error, ("".join(node.leaf.chunks or ()),))
         elif isinstance(node, ForkNode):
             self._bear(executor, [self._executors[child] for child in node.children])
@@ -409,11 +417,11 @@ class InterpretedSession:
             if executor.is_finished:
                 return
             executor.is_finished = True
-            joining, self._joining = self._joining, []
+            joining, self._joining = self._joining, ()
             self._num_open -= 1
             is_over = self._num_open == 0
         for waiting in joining:
             self._start(waiting)
         if is_over:
-            self._finish_timer()
+            self._finish_alarm()
             self.closed.resolve((), dict(self._costs))

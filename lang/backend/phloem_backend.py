@@ -135,8 +135,9 @@ class CompiledSession:
         "_errors",
         "_leaves",
         "_next_op",
+        "_num_submits",
         "_pending",
-        "_program",
+        "_settings",
         "_template",
         "closed",
         "id",
@@ -146,7 +147,8 @@ class CompiledSession:
 
     def __init__(self, backend: PhloemBackend, program: Program) -> None:
         self._client = backend.client
-        self._program = program
+        self._settings = program.settings
+        self._num_submits = 0
         self._template = backend.client.welcome.template
         self.id = backend.new_program_id()
         self.closed = Leaf(program.lock, None)
@@ -193,17 +195,30 @@ class CompiledSession:
         if self._errors and self.closed.is_done:  # the engine refused the program or is gone
             self._fail_unsent(nodes)
             return
-        found, leaves = self._lower(nodes)
+        try:
+            found, leaves = self._lower(nodes)
+        except PhloemError as error:
+            self._give_up(error, [node.leaf for node in nodes if isinstance(node, GenNode | SelectNode | PinNode)])
+            return
         self._pending.append(leaves)
-        is_first = self._program.num_messages == 1
-        submit = Submit(program=self.id, ops=found, settings=self._program.settings if is_first else None)
+        settings, self._settings = self._settings, None  # they travel with the first
+        self._num_submits += 1
+        submit = Submit(program=self.id, ops=found, settings=settings)
         try:
             self._client.submit(submit, self.take)
         except PhloemError as error:
-            self._errors.append(error)
-            for leaf in leaves:
-                leaf.fail(error)
-            self.closed.resolve((), {})
+            self._pending.pop()
+            self._num_submits -= 1
+            self._give_up(error, leaves)
+
+    def _give_up(self, error: PhloemError, leaves: list[Leaf]) -> None:
+        """Nothing more can be sent: ``leaves`` were not, and what was sent before is ended."""
+        self._errors.append(error)
+        for leaf in leaves:
+            leaf.fail(error)
+        if self._num_submits:
+            self._client.cancel(self.id)
+        self.closed.resolve((), {})
 
     def _fail_unsent(self, nodes: list[Node]) -> None:
         cause = self._errors[0]
@@ -340,7 +355,7 @@ class CompiledSession:
         self._errors.append(error)
         for leaf in leaves:
             leaf.fail(error)
-        if self._program.num_messages > 1:
+        if self._num_submits > 1:
             self._client.cancel(self.id)  # earlier submits live on at the runtime: end them
         else:
             self.closed.resolve((), {})
