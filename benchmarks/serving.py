@@ -20,7 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import msgspec
@@ -73,14 +73,27 @@ class Figures:
     valid: int | None = None
 
 
-class Target:
-    """A server under test. ``extensions``: whether it takes ``ignore_eos`` and can be told to drop its cache."""
+class Asked(Protocol):
+    """What a workload sends its requests to."""
 
-    def __init__(self, url: str, *, extensions: bool, model: str, api_key: str | None = None) -> None:
+    async def ask(self, messages: Messages, max_tokens: int, *, to_the_end: bool = False, **more: Any) -> Answer: ...
+
+    async def flush(self) -> None: ...
+
+
+class Target:
+    """A server under test. ``extensions``: whether it takes ``ignore_eos`` and, unless ``can_flush`` says no, drops its
+    cache when told to.
+    """
+
+    def __init__(
+        self, url: str, *, extensions: bool, model: str, api_key: str | None = None, can_flush: bool = True
+    ) -> None:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0, limits=limits)
         self.extensions = extensions
+        self.can_flush = extensions and can_flush
         self.model = model
 
     async def ask(self, messages: Messages, max_tokens: int, *, to_the_end: bool = False, **more: Any) -> Answer:
@@ -106,7 +119,7 @@ class Target:
         return read_answer(chunks)
 
     async def flush(self) -> None:
-        if self.extensions:
+        if self.can_flush:
             (await self.http.post("/flush_cache")).raise_for_status()
 
 
@@ -156,74 +169,84 @@ def user(text: str) -> Messages:
     return [{"role": "user", "content": text}]
 
 
-async def single(target: Target) -> list[Answer]:
+async def single(target: Asked, count: int) -> list[Answer]:
     """One stream of 128 tokens."""
+    assert count == 1
     return [await target.ask(user(f"Write a short story about {SUBJECTS[0]}."), 128, to_the_end=True)]
 
 
-async def concurrent(target: Target) -> list[Answer]:
-    """32 stories of 128 tokens, 16 at once."""
-    prompts = [user(f"Write a short story about {subject}.") for subject in SUBJECTS]
+async def concurrent(target: Asked, count: int) -> list[Answer]:
+    """Stories of 128 tokens, 16 at once."""
+    prompts = [user(f"Write a short story about {subject}.") for subject in SUBJECTS[:count]]
     return await at_once(16, [lambda p=p: target.ask(p, 128, to_the_end=True) for p in prompts])
 
 
-async def shared_prefix(target: Target) -> list[Answer]:
-    """32 questions about one document of about 1,100 tokens, 32 tokens each, 16 at once."""
+async def shared_prefix(target: Asked, count: int) -> list[Answer]:
+    """Questions about one document of about 1,100 tokens, 32 tokens each, 16 at once."""
     prompts = [
         [{"role": "system", "content": f"Answer from this text.\n\n{DOCUMENT}"}, *user(question)]
-        for question in QUESTIONS
+        for question in QUESTIONS[:count]
     ]
     return await at_once(16, [lambda p=p: target.ask(p, 32, to_the_end=True) for p in prompts])
 
 
-async def classification(target: Target) -> list[Answer]:
-    """32 notes behind one instruction of about 600 tokens, 4 tokens each, 16 at once."""
-    prompts = [[{"role": "system", "content": shared_guide()}, *user(f"The note: {note}")] for note in NOTES]
+async def classification(target: Asked, count: int) -> list[Answer]:
+    """Notes behind one instruction of about 600 tokens, 4 tokens each, 16 at once."""
+    prompts = [[{"role": "system", "content": shared_guide()}, *user(f"The note: {note}")] for note in NOTES[:count]]
     return await at_once(16, [lambda p=p: target.ask(p, 4, to_the_end=True) for p in prompts])
 
 
-async def json_schema(target: Target) -> list[Answer]:
-    """32 answers that follow one JSON schema, 16 at once."""
+async def json_schema(target: Asked, count: int) -> list[Answer]:
+    """Answers that follow one JSON schema, 16 at once."""
     form = {"type": "json_schema", "json_schema": {"name": "entry", "schema": SCHEMA, "strict": True}}
-    prompts = [user(f"Invent a catalogue entry about {subject}. Answer as JSON.") for subject in SUBJECTS]
+    prompts = [user(f"Invent a catalogue entry about {subject}. Answer as JSON.") for subject in SUBJECTS[:count]]
     return await at_once(16, [lambda p=p: target.ask(p, 160, response_format=form) for p in prompts])
 
 
-async def chats(target: Target) -> list[Answer]:
-    """8 chats of 6 turns, 32 tokens a turn, all at once."""
+async def chats(target: Asked, count: int) -> list[Answer]:
+    """Chats of 6 turns, 48 tokens a turn, 8 at once."""
 
     async def chat(first: int) -> list[Answer]:
         messages: Messages = [{"role": "system", "content": "You are a patient guide to an old orchard."}]
         answers = []
         for turn in range(6):
             messages += user(f"Visitor {first + 1} asks: {QUESTIONS[(first * 6 + turn) % len(QUESTIONS)]}")
-            answers.append(await target.ask(messages, 32, to_the_end=True))
+            answers.append(await target.ask(messages, 48, to_the_end=True))
             messages = [*messages, {"role": "assistant", "content": answers[-1].text}]
         return answers
 
-    found = await at_once(8, [lambda i=i: chat(i) for i in range(8)])
+    found = await at_once(8, [lambda i=i: chat(i) for i in range(count)])
     return [answer for answers in found for answer in answers]
 
 
-WORKLOADS: dict[str, tuple[int, Callable[[Target], Awaitable[list[Answer]]]]] = {  # name -> (concurrency, run)
-    "single": (1, single),
-    "concurrent": (16, concurrent),
-    "shared-prefix": (16, shared_prefix),
-    "classification": (16, classification),
-    "json-schema": (16, json_schema),
-    "chats": (8, chats),
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """``count`` requests, or chats, of which ``concurrency`` are under way at once."""
+
+    concurrency: int
+    count: int
+    run: Callable[[Asked, int], Awaitable[list[Answer]]]
+
+
+WORKLOADS = {
+    "single": Workload(1, 1, single),
+    "concurrent": Workload(16, 32, concurrent),
+    "shared-prefix": Workload(16, 32, shared_prefix),
+    "classification": Workload(16, 32, classification),
+    "json-schema": Workload(16, 32, json_schema),
+    "chats": Workload(8, 8, chats),
 }
 
 
-async def measure(target: Target, name: str, repeats: int) -> Figures:
-    """Each repeat begins with an empty cache where the server can be told so."""
-    concurrency, run = WORKLOADS[name]
+async def measure(target: Asked, name: str, repeats: int, *, count: int = 0) -> Figures:
+    """Each repeat begins with an empty cache where the server can be told so. ``count`` 0: the workload's own."""
+    workload = WORKLOADS[name]
     answers: list[Answer] = []
-    figures = Figures(name, requests=0, concurrency=concurrency)
+    figures = Figures(name, requests=0, concurrency=workload.concurrency)
     for _ in range(repeats):
         await target.flush()
         start = time.perf_counter()
-        now = await run(target)
+        now = await workload.run(target, min(count or workload.count, workload.count))
         figures.wall_s.append(time.perf_counter() - start)
         figures.tokens_per_s.append(sum(a.completion_tokens for a in now) / figures.wall_s[-1])
         figures.requests = len(now)
@@ -274,27 +297,39 @@ def free_port() -> int:
 @contextlib.contextmanager
 def own_server(model: str, args: list[str]) -> Iterator[str]:
     """Our server in a process of its own, until the block ends; gives its address."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    process = subprocess.Popen([sys.executable, "-m", "phloem", "serve", model, "--port", str(port), *args])
+    port = free_port()
+    with started([sys.executable, "-m", "phloem", "serve", model, "--port", str(port), *args], port) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def started(command: list[str], port: int, *, output: int | None = None) -> Iterator[str]:
+    """A server that answers at ``/health`` of ``port``, until the block ends; gives its address."""
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + 300
         while True:
             if process.poll() is not None:
-                raise SystemExit(f"the server ended with status {process.returncode} before it was ready")
+                raise SystemExit(f"{command[0]} ended with status {process.returncode} before it was ready")
             if time.monotonic() > deadline:
-                raise SystemExit("the server was not ready after 300 s")
+                raise SystemExit(f"{command[0]} was not ready after 300 s")
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{url}/health", timeout=10.0).status_code == 200:
                     break
-            time.sleep(0.2)
+            time.sleep(0.1)
         yield url
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def line(f: Figures) -> str:

@@ -62,7 +62,7 @@ def test_every_workload_runs_and_its_figures_add_up(tmp_path, capsys):
     assert found["concurrent"]["output_tokens"] == 2 * 32 * 128
     assert found["shared-prefix"]["output_tokens"] == 2 * 32 * 32
     assert found["classification"]["output_tokens"] == 2 * 32 * 4
-    assert found["chats"]["output_tokens"] == 2 * 8 * 6 * 32
+    assert found["chats"]["output_tokens"] == 2 * 8 * 6 * 48
     assert found["json-schema"]["valid"] == 64
     assert all(len(figures["tokens_per_s"]) == 2 for figures in found.values())
     printed = capsys.readouterr().out

@@ -1,0 +1,321 @@
+"""Ours against the engines that people run today, on the same model file, prompts, schemas and cores.
+
+    python -m benchmarks.vs_peers --out benchmarks/results/vs_peers.json
+    python -m benchmarks.vs_peers --model qwen2.5-coder-1.5b --peers phloem,openvino --only single,concurrent
+
+Peers are what is installed: ``--llama-server`` (or $LLAMA_SERVER) is the path of llama.cpp's server, built with
+``-DGGML_NATIVE=ON``; ``--openvino-python`` ($OPENVINO_PYTHON) a Python that has openvino-genai;
+``--transformers-python`` ($TRANSFORMERS_PYTHON) one that has transformers, gguf and accelerate, by default this one.
+One engine runs at a time; each repeat meets an empty cache. What ``--out`` holds already is kept, so a table can be made
+in slices. On a machine that others use too the figures mean nothing: engines differ in how much they lose.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import RESULTS, header
+from .quality import measure_quality
+from .serving import WORKLOADS, Answer, Figures, Messages, Target, free_port, measure, own_server, started
+
+PEERS = ("phloem", "llama.cpp", "openvino", "transformers")
+SCRIPTS = {"openvino": "openvino_genai_peer.py", "transformers": "transformers_peer.py"}
+SMALL = "smollm2"
+SLOW_PEER = {"shared-prefix", "json-schema", "chats"}  # of transformers: no cache between calls, no grammars
+COUNTS = {"concurrent": 16, "classification": 16, "json-schema": 16}  # of models bigger than the small one
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Our speed over the peer's must be at least ``factor``; of ``first_token`` our time may be that much of theirs."""
+
+    workload: str
+    peer: str
+    factor: float
+    first_token: bool = False
+
+
+BARS = {
+    SMALL: (
+        Bar("single", "llama.cpp", 1.0),
+        Bar("concurrent", "openvino", 1.0),
+        Bar("concurrent", "llama.cpp", 2.2),
+        Bar("shared-prefix", "openvino", 5.0),
+        Bar("classification", "openvino", 5.0),
+        Bar("json-schema", "openvino", 1.3),
+        Bar("chats", "llama.cpp", 1.6),
+        Bar("chats", "llama.cpp", 0.4, first_token=True),
+    ),
+    "qwen2.5-coder-1.5b": (
+        Bar("single", "llama.cpp", 0.9),
+        Bar("concurrent", "openvino", 1.0),
+        Bar("json-schema", "openvino", 1.3),
+        Bar("classification", "openvino", 8.0),
+    ),
+}
+
+
+class Piped:
+    """An engine behind the line protocol of ``benchmarks.peers``."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._in, self._out = process.stdin, process.stdout
+        self._ids = itertools.count()
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self.name = ""
+
+    async def ready(self) -> None:
+        line = await asyncio.wait_for(self._out.readline(), 600)
+        if not line:
+            raise SystemExit("the peer ended before it was ready")
+        self.name = json.loads(line)["ready"]
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while line := await self._out.readline():
+            answer = json.loads(line)
+            self._waiting.pop(answer.pop("id")).set_result(answer)
+        for future in self._waiting.values():
+            future.set_exception(SystemExit("the peer ended in the middle of its work"))
+
+    async def ask(self, messages: Messages, max_tokens: int, *, to_the_end: bool = False, **more: Any) -> Answer:
+        form = more.pop("response_format", None)
+        assert not more, more
+        request = {
+            "id": next(self._ids),
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "to_the_end": to_the_end,
+            "schema": form and form["json_schema"]["schema"],
+        }
+        future = self._waiting[request["id"]] = asyncio.get_running_loop().create_future()
+        self._in.write(json.dumps(request).encode() + b"\n")
+        answer = await future
+        if "error" in answer:
+            raise SystemExit(f"{self.name}: {answer['error']}")
+        return Answer(cached_tokens=0, **answer)
+
+    async def flush(self) -> None:
+        """Nothing to tell it: a fresh process is what has an empty cache."""
+
+
+@contextlib.asynccontextmanager
+async def piped(command: list[str]) -> AsyncIterator[Piped]:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=1 << 24
+    )
+    try:
+        peer = Piped(process)
+        await peer.ready()
+        yield peer
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@contextlib.contextmanager
+def llama_server(path: str, model: Path, threads: int) -> Iterator[str]:
+    port = free_port()
+    flags = ["-c", "65536", "-np", "16", "-t", str(threads), "--host", "127.0.0.1", "--port", str(port)]
+    with started([path, "-m", str(model), *flags], port, output=subprocess.DEVNULL) as url:
+        yield url
+
+
+async def ask_server(url: str, model: str, name: str, repeats: int, count: int) -> Figures:
+    """``flush_cache`` is ours alone; ``ignore_eos`` both take."""
+    target = Target(url, extensions=True, model=model, can_flush=False)
+    await target.ask([{"role": "user", "content": "Say hello."}], 8)
+    figures = await measure(target, name, repeats, count=count)
+    await target.http.aclose()
+    return figures
+
+
+async def ask_pipe(command: list[str], name: str, count: int) -> tuple[Figures, str]:
+    async with piped(command) as peer:
+        await peer.ask([{"role": "user", "content": "Say hello."}], 8, to_the_end=True)
+        return await measure(peer, name, 1, count=count), peer.name
+
+
+class Run:
+    """What one invocation measures; ``results`` is what the file holds."""
+
+    def __init__(self, args: argparse.Namespace, path: Path) -> None:
+        self.args, self.path = args, path
+        self.commands = installed(args)
+
+    def one(self, peer: str, workload: str) -> Figures:
+        """Every repeat in a fresh process: none finds what the one before has cached."""
+        args = self.args
+        count = args.count or (0 if args.model == SMALL else COUNTS.get(workload, 0))
+        found = []
+        for _ in range(args.repeats):
+            if peer == "phloem":
+                flags = ["--num-threads", str(args.threads), *shlex.split(args.server_args)]
+                with own_server(args.model, flags) as url:
+                    found.append(asyncio.run(ask_server(url, args.model, workload, 1, count)))
+            elif peer == "llama.cpp":
+                with llama_server(self.commands[peer], self.path, args.threads) as url:
+                    found.append(asyncio.run(ask_server(url, args.model, workload, 1, count)))
+            else:
+                script = Path(__file__).parent / "peers" / SCRIPTS[peer]
+                command = [self.commands[peer], str(script), str(self.path), str(args.threads)]
+                found.append(asyncio.run(ask_pipe(command, workload, count))[0])
+        return joined(found)
+
+
+def joined(runs: list[Figures]) -> Figures:
+    """The median of the runs' times; counts are of one run, except ``valid``, the least of them."""
+    first = runs[0]
+    first.tokens_per_s = [rate for run in runs for rate in run.tokens_per_s]
+    first.wall_s = [wall for run in runs for wall in run.wall_s]
+    for name in ("ttft_p50_ms", "ttft_p99_ms", "token_ms"):
+        setattr(first, name, statistics.median(getattr(run, name) for run in runs))
+    if first.valid is not None:
+        first.valid = min(run.valid or 0 for run in runs)
+    return first
+
+
+def installed(args: argparse.Namespace) -> dict[str, str]:
+    """Of each peer that is there, what starts it."""
+    found = {"phloem": sys.executable}
+    if args.llama_server:
+        found["llama.cpp"] = args.llama_server
+    if args.openvino_python:
+        found["openvino"] = args.openvino_python
+    if args.transformers_python:
+        found["transformers"] = args.transformers_python
+    elif all(map(importlib.util.find_spec, ("transformers", "gguf", "accelerate"))):
+        found["transformers"] = sys.executable
+    return found
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def speed(figures: dict[str, Any]) -> float:
+    """Of work whose tokens are counted, tokens per second; of answers that end when they will, answers per second."""
+    wall = statistics.median(figures["wall_s"])
+    return float((figures["requests"] if figures["workload"] == "json-schema" else figures["output_tokens"]) / wall)
+
+
+def table(model: str, results: dict[str, dict[str, Any]]) -> Iterator[str]:
+    peers = [peer for peer in PEERS if any(peer in row for row in results.values())]
+    yield f"\n{model}: tok/s (median), seconds for the whole, TTFT p50"
+    yield f"{'work':<16}" + "".join(f"{peer:>30}" for peer in peers)
+    for workload in WORKLOADS:
+        if row := results.get(workload):
+            yield f"{workload:<16}" + "".join(f"{cell(row.get(peer)):>30}" for peer in peers)
+    yield f"\n{'bar':<44}{'must be':>10}{'is':>8}"
+    for bar in BARS.get(model, ()):
+        row = results.get(bar.workload, {})
+        if "phloem" not in row or bar.peer not in row:
+            yield f"{named(bar):<44}{bar.factor:>10}{'-':>8}   not measured"
+            continue
+        ours, theirs = row["phloem"], row[bar.peer]
+        if bar.first_token:
+            ratio = ours["ttft_p50_ms"] / theirs["ttft_p50_ms"]
+            holds = ratio <= bar.factor
+        else:
+            ratio = speed(ours) / speed(theirs)
+            holds = ratio >= bar.factor and ours["valid"] in (None, ours["requests"])
+        yield f"{named(bar):<44}{bar.factor:>10}{ratio:>8.2f}   {'holds' if holds else 'MISSED'}"
+
+
+def named(bar: Bar) -> str:
+    what = "time to first token" if bar.first_token else "speed"
+    return f"{bar.workload}: {what} over {bar.peer}'s"
+
+
+def cell(figures: dict[str, Any] | None) -> str:
+    if figures is None:
+        return "-"
+    wall = statistics.median(figures["wall_s"])
+    valid = "" if figures["valid"] is None else f" {figures['valid']}/{figures['requests']}"
+    return f"{figures['output_tokens'] / wall:.0f} tok/s {wall:.2f} s {figures['ttft_p50_ms']:.0f} ms{valid}"
+
+
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.vs_peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parts = [*WORKLOADS, "quality"]
+    parser.add_argument("--model", default=SMALL, help="an alias or a .gguf file (default: %(default)s)")
+    parser.add_argument("--only", default=",".join(parts), help="comma-separated: " + ", ".join(parts))
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated: " + ", ".join(PEERS))
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each workload by each engine")
+    parser.add_argument("--count", type=int, default=0, help="requests of each workload, for a quick look; 0: all")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
+    parser.add_argument("--quality-tokens", type=int, default=4096, help="tokens of text that quality is measured on")
+    parser.add_argument("--llama-server", default=os.environ.get("LLAMA_SERVER"))
+    parser.add_argument("--openvino-python", default=os.environ.get("OPENVINO_PYTHON"))
+    parser.add_argument("--transformers-python", default=os.environ.get("TRANSFORMERS_PYTHON"))
+    parser.add_argument("--server-args", default="", help="more arguments for our server, in one string")
+    parser.add_argument("--out", type=Path, default=RESULTS / "vs_peers.json", help="(default: %(default)s)")
+    args = parser.parse_args(argv)
+    for option, known in (("only", parts), ("peers", PEERS)):
+        names = [name.strip() for name in getattr(args, option).split(",")]
+        if unknown := [name for name in names if name not in known]:
+            parser.error(f"--{option}: {unknown[0]!r} is not one of: {', '.join(known)}")
+        setattr(args, option, names)
+    if args.repeats < 1:
+        parser.error(f"--repeats {args.repeats}: must be at least 1")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    from phloem.runtime.weights.resolve import resolve_model
+
+    args = parsed(argv)
+    path = resolve_model(args.model)
+    run = Run(args, path)
+    held: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"models": {}}
+    held |= header()
+    entry = held["models"].setdefault(args.model, {"workloads": {}})
+    print(*(f"{key}: {value}" for key, value in held.items() if key != "models"), sep="\n")
+    missing = [peer for peer in args.peers if peer not in run.commands]
+    if missing:
+        print(f"not installed: {', '.join(missing)}")
+
+    def save() -> None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(held, indent=1) + "\n")
+
+    for workload in args.only:
+        for peer in args.peers if workload != "quality" else ():
+            if peer in missing or (peer == "transformers" and workload in SLOW_PEER):
+                continue
+            found = asdict(run.one(peer, workload))
+            entry["workloads"].setdefault(workload, {})[peer] = {**found, "commit": held["commit"]}
+            print(f"{workload:<16}{peer:<14}{cell(found)}", flush=True)
+            save()
+    if "quality" in args.only:
+        entry["quality"] = [asdict(q) for q in measure_quality(path, ["auto"], args.quality_tokens, args.threads)]
+        save()
+    print(*table(args.model, entry["workloads"]), sep="\n")
+    for q in entry.get("quality", ()):
+        print(
+            f"quality of precision {q['precision']} ({q['describe']}): perplexity {q['perplexity']:.3f}, float32's "
+            f"{q['reference_perplexity']:.3f}; top-1 agreement {q['top1']:.1%} of {q['tokens']:,} tokens"
+        )
+    print(f"written: {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The comparison with other engines: peers behind pipes answer, and bars are judged by the right numbers."""
+
+import asyncio
+import sys
+
+import pytest
+from phloem.benchmarks import vs_peers
+from phloem.benchmarks.serving import Figures
+
+ECHO = """
+import json, sys
+print(json.dumps({"ready": "echo 1"}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["schema"]:
+        print(json.dumps({"id": asked["id"], "error": "no grammars"}), flush=True)
+        continue
+    text = asked["messages"][-1]["content"]
+    print(json.dumps({"id": asked["id"], "text": text, "prompt_tokens": 3, "completion_tokens": asked["max_tokens"],
+                      "first_s": 0.1, "last_s": 0.2}), flush=True)
+"""
+
+
+def figures(workload: str, wall_s: list[float], *, ttft: float = 1.0, valid: int | None = None) -> dict[str, object]:
+    return {
+        "workload": workload,
+        "wall_s": wall_s,
+        "requests": 32,
+        "output_tokens": 128,
+        "ttft_p50_ms": ttft,
+        "valid": valid,
+    }
+
+
+def test_a_piped_peer_answers_a_workload_and_says_its_name():
+    found, name = asyncio.run(vs_peers.ask_pipe([sys.executable, "-c", ECHO], "concurrent", 3))
+    assert name == "echo 1"
+    assert (found.requests, found.output_tokens, found.prompt_tokens) == (3, 3 * 128, 9)
+    assert found.ttft_p50_ms == pytest.approx(100)
+
+
+def test_a_peers_error_ends_the_benchmark_by_name():
+    with pytest.raises(SystemExit, match="echo 1: no grammars"):
+        asyncio.run(vs_peers.ask_pipe([sys.executable, "-c", ECHO], "json-schema", 1))
+
+
+def test_bars_are_judged_by_the_median_and_by_validity():
+    results = {
+        "single": {
+            "phloem": figures("single", [1.0, 9.0, 1.1]),
+            "llama.cpp": figures("single", [1.2, 1.2, 1.2]),
+        },
+        "json-schema": {
+            "phloem": figures("json-schema", [1.0], valid=31),
+            "openvino": figures("json-schema", [9.0], valid=32),
+        },
+        "chats": {
+            "phloem": figures("chats", [1.0], ttft=0.5),
+            "llama.cpp": figures("chats", [2.0], ttft=1.0),
+        },
+    }
+    lines = {line.split("  ")[0]: line.split()[-1] for line in vs_peers.table("smollm2", results) if ":" in line}
+    assert lines["single: speed over llama.cpp's"] == "holds"
+    assert lines["json-schema: speed over openvino's"] == "MISSED"
+    assert lines["chats: speed over llama.cpp's"] == "holds"
+    assert lines["chats: time to first token over llama.cpp's"] == "MISSED"
+    assert lines["concurrent: speed over openvino's"] == "measured"  # not measured
+
+
+def test_repeats_are_joined_by_their_medians():
+    runs = [
+        Figures("single", 1, 1, [rate], [1 / rate], ttft_p50_ms=ttft) for rate, ttft in ((4.0, 9), (2.0, 5), (3.0, 7))
+    ]
+    both = vs_peers.joined(runs)
+    assert (both.tokens_per_s, both.ttft_p50_ms) == ([4.0, 2.0, 3.0], 7)
+
+
+def test_an_unknown_peer_is_named(capsys):
+    with pytest.raises(SystemExit):
+        vs_peers.main(["--peers", "phloem,vllm"])
+    assert "--peers: 'vllm' is not one of: phloem, llama.cpp, openvino, transformers" in capsys.readouterr().err
