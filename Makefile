@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: demo test check serve bench clean
+.PHONY: demo test soak check serve bench clean
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -26,6 +26,10 @@ demo: $(RUN_STAMP)
 test: $(DEV_STAMP)
 	$(PY) -m phloem pull smollm2
 	$(VENV)/bin/pytest
+
+# 100,000 programs with aborts in a cache a tenth of their need: some twenty minutes.
+soak: $(DEV_STAMP)
+	PHLOEM_SOAK_REQUESTS=100000 $(VENV)/bin/pytest tests/runtime/engine/test_soak.py
 
 # mypy wants a package in a folder of its own name; the link gives it one, whatever the checkout is called.
 check: $(DEV_STAMP)

@@ -141,7 +141,8 @@ class Interpreter:
             return  # it ended while the message travelled
         if cancel.op is not None:
             op_state = program.ops.get(cancel.op)
-            if op_state is not None and op_state.status == "queued":
+            # A Close goes on: without it the sequence, and its program, would never end.
+            if op_state is not None and op_state.status == "queued" and not isinstance(op_state.op, Close):
                 owner = program.sequences[op_state.op.seq]
                 self._fail_op(owner, op_state, Cancelled(f"op {cancel.op} was cancelled"))
         elif cancel.seq is not None:
@@ -185,7 +186,7 @@ class Interpreter:
         while owner.queue and owner.activity is None and not owner.unborn:
             op_state = owner.queue[0]
             op = op_state.op
-            if owner.error is not None and not isinstance(op, Close):
+            if owner.error is not None and owner.error_order < op_state.order and not isinstance(op, Close):
                 cause = owner.error
                 self._fail_op(owner, op_state, DependencyFailed(f"an earlier op failed: {cause}"))
                 continue
@@ -259,7 +260,7 @@ class Interpreter:
             owner.program.joining.remove(owner)
         if op.mode == "concate_and_append":
             for child in children:
-                if child.error is not None:
+                if child.error is not None and child.error_order < op_state.order:
                     error = DependencyFailed(f"sequence {child.id}, which is joined: {child.error}")
                     self._fail_op(owner, op_state, error)
                     return True
@@ -517,8 +518,8 @@ class Interpreter:
         owner.queue.remove(op_state)
         op_state.status = "failed"
         op_state.error = error
-        if owner.error is None:
-            owner.error = error
+        if owner.error is None or op_state.order < owner.error_order:
+            owner.error, owner.error_order = error, op_state.order
         info: ErrorInfo = error.info()
         self.send(owner.program.key[0], Failed(owner.program.id, op_state.op.op, info, partial))
         if isinstance(op_state.op, Fork):
@@ -527,6 +528,7 @@ class Interpreter:
                 if child.unborn:
                     child.unborn = False
                     child.error = DependencyFailed(f"the fork that makes sequence {child_id} failed: {error}")
+                    child.error_order = op_state.order
                     self._ready.append(child)
         self._wake(owner, op_state)
         self._ready.append(owner)
@@ -535,6 +537,7 @@ class Interpreter:
         owner.unborn = False
         if owner.error is None:
             owner.error = error
+        owner.error_order = -1  # nothing that is still to be done can go well
         while owner.queue:
             op_state = owner.queue[0]
             if isinstance(op_state.op, Close) and not close:

@@ -68,6 +68,7 @@ class SequenceState:
         "activity",
         "closed",
         "error",
+        "error_order",
         "fork_segment",
         "fork_text",
         "fork_tokens",
@@ -97,6 +98,7 @@ class SequenceState:
         self.fork_segment = 0
         self.fork_text = 0
         self.error: PhloemError | None = None
+        self.error_order = -1  # of the op that failed: earlier ones go on, later ones fail for its sake
         self.closed = False
 
     @property

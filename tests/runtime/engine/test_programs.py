@@ -313,6 +313,35 @@ def test_cancel_keeps_what_was_generated_and_frees_everything(driver):
     assert driver.engine.cache.num_leased == 0 and not driver.engine.interpreter.live
 
 
+def test_a_cancelled_op_takes_later_ops_with_it_but_no_earlier_one(driver):
+    outcome = driver.submit(
+        [
+            o.Text(op=0, seq=0, text="go"),
+            o.Gen(op=1, seq=0, params=GREEDY),
+            o.Text(op=2, seq=0, text="on"),
+            o.Gen(op=3, seq=0, params=GREEDY),
+            o.Gen(op=4, seq=0, params=GREEDY),
+            o.Close(op=5, seq=0),
+        ],
+        program="half",
+    )
+    driver.step()
+    driver.say(m.Cancel("half", op=3))
+    driver.run()
+    assert set(outcome.done) == {0, 1, 2, 5} and outcome.done[1].meta.candidates[0].finish_reason == "length"
+    assert {op: failed.error.kind for op, failed in outcome.failed.items()} == {3: "Cancelled", 4: "DependencyFailed"}
+
+
+def test_a_close_is_not_cancelled_so_that_its_program_ends(driver):
+    outcome = driver.submit(
+        [o.Text(op=0, seq=0, text="go"), o.Gen(op=1, seq=0, params=GREEDY), o.Close(op=2, seq=0)], program="closing"
+    )
+    driver.step()
+    driver.say(m.Cancel("closing", op=2))
+    driver.run()
+    assert set(outcome.done) == {0, 1, 2} and outcome.closed is not None
+
+
 def test_a_deadline_ends_a_program(tiny_model_path):
     now = [0.0]
     engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=2048), clock=lambda: now[0])
