@@ -151,7 +151,7 @@ class _Replay:
                 else:
                     leaf = Leaf(program.lock, gen.name, n=n, parse=gen.parse)
                 self._leaves[id(node.leaf)] = leaf
-                return GenNode(node.seq, leaf, gen, program.sampling, n, program.stream)
+                return GenNode(node.seq, leaf, gen, ir.sampling_of_fork(program.sampling, node.seq), n, program.stream)
             case SelectNode():
                 leaf = Leaf(self._program.lock, node.leaf.name)
                 self._leaves[id(node.leaf)] = leaf

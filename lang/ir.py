@@ -397,6 +397,19 @@ def sampling_overrides(given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+_FORK_SEED_STEP = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: multiples of it lie far apart
+
+
+def sampling_of_fork(sampling: Mapping[str, Any], seq: int) -> Mapping[str, Any]:
+    """A run's defaults on its sequence ``seq``: forks draw from the run's seed each in its own way.
+
+    Otherwise all forks of one text would write the same. What ``gen(seed=...)`` says stays as it is.
+    """
+    if seq and "seed" in sampling:
+        return {**sampling, "seed": (sampling["seed"] + seq * _FORK_SEED_STEP) % 2**63}
+    return sampling
+
+
 def merge_sampling(defaults: Mapping[str, Any], gen: SglGen) -> SamplingParams:
     """The parameters of one gen: the run's, overridden by its own."""
     merged = {**defaults, **gen.overrides} if defaults else dict(gen.overrides)

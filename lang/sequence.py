@@ -143,7 +143,7 @@ class Sequence:
         if expr.retries:
             self._gen_checked(expr)
             return
-        defaults, overrides = program.sampling, expr.overrides
+        defaults, overrides = ir.sampling_of_fork(program.sampling, self.seq), expr.overrides
         n = overrides.get("n") or defaults.get("n", 1)
         leaf = Leaf(program.lock, expr.name, n=n, parse=expr.parse)
         self.pieces.append(leaf)
