@@ -40,6 +40,8 @@ _ENGINE_HELP = {
     "prefill_chunk": "tokens of one prompt that one step computes at most",
     "prefix_cache": "keep computed prefixes and use them again",
     "jump_forward": "append text that a grammar forces at once instead of decoding it",
+    "speculative": "auto guesses tokens ahead where that is faster; no answer changes",
+    "max_draft": "tokens guessed ahead of one sequence at most",
     "seed": "of sampling where a request names none",
     "num_threads": "CPU threads; 0: one per core",
     "client_timeout_s": "seconds after which a silent client's programs are cancelled",

@@ -127,6 +127,24 @@ class RadixCache:
             return 0
         return self._tree.find(root, as_tokens(tokens, limit))[1]
 
+    def continuation(self, tokens: np.ndarray, *, namespace: Namespace = "", limit: int) -> np.ndarray:
+        """What the tree holds after all of ``tokens``, the most recently used way, at most ``limit`` tokens; a copy.
+
+        Empty where it does not hold all of them. Changes and counts nothing.
+        """
+        node = self._tree.roots.get(namespace)
+        pieces: list[np.ndarray] = []
+        if node is not None and self.reuse:
+            node, equal = self._tree.find(node, as_tokens(tokens))
+            if equal == len(tokens):
+                pieces.append(node.tokens[equal - (node.end - node.num_tokens) :][:limit])
+                missing = limit - len(pieces[0])
+                while missing > 0 and node.children:
+                    node = max(node.children.values(), key=lambda child: child.last_use)
+                    pieces.append(node.tokens[:missing])
+                    missing -= len(pieces[-1])
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
+
     def pin(
         self,
         target: Lease | Sequence[int] | np.ndarray,

@@ -128,6 +128,16 @@ class Lease:
         self.num_cached = min(self.num_cached, n)
         self.stale_from = min(self.stale_from, n)
 
+    def reorder(self, start: int, order: np.ndarray) -> None:
+        """The private slots of positions [start, start + len(order)) change places: position start + i takes the slot
+        that start + order[i] had. For what was computed side by side and is kept in another order; no KV moves.
+        """
+        end = start + len(order)
+        assert not self._is_released and self.num_shared <= start and end <= self.num_slots, (start, end, self)
+        part = self._buffer[start:end]
+        part[:] = part[order]
+        self.stale_from = min(self.stale_from, start)
+
     def fork(self) -> "Lease":
         """Another lease on the shared part, at no cost in slots. Private slots are not shared: commit first."""
         assert not self._is_released

@@ -12,7 +12,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
     ``precision``: ``float32`` is the reference; ``auto`` takes the fastest that keeps the file's own weights (4-bit
     tensors stay 4-bit). ``num_slots``: rows of the KV pool, 0 sizes it from memory. ``max_step_tokens`` is the token
-    budget of one step, ``prefill_chunk`` the most of it that one sequence's prompt may take.
+    budget of one step, ``prefill_chunk`` the most of it that one sequence's prompt may take. ``speculative``: tokens
+    are guessed ahead where that is expected to be faster, at most ``max_draft`` of a sequence in a step.
     """
 
     model: str
@@ -27,6 +28,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     prefill_chunk: int = 256
     prefix_cache: bool = True
     jump_forward: bool = True
+    speculative: Literal["auto", "off"] = "auto"
+    max_draft: int = 31
     seed: int = 0
     num_threads: int = 0
     client_timeout_s: float = 30.0

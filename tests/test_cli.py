@@ -51,7 +51,7 @@ def test_serve_takes_every_setting_of_the_engine(model: str, served: Served) -> 
             flags.append(flag if not value else flag.replace("--", "--no-", 1))
             value = not value
         else:
-            value = {"precision": "int4", "kv_dtype": "bfloat16", "log_level": "error"}.get(
+            value = {"precision": "int4", "kv_dtype": "bfloat16", "log_level": "error", "speculative": "off"}.get(
                 field.name, type(value)(7) if isinstance(value, int | float) else "other"
             )
             flags += [flag, str(value)]

@@ -40,7 +40,9 @@ from ..protocol.messages import (
     TokenLogprob,
     Welcome,
 )
-from ..scheduler import Scheduler, SchedulerConfig, StepPlan
+from ..scheduler import Draft, PlanRow, Scheduler, SchedulerConfig, StepPlan
+from ..speculative import LookupDrafter, Speculation, StepCosts
+from .drafting import DraftPath, draft_rows, wants_of
 from .generation import Candidate
 from .interpreter import Interpreter
 from .report import EngineReport
@@ -97,6 +99,13 @@ class Engine:
         self._vocabulary: constrained.Vocabulary | None = None
         self._outbox: Outbox = []
         self.report = EngineReport()
+        self.speculation: Speculation | None = None
+        if config.speculative != "off":
+            self.speculation = Speculation(
+                [LookupDrafter(lambda ids, name, limit: self.cache.continuation(ids, namespace=name, limit=limit))],
+                max_draft=config.max_draft,
+                costs=StepCosts(slope=0.06 if self.model.device.type == "cpu" else 0.005),
+            )
         self.interpreter = Interpreter(
             self.scheduler,
             self.tokenizer,
@@ -108,6 +117,7 @@ class Engine:
             max_waiting=config.max_waiting,
             seed=config.seed,
             clock=clock,
+            may_draft=self.speculation is not None,
         )
 
     # -- the face -----------------------------------------------------------------------------------------------------
@@ -230,41 +240,64 @@ class Engine:
     def _run(self, plan: StepPlan) -> None:
         live = self.interpreter.live
         start_s = self.clock()
+        plan, drafts = self._with_drafts(plan)
         logits = self.executor.forward(plan)  # [L, V]
         self.scheduler.complete(plan, live)
         self.report.count_step(plan, self.interpreter, live)
         first = 0
         rows: list[SampleRow] = []
-        candidates: list[Candidate] = []
+        draws: list[tuple[Candidate, PlanRow, Draft | None, int]] = []  # the last: where its rows begin
         for row in plan.rows:
             seq = live[row.seq_id]
-            part = logits[first : first + row.num_logits]
+            part = logits[first : first + row.num_logits - row.num_draft]
+            last = first + len(part) - 1
             first += row.num_logits
             match seq.tag:
                 case Candidate() as candidate:
-                    self._gather_prompt_logprobs(candidate, row.end - row.num_logits, part)
-                    if row.end == len(seq.tokens):
-                        rows.append(self._sample_row(candidate, first - 1))
-                        candidates.append(candidate)
+                    self._gather_prompt_logprobs(candidate, row.tokens_end - len(part), part)
+                    if row.tokens_end == len(seq.tokens):
+                        draft = drafts.get(row.seq_id)
+                        draws.append((candidate, row, draft, len(rows)))
+                        if candidate.generation.op.params.max_tokens > 0:
+                            rows.append(self._sample_row(candidate, last))
+                            if draft is not None:
+                                left = candidate.generation.op.params.min_tokens - candidate.num_generated
+                                rows += draft_rows(draft, rows[-1], min_tokens_left=left)
                 case ScoreRow() as score_row:
                     self._gather_scores(score_row, row.end - row.num_logits, part)
                     if row.end == len(seq.tokens):
                         self.interpreter.finish_score_row(score_row)
-        if candidates:
-            live_candidates = [c for c in candidates if c.generation.op.params.max_tokens > 0]
-            if len(live_candidates) < len(candidates):
-                rows = [r for r, c in zip(rows, candidates, strict=True) if c.generation.op.params.max_tokens > 0]
+        if draws:
             sampled = self.executor.sample(logits, rows)
             now_s = self.clock()
-            for candidate in candidates:
+            for candidate, *_ in draws:
                 self._note_first(candidate, now_s)
                 if candidate.generation.op.params.max_tokens == 0:
                     candidate.finish_reason = "length"
                     self.interpreter.finish_candidate(candidate)
-            for candidate, token in zip(live_candidates, sampled, strict=True):
+            for candidate, row, draft, at in draws:
                 if not candidate.finish_reason:  # else a sibling's grammar failed in this step
-                    self._accept(candidate, token)
-        self.report.step_s += self.clock() - start_s
+                    end = at + 1 + (len(draft) if draft is not None else 0)
+                    self._accept(candidate, sampled[at:end], row, draft)
+        elapsed_s = self.clock() - start_s
+        self.report.step_s += elapsed_s
+        if self.speculation is not None:
+            self.speculation.observe_step(plan.num_tokens, elapsed_s)
+            self.speculation.sweep(live)
+
+    def _with_drafts(self, plan: StepPlan) -> tuple[StepPlan, dict[int, Draft]]:
+        """``plan`` with the guesses that are worth running, and these by sequence."""
+        if self.speculation is None:
+            return plan, {}
+        live = self.interpreter.live
+        wants = wants_of(plan, live, self.tokenizer, context_len=self.context_len, max_draft=self.speculation.max_draft)
+        if not wants:
+            return plan, {}
+        drafts = self.speculation.propose(wants, num_tokens=plan.num_tokens)
+        if not drafts:
+            return plan, {}
+        plan = self.scheduler.add_drafts(plan, live, drafts)
+        return plan, {row.seq_id: drafts[row.seq_id].cut(row.num_draft) for row in plan.rows if row.num_draft}
 
     def _sample_row(self, candidate: Candidate, logits_row: int) -> SampleRow:
         params = candidate.generation.op.params
@@ -286,11 +319,42 @@ class Engine:
             if candidate.generation.first_token_s == 0.0:
                 candidate.generation.first_token_s = now_s
 
-    def _accept(self, candidate: Candidate, token: SampledToken) -> None:
+    def _accept(self, candidate: Candidate, sampled: list[SampledToken], row: PlanRow, draft: Draft | None) -> None:
+        """Take the drawn token, and as long as the draft foresaw what was taken, the one drawn after that."""
+        seq, start = candidate.seq, row.tokens_end
+        followed = DraftPath(draft) if draft is not None else None
+        num_followed = 0
+        while True:
+            token = sampled[0 if followed is None else followed.at + 1]
+            if not self._accept_token(candidate, token):
+                return
+            if followed is None:
+                break
+            for token_id in seq.tokens.ids[start + num_followed :].tolist():
+                if not followed.follow(token_id):
+                    break
+                num_followed += 1
+            if candidate.finish_reason or start + num_followed < len(seq.tokens):
+                break
+        if followed is not None and draft is not None:
+            self.scheduler.accept_draft(row, seq, followed.path)
+            candidate.num_drafted += len(draft)
+            candidate.num_accepted += num_followed
+        if self.speculation is not None and candidate.is_drafted:
+            self.speculation.observe(seq.seq_id, seq.tokens.ids[start:], draft, num_followed)
+        if candidate.finish_reason:
+            if self.speculation is not None and candidate.is_drafted:
+                self.speculation.rest(seq.seq_id)
+            self.interpreter.finish_candidate(candidate)
+        else:
+            seq.logits_from = len(seq.tokens) - 1
+
+    def _accept_token(self, candidate: Candidate, token: SampledToken) -> bool:
+        """Take one drawn token, and what it forces; False when the grammar has given up and the op with it."""
         generation, matcher = candidate.generation, candidate.matcher
         if matcher is not None and (matcher.error is not None or token.token_id < 0):
             self.interpreter.fail_grammar(candidate, matcher.error or "no token may follow")
-            return
+            return False
         logprob = self._token_logprob(token) if generation.op.params.return_logprob else None
         text = candidate.accept(token.token_id, logprob, self.tokenizer, self.context_len)
         self._stream(candidate, text, "generated")
@@ -298,10 +362,7 @@ class Engine:
             forced = candidate.matcher.forced_tokens()
             if forced:
                 self._stream(candidate, candidate.accept_forced(forced, self.context_len), "forced")
-        if candidate.finish_reason:
-            self.interpreter.finish_candidate(candidate)
-        else:
-            candidate.seq.logits_from = len(candidate.seq.tokens) - 1
+        return True
 
     def _stream(self, candidate: Candidate, text: str, origin: str) -> None:
         delta = candidate.generation.delta(candidate, text, origin=origin)

@@ -27,9 +27,13 @@ class Candidate:
         "finish_reason",
         "generation",
         "index",
+        "is_drafted",
         "logprobs",
         "matched_stop",
         "matcher",
+        "num_accepted",
+        "num_asked",
+        "num_drafted",
         "num_forced",
         "num_generated",
         "prefilled_tokens",
@@ -60,6 +64,8 @@ class Candidate:
         self.seed = seed
         self.num_generated = 0
         self.num_forced = 0
+        self.is_drafted = False  # whether drafts may be run for it
+        self.num_asked = self.num_drafted = self.num_accepted = 0
         self.finish_reason = ""
         self.matched_stop: str | int | None = None
         self.logprobs: list[TokenLogprob] = []
@@ -129,6 +135,8 @@ class Candidate:
             matched_stop=self.matched_stop,
             logprobs=tuple(self.logprobs),
             forced_tokens=self.num_forced,
+            drafted_tokens=self.num_drafted,
+            accepted_tokens=self.num_accepted,
         )
 
 

@@ -83,7 +83,9 @@ class Interpreter:
         max_waiting: int,
         seed: int,
         clock: Callable[[], float],
+        may_draft: bool = False,
     ) -> None:
+        """``may_draft``: whether tokens may be guessed ahead; a program or a generation may refuse."""
         self.scheduler = scheduler
         self.tokenizer = tokenizer
         self.send = send
@@ -93,6 +95,7 @@ class Interpreter:
         self.limits = limits
         self.max_waiting = max_waiting
         self.clock = clock
+        self.may_draft = may_draft
         self.programs: dict[ProgramKey, Program] = {}
         self.live: dict[int, Sequence] = {}
         self.compiling: list[SequenceState] = []
@@ -340,6 +343,10 @@ class Interpreter:
                 matcher=matcher,
                 seed=seed if index == 0 else _mixed(seed, index),
             )
+            allowed = op.params.speculative
+            if allowed is None:
+                allowed = owner.program.settings.speculative is not False
+            candidate.is_drafted = self.may_draft and allowed
             start = op.params.logprob_start_len
             seq.logits_from = len(seq.tokens) - 1
             if op.params.return_logprob and start >= 0 and index == 0:
@@ -387,6 +394,8 @@ class Interpreter:
         counters.prefilled_tokens += max(candidate.prefilled_tokens, 0)
         counters.generated_tokens += candidate.num_generated
         counters.forced_tokens += candidate.num_forced
+        counters.drafted_tokens += candidate.num_drafted
+        counters.accepted_tokens += candidate.num_accepted
 
     # -- scoring ------------------------------------------------------------------------------------------------------
 

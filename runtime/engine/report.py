@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..scheduler import Sequence, StepPlan
+from ..speculative import Speculation
 from .generation import Candidate
 from .scoring import ScoreRow
 
@@ -66,6 +67,7 @@ class EngineReport:
             "forward_tokens": self.forward_tokens,
             "forward_rows": self.forward_rows,
             "step_seconds": self.step_s,
+            **_drafts(engine.speculation),
             "running": len(scheduler.running),
             "waiting": scheduler.num_waiting,
             "parked": len(scheduler.parked),
@@ -88,6 +90,17 @@ class EngineReport:
     def cache_tree(self, engine: Engine) -> list[dict[str, Any]]:
         """The cached prefixes as nested dicts: text (its beginning), tokens, locks, hits, children."""
         return [_node(node, engine.tokenizer) for node in engine.cache.snapshot(max_nodes=200, num_first_tokens=24)]
+
+
+def _drafts(speculation: Speculation | None) -> dict[str, Any]:
+    """Of drafts: tokens guessed and come true, by who guessed, and the time that is thought to have been saved."""
+    if speculation is None:
+        return {"drafted_tokens": {}, "accepted_tokens": {}, "draft_saved_seconds": 0.0}
+    return {
+        "drafted_tokens": dict(speculation.proposed),
+        "accepted_tokens": dict(speculation.accepted),
+        "draft_saved_seconds": speculation.saved_s,
+    }
 
 
 def _node(node: NodeSnapshot, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """One token to be drawn. ``token_ids`` are prompt and output so far; the draw depends on (seed, their number)."""
+    """One token to be drawn. ``token_ids`` are prompt and output so far; the draw depends on (seed, their number).
+
+    What a grammar allows is what ``matcher`` says, or ``mask`` (uint32 words) where it was asked before.
+    """
 
     logits_row: int
     params: SamplingParams
@@ -31,6 +34,7 @@ class SampleRow:
     prompt_len: int
     matcher: Matcher | None = None
     banned: frozenset[int] = frozenset()
+    mask: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +97,13 @@ class Executor:
         """Padding, grammar masks, banned tokens, bias and penalties, in place."""
         if self._num_tokens < logits.shape[1]:
             logits[:, self._num_tokens :] = float("-inf")
-        masked = [i for i, row in enumerate(rows) if row.matcher is not None]
-        if masked:
+        if any(row.matcher is not None or row.mask is not None for row in rows):
             mask = np.full((len(rows), self._mask_words), 0xFFFFFFFF, dtype=np.uint32)
-            for i in masked:
-                matcher = rows[i].matcher
-                assert matcher is not None
-                matcher.fill_mask(mask[i])
+            for i, row in enumerate(rows):
+                if row.matcher is not None:
+                    row.matcher.fill_mask(mask[i])
+                elif row.mask is not None:
+                    mask[i] = row.mask
             kernels.apply_bitmask(logits, mask)
         for i, row in enumerate(rows):
             if row.banned:

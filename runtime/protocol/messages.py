@@ -26,13 +26,17 @@ class Hello(Message, tag="hello"):
 
 
 class ProgramSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Sent with a program's first ``Submit``. ``deadline_s`` counts from its acceptance; lower priority runs first."""
+    """Sent with a program's first ``Submit``. ``deadline_s`` counts from its acceptance; lower priority runs first.
+
+    ``speculative``: whether tokens may be guessed ahead where a generation does not say; None: as the engine does.
+    """
 
     tenant: str = ""
     priority: int = 0
     deadline_s: float | None = None
     cache_salt: str = ""
     adapter: str = ""
+    speculative: bool | None = None
 
 
 class Submit(Message, tag="submit"):
@@ -186,7 +190,10 @@ class Delta(Message, tag="delta"):
 
 
 class CandidateMeta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``finish_reason``: stop | length | abort | error. ``matched_stop``: the string or token id that ended it."""
+    """``finish_reason``: stop | length | abort | error. ``matched_stop``: the string or token id that ended it.
+
+    ``drafted_tokens`` were guessed and verified, of which ``accepted_tokens`` came true.
+    """
 
     finish_reason: str
     completion_tokens: int
@@ -194,6 +201,8 @@ class CandidateMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     matched_stop: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     forced_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class GenMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", tag="gen"):

@@ -11,6 +11,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     Order of application: grammar mask, logit_bias, penalties, temperature, top_k, top_p, min_p, then one draw.
     ``temperature == 0`` is greedy. ``top_k == -1`` is off. ``seed`` fixes the draw of each position whatever the
     batch; without it the engine's own seed is used. ``heal``: token healing at the prompt's boundary.
+    ``speculative``: whether tokens may be guessed ahead, which changes none of them; None: as the program does.
     """
 
     max_tokens: int = 128
@@ -33,6 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     logprob_start_len: int = -1
     skip_special_tokens: bool = True
     heal: bool = False
+    speculative: bool | None = None
 
     def faults(self, *, vocab_size: int | None = None) -> list[str]:
         """Every reason why these parameters cannot be served; empty when they can."""

@@ -1,7 +1,10 @@
 """What one step computes, in integers. Never holds a tensor and never changes once made.
 
-tokens of a sequence:   [0, start) in the KV pool   [start, start + n) run in this step   [.., len) later
+tokens of a sequence:   [0, start) in the KV pool   [start, tokens_end) run in this step   [.., len) later
+with a draft:           [0, start) in the KV pool   [start, len) run in this step, then ``num_draft`` guesses
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -14,6 +17,8 @@ class PlanRow(msgspec.Struct, frozen=True, eq=False):
 
     ``slot_ids`` (int32) covers positions [0, start + n); entries before ``stale_from`` are what the executor already
     holds for ``row_id``. Logits are wanted for the last ``num_logits`` of the n positions (0: a chunk inside a prompt).
+    The last ``num_draft`` of the n are guesses of what follows the sequence; draft token i comes after draft token
+    ``draft_parents[i]`` (< i; -1: after the sequence's last), or after i - 1 where there are no parents given.
     A struct because hundreds are made in each step: a frozen dataclass takes five times as long.
     """
 
@@ -24,10 +29,17 @@ class PlanRow(msgspec.Struct, frozen=True, eq=False):
     slot_ids: np.ndarray  # int32 [start + n]
     stale_from: int
     num_logits: int
+    num_draft: int = 0
+    draft_parents: np.ndarray | None = None  # int32 [num_draft]
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def tokens_end(self) -> int:
+        """Where the sequence's own tokens end in this step."""
+        return self.start + len(self.token_ids) - self.num_draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +50,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(len(row.token_ids) for row in self.rows)
+
+    @property
+    def num_draft(self) -> int:
+        return sum(row.num_draft for row in self.rows)

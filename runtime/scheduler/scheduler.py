@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...radix_cache import OutOfSlots, RadixCache
+from .draft import Draft
 from .plan import PlanRow, StepPlan
 from .sequence import Sequence
 from .waiting import ORDERS, Waiting
@@ -208,7 +209,7 @@ class Scheduler:
         num_tokens: dict[str, int] = {}
         for row in plan.rows:
             seq = sequences[row.seq_id]
-            n = len(row.token_ids)
+            n = len(row.token_ids) - row.num_draft
             seq.num_forwards += 1
             seq.num_run += n
             seq.num_computed = computed = row.start + n
@@ -219,6 +220,79 @@ class Scheduler:
                 self._unblock(seq, computed)
         for tenant, n in num_tokens.items():
             self.waiting.charge(tenant, n)
+
+    # -- drafts -------------------------------------------------------------------------------------------------------
+
+    def room_for_draft(self, seq: Sequence, length: int) -> int:
+        """How many draft tokens of ``length`` could have slots at no one's cost but that of cached text long unused."""
+        lease = seq.lease
+        if lease is None:
+            return 0
+        spare = lease.num_slots - len(seq.tokens)
+        if spare >= length:
+            return length
+        # What all who run would want next comes first: a draft takes what is left.
+        reserve = (self.config.decode_reserve + self.config.slot_chunk) * len(self.running)
+        return min(length, max(spare, 0) + max(0, self._room - reserve))
+
+    def add_drafts(self, plan: StepPlan, sequences: Mapping[int, Sequence], drafts: Mapping[int, Draft]) -> StepPlan:
+        """``plan`` with these guesses (by sequence id) run along, cut to the tokens of a step and to the room there is.
+
+        Only for rows that reach their sequence's end and want its last logits.
+        """
+        budget = self.config.max_step_tokens - plan.num_tokens
+        rows = list(plan.rows)
+        for i, row in enumerate(rows):
+            draft = drafts.get(row.seq_id)
+            if draft is None:
+                continue
+            seq = sequences[row.seq_id]
+            assert row.end == len(seq.tokens) and row.num_logits > 0, (row, seq)
+            length = self.room_for_draft(seq, min(len(draft), budget))
+            if length > 0:
+                rows[i] = self._drafted(row, seq, draft.cut(length))
+                budget -= length
+        return StepPlan(plan.step, tuple(rows))
+
+    def _drafted(self, row: PlanRow, seq: Sequence, draft: Draft) -> PlanRow:
+        lease = seq.lease
+        assert lease is not None
+        k, end = len(draft), row.end + len(draft)
+        if lease.num_slots < end:
+            lease.extend(end - lease.num_slots)
+        seq.synced = end
+        stale_from = min(row.stale_from, lease.stale_from)
+        lease.mark_fresh()
+        token_ids = np.concatenate((row.token_ids, draft.token_ids))
+        return PlanRow(
+            row.seq_id,
+            row.row_id,
+            row.start,
+            token_ids,
+            lease.slot_ids[:end],
+            stale_from,
+            row.num_logits + k,
+            k,
+            draft.parents,
+        )
+
+    def accept_draft(self, row: PlanRow, seq: Sequence, path: list[int]) -> None:
+        """Of ``row``'s draft the tokens ``path``, each the child of the one before, came true: their KV is computed.
+
+        They have been appended to its tokens already, and more may have been.
+        """
+        if not path:
+            return
+        lease, start = seq.lease, row.tokens_end
+        assert lease is not None and seq.num_computed == start and len(seq.tokens) >= start + len(path), seq
+        if path[-1] != len(path) - 1:
+            rest = np.setdiff1d(np.arange(row.num_draft), path)
+            lease.reorder(start, np.concatenate((np.array(path, dtype=np.int64), rest)))
+        seq.num_computed = start + len(path)
+        seq.num_run += len(path)
+        self.waiting.charge(seq.tenant, len(path))
+        if seq.seq_id in self._blocked:
+            self._unblock(seq, seq.num_computed)
 
     # -- inside a step ------------------------------------------------------------------------------------------------
 

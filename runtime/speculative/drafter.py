@@ -1,0 +1,57 @@
+"""What a drafter is, what it is told and what it answers. Never verifies a guess."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ..scheduler import Draft
+
+if TYPE_CHECKING:
+    from ...constrained import Matcher
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Want:
+    """A sequence whose next token is about to be computed, and that may have at most ``limit`` guessed beyond it.
+
+    ``tokens`` (int32, a view) are all it has, of which the first ``num_cached`` were found in the cache; with
+    ``is_first`` they may be others than before. ``ends`` are tokens that would end it: to guess them gains nothing.
+    """
+
+    seq_id: int
+    tokens: np.ndarray
+    is_first: bool
+    num_cached: int
+    namespace: str
+    limit: int
+    ends: frozenset[int]
+    matcher: "Matcher | None" = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """A draft, and for each of its tokens the chance (float64 [k]) that it comes true given that its parent does."""
+
+    draft: Draft
+    chances: np.ndarray
+
+
+class Drafter(Protocol):
+    """Guesses what follows sequences. Told about every token that was made, whoever guessed it."""
+
+    def propose(self, want: Want) -> Proposal | None:
+        """A guess of at most ``want.limit`` tokens. Cheap: it may be cut, or not be run at all."""
+        ...
+
+    def observe(self, seq_id: int, made: np.ndarray) -> None:
+        """After the tokens of the last ``Want`` came ``made`` (int32)."""
+        ...
+
+    def rest(self, seq_id: int) -> None:
+        """A generation of the sequence has ended."""
+        ...
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence is over."""
+        ...

@@ -1,0 +1,150 @@
+"""Which guesses are worth running: those of the drafters, as far as tokens per second are expected to rise.
+
+Each draft token adds a row to the step. With B sequences that decode in a step of n tokens, time T(n) and draft tokens
+of chances g1 >= g2 >= ... the step makes B + g1 + .. + gm tokens, and m is chosen so that
+
+    (B + g1 + .. + gm) / (T(n + m) - T(n) + T(B))
+
+is largest; what a prompt's chunk in the same step costs is paid either way. Never verifies a guess: the engine does.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from ..scheduler import Draft
+from .costs import StepCosts
+from .drafter import Drafter, Proposal, Want
+
+_MAX_ADDED = 128  # draft tokens of a step
+
+
+class Speculation:
+    """Owns the drafters and what is known of costs and gains. ``proposed`` and ``accepted`` count by drafter."""
+
+    def __init__(self, drafters: Sequence[Drafter], *, max_draft: int, costs: StepCosts) -> None:
+        self.drafters = tuple(drafters)
+        self.max_draft = max_draft
+        self.costs = costs
+        self.proposed: Counter[str] = Counter()
+        self.accepted: Counter[str] = Counter()
+        self.saved_s = 0.0
+        self._known: set[int] = set()
+        self._step: tuple[int, int, int] | None = None  # tokens without drafts, sequences, draft tokens accepted
+
+    def propose(self, wants: Sequence[Want], *, num_tokens: int) -> dict[int, Draft]:
+        """The drafts to run, by sequence, in a step that has ``num_tokens`` without them."""
+        drafts: dict[int, Draft] = {}
+        chances: list[np.ndarray] = []
+        owners: list[int] = []
+        for want in wants:
+            self._known.add(want.seq_id)
+            found = self._best(want)
+            if found is not None:
+                drafts[want.seq_id] = found.draft
+                chances.append(np.multiply.accumulate(found.chances))
+                owners.append(want.seq_id)
+        self._step = (num_tokens, len(wants), 0)
+        lengths = self._lengths(chances, num_tokens=num_tokens, num_decoding=len(wants))
+        return {owner: drafts[owner].cut(n) for owner, n in zip(owners, lengths, strict=True) if n}
+
+    def observe(self, seq_id: int, made: np.ndarray, draft: Draft | None, num_accepted: int) -> None:
+        """The step made the tokens ``made`` (int32) of a wanting sequence; of ``draft`` it accepted some."""
+        for drafter in self.drafters:
+            drafter.observe(seq_id, made)
+        if draft is not None:
+            self.proposed[draft.source] += len(draft)
+            self.accepted[draft.source] += num_accepted
+            if self._step is not None:
+                num_tokens, num_decoding, accepted = self._step
+                self._step = (num_tokens, num_decoding, accepted + num_accepted)
+
+    def observe_step(self, num_tokens: int, seconds: float) -> None:
+        """A step of ``num_tokens``, drafts included, took so long."""
+        if self._step is not None:
+            without, num_decoding, num_accepted = self._step
+            self._step = None
+            if num_tokens > without and num_decoding:
+                estimate = self.costs.estimate
+                last = len(estimate) - 1
+                each = estimate[min(num_decoding, last)] / num_decoding
+                self.saved_s += float(num_accepted * each + estimate[min(without, last)] - seconds)
+        self.costs.observe(num_tokens, seconds)
+
+    def rest(self, seq_id: int) -> None:
+        """A generation of the sequence has ended."""
+        for drafter in self.drafters:
+            drafter.rest(seq_id)
+
+    def sweep(self, live: Collection[int]) -> None:
+        """Forget sequences that are over; looks only when there may be many."""
+        if len(self._known) > 64 + 2 * len(live):
+            for seq_id in [seq_id for seq_id in self._known if seq_id not in live]:
+                self._known.discard(seq_id)
+                for drafter in self.drafters:
+                    drafter.forget(seq_id)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _best(self, want: Want) -> Proposal | None:
+        """The most promising drafter's guess, as far as the grammar and the end of the text let it be right."""
+        best: Proposal | None = None
+        for drafter in self.drafters:
+            found = drafter.propose(want)
+            if found is not None and (best is None or found.chances[0] > best.chances[0]):
+                best = found
+        if best is None:
+            return None
+        kept = possible(best.draft, want)
+        if not kept:
+            return None
+        return Proposal(best.draft.keep(kept), best.chances[kept])
+
+    def _lengths(self, chances: Sequence[np.ndarray], *, num_tokens: int, num_decoding: int) -> list[int]:
+        if not chances:
+            return []
+        estimate = self.costs.estimate
+        most = min(_MAX_ADDED, len(estimate) - 1 - num_tokens)
+        if most <= 0:
+            return [0] * len(chances)
+        gains = np.concatenate(chances)
+        order = np.argsort(-gains, kind="stable")[:most]
+        made = num_decoding + np.concatenate(([0.0], np.cumsum(gains[order])))
+        seconds = estimate[num_tokens : num_tokens + len(made)] - estimate[num_tokens] + estimate[num_decoding]
+        best = int(np.argmax(made / seconds))
+        if best == 0:
+            return [0] * len(chances)
+        # A draft's gains fall along it, so those taken are its beginning.
+        owners = np.repeat(np.arange(len(chances)), [len(part) for part in chances])
+        return np.bincount(owners[order[:best]], minlength=len(chances)).tolist()
+
+
+def possible(draft: Draft, want: Want) -> list[int]:
+    """The draft's tokens that the grammar allows and after which the text goes on, ascending."""
+    tokens, matcher = draft.token_ids.tolist(), want.matcher
+    if matcher is None and want.ends.isdisjoint(tokens):
+        return list(range(len(tokens)))
+    kept: list[int] = []
+    path: list[int] = []  # draft tokens that the matcher has taken
+    accepted = set()
+    for i, (token, parent) in enumerate(zip(tokens, draft.parent_list(), strict=True)):
+        if token in want.ends or (parent >= 0 and parent not in accepted):
+            continue
+        if matcher is not None:
+            back = 0
+            while path and path[-1] != parent:
+                path.pop()
+                back += 1
+            matcher.rollback(back)
+            if not matcher.mask()[token >> 5] >> (token & 31) & 1:
+                continue
+            if not matcher.accept(token):
+                matcher.error = None  # too much for the grammar here; the model may never go there
+                continue
+            path.append(i)
+        accepted.add(i)
+        kept.append(i)
+    if matcher is not None:
+        matcher.rollback(len(path))
+    return kept
