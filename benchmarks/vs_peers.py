@@ -6,8 +6,8 @@
 Peers are what is installed: ``--llama-server`` (or $LLAMA_SERVER) is the path of llama.cpp's server, built with
 ``-DGGML_NATIVE=ON``; ``--openvino-python`` ($OPENVINO_PYTHON) a Python that has openvino-genai;
 ``--transformers-python`` ($TRANSFORMERS_PYTHON) one that has transformers, gguf and accelerate, by default this one.
-One engine runs at a time; each repeat meets an empty cache. What ``--out`` holds already is kept, so a table can be made
-in slices. On a machine that others use too the figures mean nothing: engines differ in how much they lose.
+One engine runs at a time; each repeat meets an empty cache. What ``--out`` holds already is kept, so a table can be
+made in slices. On a machine that others use too the figures mean nothing: engines differ in how much they lose.
 """
 
 import argparse
