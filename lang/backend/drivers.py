@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +23,35 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
-        self._inbox: deque[tuple[Callable[..., Coroutine[Any, Any, Any]], tuple[Any, ...]]] = deque()
+        self._inbox: deque[tuple[Callable[..., Coroutine[Any, Any, Any] | None], tuple[Any, ...]]] = deque()
         self._is_woken = False
         self._tasks: set[asyncio.Task[Any]] = set()  # an event loop alone does not keep its tasks
         self._tidy_at = 64
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        self.loop.close()
 
-    def call(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
+    def stop(self, *last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Cancel what runs, run ``last``, end the thread. What is called from now on never happens."""
+        asyncio.run_coroutine_threadsafe(self._wind_up(last), self.loop).result(10.0)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        if self._thread is not threading.current_thread():
+            self._thread.join(10.0)
+
+    async def _wind_up(self, last: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+        self._begin()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for close in last:
+            await close()
+
+    def call(self, function: Callable[..., Coroutine[Any, Any, Any] | None], *args: Any) -> None:
+        """``function(*args)`` on the loop, in the order of calls; a coroutine that it gives becomes a task."""
         self._inbox.append((function, args))
         if not self._is_woken:
             self._is_woken = True
@@ -43,7 +61,9 @@ class LoopThread:
         self._is_woken = False  # before the queue is emptied: what comes after the last popleft wakes again
         while self._inbox:
             function, args = self._inbox.popleft()
-            self._tasks.add(self.loop.create_task(function(*args)))
+            coroutine = function(*args)
+            if coroutine is not None:
+                self._tasks.add(self.loop.create_task(coroutine))
         if len(self._tasks) >= self._tidy_at:
             self._tasks = {task for task in self._tasks if not task.done()}
             self._tidy_at = 2 * len(self._tasks) + 64

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..nodes import Node
@@ -74,7 +74,7 @@ class StreamExecutor:
         self.cur_role: str | None = None
         self.cur_role_begin_pos = 0
         self.fork_start_text_pos = 0
-        self.arguments: dict[str, Any] = {}
+        self.arguments: Mapping[str, Any] = {}
         self.default_sampling_para: Any = None
         self.num_api_spec_tokens: int | None = None
         self.speculated_text = ""

@@ -1,10 +1,11 @@
-"""A runtime by its address: ``tcp://`` and ``ipc://`` are spoken to in programs, ``http://`` through ``/generate``.
+"""A runtime by its address, spoken to in programs; a foreign ``http://`` server through its ``/generate``.
 
 Starts nothing: the runtime is running already.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from ..choices import ChoicesDecision, ChoicesSamplingMethod, mean_logprob, toke
 from ..ir import REGEX_OF_DTYPE, SglSamplingParams
 from .base_backend import BaseBackend
 from .executor import StreamExecutor
+from .http_client import HttpClient, NotOurs
 from .phloem_backend import PhloemBackend
 
 
@@ -27,7 +29,11 @@ def RuntimeEndpoint(
     verify: str | bool | None = None,
     chat_template_name: str | None = None,
 ) -> BaseBackend:
-    """The backend at ``base_url``. The last three arguments are for ``http://`` and ``https://``."""
+    """The backend at ``base_url``. The last three arguments are for ``http://`` and ``https://``.
+
+    A server of ours is sent whole programs over ``http://`` too. Another server that has ``/generate``, or ours where
+    ``chat_template_name`` asks for role markers as text, is asked once per generation.
+    """
     scheme = base_url.partition("://")[0]
     if scheme in ("tcp", "ipc"):
         refused = {"api_key": api_key, "verify": verify, "chat_template_name": chat_template_name}
@@ -36,6 +42,9 @@ def RuntimeEndpoint(
                 raise InvalidRequest(f"{name}: a {scheme}:// runtime takes none; its model brings its own template")
         return PhloemBackend(Client(base_url))
     if scheme in ("http", "https"):
+        if chat_template_name is None:
+            with contextlib.suppress(NotOurs):
+                return PhloemBackend(HttpClient(base_url, api_key=api_key, verify=verify))
         return HttpBackend(base_url, api_key, verify, chat_template_name)
     raise InvalidRequest(f"{base_url!r}: must begin with http://, https://, tcp:// or ipc://")
 

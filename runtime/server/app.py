@@ -30,6 +30,7 @@ from .listener import is_loopback, listen, url_of
 from .metrics import ServerMetrics
 from .native_routes import native_routes
 from .openai_routes import openai_routes
+from .program_routes import program_routes
 from .service import Service, fault_response
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ def create_app(
     app = FastAPI(title="Phloem", openapi_url=None, lifespan=lifespan)
     app.include_router(openai_routes(service))
     app.include_router(native_routes(service))
+    app.include_router(program_routes(service))
     app.add_exception_handler(errors.PhloemError, _on_phloem_error)
     app.add_exception_handler(faults.HttpError, _on_http_error)
     app.add_exception_handler(HTTPException, _on_routing_error)

@@ -10,6 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..protocol import errors
 from ..protocol.client import Client
@@ -148,18 +149,33 @@ class Flight:
             self._waiter.set_result(None)
 
 
+class Carried(Protocol):
+    """What a program's messages are brought to, on the event loop."""
+
+    def take(self, message: RuntimeMessage) -> None: ...
+
+    def fail(self, error: errors.PhloemError) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Bridge:
     """Submits jobs through ``client`` and delivers their messages on the event loop that opened them."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._inbox: deque[tuple[Flight, RuntimeMessage]] = deque()
+        self._inbox: deque[tuple[Carried, RuntimeMessage]] = deque()
         self._is_woken = False
-        self._flights: set[Flight] = set()
+        self._flights: set[Carried] = set()
 
     def open(self, job: Job) -> Flight:
         """Send ``job``. Raises what the client raises; what the engine refuses comes out of ``Flight.events``."""
         flight = Flight(self._client, job)
+        self.carry(flight, Submit(program=flight.program, ops=list(job.ops), settings=job.settings))
+        return flight
+
+    def carry(self, flight: Carried, submit: Submit) -> None:
+        """Send a program's first ``submit``, and bring its messages to ``flight.take`` on this loop."""
         loop = asyncio.get_running_loop()
 
         def post(message: RuntimeMessage) -> None:  # on the client's thread
@@ -171,11 +187,10 @@ class Bridge:
                 except RuntimeError:  # the loop is closed: nobody waits any more
                     self._inbox.clear()
 
-        self._client.submit(Submit(program=flight.program, ops=list(job.ops), settings=job.settings), post)
+        self._client.submit(submit, post)
         self._flights.add(flight)
-        return flight
 
-    def land(self, flight: Flight) -> None:
+    def land(self, flight: Carried) -> None:
         """The end of a flight's use, however it went."""
         self._flights.discard(flight)
         flight.close()

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from ..protocol import errors
 from ..protocol.messages import Delta
 from . import faults
-from .flight import Bridge, Event, Flight, Job, Piece, Result
+from .flight import Bridge, Carried, Event, Flight, Job, Piece, Result
 from .forms import Form, failure
 from .metrics import ServerMetrics
 
@@ -38,7 +38,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         flight = self._bridge.open(self._job)
-        watch = asyncio.ensure_future(_fail_on_disconnect(receive, flight))
+        watch = asyncio.ensure_future(fail_on_disconnect(receive, flight))
         results: list[Result] = []
         try:
             form = self._form_for(flight.program)
@@ -105,7 +105,7 @@ async def _send_whole(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def _fail_on_disconnect(receive: Receive, flight: Flight) -> None:
+async def fail_on_disconnect(receive: Receive, flight: Carried) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     flight.fail(errors.Cancelled("the client has disconnected"))

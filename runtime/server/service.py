@@ -45,6 +45,14 @@ class Service:
 
     async def read(self, request: Request, model: type[RequestModel]) -> RequestModel:
         """The request's body as ``model``; what is wrong with it is raised as an ``HttpError``."""
+        body = await self.read_body(request)
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            raise HttpError(of_validation(error, model)) from None
+
+    async def read_body(self, request: Request) -> bytes:
+        """JSON, not yet looked at, of no more than ``max_body_bytes``."""
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
             message = f"content-type is {content_type or 'missing'}; send application/json"
@@ -58,10 +66,7 @@ class Service:
                     raise HttpError(Fault(413, message, code="body_too_large"))
         except ClientDisconnect:
             raise errors.Cancelled("the client has disconnected") from None
-        try:
-            return model.model_validate_json(bytes(body))
-        except ValidationError as error:
-            raise HttpError(of_validation(error, model)) from None
+        return bytes(body)
 
 
 def json_response(value: Any, *, status: int = 200) -> Response:
