@@ -1,4 +1,4 @@
-"""The command ``phloem``: pull, serve, engine, doctor.
+"""The command ``phloem``: pull, serve, engine, bench, plan, doctor.
 
 The only place that prints. Nothing here decides anything: every command is a call that a program could make as well.
 """
@@ -13,6 +13,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -114,6 +115,42 @@ def _doctor(args: argparse.Namespace) -> int:
     return _OK
 
 
+def _bench(args: argparse.Namespace) -> int:
+    config = _resolved_config(args)
+    from .runtime.engine import Engine
+    from .runtime.profiling import Load, Spans, profile_lines, run_load, watch
+
+    engine = Engine(config)
+    try:
+        load = Load(1, 8, 2, grammar=args.grammar)
+        run_load(engine, load)  # compiles what is not compiled yet
+        spans = None
+        if args.profile is not None:
+            watch(engine, spans := Spans())
+        for rows in args.rows:
+            load = Load(rows, args.prompt_tokens, args.new_tokens, args.shared_tokens, args.grammar)
+            if spans is not None:
+                spans.clear()
+            run_load(engine, load)  # fills what is kept between steps of one shape
+            if spans is not None:
+                spans.clear()
+            result = run_load(engine, load, spans=spans)
+            print(
+                f"{rows} rows: {result.output_tokens} tokens in {result.wall_s:.2f} s, "
+                f"{result.tokens_per_s:.1f} tok/s; "
+                f"prefill {result.prefill_s * 1e3:.0f} ms, then {result.decode_median_ms:.2f} ms a step"
+            )
+            if spans is not None:
+                print(*profile_lines(spans), sep="\n")
+                if args.profile:
+                    path = args.profile.with_stem(f"{args.profile.stem}-{rows}")
+                    spans.write_trace(path)
+                    print(f"  trace: {path}")
+    finally:
+        engine.close()
+    return _OK
+
+
 def _resolved_config(args: argparse.Namespace) -> EngineConfig:
     """The config of the flags. Fetches the model first, where there is a terminal to show it on."""
     from .runtime.weights.resolve import resolve_model
@@ -167,6 +204,22 @@ def _parser() -> argparse.ArgumentParser:
     _add_engine_flags(engine)
     engine.set_defaults(run=_engine)
 
+    bench = commands.add_parser(
+        "bench",
+        help="run a load in this process and say how fast",
+        description="Run sequences of random tokens in this process, without a server: what the engine itself takes.",
+    )
+    bench.add_argument("model", metavar="MODEL", help=models)
+    bench.add_argument("--rows", type=_at_least_one, nargs="+", default=[1, 16], help="sequences at once")
+    bench.add_argument("--prompt-tokens", type=_at_least_one, default=100, metavar="N", help="of each sequence")
+    bench.add_argument("--shared-tokens", type=_count, default=0, metavar="N", help="of them the same for all")
+    bench.add_argument("--new-tokens", type=_at_least_one, default=64, metavar="N", help="that each generates")
+    bench.add_argument("--grammar", action="store_true", help="answers follow a JSON schema and may end earlier")
+    profile = bench.add_argument("--profile", nargs="?", type=Path, const=Path(), metavar="TRACE.json")
+    profile.help = "show where a step's time goes; with a file name, write Chrome traces beside it, TRACE-ROWS.json"
+    _add_engine_flags(bench)
+    bench.set_defaults(run=_bench)
+
     doctor = commands.add_parser("doctor", help="show what this machine can run")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -200,6 +253,12 @@ def _count(text: str) -> int:
     count = int(text)
     if count < 0:
         raise argparse.ArgumentTypeError(f"{count} is negative; give 0 or more")
+    return count
+
+
+def _at_least_one(text: str) -> int:
+    if (count := _count(text)) == 0:
+        raise argparse.ArgumentTypeError("0 is too few; give 1 or more")
     return count
 
 

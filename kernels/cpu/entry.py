@@ -17,10 +17,12 @@ from functools import cached_property
 from ..threads import team
 from .machine_code import machine_code
 from .recording import Call, open_recording
+from .timing import CallTime, clock_ns, open_times
 
 TASK = 0  # the next task that nobody has taken
 THREAD = 1  # the next thread that has no number
 ARGS = 2  # the first argument
+OUTPUTS = ARGS + 5  # of a matrix product: how many outputs a row has
 
 
 class Entry:
@@ -48,10 +50,20 @@ class Entry:
         if recording is not None:
             recording.calls.append(Call(address, packed, threads))
         block = self._block.from_buffer_copy(packed)
+        times = open_times()
+        start_ns = 0 if times is None else clock_ns()
         if threads > 1:
             team().run(address, ctypes.addressof(block), threads)
         else:
             call(block)
+        if times is not None:
+            num_outputs = int(args[OUTPUTS - ARGS]) if len(args) > OUTPUTS - ARGS else 0
+            times.calls.append(CallTime(address, num_outputs, start_ns, clock_ns()))
+
+    @property
+    def address(self) -> int:
+        """Of the compiled function, 0 before it is compiled."""
+        return self._compiled[0] if "_compiled" in vars(self) else 0
 
 
 def entry(*, ints: int, floats: int = 0) -> Callable[[Callable[[int], None]], Entry]:

@@ -122,5 +122,9 @@ class _Watch(TorchDispatchMode):
 def _is_view(result: Any, args: Any) -> bool:
     """Whether every tensor of the result lies in one of the arguments' memory."""
     made = result if isinstance(result, tuple | list) else (result,)
-    given = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)}
-    return all(isinstance(x, Tensor) and x.untyped_storage().data_ptr() in given for x in made)
+    given = {_memory(arg) for arg in args if isinstance(arg, Tensor) and arg.layout == torch.strided}
+    return all(isinstance(x, Tensor) and _memory(x) in given for x in made)
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()

@@ -7,9 +7,11 @@ much again. On a tape they follow one another in compiled code, and Python's loc
 import numpy as np
 from numba import njit
 
+from .entry import OUTPUTS
 from .machine_code import machine_code
 from .pool import Pool, c_call, give_job
 from .recording import Arena, Recording
+from .timing import CallTime, KernelTimes, clock_ns, open_times
 from .vector import call_function, get_i64, put_i64
 
 # Words of a call on the tape: its function, where its arguments begin and how many there are, and its threads.
@@ -42,12 +44,27 @@ class Tape:
 
     def replay(self, pool: Pool | None) -> None:
         """Every call once more, in order, on the pool's threads or on this one alone."""
-        arguments = (self._calls.ctypes.data, len(self._calls), self._blocks.ctypes.data, self._used.ctypes.data)
+        times = open_times()
         if pool is None:
-            self._call(0, 0, *arguments)
+            self._make(0, 0, times)
         else:
             with pool.alone() as address:
-                self._call(address, pool.num_threads - 1, *arguments)
+                self._make(address, pool.num_threads - 1, times)
+
+    def _make(self, pool: int, num_workers: int, times: KernelTimes | None) -> None:
+        calls, rest = self._calls.ctypes.data, (self._blocks.ctypes.data, self._used.ctypes.data)
+        if times is None:
+            self._call(pool, num_workers, calls, len(self._calls), *rest)
+            return
+        first_ns, calls_ns = clock_ns(), 0
+        for i, (function, begin, num_words, _) in enumerate(self._calls.tolist()):
+            num_outputs = int(self._blocks[begin + OUTPUTS]) if num_words > OUTPUTS else 0
+            start_ns = clock_ns()
+            self._call(pool, num_workers, calls + 8 * _WORDS * i, 1, *rest)
+            end_ns = clock_ns()
+            times.calls.append(CallTime(function, num_outputs, start_ns, end_ns))
+            calls_ns += end_ns - start_ns
+        times.watching_ns += clock_ns() - first_ns - calls_ns
 
 
 _give_job = njit(give_job)

@@ -6,6 +6,7 @@ import torch
 from phloem import kernels
 from phloem.kernels.cpu.recording import Arena, Recording, open_recording
 from phloem.kernels.cpu.tape import Tape
+from phloem.kernels.linear import PackedLinear
 
 
 def test_a_tape_computes_from_what_lies_at_its_addresses() -> None:
@@ -40,6 +41,13 @@ def test_a_change_in_place_is_noticed() -> None:
     with Recording(Arena()) as recording:
         x.add_(1)
     assert recording.foreign == "aten::add_"
+
+
+def test_a_product_with_weights_in_a_librarys_own_layout_is_computation() -> None:
+    x, linear = torch.randn(2, 64), PackedLinear(torch.randn(48, 64), precision="bfloat16")
+    with Recording(Arena()) as recording:
+        linear(x.bfloat16())
+    assert recording.foreign is not None
 
 
 def test_scratch_is_shared_by_name_and_other_memory_by_nobody() -> None:

@@ -1,0 +1,85 @@
+"""Profiles: spans nest, a watched engine says the same, and every part of a step is found."""
+
+import json
+from pathlib import Path
+
+import pytest
+from phloem.cli import main
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import Engine
+from phloem.runtime.profiling import Load, Spans, profile_lines, run_load, watch
+from phloem.runtime.protocol.errors import InvalidParams
+from phloem.tests.runtime.models.tiny import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("profiled"), seed=3)
+
+
+@pytest.fixture
+def engine(model: Path):
+    engine = Engine(EngineConfig(model=str(model), max_seq_len=256, num_threads=1))
+    yield engine
+    engine.close()
+
+
+def test_a_spans_own_time_is_without_what_lies_inside() -> None:
+    spans = Spans()
+    with spans.span("step"):
+        spans.mark("decode")
+        with spans.span("outer"):
+            spans.add("inner", 0, 7_000_000)
+    inner, outer, step = spans.spans
+    assert (inner.name, inner.own_ns) == ("inner", 7_000_000)
+    assert outer.own_ns == outer.end_ns - outer.start_ns - 7_000_000
+    assert step.own_ns == step.end_ns - step.start_ns - (outer.end_ns - outer.start_ns)
+    count, times = spans.milliseconds("decode")
+    assert count == 1 and times["inner"] == 7.0
+    assert spans.milliseconds("prefill") == (0, {})
+
+
+def test_a_watched_engine_does_the_same_and_every_part_is_found(engine: Engine) -> None:
+    load = Load(rows=3, prompt_tokens=20, new_tokens=6, shared_tokens=10)
+    plain = run_load(engine, load)
+    spans = Spans()
+    watch(engine, spans)
+    watched = run_load(engine, load, spans=spans)
+    assert plain.output_tokens == watched.output_tokens == 18
+    count, times = spans.milliseconds("decode")
+    assert count >= 4
+    assert {"schedule", "gather", "attention", "small ops", "sample", "mask", "accept", "send", "step"} <= set(times)
+    table = "\n".join(profile_lines(spans))
+    assert "decode steps" in table and "prefill steps" in table and "schedule" in table
+
+
+def test_a_trace_has_every_span_in_microseconds(engine: Engine, tmp_path: Path) -> None:
+    spans = Spans()
+    watch(engine, spans)
+    run_load(engine, Load(new_tokens=3), spans=spans)
+    spans.write_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len(events) == len(spans.spans)
+    assert all(event["ph"] == "X" and event["dur"] >= 0 and event["ts"] >= 0 for event in events)
+    assert {"step", "schedule", "attention"} <= {event["name"] for event in events}
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        (Load(prompt_tokens=200, new_tokens=100), "300 tokens a row, but the model's context is 256"),
+        (Load(rows=65, prompt_tokens=8), "65 rows, but max_running is 64"),
+        (Load(prompt_tokens=8, shared_tokens=9), "a prompt is as long as what it shares"),
+    ],
+)
+def test_a_load_that_does_not_fit_is_named(engine: Engine, load: Load, message: str) -> None:
+    with pytest.raises(InvalidParams, match=message):
+        run_load(engine, load)
+
+
+def test_bench_prints_speed_and_profile(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--rows", "2", "--prompt-tokens", "9", "--new-tokens", "4", "--max-seq-len", "64", "--num-threads", "1"]
+    assert main(["bench", str(model), *sizes, "--profile", str(tmp_path / "t.json")]) == 0
+    out = capsys.readouterr().out
+    assert "2 rows: 8 tokens" in out and "decode steps" in out
+    assert (tmp_path / "t-2.json").exists()
