@@ -129,7 +129,7 @@ def read_calls(text: str, format: ToolFormat, tools: Sequence[Tool]) -> ToolCall
                 arguments[-1] += event.text
     if splitter.is_inside_call:
         raise ValueError(f"the call of {names[-1]}() is not complete")
-    calls = [ToolCall(by_name[name], raw.strip()) for name, raw in zip(names, arguments, strict=True)]
+    calls = [ToolCall(by_name[name], raw) for name, raw in zip(names, arguments, strict=True)]
     return ToolCalls(calls, "".join(said))
 
 

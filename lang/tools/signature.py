@@ -69,7 +69,8 @@ def _adapter(name: str, fields: dict[str, tuple[Any, bool]]) -> tuple[dict[str, 
     from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
     keys = {key: hint if need else typing_extensions.NotRequired[hint] for key, (hint, need) in fields.items()}
-    arguments: Any = typing_extensions.TypedDict(name, keys)  # type: ignore[operator]
+    make: Any = typing_extensions.TypedDict
+    arguments = make(name, keys)
     arguments.__pydantic_config__ = ConfigDict(extra="forbid")
     try:
         adapter: Any = TypeAdapter(arguments)

@@ -116,6 +116,8 @@ class CallSplitter:
         return True
 
     def _read_arguments(self) -> bool:
+        if not self._depth and not self._is_string:
+            self._held = self._held.lstrip()  # nothing of the object was there yet
         end = self._end_of_arguments(self._held)
         piece, self._held = self._held[:end], self._held[end:]
         if piece:

@@ -71,7 +71,7 @@ def tool(function: Callable[..., Any] | None = None, *, name: str | None = None,
     """
 
     def make(function: Callable[..., Any]) -> Tool:
-        called = name or getattr(function, "__name__", "")
+        called = name or function.__name__
         found = signature_of(function, called)
         about = found.docs.summary if description is None else description
         return Tool(called, about, found.schema, function, found.read)

@@ -5,13 +5,16 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from ...lang.tools.format import ToolFormat
 from ..protocol import errors
 from ..protocol.ops import Gen
+from .conversation import conversation_parts
 from .forms import ChatForm, CompletionForm, Header
 from .jobs import make_job, raw_parts
 from .response import GenerationResponse
 from .schemas import COMPLETION_MAX_TOKENS, ChatRequest, CompletionRequest, check_sampling, with_logprobs
 from .service import Service, json_response
+from .tool_form import ToolChatForm
 
 
 def openai_routes(service: Service) -> APIRouter:
@@ -19,6 +22,7 @@ def openai_routes(service: Service) -> APIRouter:
     welcome = service.client.welcome
     template = service.template
     turn_ends = template.info().stop_token_ids if template is not None else ()
+    tool_format = ToolFormat(template.info().tools if template is not None else None)
 
     @router.post("/v1/chat/completions")
     async def chat(http: Request) -> Response:
@@ -33,12 +37,31 @@ def openai_routes(service: Service) -> APIRouter:
         if not params.ignore_eos:
             params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *turn_ends))
         params = with_logprobs(params, (request.top_logprobs or 0) if request.logprobs else None)
-        parts = template.render([message.for_template() for message in request.messages])
-        gen = Gen(op=0, seq=0, params=params, grammar=request.grammar(), n=request.n or 1, stream=bool(request.stream))
+        tools = request.tool_schemas()
+        parts = conversation_parts(template, [message.for_template() for message in request.messages], tools)
+        grammar = request.grammar()
+        if tools:
+            if grammar is not None:
+                message = (
+                    "tools and a grammar (response_format, regex, ...) exclude each other; tool_choice 'none' helps"
+                )
+                raise errors.InvalidRequest(message, where="tools")
+            grammar = tool_format.grammar(tools, request.choice, parallel=request.parallel_tool_calls is not False)
+        gen = Gen(op=0, seq=0, params=params, grammar=grammar, n=request.n or 1, stream=bool(request.stream))
         job = make_job([parts], [gen], settings=request.settings(), limits=welcome.limits)
 
         def form_for(program: str) -> ChatForm:
             header = Header.new("chatcmpl", program, service.model_name)
+            if tools:
+                return ToolChatForm(
+                    header,
+                    service.tokenizer,
+                    n=gen.n,
+                    logprobs=params.return_logprob,
+                    include_usage=request.include_usage,
+                    format=tool_format,
+                    names=[tool["function"]["name"] for tool in tools],
+                )
             return ChatForm(
                 header,
                 service.tokenizer,

@@ -7,38 +7,18 @@ import json
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...constrained.spec import GrammarKind, GrammarSpec
 from ..protocol import errors
 from ..protocol.messages import ProgramSettings
 from ..protocol.sampling import MAX_LOGPROBS, SamplingParams
+from .strict import Strict, fault, unserved
+from .tool_schemas import NamedChoice, ToolEntry, WrittenCall
 
-CHAT_ROLES = ("system", "developer", "user", "assistant")
+CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 COMPLETION_MAX_TOKENS = 16  # what the completions API has always meant by no max_tokens
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-def unserved(*neutral: Any) -> Any:
-    """A field that is understood and not served: null and the ``neutral`` values, which ask for nothing, pass."""
-
-    def check(value: Any, info: ValidationInfo) -> Any:
-        if value is None or value in neutral:
-            return value
-        allowed = f"; only {' or '.join(json.dumps(n) for n in neutral)} is accepted" if neutral else ""
-        message = f"{info.field_name!r} is not supported by this server{allowed}"
-        raise PydanticCustomError("unsupported", "{message}", {"message": message})
-
-    return Annotated[Any, AfterValidator(check)]
-
-
-def fault(message: str, param: str) -> PydanticCustomError:
-    """An error between fields; ``param`` names the one to change."""
-    return PydanticCustomError("conflict", "{message}", {"message": message, "param": param})
 
 
 # -- sampling, common to the OpenAI endpoints -------------------------------------------------------------------------
@@ -155,8 +135,8 @@ def _text_of_part(part: dict[str, Any]) -> str:
 
 
 def _known_role(role: str) -> str:
-    if role in ("tool", "function"):
-        message = f"role {role!r} is not supported: this server does not serve tools"
+    if role == "function":
+        message = "role 'function' is not supported: send a tool's result as role 'tool'"
         raise PydanticCustomError("unsupported", "{message}", {"message": message})
     if role not in CHAT_ROLES:
         message = f"must be one of {', '.join(CHAT_ROLES)}"
@@ -174,18 +154,30 @@ class ChatMessage(Strict):
     annotations: unserved([]) = None  # type: ignore[valid-type]
     audio: unserved() = None  # type: ignore[valid-type]
     function_call: unserved() = None  # type: ignore[valid-type]
-    tool_calls: unserved([]) = None  # type: ignore[valid-type]
+    tool_calls: list[WrittenCall] | None = None
+    tool_call_id: str | None = None
 
     @model_validator(mode="after")
     def _only_an_assistant_may_be_silent(self) -> "ChatMessage":
         if self.content is None and self.role != "assistant":
             raise PydanticCustomError("content", "a message needs content")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "tool_calls belong to the assistant")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise PydanticCustomError("tool_call_id", "tool_call_id goes with role 'tool', and only with it")
         return self
 
-    def for_template(self) -> dict[str, str]:
+    def for_template(self) -> dict[str, Any]:
         content = self.content if isinstance(self.content, str) else "".join(map(str, self.content or ()))
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": content, **({"name": self.name} if self.name else {})}
+        message: dict[str, Any] = {"role": role, "content": content}
+        if self.name:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class JsonSchemaFormat(Strict):
@@ -223,6 +215,9 @@ class ChatRequest(OpenAISampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
+    tools: list[ToolEntry] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
     # accepted, and nothing follows from it
     metadata: Any = None
     safety_identifier: Any = None
@@ -234,14 +229,11 @@ class ChatRequest(OpenAISampling):
     functions: unserved([]) = None  # type: ignore[valid-type]
     modalities: unserved(["text"]) = None  # type: ignore[valid-type]
     moderation: unserved() = None  # type: ignore[valid-type]
-    parallel_tool_calls: unserved(True, False) = None  # type: ignore[valid-type]
     prediction: unserved() = None  # type: ignore[valid-type]
     prompt_cache_options: unserved() = None  # type: ignore[valid-type]
     reasoning_effort: unserved("none") = None  # type: ignore[valid-type]
     service_tier: unserved("auto", "default") = None  # type: ignore[valid-type]
     store: unserved(False) = None  # type: ignore[valid-type]
-    tool_choice: unserved("none", "auto") = None  # type: ignore[valid-type]
-    tools: unserved([]) = None  # type: ignore[valid-type]
     verbosity: unserved("medium") = None  # type: ignore[valid-type]
     web_search_options: unserved() = None  # type: ignore[valid-type]
 
@@ -252,7 +244,25 @@ class ChatRequest(OpenAISampling):
             raise fault("max_tokens and max_completion_tokens differ; send one of them", "max_completion_tokens")
         if self.top_logprobs and not self.logprobs:
             raise fault("top_logprobs needs logprobs=true", "top_logprobs")
+        choice = self.choice
+        names = [tool.function.name for tool in self.tools or ()]
+        if choice not in ("none", "auto") and choice not in (*names, *(["required"] if names else [])):
+            raise fault(f"tool_choice asks for {choice!r}, but tools has {', '.join(names) or 'none'}", "tool_choice")
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise fault(f"tools: two functions are called {twice!r}", "tools")
         return self
+
+    @property
+    def choice(self) -> str:
+        """auto, required, none, or the name of a tool."""
+        if isinstance(self.tool_choice, NamedChoice):
+            return self.tool_choice.function.name
+        return self.tool_choice or "auto"
+
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """The tools that may be called."""
+        return [] if self.choice == "none" else [tool.schema_of() for tool in self.tools or ()]
 
     @property
     def names(self) -> dict[str, str]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SYSTEM, _USER, _LAST = "Qsys", "Quser", "Qlast"
+_CALLS: list[tuple[str, dict[str, Any]]] = [("Qname", {"Qkey": "Qvalue"}), ("Qother", {"Qn": 1})]
 _FORMS = ((False, 0), (True, 0), (False, 4), (True, 4), (False, 2), (True, 2))
 
 
@@ -107,7 +108,7 @@ class _Split:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def _calls(self) -> tuple[str, str, str, str]:
-        first, second = ("Qname", {"Qkey": "Qvalue"}), ("Qother", {"Qn": 1})
+        first, second = _CALLS
         single = self._assistant([first])
         shown = json.dumps(first[1])
         begin, found, rest = single.partition(first[0])
@@ -137,9 +138,8 @@ class _Split:
         around = self.roles.get("tool")
         if around is None:
             raise _NotSplit("the template has no turn for a tool's result")
-        calls = [("Qname", {"Qkey": "Qvalue"}), ("Qother", {"Qn": 1})]
         results = [{"role": "tool", "content": f"Qresult{i}", "tool_call_id": f"Qcall{i}"} for i in range(2)]
-        messages = [{"role": "user", "content": _USER}, _calling(calls), *results]
+        messages = [{"role": "user", "content": _USER}, _calling(_CALLS), *results]
         text = self.template.render_text(messages, add_generation_prompt=False)
         rest = text.partition("Qresult0")[2]
         between, is_found, _ = rest.partition("Qresult1")

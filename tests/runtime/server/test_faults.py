@@ -10,6 +10,10 @@ from phloem.tests.runtime.string_engine import StringEngine
 HELLO = [{"role": "user", "content": "hello"}]
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+CUT_SHORT = {"name": "f", "arguments": '{"a'}
+
+
 @pytest.mark.parametrize("outcome", [rejecting, failing])
 @pytest.mark.parametrize(
     ("error", "status", "code"),
@@ -127,14 +131,32 @@ def test_a_model_without_a_chat_template_refuses_chats(serve):
         ("chat", {"tempreature": 1}, "tempreature", "unknown field 'tempreature'"),
         ("chat", {"tempreature": 1}, "tempreature", "did you mean 'temperature'?"),
         ("chat", {"messages": [{"role": "user", "content": "a", "colour": 1}]}, "messages.0.colour", "unknown field"),
-        ("chat", {"tools": [{"type": "function"}]}, "tools", "'tools' is not supported by this server"),
-        ("chat", {"tool_choice": "required"}, "tool_choice", "'tool_choice' is not supported"),
+        ("chat", {"tools": [{"type": "function"}]}, "tools.0.function", "is required"),
+        ("chat", {"tools": [{"type": "custom"}]}, "tools.0.type", "must be 'function'"),
+        ("chat", {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
+        ("chat", {"tools": [TOOL, TOOL]}, "tools", "two functions are called 'f'"),
+        ("chat", {"tools": [TOOL], "response_format": {"type": "json_object"}}, "tools", "exclude each other"),
+        ("chat", {"tool_choice": "required"}, "tool_choice", "asks for 'required', but tools has none"),
+        (
+            "chat",
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+            "asks for 'g', but tools has f",
+        ),
+        ("chat", {"functions": [{"name": "f"}]}, "functions", "'functions' is not supported"),
         ("chat", {"store": True}, "store", "only false is accepted"),
         ("chat", {"audio": {}}, "audio", "not supported"),
         ("chat", {"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
         ("chat", {"messages": []}, "messages", "at least 1 item"),
         ("chat", {"messages": [{"role": "oracle", "content": "a"}]}, "messages.0.role", "must be one of system"),
-        ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role", "does not serve tools"),
+        ("chat", {"messages": [{"role": "function", "content": "a"}]}, "messages.0.role", "as role 'tool'"),
+        ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "messages.0", "tool_call_id goes with role 'tool'"),
+        (
+            "chat",
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": CUT_SHORT}]}]},
+            "messages.0.tool_calls.0.function",
+            "arguments must be a JSON object, as text",
+        ),
         ("chat", {"messages": [{"role": "user"}]}, "messages.0", "needs content"),
         (
             "chat",

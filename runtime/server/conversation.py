@@ -1,0 +1,56 @@
+"""A chat request as parts of a prompt: the model's own template where it knows tools, else tools told in plain words.
+
+Never generates and never parses an answer.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ...lang.tools.format import ToolFormat
+from ..tokenizer import ChatTemplate
+from .jobs import Part
+
+
+def conversation_parts(
+    template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
+) -> list[Part]:
+    """``messages`` as a template takes them; ``tools`` in the form of the OpenAI API."""
+    own = template.info().tools
+    if own is not None:
+        return template.render(messages, tools=list(tools) or None)
+    return template.render(in_plain_words(messages, tools, ToolFormat()))
+
+
+def in_plain_words(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], format: ToolFormat
+) -> list[dict[str, Any]]:
+    """The same conversation in messages without calls, results and tools."""
+    told: list[dict[str, Any]] = []
+    results: list[str] = []
+
+    def settle() -> None:
+        told.extend({"role": format.template.result_role, "content": text} for text in format.result_turns(results))
+        results.clear()
+
+    for message in messages:
+        if message["role"] == "tool":
+            results.append(message["content"])
+            continue
+        settle()
+        if "tool_calls" in message:
+            calls = [
+                format.call(call["function"]["name"], json.dumps(call["function"]["arguments"], ensure_ascii=False))
+                for call in message["tool_calls"]
+            ]
+            content = [message["content"], *calls] if message["content"] else calls
+            message = {"role": message["role"], "content": format.template.calls_between.join(content)}
+        told.append(message)
+    settle()
+    if tools:
+        if told and told[0]["role"] == "system":
+            prompt = format.prompt(tools, is_first=not told[0]["content"])
+            told[0] = {**told[0], "content": told[0]["content"] + prompt}
+        else:
+            told.insert(0, {"role": "system", "content": format.prompt(tools, is_first=True)})
+    return told
