@@ -56,9 +56,10 @@ class SuffixAutomaton:
         """
         if self.match_len == 0 or limit <= 0:
             return np.zeros(0, np.int32)
-        start = self.match_end + 1
-        follows = self._text[start : min(start + limit, len(self))]
-        return np.resize(follows, limit)  # a copy, repeated as often as is needed
+        start, end = self.match_end + 1, len(self)
+        if start + limit <= end:
+            return self._text[start : start + limit].copy()
+        return np.resize(self._text[start:end], limit)  # repeated as often as is needed
 
     def _reserve(self, length: int) -> None:
         if length <= len(self._text):

@@ -18,6 +18,7 @@ OWN, SHARED, PREFIX = 0, 1, 2
 SOURCES = ("lookup", "shared", "prefix")
 _OVERLAP = 6  # tokens of context that a new part of a text is shared with
 _MAX_NAMESPACES = 16
+_SURE, _LONGEST = 12, 99  # tokens of a match
 
 Continuation = Callable[[np.ndarray, str, int], np.ndarray]
 
@@ -25,7 +26,7 @@ Continuation = Callable[[np.ndarray, str, int], np.ndarray]
 class LookupDrafter:
     """``continuation(tokens, namespace, limit)``: what the cache holds after exactly these tokens."""
 
-    def __init__(self, continuation: Continuation, *, min_match: int = 1) -> None:
+    def __init__(self, continuation: Continuation, *, min_match: int = 2) -> None:
         self.min_match = min_match
         self.acceptance = Acceptance(len(SOURCES), keep=0.995)
         self._continuation = continuation
@@ -40,33 +41,30 @@ class LookupDrafter:
         if want.is_first:
             text.prefix = self._continuation(want.tokens, want.namespace, 256)
             text.prefix_at = 0
-        best: tuple[float, int, int, np.ndarray] | None = None
-        own = text.automaton
-        for source, found, matched in (
-            (PREFIX, text.prefix[text.prefix_at : text.prefix_at + want.limit], 16 + text.prefix_at),
-            (OWN, None, own.match_len),
-            (SHARED, None, 0),
-        ):
-            if source == SHARED and (best is None or CLASS_OF[min(best[2], 99)] <= 3):
-                shared = self._shared.get(want.namespace)
-                if shared is None:
-                    continue
-                found, matched = shared.continuation(want.tokens, want.limit)
-            elif source == OWN and matched >= self.min_match:
-                found = own.continuation(want.limit)
-            if found is None or not len(found):
-                continue
-            rate = float(text.acceptance.rates(source)[CLASS_OF[min(matched, 99)]])
-            if best is None or rate > best[0]:
-                best = (rate, source, matched, found)
-        if best is None:
+        found, source, matched = self._longest(text, want)
+        if not len(found):
             text.proposed = None
             return None
-        _, source, matched, found = best
-        matched = min(matched, 99)
         text.proposed = (source, matched, found)
-        chances = text.acceptance.rates(source)[CLASS_OF[matched : matched + len(found)]]
+        chances = text.acceptance.rates[source][CLASS_OF[matched : matched + len(found)]]
         return Proposal(Draft(found, source=SOURCES[source]), chances)
+
+    def _longest(self, text: "_Text", want: Want) -> tuple[np.ndarray, int, int]:
+        """What is guessed, by whom, and on how long a match."""
+        if len(text.prefix):
+            at = text.prefix_at
+            return text.prefix[at : at + want.limit], PREFIX, min(16 + at, _LONGEST)
+        own = text.automaton
+        matched = own.match_len
+        if matched < _SURE:  # else nobody could know better
+            shared = self._shared.get(want.namespace)
+            if shared is not None:
+                found, longer = shared.continuation(want.tokens, want.limit)
+                if longer > matched:
+                    return found, SHARED, min(longer, _LONGEST)
+        if matched < self.min_match:
+            return text.prefix, OWN, 0
+        return own.continuation(want.limit), OWN, min(matched, _LONGEST)
 
     def observe(self, seq_id: int, made: np.ndarray) -> None:
         text = self._texts.get(seq_id)
@@ -76,13 +74,13 @@ class LookupDrafter:
             source, matched, found = text.proposed
             text.proposed = None
             n = min(len(found), len(made))
-            right = _equal(found[:n], made[:n])
+            right = _equal(found, made, n)
             text.acceptance.observe(source, matched, right, min(right + 1, n))
         if len(text.prefix):
             left = text.prefix[text.prefix_at :]
             n = min(len(left), len(made))
             text.prefix_at += n
-            if _equal(left[:n], made[:n]) < n or not n:
+            if _equal(left, made, n) < n or n == len(left):
                 text.prefix = text.prefix[:0]
 
     def forget(self, seq_id: int) -> None:
@@ -118,7 +116,7 @@ class _Text:
     def __init__(self, namespace: str, wider: Acceptance) -> None:
         self.namespace = namespace
         self.automaton = SuffixAutomaton()
-        self.acceptance = Acceptance(len(SOURCES), wider=wider, keep=0.9)
+        self.acceptance = Acceptance(len(SOURCES), wider=wider, keep=0.95)
         self.num_shared = 0
         self.prefix = np.zeros(0, np.int32)
         self.prefix_at = 0
@@ -137,7 +135,9 @@ class _Text:
             self.automaton.extend(tokens[known:])
 
 
-def _equal(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the common beginning of two arrays of one length."""
-    differ = np.flatnonzero(a != b)
-    return int(differ[0]) if len(differ) else len(a)
+def _equal(a: np.ndarray, b: np.ndarray, n: int) -> int:
+    """How many of the first ``n`` are equal before one is not."""
+    for i in range(n):
+        if a.item(i) != b.item(i):
+            return i
+    return n

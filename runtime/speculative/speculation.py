@@ -18,6 +18,9 @@ from .costs import StepCosts
 from .drafter import Drafter, Proposal, Want
 
 _MAX_ADDED = 128  # draft tokens of a step
+_LEAST_GAIN = 1.02  # in expected tokens per second: what is known of chances and costs is not exact
+# Sizes that steps with drafts do not have: kernels work in fours and eights, and few sizes are soon known.
+_UNUSUAL = np.array([n > 4 and n % (2 if n <= 8 else 4 if n <= 32 else 8) != 0 for n in range(1024)])
 
 
 class Speculation:
@@ -112,8 +115,11 @@ class Speculation:
         order = np.argsort(-gains, kind="stable")[:most]
         made = num_decoding + np.concatenate(([0.0], np.cumsum(gains[order])))
         seconds = estimate[num_tokens : num_tokens + len(made)] - estimate[num_tokens] + estimate[num_decoding]
-        best = int(np.argmax(made / seconds))
-        if best == 0:
+        rate = made / seconds
+        rate[_UNUSUAL[num_tokens : num_tokens + len(made)]] = 0.0
+        rate[0] = made[0] / seconds[0]
+        best = int(np.argmax(rate))
+        if rate[best] < _LEAST_GAIN * rate[0]:
             return [0] * len(chances)
         # A draft's gains fall along it, so those taken are its beginning.
         owners = np.repeat(np.arange(len(chances)), [len(part) for part in chances])
