@@ -8,7 +8,7 @@ from .host_tier import HostTier
 from .lease import Lease
 from .policies import POLICIES, Policy
 from .slots import OutOfSlots
-from .tiers import TierCounters, Tiers
+from .tiers import ReadAhead, TierCounters, Tiers
 
 __all__ = [
     "POLICIES",
@@ -22,6 +22,7 @@ __all__ = [
     "OutOfSlots",
     "Policy",
     "RadixCache",
+    "ReadAhead",
     "Stored",
     "TierCounters",
     "Tiers",

@@ -12,8 +12,10 @@ prefixes again, and engines on one host share a folder. Only whole blocks are ke
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from queue import Full, Queue
 from threading import Thread
+from time import perf_counter
 
 import numpy as np
 
@@ -26,19 +28,23 @@ from .tree import as_tokens
 
 log = logging.getLogger(__name__)
 
+TRY_AGAIN_AFTER = 64  # evictions without a copy, until one is timed again
+
 Save = Callable[[np.ndarray], Sequence[bytes]]  # slots int32 [n, block_len] -> n blocks of bytes
 Load = Callable[[np.ndarray, Sequence[bytes]], None]  # the same slots, filled from n blocks of bytes
 
 
 @dataclass(slots=True)
 class TierCounters:
-    """In blocks. ``dropped`` were not written to disk because the worker was behind."""
+    """In blocks. ``dropped`` were not written to disk because the worker was behind, ``refused`` not saved because
+    computing them again costs less."""
 
     saved: int = 0
     restored: int = 0
     written: int = 0
     read: int = 0
     dropped: int = 0
+    refused: int = 0
 
 
 class ReadAhead:
@@ -65,6 +71,8 @@ class Tiers:
     """One per cache. All calls but the worker's own come from the engine's thread.
 
     ``max_queued`` bounds the blocks that wait for the disk: beyond it a write is dropped and a read is not begun.
+    What is evicted is copied only where copying out and back is quicker than computing again: set
+    ``recompute_s_per_token`` to what a token costs (unknown: infinite). Copies are timed as they happen.
     """
 
     def __init__(
@@ -81,6 +89,9 @@ class Tiers:
         self.host = host
         self.disk = disk
         self.counters = TierCounters()
+        self.recompute_s_per_token = inf
+        self._save_s = self._load_s = 0.0  # of a block, lately
+        self._num_refused = 0
         self._save = save
         self._load = load
         self._pending: dict[bytes, tuple[Node, int]] = {}  # blocks of the tree not saved yet: node, end position
@@ -109,7 +120,18 @@ class Tiers:
         """Save what was just evicted; called while its slots still hold it."""
         if self._leaving:
             leaving, self._leaving = self._leaving, {}
-            self._save_blocks(leaving)
+            if self.is_worth_copying:
+                self._save_blocks(leaving)
+            else:
+                self.counters.refused += len(leaving)
+
+    @property
+    def is_worth_copying(self) -> bool:
+        """Whether a block is copied out and back in less time than it is computed in; tried again now and then."""
+        if self._save_s + self._load_s <= self.recompute_s_per_token * self.block_len:
+            return True
+        self._num_refused += 1
+        return self._num_refused % TRY_AGAIN_AFTER == 0
 
     def write_behind(self, max_blocks: int) -> int:
         """Save up to ``max_blocks`` blocks of the tree, oldest first, so that evicting them costs nothing later.
@@ -166,11 +188,13 @@ class Tiers:
         # [0, start) stays; [start, before) is loaded again beside the tree's own, which commit then prefers.
         lease.truncate(start)
         lease.extend(end - start)
+        start_s = perf_counter()
         try:
             self._load(lease.slot_ids[start:end].reshape(len(blocks), self.block_len), blocks)
         except BaseException:
             lease.truncate(start)
             raise
+        self._load_s = _lately(self._load_s, (perf_counter() - start_s) / len(blocks))
         lease.commit(tokens[:end])
         self.counters.restored += len(blocks)
         if end > limit:
@@ -209,7 +233,9 @@ class Tiers:
     def _save_blocks(self, slots: dict[bytes, np.ndarray]) -> None:
         if not slots:
             return
+        start_s = perf_counter()
         blocks = self._save(np.stack(list(slots.values())))
+        self._save_s = _lately(self._save_s, (perf_counter() - start_s) / len(slots))
         assert len(blocks) == len(slots), f"save made {len(blocks)} blocks of {len(slots)}"
         for name, block in zip(slots, blocks, strict=True):
             self.counters.saved += 1
@@ -280,3 +306,7 @@ class Tiers:
                 return result
             assert at.parent is not None
             at = at.parent
+
+
+def _lately(mean: float, value: float) -> float:
+    return value if mean == 0.0 else mean + 0.2 * (value - mean)

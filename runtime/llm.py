@@ -22,6 +22,7 @@ import zmq
 
 from .config import EngineConfig
 from .process import EngineProcess, serve_engine
+from .process.loop import publish_of, publisher_of
 from .protocol import ops
 from .protocol.address import ClientKeys, ServerKeys
 from .protocol.client import Client
@@ -199,7 +200,7 @@ class Engine(Connection):
         from .engine import Engine as EngineLoop
 
         self.config = make_config(model, options)
-        self._start(EngineLoop(self.config))
+        self._start(EngineLoop(self.config), cache_events_url=self.config.cache_events_url)
 
     @classmethod
     def over(cls, engine: EngineLike) -> Self:
@@ -208,8 +209,9 @@ class Engine(Connection):
         self._start(engine)
         return self
 
-    def _start(self, engine: EngineLike) -> None:
+    def _start(self, engine: EngineLike, *, cache_events_url: str = "") -> None:
         self._context: zmq.Context[Any] = zmq.Context()
+        self._publisher = publisher_of(engine, cache_events_url, self._context)
         self._stopping = threading.Event()
         self._failure: str | None = None
         url = f"inproc://phloem-engine-{next(_engine_ids)}"
@@ -228,11 +230,13 @@ class Engine(Connection):
 
     def _loop(self, engine: EngineLike, router: Router) -> None:
         try:
-            serve_engine(engine, router, self._stopping.is_set)
+            serve_engine(engine, router, self._stopping.is_set, publish=publish_of(engine, self._publisher))
         except Exception as error:
             self._failure = f"the engine's thread failed: {type(error).__name__}: {error}"
         finally:
             router.close()
+            if self._publisher is not None:
+                self._publisher.close()
             engine.close()
 
     def shutdown(self) -> None:

@@ -51,9 +51,13 @@ def test_serve_takes_every_setting_of_the_engine(model: str, served: Served) -> 
             flags.append(flag if not value else flag.replace("--", "--no-", 1))
             value = not value
         else:
-            value = {"precision": "int4", "kv_dtype": "bfloat16", "log_level": "error", "speculative": "off"}.get(
-                field.name, type(value)(7) if isinstance(value, int | float) else "other"
-            )
+            value = {
+                "precision": "int4",
+                "kv_dtype": "bfloat16",
+                "log_level": "error",
+                "speculative": "off",
+                "cache_format": "int8",
+            }.get(field.name, type(value)(7) if isinstance(value, int | float) else "other")
             flags += [flag, str(value)]
         wanted = msgspec.structs.replace(wanted, **{field.name: value})
     assert cli.main(["serve", model, *flags]) == 0

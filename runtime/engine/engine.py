@@ -17,7 +17,7 @@ import numpy as np
 
 from ... import constrained
 from ...constrained.spec import GrammarSpec
-from ...radix_cache import RadixCache
+from ...radix_cache import Event, RadixCache
 from ..config import EngineConfig
 from ..executor import Executor, SampledToken, SampleRow
 from ..protocol.errors import ErrorInfo, PhloemError, ProtocolError
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+BLOCKS_PER_IDLE_STEP = 16  # of KV, saved while nothing runs
+
 Outbox = list[tuple[bytes, RuntimeMessage]]
 
 
@@ -64,7 +66,7 @@ class Engine:
     """Owns the model and the loop's state. Not thread-safe: one thread calls ``step``."""
 
     def __init__(self, config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
-        from .loading import load_parts
+        from .loading import BLOCK_LEN, load_parts
 
         parts = load_parts(config)
         self.config = config
@@ -77,7 +79,17 @@ class Engine:
         self.vocab_size = parts.model.config.vocab_size
         self.limits = Limits()
         self.clock = clock
-        self.cache = RadixCache(parts.num_slots, reuse=config.prefix_cache)
+        self.cache_events: list[Event] = []  # taken and sent by whoever runs the loop
+        self.cache_events_url = ""  # where; set before the first ``welcome``
+        self.cache_block_len = BLOCK_LEN
+        self.tiers = parts.tiers
+        self.cache = RadixCache(
+            parts.num_slots,
+            reuse=config.prefix_cache,
+            tiers=parts.tiers,
+            on_event=self.cache_events.append if config.cache_events_url else None,
+            block_len=BLOCK_LEN,
+        )
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_running=config.max_running,
@@ -137,6 +149,7 @@ class Engine:
             template=self.template.info() if self.template is not None else TemplateInfo(),
             limits=self.limits,
             capabilities=("text", *(f"grammar:{kind}" for kind in constrained.GRAMMAR_KINDS)),
+            cache_events_url=self.cache_events_url,
         )
 
     def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> Outbox:
@@ -156,6 +169,10 @@ class Engine:
             wait(
                 [owner.activity.future for owner in interpreter.compiling], timeout=0.005, return_when="FIRST_COMPLETED"
             )
+        elif self.scheduler.num_reading:
+            time.sleep(0.0005)  # blocks come from disk
+        elif self.tiers is not None:
+            self.tiers.write_behind(BLOCKS_PER_IDLE_STEP)
         interpreter.advance()
         outbox, self._outbox = self._outbox, []
         return outbox
@@ -174,6 +191,10 @@ class Engine:
 
     def close(self) -> None:
         self._grammar_threads.shutdown(wait=False, cancel_futures=True)
+        if self.tiers is not None:
+            if self.tiers.disk is not None:
+                self.tiers.flush()
+            self.tiers.close()
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -281,6 +302,8 @@ class Engine:
                     self._accept(candidate, sampled[at:end], row, draft)
         elapsed_s = self.clock() - start_s
         self.report.step_s += elapsed_s
+        if self.tiers is not None:
+            self.tiers.recompute_s_per_token = self.report.step_s / max(self.report.forward_tokens, 1)
         if self.speculation is not None:
             self.speculation.observe_step(plan.num_tokens, elapsed_s)
             self.speculation.sweep(live)

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import kernels
+from ...radix_cache import DiskTier, HostTier, Tiers
 from ..config import EngineConfig
-from ..memory import KVPool
+from ..memory import KVBlocks, KVPool
 from ..models import Model, load_model
 from ..protocol.errors import InvalidParams
 from ..tokenizer import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
 from ..weights import resolve_model
+from ..weights.digest import weights_digest
 
 log = logging.getLogger(__name__)
 
+BLOCK_LEN = 64  # tokens of KV that travel together
+STAGING_BYTES = 256 << 20  # of host memory, where only a disk is asked for
 DEFAULT_SLOTS = 32_768  # tokens of KV on a CPU when nothing is said
 
 
@@ -28,6 +32,7 @@ class EngineParts:
     kv: KVPool
     context_len: int
     num_slots: int
+    tiers: Tiers | None
 
 
 def load_parts(config: EngineConfig) -> EngineParts:
@@ -51,4 +56,36 @@ def load_parts(config: EngineConfig) -> EngineParts:
         shape.num_layers, num_slots, shape.num_kv_heads, shape.head_dim, dtype=model.kv_dtype, device=model.device
     )
     log.info("%s: context %d, %d KV slots", path.name, context_len, num_slots)
-    return EngineParts(path, model, tokenizer, template, kv, context_len, num_slots)
+    tiers = make_tiers(config, path, model, kv)
+    return EngineParts(path, model, tokenizer, template, kv, context_len, num_slots, tiers)
+
+
+def make_tiers(config: EngineConfig, path: Path, model: Model, kv: KVPool) -> Tiers | None:
+    """Host memory and disk behind the pool; None where the config has neither."""
+    if config.host_cache_bytes < 0 or config.disk_cache_bytes < 1:
+        raise InvalidParams("host_cache_bytes must be 0 (none) or positive, disk_cache_bytes positive")
+    if not config.host_cache_bytes and not config.disk_cache:
+        return None
+    if not config.prefix_cache:
+        raise InvalidParams("host_cache_bytes and disk_cache keep cached prefixes; they need prefix_cache")
+    blocks = KVBlocks(kv, block_len=BLOCK_LEN, format=config.cache_format)
+    host_bytes = config.host_cache_bytes or STAGING_BYTES
+    if host_bytes < blocks.size_bytes:
+        size = f"{blocks.size_bytes:,} bytes, those of one block of {BLOCK_LEN} tokens"
+        raise InvalidParams(f"host_cache_bytes={config.host_cache_bytes:,}: it must be at least {size}")
+    disk = None
+    if config.disk_cache:
+        format = kv_format(path, model, blocks, precision=config.precision)
+        try:
+            disk = DiskTier(config.disk_cache, format=format, max_bytes=config.disk_cache_bytes)
+        except OSError as error:
+            raise InvalidParams(f"disk_cache={config.disk_cache!r} cannot be used: {error}") from None
+    return Tiers(save=blocks.save, load=blocks.load, host=HostTier(host_bytes), disk=disk, block_len=BLOCK_LEN)
+
+
+def kv_format(path: Path, model: Model, blocks: KVBlocks, *, precision: str) -> str:
+    """All that must be equal for KV on disk to be of use: weights, how they are computed with, shape, number format."""
+    shape = model.config
+    heads = f"layers {shape.num_layers} heads {shape.num_kv_heads} of {shape.head_dim}"
+    computed = f"computed as {model.dtype} ({precision}) into {blocks.pool.dtype}"
+    return f"weights {weights_digest(path)} {heads} {computed} kept as {blocks.format} by {blocks.block_len}"

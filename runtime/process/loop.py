@@ -19,6 +19,7 @@ from ..protocol.address import ServerKeys
 from ..protocol.errors import EngineLost, InternalError, PhloemError
 from ..protocol.messages import Answer, ClientMessage, Closed, Query, Rejected, RuntimeMessage, Submit, Welcome
 from ..transport import Inbox, Outbox, Router
+from .cache_publisher import CachePublisher
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,24 @@ class EngineBroken(InternalError):
     """The engine's steps fail again and again: its state is beyond repair."""
 
 
-def serve_engine(engine: EngineLike, router: Router, stop: Callable[[], bool]) -> None:
-    """Run until ``stop()``; who waits then is told that the engine was stopped.
+def publisher_of(engine: Any, url: str, context: zmq.Context[Any]) -> CachePublisher | None:
+    """Where ``engine`` tells of its cache from now on; None for no ``url``. Comes before the engine's welcome."""
+    if not url:
+        return None
+    publisher = CachePublisher(url, block_len=engine.cache_block_len, context=context)
+    engine.cache_events_url = publisher.url
+    return publisher
+
+
+def publish_of(engine: Any, publisher: CachePublisher | None) -> Callable[[], None] | None:
+    """What ``serve_engine`` calls at each step."""
+    return None if publisher is None else lambda: publisher.publish(engine.cache_events)
+
+
+def serve_engine(
+    engine: EngineLike, router: Router, stop: Callable[[], bool], *, publish: Callable[[], None] | None = None
+) -> None:
+    """Run until ``stop()``; who waits then is told that the engine was stopped. ``publish`` is called at each step.
 
     A fault in a step ends every program of the engine, and the loop goes on; ``MAX_FAULTS_IN_A_ROW`` of them without
     a good step between raise ``EngineBroken``.
@@ -66,6 +83,8 @@ def serve_engine(engine: EngineLike, router: Router, stop: Callable[[], bool]) -
             faults = 0 if is_trial else faults
         if outbox:
             router.send(outbox)
+        if publish is not None:
+            publish()
     router.send(_end_all(engine, [], EngineLost("the engine was stopped")))
 
 
@@ -112,18 +131,22 @@ def run_engine(
 
     context: zmq.Context[Any] = zmq.Context()
     before: dict[int, Any] = {}
+    publisher: CachePublisher | None = None
     try:
+        publisher = publisher_of(engine, config.cache_events_url, context)
         router = Router(url, engine.welcome(), context=context, client_timeout_s=config.client_timeout_s, keys=keys)
         before.update({number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)})
         try:
             if on_ready is not None:
                 on_ready(router.url)
-            serve_engine(engine, router, stopping.is_set)
+            serve_engine(engine, router, stopping.is_set, publish=publish_of(engine, publisher))
         finally:
             router.close()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         engine.close()
+        if publisher is not None:
+            publisher.close()
         context.term()
     return 0

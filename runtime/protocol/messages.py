@@ -144,7 +144,10 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Welcome(Message, tag="welcome"):
-    """``model_path`` lets a client on the same machine load the tokenizer. ``capabilities`` names what is served."""
+    """``model_path`` lets a client on the same machine load the tokenizer. ``capabilities`` names what is served.
+
+    ``cache_events_url``: a PUB socket that tells of cached blocks (see ``cache_events``); empty: none.
+    """
 
     version: int
     model: str
@@ -156,6 +159,7 @@ class Welcome(Message, tag="welcome"):
     limits: Limits
     capabilities: tuple[str, ...] = ()
     heartbeat_s: float = 1.0
+    cache_events_url: str = ""
 
 
 class Accepted(Message, tag="accepted"):

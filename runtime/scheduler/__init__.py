@@ -1,18 +1,22 @@
 """Which sequence computes which tokens in the next step. No torch, no sockets."""
 
+from .config import SchedulerConfig
+from .counters import Histogram, SchedulerCounters
 from .draft import Draft
 from .plan import PlanRow, StepPlan
-from .scheduler import PoolTooSmall, Scheduler, SchedulerConfig
+from .scheduler import PoolTooSmall, Scheduler
 from .sequence import Sequence, TokenBuffer
 from .waiting import ORDERS
 
 __all__ = [
     "ORDERS",
     "Draft",
+    "Histogram",
     "PlanRow",
     "PoolTooSmall",
     "Scheduler",
     "SchedulerConfig",
+    "SchedulerCounters",
     "Sequence",
     "StepPlan",
     "TokenBuffer",

@@ -12,46 +12,17 @@ import math
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...radix_cache import OutOfSlots, RadixCache
+from ...radix_cache import OutOfSlots, RadixCache, ReadAhead
+from .coming import Coming
+from .config import SchedulerConfig
+from .counters import SchedulerCounters
 from .draft import Draft
 from .plan import PlanRow, StepPlan
 from .sequence import Sequence
 from .waiting import ORDERS, Waiting
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Sizes in tokens. ``decode_reserve``: slots kept free at least for each running sequence when one is admitted.
-
-    ``order`` names how the waiting are ranked (``waiting.ORDERS``); among the first ``match_window`` of them the one
-    with most tokens in the cache goes first (1: the first). Nobody is overtaken by more than ``max_overtaken`` others
-    of its priority and tenant. Tenants of one priority share by ``tenant_weights`` (1 where none is given).
-    ``slot_chunk``: slots that a decoding sequence takes at a time.
-    """
-
-    max_running: int = 64
-    max_step_tokens: int = 512
-    prefill_chunk: int = 256
-    decode_reserve: int = 16
-    order: str = "oldest_program"
-    match_window: int = 1
-    max_overtaken: int = 512
-    slot_chunk: int = 8
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise ValueError(f"order={self.order!r} is not one of: {', '.join(ORDERS)}")
-        for name in ("max_running", "max_step_tokens", "prefill_chunk", "match_window", "slot_chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
-        for tenant, weight in self.tenant_weights.items():
-            if not weight > 0:
-                raise ValueError(f"tenant_weights: {weight} for {tenant!r}; a weight is greater than 0")
 
 
 class PoolTooSmall(Exception):
@@ -78,11 +49,12 @@ class Scheduler:
         self.running: list[Sequence] = []  # most urgent, then longest waited, first
         self.parked: dict[int, Sequence] = {}
         self.num_blocked = 0
-        self.num_preemptions = 0
+        self.counters = SchedulerCounters()
         self.expected_new = 0.0  # tokens that a sequence makes, by those that ended lately
         self.failed: list[tuple[Sequence, PoolTooSmall]] = []
         self._blocked: dict[int, list[Sequence]] = {}  # by the running sequence that computes their prefix
         self._holding: dict[int, Sequence] = {}  # waiting sequences that still have the lease they were parked with
+        self._reading: dict[int, tuple[Sequence, ReadAhead]] = {}  # waiting for what the disk has of their tokens
         self._program_orders: dict[str, int] = {}
         self._free_rows = list(range(config.max_running - 1, -1, -1))
         self._stuck = (-1, 0, 0)  # who found no room, how much there was, and how many ran
@@ -93,12 +65,20 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for room, and those that wait for a prefix that another computes."""
-        return len(self.waiting) + self.num_blocked
+        """Sequences that wait for room, for a prefix that another computes, or for one that is read from disk."""
+        return len(self.waiting) + self.num_blocked + len(self._reading)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.counters.num_preemptions
+
+    @property
+    def num_reading(self) -> int:
+        return len(self._reading)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or len(self.waiting) or self.num_blocked)
+        return bool(self.running or len(self.waiting) or self.num_blocked or self._reading)
 
     def submit(self, seq: Sequence, *, max_new: int = -1) -> None:
         """``seq`` has pending tokens, or wants logits of computed ones (from ``logits_from`` on).
@@ -122,7 +102,9 @@ class Scheduler:
         seq.num_cached = seq.num_run = seq.num_forwards = 0
         seq.state = "waiting"
         seq.blocked_on = None
-        self.waiting.add(seq)
+        seq.num_restored = seq.num_preempted = 0
+        if not self._read_ahead(seq):
+            self.waiting.add(seq)
 
     def park(self, seq: Sequence) -> None:
         """``seq`` has nothing to compute for now; its KV goes to the cache, locked while nobody needs the room."""
@@ -182,6 +164,8 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can run. Sequences that can never run are put in ``failed``."""
         budget, chunk = self.config.max_step_tokens, self.config.prefill_chunk
+        if self._reading:
+            self._take_read()
         rows: dict[int, PlanRow] = {}
         prefills: list[Sequence] = []
         # Decodes first: they are short and somebody is reading along.
@@ -298,7 +282,7 @@ class Scheduler:
 
     def _admit(self, budget: int, rows: dict[int, PlanRow], prefills: list[Sequence]) -> None:
         """Start waiting sequences while there are tokens, rows and slots for them."""
-        coming = _Coming(prefills) if self.cache.reuse else None
+        coming = Coming(prefills) if self.cache.reuse else None
         reserve = -1
         while budget > 0 and self._free_rows:
             seq = self.waiting.head(self.config.match_window, self._matched)
@@ -357,6 +341,7 @@ class Scheduler:
         if seq.admitted_s == 0.0:
             seq.admitted_s = self.clock()
             seq.num_cached = seq.num_computed
+            self.counters.queue_time.add(seq.admitted_s - seq.arrival_s)
         self.waiting.discard(seq)
         self._holding.pop(seq.seq_id, None)
         seq.state = "running"
@@ -364,6 +349,23 @@ class Scheduler:
         seq.synced = 0
         insort(self.running, seq, key=_urgency)
         return n
+
+    def _read_ahead(self, seq: Sequence) -> bool:
+        """Begin to read what the disk has of a new sequence's tokens; False when there is nothing to wait for."""
+        tiers = self.cache.tiers
+        if tiers is None or seq.lease is not None or not self.cache.reuse:
+            return False
+        reading = tiers.read_ahead(seq.tokens.ids, start=self._matched(seq), namespace=seq.namespace)
+        if reading.is_done:
+            return False
+        self._reading[seq.seq_id] = (seq, reading)
+        return True
+
+    def _take_read(self) -> None:
+        """Those whose tokens have been read wait for room now."""
+        for seq, _ in [entry for entry in self._reading.values() if entry[1].is_done]:
+            del self._reading[seq.seq_id]
+            self.waiting.add(seq)
 
     def _matched(self, seq: Sequence) -> int:
         """How much of a waiting sequence the cache holds; looked up again only when the cache has changed."""
@@ -380,6 +382,11 @@ class Scheduler:
             seq.lease = self.cache.acquire(
                 seq.tokens.ids, namespace=seq.namespace, limit=limit, program=seq.program, priority=seq.priority
             )
+            if self.cache.tiers is not None:
+                num_restored = self.cache.tiers.restore(seq.lease, seq.tokens.ids, limit=limit)
+                seq.num_restored += num_restored
+                if num_restored and seq.num_preempted:
+                    self.counters.num_swapped_back += 1
             seq.num_computed = seq.lease.num_cached
         elif seq.num_computed < limit:
             # A sibling may have computed more of our tokens than we hold.
@@ -390,7 +397,7 @@ class Scheduler:
             seq.lease.truncate(limit)
             seq.num_computed = limit
 
-    def _blocks(self, coming: _Coming, seq: Sequence) -> bool:
+    def _blocks(self, coming: Coming, seq: Sequence) -> bool:
         """Set ``seq`` aside if a running sequence is about to compute tokens that it needs as well."""
         found = coming.longest(seq, min(len(seq.tokens) - 1, seq.logits_from))
         if found is None or found[1] <= self._matched(seq):
@@ -472,7 +479,8 @@ class Scheduler:
         return None
 
     def _preempt(self, seq: Sequence) -> None:
-        self.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        seq.num_preempted += 1
         self._leave(seq)
         seq.state = "waiting"
         self.drop_lease(seq)
@@ -500,44 +508,14 @@ class Scheduler:
             self._unblock(seq, math.inf)
 
     def _leave_waiting(self, seq: Sequence) -> None:
+        if self._reading.pop(seq.seq_id, None) is not None:
+            return
         if seq.blocked_on is None:
             self.waiting.discard(seq)
             return
         self._blocked[seq.blocked_on[0].seq_id].remove(seq)
         self.num_blocked -= 1
         seq.blocked_on = None
-
-
-class _Coming:
-    """The tokens that running prompts are about to compute, found by where they begin.
-
-    A prompt that computes from position c on is of use to whoever has its tokens up to and at c: they are kept by
-    (namespace, c) and the token there, so that few are compared in full.
-    """
-
-    __slots__ = ("_places",)
-
-    def __init__(self, prefills: list[Sequence]) -> None:
-        self._places: dict[tuple[str, int], dict[int, list[Sequence]]] = {}
-        for seq in prefills:
-            self.add(seq)
-
-    def add(self, seq: Sequence) -> None:
-        place = self._places.setdefault((seq.namespace, seq.num_computed), {})
-        place.setdefault(seq.tokens.ids.item(seq.num_computed), []).append(seq)
-
-    def longest(self, seq: Sequence, limit: int) -> tuple[Sequence, int] | None:
-        """The running sequence with most of ``seq``'s first ``limit`` tokens, and how many; None if it has none new."""
-        best: tuple[Sequence, int] | None = None
-        ids = seq.tokens.ids
-        for (namespace, start), by_token in self._places.items():
-            if namespace != seq.namespace or start >= limit:
-                continue
-            for other in by_token.get(ids.item(start), ()):
-                shared = min(common_prefix_len(ids, other.tokens.ids), limit)
-                if shared > start and (best is None or shared > best[1]):
-                    best = (other, shared)
-        return best
 
 
 def _urgency(seq: Sequence) -> tuple[int, int]:
@@ -562,16 +540,3 @@ def _row(seq: Sequence, n: int) -> PlanRow:
         stale_from,
         num_logits if num_logits > 0 else 0,
     )
-
-
-def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the longest common prefix of two int32 arrays; looks at little when they part early."""
-    n = min(len(a), len(b))
-    start, block = 0, 64
-    while start < n:
-        end = min(n, start + block)
-        differ = np.flatnonzero(a[start:end] != b[start:end])
-        if len(differ):
-            return start + int(differ[0])
-        start, block = end, block * 8
-    return n

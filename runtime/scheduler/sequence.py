@@ -62,7 +62,8 @@ class Sequence:
 
     ``logits_from``: logits are wanted for every pending position at or after it. ``tag`` is the engine's own.
     ``synced``: positions whose slots the executor's table already holds. Since the last submit ``num_cached`` tokens
-    were found in the cache and ``num_run`` were computed, in ``num_forwards`` steps. ``max_new`` bounds the tokens
+    were found in the cache (with those ``num_restored`` from host memory or disk, after preemptions too) and
+    ``num_run`` were computed, in ``num_forwards`` steps. ``max_new`` bounds the tokens
     that will be made (-1: not known) and ``prompt_len`` is the length at submit. ``rank``, ``due`` and the orders are
     the waiting queue's.
     """
@@ -81,6 +82,8 @@ class Sequence:
         "num_cached",
         "num_computed",
         "num_forwards",
+        "num_preempted",
+        "num_restored",
         "num_run",
         "order",
         "priority",
@@ -134,6 +137,8 @@ class Sequence:
         self.synced = 0
         self.num_cached = 0
         self.num_run = 0
+        self.num_restored = 0
+        self.num_preempted = 0
         self.num_forwards = 0
 
     @property

@@ -154,6 +154,7 @@ def engine(tiny_model_path):
         max_step_tokens=256,
         prefill_chunk=64,
         num_threads=1,
+        host_cache_bytes=2 << 20,
     )
     engine = Engine(config)
     yield engine
@@ -193,4 +194,5 @@ def test_the_cache_was_short_and_sequences_were_cut_off(engine, record):
     assert max(record.need_tokens) > 5 * NUM_SLOTS
     assert record.num_cancelled > record.num_requests // 50 and record.num_partial > record.num_requests // 200
     assert engine.scheduler.num_preemptions > record.num_requests // 100
+    assert engine.scheduler.counters.num_swapped_back > 0 and engine.tiers.counters.restored > record.num_requests // 10
     assert engine.cache.counters.evicted_tokens["space"] > 20 * record.num_requests

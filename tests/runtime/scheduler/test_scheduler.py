@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 from phloem.radix_cache import RadixCache
+from phloem.radix_cache.tree import common_prefix_len
 from phloem.runtime.scheduler import Scheduler, SchedulerConfig, Sequence, StepPlan, TokenBuffer
-from phloem.runtime.scheduler.scheduler import common_prefix_len
 
 
 class Machine:

@@ -1,0 +1,73 @@
+"""The keys and values of token blocks as bytes, to be kept outside the pool. Never decides which, nor where they go.
+
+a block, as it is:   [2, layers, block, Hkv, D] in the pool's type            (2: keys, then values)
+as int8:             scales float32 [2, layers, block, Hkv], then int8 [2, layers, block, Hkv, D]
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+
+from .kv_pool import KVPool
+
+BlockFormat = Literal["auto", "int8"]
+
+
+class KVBlocks:
+    """``save`` and ``load`` of a pool's blocks. ``int8``: each head's vector of a token has its own scale, and comes
+    back within half a 127th of its greatest value; ``auto`` keeps every bit.
+    """
+
+    def __init__(self, pool: KVPool, *, block_len: int, format: BlockFormat = "auto") -> None:
+        self.pool = pool
+        self.block_len = block_len
+        self.format = format
+        num_heads, head_dim = pool.k[0].shape[1:]
+        self._shape = (2, len(pool.k), block_len, num_heads, head_dim)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of one block."""
+        numbers = int(np.prod(self._shape))
+        if self.format == "int8":
+            return numbers + 4 * numbers // self._shape[-1]
+        return numbers * self.pool.dtype.itemsize
+
+    @torch.inference_mode()
+    def save(self, slots: np.ndarray) -> list[bytes]:
+        """``slots``: int32 [n, block_len]; n blocks of bytes."""
+        n = len(slots)
+        index = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.pool.device)
+        parts = [torch.stack([layer[index] for layer in layers]) for layers in (self.pool.k, self.pool.v)]
+        both = torch.stack(parts).view(2, self._shape[1], n, *self._shape[2:])  # [2, layers, n, block, Hkv, D]
+        blocks = both.movedim(2, 0).contiguous()  # [n, 2, layers, block, Hkv, D]
+        if self.format == "auto":
+            raw = blocks.view(n, -1).view(torch.uint8).cpu().numpy()
+            return [row.tobytes() for row in raw]
+        scales = blocks.float().abs().amax(dim=-1) / 127
+        rounded = torch.round(blocks.float() / scales.clamp(min=1e-30)[..., None]).to(torch.int8)
+        heads = scales.view(n, -1).cpu().numpy()
+        bodies = rounded.view(n, -1).cpu().numpy()
+        return [head.tobytes() + body.tobytes() for head, body in zip(heads, bodies, strict=True)]
+
+    @torch.inference_mode()
+    def load(self, slots: np.ndarray, blocks: Sequence[bytes]) -> None:
+        """Fill ``slots``, int32 [n, block_len], from n blocks of bytes."""
+        for block in blocks:
+            if len(block) != self.size_bytes:
+                raise ValueError(f"a block of {len(block):,} bytes, but this pool's have {self.size_bytes:,}")
+        raw = torch.from_numpy(np.frombuffer(b"".join(blocks), np.uint8).reshape(len(blocks), -1).copy())
+        if self.format == "auto":
+            values = raw.view(self.pool.dtype).view(len(blocks), *self._shape)
+        else:
+            num_scales = int(np.prod(self._shape[:-1]))
+            scales = raw[:, : 4 * num_scales].contiguous().view(torch.float32).view(len(blocks), *self._shape[:-1])
+            rounded = raw[:, 4 * num_scales :].contiguous().view(torch.int8).view(len(blocks), *self._shape)
+            values = (rounded.float() * scales[..., None]).to(self.pool.dtype)
+        index = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.pool.device)
+        joined = values.movedim(0, 2).flatten(2, 3).to(self.pool.device)  # [2, layers, n * block, Hkv, D]
+        for layers, part in zip((self.pool.k, self.pool.v), joined, strict=True):
+            for layer, rows in zip(layers, part, strict=True):
+                layer[index] = rows

@@ -1,0 +1,29 @@
+"""A name for a model's weights that changes when they do. Reads samples of big files, so it costs milliseconds."""
+
+from hashlib import blake2b
+from pathlib import Path
+
+_WEIGHT_ENDINGS = (".gguf", ".safetensors")
+_SAMPLES = 64
+_SAMPLE_BYTES = 16 << 10
+
+
+def weights_digest(path: Path) -> str:
+    """Of a GGUF file, or of a folder's config.json and weight files: size, both ends, and samples between.
+
+    A model trained further differs nearly everywhere, and so in the samples; a file altered in a few bytes may not.
+    """
+    digest = blake2b(digest_size=16)
+    files = [path] if path.is_file() else sorted(path.iterdir())
+    for file in files:
+        if file.name == "config.json":
+            digest.update(file.read_bytes())
+        elif file.suffix in _WEIGHT_ENDINGS:
+            size = file.stat().st_size
+            digest.update(size.to_bytes(8, "little"))
+            last = max(size - _SAMPLE_BYTES, 0)
+            with file.open("rb") as reader:
+                for i in range(_SAMPLES):
+                    reader.seek(last * i // (_SAMPLES - 1))
+                    digest.update(reader.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

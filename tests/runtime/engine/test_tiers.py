@@ -1,0 +1,155 @@
+"""KV in host memory and on disk behind a real engine: found again, checked, and never another answer."""
+
+import logging
+import shutil
+
+import pytest
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import Engine
+from phloem.runtime.protocol import ops as o
+from phloem.runtime.protocol.errors import InvalidParams
+from phloem.runtime.protocol.sampling import SamplingParams
+from phloem.tests.runtime.engine.driver import Driver
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+PROMPTS = [f"{n} " + "the sap rises and the leaves fall " * 12 for n in range(4)]  # some 410 tokens each
+
+
+def make_engine(path, **options) -> Engine:
+    return Engine(EngineConfig(model=str(path), precision="float32", num_threads=1, **({"num_slots": 4096} | options)))
+
+
+def ask(engine: Engine, prompt: str) -> tuple[tuple[int, ...], int]:
+    """The answer's tokens, and how many of the prompt's were found instead of computed."""
+    ops = [o.Text(op=0, seq=0, text=prompt), o.Gen(op=1, seq=0, params=GREEDY), o.Close(op=2, seq=0)]
+    meta = Driver(engine).run(ops).done[1].meta
+    return meta.candidates[0].token_ids, meta.cached_tokens
+
+
+@pytest.fixture(scope="module")
+def cold(tiny_model_path) -> list[tuple[int, ...]]:
+    engine = make_engine(tiny_model_path, prefix_cache=False)
+    answers = [ask(engine, prompt)[0] for prompt in PROMPTS]
+    engine.close()
+    return answers
+
+
+def test_what_the_pool_has_no_room_for_comes_back_from_host_memory(tiny_model_path, cold):
+    engine = make_engine(tiny_model_path, num_slots=512, host_cache_bytes=64 << 20)
+    assert [ask(engine, prompt) for prompt in PROMPTS] == [(answer, 0) for answer in cold]
+    for prompt, answer in zip(PROMPTS, cold, strict=True):
+        tokens, num_cached = ask(engine, prompt)
+        assert tokens == answer and num_cached >= len(prompt) // 64 * 64
+    assert engine.tiers.counters.restored > 0
+    engine.close()
+
+
+def test_a_restart_finds_its_prefixes_again_and_answers_the_same(tiny_model_path, tmp_path, cold):
+    engine = make_engine(tiny_model_path, disk_cache=str(tmp_path))
+    assert [ask(engine, prompt) for prompt in PROMPTS] == [(answer, 0) for answer in cold]
+    engine.close()
+    engine = make_engine(tiny_model_path, disk_cache=str(tmp_path))
+    for prompt, answer in zip(PROMPTS, cold, strict=True):
+        tokens, num_cached = ask(engine, prompt)
+        assert tokens == answer and num_cached >= len(prompt) // 64 * 64
+    engine.close()
+
+
+def test_an_idle_engine_writes_behind(tiny_model_path, tmp_path):
+    engine = make_engine(tiny_model_path, disk_cache=str(tmp_path))
+    ask(engine, PROMPTS[0])
+    for _ in range(3):
+        engine.step([])
+    engine.tiers.wait()
+    assert len(list(tmp_path.rglob("*.kv"))) == len(PROMPTS[0]) // 64
+    engine.close()
+
+
+def test_a_corrupt_file_is_ignored_with_one_line(tiny_model_path, tmp_path, cold, caplog):
+    engine = make_engine(tiny_model_path, disk_cache=str(tmp_path))
+    ask(engine, PROMPTS[0])
+    engine.close()
+    for file in tmp_path.rglob("*.kv"):
+        raw = bytearray(file.read_bytes())
+        raw[-1] ^= 1
+        file.write_bytes(raw)
+    engine = make_engine(tiny_model_path, disk_cache=str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        assert ask(engine, PROMPTS[0]) == (cold[0], 0)
+        assert ask(engine, PROMPTS[0])[0] == cold[0]
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == len(set(lines)) == len(PROMPTS[0]) // 64 and "ignored" in lines[0]
+    engine.close()
+
+
+def test_another_model_or_number_format_finds_nothing(tiny_model_path, tmp_path):
+    engine = make_engine(tiny_model_path, disk_cache=str(tmp_path / "kv"))
+    ask(engine, PROMPTS[0])
+    engine.close()
+    other = tmp_path / "model"
+    shutil.copytree(tiny_model_path, other)
+    weights = next(other.glob("*.safetensors"))
+    raw = bytearray(weights.read_bytes())
+    raw[-2] ^= 8
+    weights.write_bytes(raw)
+    for path, options in ((other, {}), (tiny_model_path, {"cache_format": "int8"})):
+        engine = make_engine(path, disk_cache=str(tmp_path / "kv"), **options)
+        assert ask(engine, PROMPTS[0])[1] == 0
+        engine.close()
+
+
+def test_int8_blocks_are_a_quarter_of_float32_and_are_found_again(tiny_model_path, tmp_path):
+    sizes = {}
+    for format in ("auto", "int8"):
+        folder = tmp_path / format
+        engine = make_engine(tiny_model_path, disk_cache=str(folder), cache_format=format)
+        ask(engine, PROMPTS[0])
+        engine.close()
+        sizes[format] = next(folder.rglob("*.kv")).stat().st_size
+        engine = make_engine(tiny_model_path, disk_cache=str(folder), cache_format=format)
+        assert ask(engine, PROMPTS[0])[1] >= len(PROMPTS[0]) // 64 * 64
+        engine.close()
+    assert sizes["int8"] < 0.33 * sizes["auto"]
+
+
+def test_a_preempted_sequence_comes_back_from_host_memory(tiny_model_path):
+    """Four sequences that start small and outgrow the pool together; each ends as it does alone."""
+    long = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+
+    def ops(n: int) -> list[o.AnyOp]:
+        text = f"{n} {PROMPTS[n][:150]}"
+        return [o.Text(op=0, seq=0, text=text), o.Gen(op=1, seq=0, params=long), o.Close(op=2, seq=0)]
+
+    engine = make_engine(tiny_model_path, speculative="off")
+    alone = [Driver(engine).run(ops(n)).done[1].meta.candidates[0].token_ids for n in range(4)]
+    engine.close()
+    engine = make_engine(tiny_model_path, speculative="off", num_slots=900, host_cache_bytes=64 << 20)
+    driver = Driver(engine)
+    outcomes = [driver.submit(ops(n)) for n in range(4)]
+    driver.run()
+    assert [outcome.done[1].meta.candidates[0].token_ids for outcome in outcomes] == alone
+    assert engine.scheduler.counters.num_preemptions > 0 and engine.scheduler.counters.num_swapped_back > 0
+    engine.close()
+
+
+def test_where_computing_is_quicker_than_copying_nothing_is_copied(tiny_model_path):
+    engine = make_engine(tiny_model_path, num_slots=512, host_cache_bytes=64 << 20)
+    engine.tiers._save_s = 10.0
+    for prompt in PROMPTS:
+        ask(engine, prompt)
+    assert engine.tiers.counters.refused > 0
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"host_cache_bytes": 100}, "one block of 64 tokens"),
+        ({"host_cache_bytes": -1}, "must be 0"),
+        ({"host_cache_bytes": 1 << 20, "prefix_cache": False}, "they need prefix_cache"),
+        ({"disk_cache": "/dev/null/kv"}, "cannot be used"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(tiny_model_path, options, words):
+    with pytest.raises(InvalidParams, match=words):
+        make_engine(tiny_model_path, **options)

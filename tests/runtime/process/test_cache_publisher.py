@@ -1,0 +1,81 @@
+"""Cache events over a socket: who subscribes can tell which prefixes an engine has."""
+
+import numpy as np
+import pytest
+import zmq
+from phloem.radix_cache import RadixCache, block_names
+from phloem.runtime.llm import Engine
+from phloem.runtime.process.cache_publisher import CachePublisher
+from phloem.runtime.protocol.cache_events import BlocksEvicted, BlocksStored, decode_cache_events
+from phloem.runtime.protocol.errors import InvalidParams
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def subscribe(context: zmq.Context, url: str) -> zmq.Socket:
+    socket = context.socket(zmq.SUB)
+    socket.set(zmq.RCVTIMEO, 10_000)
+    socket.subscribe(b"")
+    socket.connect(url)
+    return socket
+
+
+def receive_after(socket: zmq.Socket, publish) -> object:
+    """What arrives; ``publish`` is called until something does, for a subscription takes its time."""
+    for _ in range(1000):
+        publish()
+        if socket.poll(10):
+            return decode_cache_events(socket.recv())
+    raise AssertionError("nothing was published")
+
+
+def test_what_is_stored_and_evicted_is_published_by_name(context):
+    publisher = CachePublisher("tcp://127.0.0.1:*", block_len=4, context=context)
+    socket = subscribe(context, publisher.url)
+    events: list = []
+    cache = RadixCache(64, on_event=events.append, block_len=4)
+    tokens = np.arange(10, dtype=np.int32)
+
+    def store_and_flush() -> None:
+        lease = cache.acquire(tokens, namespace="salt")
+        lease.extend(10)
+        lease.commit(tokens)
+        lease.release()
+        cache.flush()
+        publisher.publish(events)
+        assert not events
+
+    frame = receive_after(socket, store_and_flush)
+    names = tuple(block_names(tokens, namespace="salt", block_len=4))
+    stored, evicted = frame.events
+    assert frame.block_len == 4 and len(names) == 2
+    assert isinstance(stored, BlocksStored) and (stored.namespace, stored.names) == ("salt", names)
+    assert isinstance(evicted, BlocksEvicted) and (evicted.cause, evicted.seq) == ("flush", stored.seq + 1)
+    assert evicted.names == names
+    socket.close()
+    publisher.close()
+
+
+def test_an_engine_says_where_it_publishes_and_tells_of_a_prompt(context, tiny_model_path):
+    engine = Engine(str(tiny_model_path), num_slots=2048, num_threads=1, cache_events_url="tcp://127.0.0.1:*")
+    try:
+        url = engine.client.welcome.cache_events_url
+        assert url.startswith("tcp://127.0.0.1:") and not url.endswith("*")
+        socket = subscribe(context, url)
+        prompts = (f"{n} " + "leaf " * 40 for n in range(1000))
+        frame = receive_after(socket, lambda: engine.generate(next(prompts), max_tokens=1))
+        assert frame.block_len == 64 and isinstance(frame.events[0], BlocksStored)
+        socket.close()
+    finally:
+        engine.shutdown()
+
+
+@pytest.mark.parametrize("url", ["tcp://0.0.0.0:5555", "nonsense"])
+def test_an_address_that_others_reach_is_refused(context, url):
+    with pytest.raises(InvalidParams):
+        CachePublisher(url, block_len=4, context=context)
