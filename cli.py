@@ -156,6 +156,47 @@ def _bench(args: argparse.Namespace) -> int:
     return _OK
 
 
+def _plan(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from .runtime.planning import HARDWARE, SHAPES, Goal, Shape, find_capacity
+
+    if args.shape in SHAPES:
+        shape = SHAPES[args.shape]
+    else:
+        from .runtime.weights import open_weights, resolve_model
+
+        shape = Shape.of_config(args.shape, open_weights(resolve_model(args.shape)).config)
+    shape = replace(shape, weight_bits=args.weight_bits or (4 if args.hardware == "cpu" else 16))
+    if args.hardware == "cpu":
+        from .runtime.planning.measured import cpu_hardware
+        from .runtime.weights.home import default_home
+
+        hardware = cpu_hardware(default_home(), threads=args.num_threads, again=args.measure_again)
+    else:
+        hardware = HARDWARE[args.hardware]
+    goal = Goal(args.isl, args.osl, args.ttft_s, args.tpot_s, args.cached_share)
+    found = find_capacity(shape, hardware, goal)
+    print(f"{shape.name}, {shape.weight_bits}-bit weights, on {hardware.name} ({hardware.about})")
+    print(
+        f"weights {shape.weights_size_bytes / 1e9:.2f} GB, keys and values {shape.slot_size_bytes / 1e3:.1f} kB a "
+        f"token: {found.slots:,} tokens fit"
+    )
+    print(f"prompts of {goal.isl:,} tokens ({goal.cached_share:.0%} cached), answers of {goal.osl:,}")
+    if not found.batch:
+        print(f"not even one sequence: {found.limit}")
+        return _FAILED
+    print(f"batch {found.batch}, bounded by {found.limit}")
+    print(f"time to first token {found.ttft_s * 1e3:,.1f} ms, time per token {found.tpot_s * 1e3:,.2f} ms")
+    for part in ("linear", "attention", "small_ops", "head", "host"):
+        seconds = getattr(found.step, part)
+        print(f"  {part.replace('_', ' '):<10} {seconds * 1e3:>10.3f} ms {seconds / found.step.total:>6.1%}")
+    print(f"one replica: {found.tokens_per_s:,.0f} tokens/s, {found.tokens_per_s / goal.osl:,.2f} requests/s")
+    if args.rate:
+        print(f"{args.rate:g} requests/s: {found.replicas(goal, args.rate)} replicas")
+    return _OK
+
+
 def _resolved_config(args: argparse.Namespace) -> EngineConfig:
     """The config of the flags. Fetches the model first, where there is a terminal to show it on."""
     from .runtime.weights.resolve import resolve_model
@@ -225,9 +266,35 @@ def _parser() -> argparse.ArgumentParser:
     _add_engine_flags(bench)
     bench.set_defaults(run=_bench)
 
+    _add_plan(commands)
+
     doctor = commands.add_parser("doctor", help="show what this machine can run")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _add_plan(commands: Any) -> None:
+    from .runtime.planning import HARDWARE, SHAPES
+
+    plan = commands.add_parser(
+        "plan",
+        help="predict speed and size of a deployment",
+        description="Predict, from a model's shape and a machine's rates, batch, speed and the replicas needed.",
+    )
+    plan.add_argument("shape", metavar="SHAPE", help=f"one of {', '.join(SHAPES)}, or any MODEL")
+    plan.add_argument(
+        "--hardware", choices=["cpu", *HARDWARE], default="cpu", help="cpu: this machine's, measured once"
+    )
+    plan.add_argument("--isl", type=_at_least_one, default=1000, metavar="TOKENS", help="of a prompt")
+    plan.add_argument("--osl", type=_at_least_one, default=200, metavar="TOKENS", help="of an answer")
+    plan.add_argument("--ttft-s", type=_seconds, default=float("inf"), metavar="SECONDS", help="to the first token")
+    plan.add_argument("--tpot-s", type=_seconds, default=float("inf"), metavar="SECONDS", help="from token to token")
+    plan.add_argument("--rate", type=_seconds, default=0.0, metavar="N", help="requests a second that must be served")
+    plan.add_argument("--cached-share", type=float, default=0.0, metavar="SHARE", help="of prompts found in the cache")
+    plan.add_argument("--weight-bits", type=int, choices=[4, 8, 16, 32], help="default: 4 on a CPU, 16 elsewhere")
+    plan.add_argument("--num-threads", type=_count, default=0, metavar="N", help="CPU threads; 0: one per core")
+    plan.add_argument("--measure-again", action="store_true", help="do not use what was measured on this CPU before")
+    plan.set_defaults(run=_plan)
 
 
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:

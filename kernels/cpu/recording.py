@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 22
@@ -51,7 +51,8 @@ class Arena:
         while self._chunk < len(self._chunks) and self._used + size > len(self._chunks[self._chunk]):
             self._chunk, self._used = self._chunk + 1, 0
         if self._chunk == len(self._chunks):
-            self._chunks.append(torch.empty(max(size, _CHUNK_BYTES), dtype=torch.uint8))
+            with _disable_current_modes():  # an open recording would take this allocation from here as well
+                self._chunks.append(torch.empty(max(size, _CHUNK_BYTES), dtype=torch.uint8))
         start = self._used
         self._used = -(-(start + size) // _ALIGNMENT) * _ALIGNMENT
         return self._chunks[self._chunk][start : start + size].view(dtype).view(shape)

@@ -14,7 +14,7 @@ from ...constrained.spec import GrammarSpec
 from ..engine import Engine
 from ..protocol.errors import InvalidParams, from_info
 from ..protocol.frames import encode_runtime
-from ..protocol.messages import Closed, Done, Failed, GenMeta, Rejected, Submit
+from ..protocol.messages import ClientMessage, Closed, Done, Failed, GenMeta, Rejected, Submit
 from ..protocol.ops import Close, Gen, Special
 from ..protocol.sampling import SamplingParams
 from .spans import Spans
@@ -74,7 +74,7 @@ def run_load(engine: Engine, load: Load, *, spans: Spans | None = None, seed: in
     engine.cache.flush()
     params = SamplingParams(max_tokens=load.new_tokens, temperature=0.0, ignore_eos=not load.grammar)
     grammar = GrammarSpec("json_schema", json.dumps(SCHEMA)) if load.grammar else None
-    inbox = [
+    inbox: list[tuple[bytes, ClientMessage]] = [
         (
             CLIENT,
             Submit(

@@ -50,6 +50,15 @@ def test_a_product_with_weights_in_a_librarys_own_layout_is_computation() -> Non
     assert recording.foreign is not None
 
 
+def test_memory_grows_while_a_recording_is_open() -> None:
+    arena = Arena()
+    with Recording(arena) as recording:
+        for size in (1 << 22, 1 << 23, 100):
+            assert len(recording.scratch(str(size), size, torch.uint8)) == size
+            assert torch.empty(size, dtype=torch.uint8).shape == (size,)
+    assert recording.foreign is None
+
+
 def test_scratch_is_shared_by_name_and_other_memory_by_nobody() -> None:
     recording = Recording(Arena())
     a, b = recording.scratch("a", 100, torch.float32), recording.scratch("a", 50, torch.float32)

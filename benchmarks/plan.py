@@ -1,0 +1,66 @@
+"""What ``phloem plan`` predicts for this CPU beside what the engine takes: milliseconds of a decode step.
+
+    python -m benchmarks.plan [--model smollm2] [--measure-again] [--out FILE]
+
+Prints both and their ratio for several batches and contexts, and ends with status 1 where one is off by more than 20%.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import Engine
+from phloem.runtime.planning import Shape, step_time
+from phloem.runtime.planning.measured import cpu_hardware
+from phloem.runtime.profiling import Load, run_load
+from phloem.runtime.weights.home import default_home
+
+from . import header
+
+CASES = ((1, 100), (1, 2000), (4, 500), (8, 100), (16, 100), (16, 1000), (32, 300))  # rows x tokens of prompt
+NEW_TOKENS = 24
+BOUND = 0.2
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many")
+    parser.add_argument("--measure-again", action="store_true")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args(argv)
+    report: dict[str, Any] = header()
+    print(*(f"{key}: {value}" for key, value in report.items()), sep="\n")
+    hardware = cpu_hardware(default_home(), again=args.measure_again)
+    engine = Engine(EngineConfig(model=args.model))
+    shape = Shape.of_config(args.model, engine.model.config)
+    run_load(engine, Load(rows=2, new_tokens=8))
+    rows_off = 0
+    report["cases"] = []
+    print(f"{'rows':>6}{'context':>9}{'measured ms':>13}{'predicted ms':>14}{'ratio':>8}")
+    for rows, prompt in CASES[: args.cases]:
+        times = [
+            ms
+            for _ in range(2)
+            for ms in run_load(engine, Load(rows=rows, prompt_tokens=prompt, new_tokens=NEW_TOKENS)).decode_ms
+        ]
+        measured = sorted(times)[len(times) // 2]
+        predicted = step_time(shape, hardware, rows=rows, context=prompt + NEW_TOKENS / 2)
+        ratio = predicted.total * 1e3 / measured
+        rows_off += abs(ratio - 1) > BOUND
+        report["cases"].append(
+            {"rows": rows, "context": prompt, "measured": measured, "predicted": predicted.total * 1e3}
+        )
+        print(f"{rows:>6}{prompt:>9}{measured:>13.2f}{predicted.total * 1e3:>14.2f}{ratio:>8.2f}", flush=True)
+    engine.close()
+    print(f"{rows_off} of {args.cases} cases are off by more than {BOUND:.0%}")
+    if args.out:
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if rows_off else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""What a model will do on a machine before either is there: step times, batches, throughput and replicas."""
+
+from .capacity import Capacity, Goal, find_capacity
+from .hardware import HARDWARE, Hardware
+from .shapes import SHAPES, Shape
+from .step_time import StepTime, step_time
+
+__all__ = ["HARDWARE", "SHAPES", "Capacity", "Goal", "Hardware", "Shape", "StepTime", "find_capacity", "step_time"]

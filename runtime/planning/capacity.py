@@ -1,0 +1,118 @@
+"""What one replica carries within a goal, and how many a load needs. Never runs anything.
+
+In a steady state each of b sequences brings isl tokens of prompt for osl tokens of answer, so a step that decodes b
+tokens also prefills b * isl / osl: that step's time is what a reader waits between tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..protocol.errors import InvalidParams
+from .hardware import Hardware
+from .shapes import Shape
+from .step_time import StepTime, step_time
+
+MEMORY_SHARE = 0.9  # of the device, for weights and keys and values together
+MAX_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Prompts of ``isl`` tokens, answers of ``osl``; a first token within ``ttft_s``, the next each within ``tpot_s``.
+
+    ``cached_share`` of a prompt is found in the prefix cache. ``chunk``: prompt tokens of one step at most.
+    """
+
+    isl: int
+    osl: int
+    ttft_s: float = math.inf
+    tpot_s: float = math.inf
+    cached_share: float = 0.0
+    chunk: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("isl", "osl", "ttft_s", "tpot_s", "chunk"):
+            if not getattr(self, name) > 0:
+                raise InvalidParams(f"{name}={getattr(self, name)}: must be more than 0")
+        if not 0.0 <= self.cached_share < 1.0:
+            raise InvalidParams(f"cached_share={self.cached_share}: must be at least 0 and below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """``batch`` 0: not even one sequence fits into memory or goal; ``limit`` says what is in the way of one more."""
+
+    batch: int
+    limit: str
+    slots: int
+    ttft_s: float
+    tpot_s: float
+    tokens_per_s: float
+    step: StepTime
+
+    def replicas(self, goal: Goal, requests_per_s: float) -> int:
+        """Replicas for so many requests a second."""
+        if self.batch == 0:
+            raise InvalidParams(f"no replica meets the goal: {self.limit}")
+        return max(1, math.ceil(requests_per_s * goal.osl / self.tokens_per_s))
+
+
+def find_capacity(shape: Shape, hardware: Hardware, goal: Goal) -> Capacity:
+    """The largest batch that memory and goal allow."""
+    free = hardware.memory_bytes * MEMORY_SHARE - shape.weights_size_bytes
+    slots = max(0, int(free / shape.slot_size_bytes))
+    fit = min(slots // (goal.isl + goal.osl), MAX_BATCH)
+    if fit < 1:
+        need = shape.weights_size_bytes + (goal.isl + goal.osl) * shape.slot_size_bytes
+        have = hardware.memory_bytes * MEMORY_SHARE
+        limit = f"memory: {need / 1e9:.1f} GB for weights and one sequence, {have / 1e9:.1f} GB to be had"
+        return _capacity(shape, hardware, goal, 0, limit, slots)
+    # Both times grow with the batch.
+    low, high = 0, fit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _broken(goal, *_times(shape, hardware, goal, middle)[:2]):
+            high = middle - 1
+        else:
+            low = middle
+    limit = "memory for keys and values" if low == fit < MAX_BATCH else f"batches of {MAX_BATCH:,} are the most"
+    if low < fit:
+        limit = _broken(goal, *_times(shape, hardware, goal, low + 1)[:2])
+    return _capacity(shape, hardware, goal, low, limit, slots)
+
+
+def _capacity(shape: Shape, hardware: Hardware, goal: Goal, batch: int, limit: str, slots: int) -> Capacity:
+    ttft_s, tpot_s, step = _times(shape, hardware, goal, max(batch, 1))
+    return Capacity(batch, limit, slots, ttft_s, tpot_s, batch / tpot_s, step)
+
+
+def _times(shape: Shape, hardware: Hardware, goal: Goal, batch: int) -> tuple[float, float, StepTime]:
+    """(time to first token, time per token, the mean step) of a batch in its steady state."""
+    new_prompt = goal.isl * (1 - goal.cached_share)
+    context = goal.isl + goal.osl / 2
+    seen = goal.isl - new_prompt / 2
+    step = step_time(
+        shape,
+        hardware,
+        rows=batch,
+        context=context,
+        prefill=batch * new_prompt / goal.osl,
+        prefill_context=seen,
+    )
+    chunk = min(goal.chunk, new_prompt)
+    chunk_step = step_time(
+        shape, hardware, rows=max(batch - 1, 0), context=context, prefill=chunk, prefill_context=seen
+    )
+    # The prompt arrives in the middle of a step, on average.
+    return math.ceil(new_prompt / chunk) * chunk_step.total + step.total / 2, step.total, step
+
+
+def _broken(goal: Goal, ttft_s: float, tpot_s: float) -> str:
+    """What one sequence more would break; empty when nothing."""
+    if tpot_s > goal.tpot_s:
+        return f"time per token: {tpot_s * 1e3:.1f} ms with one more, {goal.tpot_s * 1e3:g} ms allowed"
+    if ttft_s > goal.ttft_s:
+        return f"time to first token: {ttft_s * 1e3:.0f} ms with one more, {goal.ttft_s * 1e3:g} ms allowed"
+    return ""

@@ -1,0 +1,80 @@
+"""Machines as rates: what they read and multiply in a second. Never measures; ``measured`` does that for a CPU."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Curve = tuple[tuple[float, float], ...]  # (rows, seconds for a thousand million weights), rows ascending
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Rates of one device, and of the host that drives it.
+
+    Where ``curves`` has the weights' bits, products cost what it says; elsewhere they are a roofline of ``read_rate``
+    and ``product_rate``. ``read_rate`` (bytes/s) and ``product_rate`` (operations/s, 16-bit) are what is reached, not
+    what is printed on the box.
+    """
+
+    name: str
+    memory_bytes: float
+    read_rate: float
+    product_rate: float
+    launch_s: float  # of each kernel
+    host_step_s: float  # a step's planning, sampling and sending, beyond the kernels
+    host_row_s: float  # and of each row in it
+    about: str = ""
+    curves: dict[int, Curve] | None = None
+    key_rate: float = 0.0  # numbers of K and V read and widened a second; 0: a roofline of the two rates
+    score_rate: float = 0.0  # multiply-adds of queries with K and V, few queries a row
+    prefill_score_rate: float = 0.0  # the same, many queries a row
+    element_rate: float = 0.0  # numbers that norms, rope and activations pass a second
+    logit_rate: float = 0.0  # logits that a greedy choice looks at a second
+
+    def product_s(self, weights: int, rows: float, *, bits: int, weight_bytes: float) -> float:
+        """A matrix product with so many weights, ``rows`` rows at once."""
+        curve = (self.curves or {}).get(bits)
+        if curve:
+            return weights / 1e9 * interpolate(curve, rows)
+        return max(weights * weight_bytes / self.read_rate, 2 * weights * rows / self.product_rate)
+
+
+def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float:
+    """Linear between points, proportional beyond the last one."""
+    last_x, last_y = curve[-1]
+    if x >= last_x:
+        return last_y * x / last_x
+    at = bisect_left(curve, (x, 0.0))
+    if at == 0:
+        return curve[0][1]
+    (x0, y0), (x1, y1) = curve[at - 1], curve[at]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+# Datasheet rates: dense bfloat16 operations and memory bytes a second, of which steps reach these shares.
+READ_SHARE, PRODUCT_SHARE = 0.75, 0.6
+
+
+def _gpu(name: str, memory_gb: float, terabytes_s: float, teraflops: float) -> Hardware:
+    return Hardware(
+        name,
+        memory_bytes=memory_gb * 1e9,
+        read_rate=terabytes_s * 1e12 * READ_SHARE,
+        product_rate=teraflops * 1e12 * PRODUCT_SHARE,
+        launch_s=3e-6,
+        host_step_s=4e-4,
+        host_row_s=5e-6,
+        about=f"datasheet {terabytes_s} TB/s, {teraflops:g} TFLOPS, of which {READ_SHARE:.0%} and {PRODUCT_SHARE:.0%}",
+    )
+
+
+_ALL = (
+    _gpu("h200", 141, 4.8, 989),
+    _gpu("h100", 80, 3.35, 989),
+    _gpu("a100-80g", 80, 2.04, 312),
+    _gpu("l40s", 48, 0.864, 362),
+    _gpu("l4", 24, 0.3, 121),
+)
+HARDWARE = {hardware.name: hardware for hardware in _ALL}

@@ -1,0 +1,94 @@
+"""Models as what their steps must read and multiply. Never loads a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.errors import InvalidParams
+from ..weights.model_config import ModelConfig
+
+WEIGHT_BYTES = {4: 0.625, 8: 1.0625, 16: 2.0, 32: 4.0}  # with scales and zeros of groups of 32
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """``kv_bytes`` of one number in the cache."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    inner: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied: bool
+    weight_bits: int = 4
+    kv_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        if self.weight_bits not in WEIGHT_BYTES:
+            known = ", ".join(map(str, WEIGHT_BYTES))
+            raise InvalidParams(f"weight_bits={self.weight_bits}: must be one of {known}")
+
+    @classmethod
+    def of_config(cls, name: str, config: ModelConfig) -> Shape:
+        return cls(
+            name,
+            config.num_layers,
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.vocab_size,
+            config.tied_embeddings,
+        )
+
+    @property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs) of the matrix products of one layer."""
+        q_len, kv_len = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return (
+            (q_len + 2 * kv_len, self.hidden),
+            (self.hidden, q_len),
+            (2 * self.inner, self.hidden),
+            (self.hidden, self.inner),
+        )
+
+    @property
+    def layer_weights(self) -> int:
+        return sum(outputs * inputs for outputs, inputs in self.products)
+
+    @property
+    def head_weights(self) -> int:
+        return self.vocab_size * self.hidden
+
+    @property
+    def head_bits(self) -> int:
+        """The head keeps 8 bits where the layers have 4."""
+        return max(self.weight_bits, 8)
+
+    @property
+    def weights_size_bytes(self) -> float:
+        """In memory: layers, head, and the embedding in 16 bits, which a tied head does not share."""
+        layers = self.num_layers * self.layer_weights * WEIGHT_BYTES[self.weight_bits]
+        shared = self.tied and self.weight_bits >= 16
+        return layers + self.head_weights * (WEIGHT_BYTES[self.head_bits] + (0.0 if shared else 2.0))
+
+    @property
+    def slot_size_bytes(self) -> int:
+        """Of one token's keys and values."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_bytes
+
+
+_ALL = (
+    Shape("smollm2", 30, 576, 1536, 9, 3, 64, 49_152, True),
+    Shape("qwen2.5-coder-0.5b", 24, 896, 4864, 14, 2, 64, 151_936, True),
+    Shape("qwen2.5-coder-1.5b", 28, 1536, 8960, 12, 2, 128, 151_936, True),
+    Shape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151_936, True),
+    Shape("qwen3-8b", 36, 4096, 12_288, 32, 8, 128, 151_936, False),
+    Shape("llama-3.1-8b", 32, 4096, 14_336, 32, 8, 128, 128_256, False),
+    Shape("llama-3.3-70b", 80, 8192, 28_672, 64, 8, 128, 128_256, False),
+)
+SHAPES = {shape.name: shape for shape in _ALL}

@@ -1,0 +1,74 @@
+"""The time of one step, op by op, from a shape and a machine's rates. Never runs anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .hardware import Hardware
+from .shapes import WEIGHT_BYTES, Shape
+
+KERNELS_A_LAYER = 8  # four products, two norms, rope with the KV write, attention, activation: one is fused
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds by part, as in ``phloem bench --profile``."""
+
+    linear: float
+    attention: float
+    small_ops: float
+    head: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        return self.linear + self.attention + self.small_ops + self.head + self.host
+
+
+def step_time(
+    shape: Shape, hardware: Hardware, *, rows: float, context: float, prefill: float = 0.0, prefill_context: float = 0.0
+) -> StepTime:
+    """``rows`` sequences decode one token each, with ``context`` tokens behind them on average; beside them run
+    ``prefill`` tokens of prompts, that see ``prefill_context`` tokens on average. Numbers of tokens may be averages.
+    """
+    tokens = rows + prefill
+    linear = sum(
+        hardware.product_s(
+            outputs * inputs, tokens, bits=shape.weight_bits, weight_bytes=WEIGHT_BYTES[shape.weight_bits]
+        )
+        for outputs, inputs in shape.products
+    )
+    # Prompts need logits for their last token alone: of a chunk that is next to nothing.
+    head = hardware.product_s(
+        shape.head_weights, max(rows, 1.0), bits=shape.head_bits, weight_bytes=WEIGHT_BYTES[shape.head_bits]
+    )
+    return StepTime(
+        linear=shape.num_layers * linear,
+        attention=shape.num_layers
+        * (
+            _attention_s(shape, hardware, rows, context, hardware.score_rate)
+            + _attention_s(shape, hardware, prefill, prefill_context, hardware.prefill_score_rate, queries=64.0)
+        ),
+        small_ops=shape.num_layers * (_small_ops_s(shape, hardware, tokens) + KERNELS_A_LAYER * hardware.launch_s),
+        head=head,
+        host=hardware.host_step_s
+        + rows * hardware.host_row_s
+        + (rows * shape.vocab_size / hardware.logit_rate if hardware.logit_rate else 0.0),
+    )
+
+
+def _attention_s(
+    shape: Shape, hardware: Hardware, tokens: float, context: float, score_rate: float, *, queries: float = 1.0
+) -> float:
+    """``queries`` neighbours share one reading of the context."""
+    numbers = 2 * tokens * context * shape.num_kv_heads * shape.head_dim / queries
+    products = 2 * tokens * context * shape.num_heads * shape.head_dim
+    if hardware.key_rate:
+        return numbers / hardware.key_rate + products / score_rate
+    return max(numbers * shape.kv_bytes / hardware.read_rate, 2 * products / hardware.product_rate)
+
+
+def _small_ops_s(shape: Shape, hardware: Hardware, tokens: float) -> float:
+    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    numbers = tokens * (2 * shape.hidden + heads + 2 * shape.inner)
+    return numbers / hardware.element_rate if hardware.element_rate else 4 * numbers / hardware.read_rate

@@ -1,0 +1,117 @@
+"""Plans: times add up, grow with what must be read, and bounds are kept and named."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from phloem.cli import main
+from phloem.runtime.planning import HARDWARE, SHAPES, Goal, Hardware, Shape, find_capacity, step_time
+from phloem.runtime.planning.hardware import interpolate
+from phloem.runtime.protocol.errors import InvalidParams
+
+LLAMA = replace(SHAPES["llama-3.1-8b"], weight_bits=16)
+H200 = HARDWARE["h200"]
+
+
+def test_a_decode_step_of_one_row_reads_every_weight_once() -> None:
+    step = step_time(LLAMA, H200, rows=1, context=0)
+    read_s = LLAMA.num_layers * LLAMA.layer_weights * 2 / H200.read_rate
+    assert step.linear == pytest.approx(read_s)
+    assert step.head == pytest.approx(LLAMA.head_weights * 2 / H200.read_rate)
+    assert step.attention == 0.0
+    assert step.total == step.linear + step.attention + step.small_ops + step.head + step.host
+
+
+def test_the_size_of_a_model_is_what_its_name_says() -> None:
+    for name, billions in (("llama-3.1-8b", 8.03), ("llama-3.3-70b", 70.6), ("qwen3-8b", 8.19)):
+        assert replace(SHAPES[name], weight_bits=16).weights_size_bytes / 2e9 == pytest.approx(billions, rel=0.01)
+    assert LLAMA.slot_size_bytes == 2 * 32 * 8 * 128 * 2
+
+
+def test_products_become_bound_by_arithmetic() -> None:
+    few, many = (step_time(LLAMA, H200, rows=rows, context=0).linear for rows in (1, 8))
+    assert few == many
+    assert step_time(LLAMA, H200, rows=2000, context=0).linear > 3 * many
+
+
+def test_curves_are_interpolated_and_go_on_in_proportion() -> None:
+    curve = ((1.0, 2.0), (4.0, 8.0), (8.0, 10.0))
+    assert [interpolate(curve, x) for x in (0.5, 1.0, 2.5, 4.0, 6.0, 8.0, 16.0)] == [2, 2, 5, 8, 9, 10, 20]
+
+
+@pytest.mark.parametrize("bounds", [{"tpot_s": 0.03}, {"ttft_s": 0.06}, {"tpot_s": 0.02, "ttft_s": 0.5}])
+def test_one_more_sequence_would_break_the_goal(bounds: dict[str, float]) -> None:
+    goal = Goal(1000, 200, **bounds)
+    found = find_capacity(LLAMA, H200, goal)
+    assert found.batch > 1 and found.tpot_s <= goal.tpot_s and found.ttft_s <= goal.ttft_s
+    assert found.limit.startswith(("time per token", "time to first token"))
+    looser = find_capacity(LLAMA, H200, Goal(1000, 200, **{name: 2 * bound for name, bound in bounds.items()}))
+    assert looser.batch > found.batch and looser.tokens_per_s > found.tokens_per_s
+
+
+def test_without_a_goal_memory_bounds_the_batch() -> None:
+    found = find_capacity(LLAMA, H200, Goal(4000, 1000))
+    assert found.limit == "memory for keys and values"
+    assert found.batch == found.slots // 5000
+
+
+def test_replicas_carry_the_load() -> None:
+    goal = Goal(1000, 200, tpot_s=0.03)
+    found = find_capacity(LLAMA, H200, goal)
+    count = found.replicas(goal, 50.0)
+    assert count * found.tokens_per_s >= 50 * 200 > (count - 1) * found.tokens_per_s
+
+
+def test_a_cached_prefix_makes_room() -> None:
+    plain, cached = (find_capacity(LLAMA, H200, Goal(1000, 200, tpot_s=0.03, cached_share=s)) for s in (0.0, 0.9))
+    assert cached.batch > plain.batch and cached.ttft_s < plain.ttft_s
+
+
+def test_a_model_that_does_not_fit_is_said_to_need_more() -> None:
+    found = find_capacity(replace(SHAPES["llama-3.3-70b"], weight_bits=16), HARDWARE["l4"], Goal(100, 100))
+    assert found.batch == 0 and "memory: 141" in found.limit
+    with pytest.raises(InvalidParams, match="no replica meets the goal"):
+        found.replicas(Goal(100, 100), 1.0)
+
+
+def test_impossible_numbers_are_named() -> None:
+    with pytest.raises(InvalidParams, match="isl=0: must be more than 0"):
+        Goal(0, 1)
+    with pytest.raises(InvalidParams, match=r"cached_share=1.0: must be at least 0 and below 1"):
+        Goal(1, 1, cached_share=1.0)
+    with pytest.raises(InvalidParams, match="weight_bits=5"):
+        replace(LLAMA, weight_bits=5)
+
+
+def test_a_cpu_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from phloem.runtime.planning import measured
+
+    curve = ((1.0, 0.03), (16.0, 0.07))
+    fake = Hardware(
+        "cpu", 1e10, 1e10, 1e11, 1e-6, 1e-3, 1e-5, "fake", curves={4: curve}, key_rate=1e10, score_rate=1e11
+    )
+    calls = []
+    monkeypatch.setattr(measured, "measure_cpu", lambda threads: calls.append(threads) or fake)
+    assert measured.cpu_hardware(tmp_path, threads=1) == fake
+    assert measured.cpu_hardware(tmp_path, threads=1) == fake
+    assert calls == [1]
+    measured.cpu_hardware(tmp_path, threads=1, again=True)
+    assert calls == [1, 1]
+
+
+def test_plan_prints_what_one_replica_carries(capsys: pytest.CaptureFixture[str]) -> None:
+    goal = ["--isl", "1000", "--osl", "200", "--ttft-s", "0.5", "--tpot-s", "0.03", "--rate", "50"]
+    assert main(["plan", "llama-3.1-8b", "--hardware", "h200", *goal]) == 0
+    out = capsys.readouterr().out
+    assert "bounded by time per token" in out and "50 requests/s: 3 replicas" in out
+    assert main(["plan", "llama-3.3-70b", "--hardware", "l4"]) == 2
+    assert "not even one sequence: memory" in capsys.readouterr().out
+
+
+def test_a_shape_is_read_from_a_model(tmp_path: Path) -> None:
+    from phloem.runtime.weights import open_weights
+    from phloem.tests.runtime.models.tiny import make_tiny_model
+
+    config = open_weights(make_tiny_model(tmp_path / "tiny", seed=1)).config
+    shape = Shape.of_config("tiny", config)
+    assert (shape.num_layers, shape.hidden, shape.tied) == (2, 64, False)
