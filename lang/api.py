@@ -333,10 +333,26 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod | None = None,
 ) -> ir.SglExpr:
-    """The likeliest of ``choices`` goes here; ``s[name]`` will be it."""
+    """The likeliest of ``choices`` goes here; ``s[name]`` will be it.
+
+    ``temperature > 0`` draws one instead, with probabilities softmax(score / temperature) over the method's scores.
+    """
     if not choices or isinstance(choices, str) or not all(_is_choice(c) for c in choices):
         raise InvalidRequest(f"select({name!r}, choices={choices!r}): must be a list of non-empty strings, one or more")
-    return ir.SglSelect(name, tuple(choices), temperature, choices_method or token_length_normalized)
+    method = choices_method or token_length_normalized
+    if temperature:
+        _check_draw(name, temperature, method)
+    return ir.SglSelect(name, tuple(choices), temperature, method)
+
+
+def _check_draw(name: str | None, temperature: Any, method: ChoicesSamplingMethod) -> None:
+    if not isinstance(temperature, int | float) or not 0.0 <= temperature <= 100.0:
+        raise InvalidRequest(f"select({name!r}, temperature={temperature!r}): must be between 0 and 100")
+    if method.wire_name is None or method.wire_name == "greedy_token_selection":
+        raise InvalidRequest(
+            f"select({name!r}, temperature={temperature}): {method!r} gives no scores to draw by; leave temperature "
+            "out, or use token_length_normalized or unconditional_likelihood_normalized"
+        )
 
 
 def _is_choice(choice: object) -> bool:

@@ -96,6 +96,7 @@ class BodyCrew:
             settings=options.settings,
             arguments=arguments,
             is_awaited=is_awaited,
+            num_api_spec_tokens=function.num_api_spec_tokens,
         )
         state = ProgramState(program.root)
         function._run_body(state, (), arguments)
@@ -169,7 +170,14 @@ async def _run_all(order: _Order) -> list[ProgramState]:
 
     async def run_one(arguments: dict[str, Any]) -> ProgramState:
         arguments = {**arguments, **function.bind_arguments}
-        program = Program(backend, sampling=options.sampling, settings=options.settings, arguments=arguments, loop=loop)
+        program = Program(
+            backend,
+            sampling=options.sampling,
+            settings=options.settings,
+            arguments=arguments,
+            loop=loop,
+            num_api_spec_tokens=function.num_api_spec_tokens,
+        )
         state = ProgramState(program.root)
         await function._run_body_async(state, (), arguments)
         closed = program.session.closed

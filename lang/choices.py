@@ -10,9 +10,11 @@ Let L_i be the log-probabilities of choice i's tokens and U_i the same without t
 Ties go to the first choice.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from ..runtime.protocol.ops import ChoicesMethod
@@ -59,6 +61,14 @@ def mean_logprob(tokens: TokenLogprobs) -> float:
     """Mean of those that are known; an exact 0.0 (certainty) counts like any other."""
     known = [v for v in values_of(tokens) if v is not None]
     return sum(known) / len(known) if known else 0.0
+
+
+def draw(scores: Sequence[float], temperature: float, random: Random) -> tuple[int, list[float]]:
+    """An index drawn with probabilities softmax(scores / temperature), and these."""
+    best = max(scores)
+    weights = [math.exp((score - best) / temperature) for score in scores]
+    total = sum(weights)
+    return random.choices(range(len(scores)), weights)[0], [weight / total for weight in weights]
 
 
 def _first_max(values: Sequence[float]) -> int:

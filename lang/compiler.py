@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from . import ir
+from .deciding import DecidedLeaf, seed_of
 from .function import SglFunction, resolve_backend
 from .graph import Graph
 from .nodes import (
@@ -42,7 +43,9 @@ class CompiledFunction(SglFunction):
     """``run``, ``run_batch`` and ``bind`` as of any program; an argument may be any str (or number)."""
 
     def __init__(self, function: SglFunction, constants: Mapping[str, Any]) -> None:
-        super().__init__(function.func, bind_arguments={**constants, **function.bind_arguments})
+        super().__init__(
+            function.func, function.num_api_spec_tokens, bind_arguments={**constants, **function.bind_arguments}
+        )
         self._source = SglFunction(function.func, bind_arguments=self.bind_arguments)
         self._traces: weakref.WeakKeyDictionary[Any, TracerProgramState] = weakref.WeakKeyDictionary()
         self._tracing = threading.Lock()
@@ -153,9 +156,15 @@ class _Replay:
                 self._leaves[id(node.leaf)] = leaf
                 return GenNode(node.seq, leaf, gen, ir.sampling_of_fork(program.sampling, node.seq), n, program.stream)
             case SelectNode():
-                leaf = Leaf(self._program.lock, node.leaf.name)
-                self._leaves[id(node.leaf)] = leaf
+                program = self._program
                 choices = tuple([self._filled(choice) for choice in node.choices])
+                if isinstance(node.leaf, DecidedLeaf):
+                    seed = seed_of(program.sampling, node.seq, len(program.log))
+                    leaf = decided = node.leaf.again(program.lock, choices, seed)
+                    self._leaves[id(node.leaf.answer)] = decided.answer
+                else:
+                    leaf = Leaf(program.lock, node.leaf.name)
+                self._leaves[id(node.leaf)] = leaf
                 return msgspec.structs.replace(node, leaf=leaf, choices=choices)
             case PinNode():
                 leaf = Leaf(self._program.lock, None)

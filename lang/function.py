@@ -67,6 +67,8 @@ class SglFunction:
         num_api_spec_tokens: int | None = None,
         bind_arguments: dict[str, Any] | None = None,
     ) -> None:
+        if num_api_spec_tokens is not None and (not isinstance(num_api_spec_tokens, int) or num_api_spec_tokens < 1):
+            raise InvalidRequest(f"num_api_spec_tokens={num_api_spec_tokens!r}: must be 1 or more, or None")
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bind_arguments = bind_arguments or {}
@@ -115,6 +117,8 @@ class SglFunction:
         stream: bool = False,
         inline: bool = False,
     ) -> ProgramState:
+        if stream:
+            self._refuse_to_stream()
         arguments = {**options.arguments, **self.bind_arguments}
         program = Program(
             backend,
@@ -123,6 +127,7 @@ class SglFunction:
             settings=options.settings,
             inline=inline,
             arguments=arguments,
+            num_api_spec_tokens=self.num_api_spec_tokens,
         )
         state = ProgramState(program.root)
         if stream and not inline:
@@ -137,6 +142,13 @@ class SglFunction:
             if program.error is not None:
                 raise program.error
         return state
+
+    def _refuse_to_stream(self) -> None:
+        if self.num_api_spec_tokens is not None:
+            raise InvalidRequest(
+                f"{self.__name__}() writes ahead (num_api_spec_tokens={self.num_api_spec_tokens}), so its text is not "
+                "known as it comes; leave out stream=True or num_api_spec_tokens"
+            )
 
     def _run_body(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         """The body from beginning to end; what it raises is left in ``program.error``."""
@@ -163,6 +175,8 @@ class SglFunction:
     async def run_in_loop(self, backend: BaseBackend, args: tuple[Any, ...], options: RunOptions) -> ProgramState:
         loop = asyncio.get_running_loop()
         arguments = {**options.arguments, **self.bind_arguments}
+        if options.options.get("stream"):
+            self._refuse_to_stream()
         program = Program(
             backend,
             sampling=options.sampling,
@@ -170,6 +184,7 @@ class SglFunction:
             settings=options.settings,
             arguments=arguments,
             loop=loop,
+            num_api_spec_tokens=self.num_api_spec_tokens,
         )
         state = ProgramState(program.root)
         if program.stream:
@@ -227,7 +242,7 @@ class SglFunction:
             raise AssertionError(
                 f"bind({unknown[0]}=...): {self.__name__}() has no such argument; it has {', '.join(self.arg_names)}"
             )
-        return SglFunction(self.func, bind_arguments={**self.bind_arguments, **kwargs})
+        return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
 
     def __call__(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Run; inside another program's trace, become part of it."""

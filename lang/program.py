@@ -80,6 +80,7 @@ class Program:
         "lock",
         "log",
         "loop",
+        "num_api_spec_tokens",
         "num_messages",
         "root",
         "sampling",
@@ -100,6 +101,7 @@ class Program:
         is_awaited: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
         arguments: Mapping[str, Any] = _NONE,
+        num_api_spec_tokens: int | None = None,
     ) -> None:
         self.backend = backend
         self.sampling = sampling
@@ -108,6 +110,7 @@ class Program:
         self.inline = inline
         self.is_awaited = is_awaited  # the thread that runs the body waits for the program's end
         self.arguments = arguments
+        self.num_api_spec_tokens = num_api_spec_tokens  # for backends that are asked once per gen
         self.log: list[Node] = []
         self.num_messages = 0
         self.error: BaseException | None = None  # of the Python body

@@ -15,8 +15,7 @@ import msgspec
 from ..runtime.protocol.errors import InvalidRequest, PhloemError
 from ..runtime.protocol.ops import JoinMode
 from . import ir
-from .choices import token_length_normalized
-from .meta import meta_info
+from .deciding import append_decided, is_decided_here
 from .nodes import (
     CloseNode,
     DefaultSystemNode,
@@ -186,36 +185,15 @@ class Sequence:
             once = msgspec.structs.replace(once, overrides={**expr.overrides, **warmer})
 
     def _append_select(self, expr: ir.SglSelect) -> None:
-        method = expr.choices_method
-        if method.wire_name is None and not self.program.session.decides_custom_choices:
-            self._decide_here(expr)
+        program = self.program
+        if is_decided_here(expr) and not program.session.decides_custom_choices:
+            append_decided(self, expr)
             return
-        leaf = Leaf(self.program.lock, expr.name)
+        leaf = Leaf(program.lock, expr.name)
         self.leaves.append(leaf)
         self.bind(expr.name, leaf)
         self.pieces.append(leaf)
-        self.log.append(SelectNode(self.seq, leaf, expr.choices, method, expr.temperature))
-
-    def _decide_here(self, expr: ir.SglSelect) -> None:
-        """A rule of the user's own: the runtime scores, Python decides, and the winner goes on as text."""
-        program = self.program
-        scored = Leaf(program.lock, expr.name)
-        self.leaves.append(scored)
-        self.log.append(SelectNode(self.seq, scored, expr.choices, token_length_normalized, append=False))
-        program.wait_leaves([scored])
-        scored.raise_error()
-        info = meta_info(scored.meta)
-        decision = expr.choices_method(
-            choices=list(expr.choices),
-            normalized_prompt_logprobs=info["normalized_prompt_logprobs"],
-            input_token_logprobs=info["input_token_logprobs"],
-            output_token_logprobs=info["output_token_logprobs"],
-            unconditional_token_logprobs=info.get("unconditional_token_logprobs"),
-        )
-        leaf = Leaf(program.lock, expr.name)
-        leaf.resolve((decision.decision,), {**info, **decision.meta_info})
-        self.bind(expr.name, leaf)
-        self.paste(leaf)
+        self.log.append(SelectNode(self.seq, leaf, expr.choices, expr.choices_method, expr.temperature))
 
     def _append_argument(self, expr: ir.SglArgument) -> None:
         self.pieces.append(Hole(expr.name))

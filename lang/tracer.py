@@ -32,9 +32,8 @@ _tracing: ContextVar[TracerProgramState | None] = ContextVar("phloem_tracing", d
 class TraceSession:
     """Knows the roles of a backend and sends it nothing."""
 
-    decides_custom_choices = True
-
     def __init__(self, session: Session) -> None:
+        self.decides_custom_choices = session.decides_custom_choices
         self.closed = session.closed
         self._session = session
 

@@ -162,6 +162,10 @@ class Leaf(Signal):
             self.is_done = True
             self.notify()
 
+    @property
+    def lock(self) -> threading.Lock:
+        return self._lock
+
     def belongs_to(self, lock: threading.Lock) -> bool:
         return self._lock is lock
 

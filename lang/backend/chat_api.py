@@ -22,10 +22,11 @@ def chat_messages(s: StreamExecutor, api: str) -> list[dict[str, Any]]:
             f"gen() stands {where}, but a chat model of {api} writes assistant turns only: "
             "s += assistant(gen(...)), or a completion model"
         )
-    if s.text_[s.cur_role_begin_pos :].strip():
+    if s.num_api_spec_tokens is None and s.text_[s.cur_role_begin_pos :].strip():
         raise InvalidRequest(
             f"gen() does not directly follow the beginning of the assistant's turn, and {api} cannot continue a turn "
-            "that has text already; put that text into the user's turn"
+            "that has text already; put that text into the user's turn, or let the model write it all with "
+            "@function(num_api_spec_tokens=...)"
         )
     return s.messages_
 

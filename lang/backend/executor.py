@@ -16,6 +16,7 @@ from ..nodes import Node
 if TYPE_CHECKING:
     from ..chat_template import ChatTemplate
     from .base_backend import BaseBackend
+    from .speculation import Ahead
 
 
 _sids = itertools.count()
@@ -31,6 +32,7 @@ class StreamExecutor:
     """Owned by one ``InterpretedSession``; only the driver that runs it writes to it."""
 
     __slots__ = (
+        "ahead",
         "arguments",
         "backend",
         "chat_template",
@@ -47,10 +49,10 @@ class StreamExecutor:
         "messages_",
         "meta_info",
         "num_api_spec_tokens",
+        "planned",
         "queue",
         "seq",
         "sid",
-        "speculated_text",
         "stream",
         "task",
         "text_",
@@ -77,7 +79,8 @@ class StreamExecutor:
         self.arguments: Mapping[str, Any] = {}
         self.default_sampling_para: Any = None
         self.num_api_spec_tokens: int | None = None
-        self.speculated_text = ""
+        self.ahead: Ahead | None = None  # what a completion model wrote beyond what was asked
+        self.planned: dict[int, str] | None = None  # the gens of the open turn of a chat model
         self.error_: BaseException | None = None
         self.queue: deque[Node] = deque()
         self.is_driven = False
@@ -99,6 +102,11 @@ class StreamExecutor:
         self.default_sampling_para = parent.default_sampling_para
         self.error_ = parent.error_
         self.is_unborn = False
+
+    def follow(self, constant: str) -> None:
+        """The program says ``constant``; what was written ahead holds while it says so too."""
+        if self.ahead is not None and not self.ahead.follow(constant):
+            self.ahead = None
 
     def text(self) -> str:
         return self.text_

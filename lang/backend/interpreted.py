@@ -33,6 +33,7 @@ from ..nodes import (
 from ..values import Leaf
 from .drivers import Alarm, loop_of, pool_of
 from .executor import StreamExecutor
+from .speculation import complete, converse
 
 if TYPE_CHECKING:
     from ..program import Program
@@ -51,6 +52,7 @@ class InterpretedSession:
         self._arguments = program.arguments
         self._stream = program.stream
         self._inline = program.inline
+        self._num_api_spec_tokens = program.num_api_spec_tokens
         self._loop = program.loop
         self._template: ChatTemplate = backend.get_chat_template()
         self._is_async = callable(getattr(backend, "generate_async", None))
@@ -118,6 +120,8 @@ class InterpretedSession:
         self._executors[seq] = executor
         self._num_open += 1
         executor.arguments = self._arguments
+        if seq == 0:  # forks go on without
+            executor.num_api_spec_tokens = self._num_api_spec_tokens
         self._backend.begin_program(executor)
         return executor
 
@@ -218,7 +222,7 @@ class InterpretedSession:
         backend = self._backend
         if isinstance(node, SelectNode):
             return backend.select(executor, list(node.choices), node.temperature, node.method)
-        params = self._params(node)
+        params = self.params_of(node)
         if not node.stream:
             return backend.generate(executor, params)
         parts: list[str] = []
@@ -236,18 +240,18 @@ class InterpretedSession:
                 return await asyncio.to_thread(self._call, executor, node)
             return await select(executor, list(node.choices), node.temperature, node.method)
         if not node.stream:
-            return await backend.generate_async(executor, self._params(node))
+            return await backend.generate_async(executor, self.params_of(node))
         if (generate_stream := getattr(backend, "generate_stream_async", None)) is None:
             return await asyncio.to_thread(self._call, executor, node)
         parts: list[str] = []
         meta: dict[str, Any] = {}
-        async for chunk, chunk_meta in generate_stream(executor, self._params(node)):
+        async for chunk, chunk_meta in generate_stream(executor, self.params_of(node)):
             parts.append(chunk)
             meta = chunk_meta
             node.leaf.push(chunk)
         return "".join(parts), meta
 
-    def _params(self, node: GenNode) -> SglSamplingParams:
+    def params_of(self, node: GenNode) -> SglSamplingParams:
         return to_sgl_params(node.defaults, node.gen, extra_stop=self._template.stop_str)
 
     def _steps(self, executor: StreamExecutor) -> _Steps:
@@ -278,6 +282,11 @@ class InterpretedSession:
                     self._skip(executor, node)
                 elif kind is TextNode:
                     executor.text_ += node.text  # type: ignore[attr-defined]
+                    if executor.ahead is not None:
+                        executor.follow(node.text)  # type: ignore[attr-defined]
+                elif kind is GenNode and executor.num_api_spec_tokens is not None:
+                    speculate = converse if self._backend.is_chat_model else complete
+                    yield from speculate(self, executor, node)  # type: ignore[arg-type]
                 elif kind is GenNode or kind is SelectNode:
                     result = yield node  # type: ignore[misc]
                     if isinstance(result, BaseException):
@@ -308,9 +317,13 @@ class InterpretedSession:
                 if node.source.error is not None:
                     raise DependencyFailed(f"{node.source.name!r} is pasted here, but failed") from node.source.error
                 executor.text_ += node.source.texts[node.index]
+                executor.follow(node.source.texts[node.index])
             case RoleNode():
+                executor.follow(node.text)
+                executor.planned = None
                 self._role(executor, node)
             case DefaultSystemNode():
+                executor.follow(node.text)
                 executor.messages_.append({"role": "system", "content": node.content})
                 executor.text_ += node.text
             case ImageNode():
@@ -330,6 +343,7 @@ class InterpretedSession:
                 node.mark.op = len(executor.text_)
             case RollbackNode():
                 executor.text_ = executor.text_[: node.mark.op]
+                executor.ahead = None
             case CloseNode():
                 self._close(executor)
             case PinNode():
@@ -369,10 +383,22 @@ class InterpretedSession:
         for child in children:
             executor.text_ += child.text_[child.fork_start_text_pos :]
 
+    def charge(self, meta: dict[str, Any] | None) -> None:
+        """A call was made."""
+        self._costs["calls"] += 1
+        if meta:
+            for cost in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+                if isinstance(count := meta.get(cost), int):
+                    self._costs[cost] += count
+
+    def take_text(self, executor: StreamExecutor, node: GenNode, text: str, meta: dict[str, Any]) -> None:
+        """A gen's text; ``is_speculated``: it cost no call."""
+        if not meta.get("is_speculated"):
+            self.charge(meta)
+        self._keep(executor, node, [text], meta)
+
     def _take(self, executor: StreamExecutor, node: GenNode | SelectNode, result: Any) -> None:
         """A call's result becomes text, variable and cost."""
-        self._costs["calls"] += 1
-        name = node.leaf.name
         if isinstance(node, SelectNode):
             texts = [result.decision]
             meta = result.meta_info
@@ -383,10 +409,12 @@ class InterpretedSession:
                 raise Unsupported(
                     f"n={node.n}: {type(self._backend).__name__} returned {len(texts)} candidate(s); use fork({node.n})"
                 )
-        if meta:
-            for cost in ("prompt_tokens", "cached_tokens", "completion_tokens"):
-                if isinstance(count := meta.get(cost), int):
-                    self._costs[cost] += count
+        self.charge(meta)
+        executor.ahead = None
+        self._keep(executor, node, texts, meta)
+
+    def _keep(self, executor: StreamExecutor, node: GenNode | SelectNode, texts: list[str], meta: Any) -> None:
+        name = node.leaf.name
         executor.text_ += texts[0]
         executor.variables[name] = texts if len(texts) > 1 else texts[0]
         executor.meta_info[name] = meta

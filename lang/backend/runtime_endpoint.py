@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import httpx
 
 from ...runtime.protocol.client import Client
-from ...runtime.protocol.errors import EngineLost, InvalidRequest, PhloemError, Unsupported
+from ...runtime.protocol.errors import EngineLost, InvalidRequest, PhloemError
 from ..chat_template import get_chat_template, get_chat_template_by_model_path
-from ..choices import ChoicesDecision, ChoicesSamplingMethod, mean_logprob, token_length_normalized
+from ..choices import ChoicesDecision, ChoicesSamplingMethod, draw, mean_logprob, token_length_normalized
 from ..ir import REGEX_OF_DTYPE, SglSamplingParams
 from .base_backend import BaseBackend
 from .executor import StreamExecutor
@@ -135,8 +136,6 @@ class HttpBackend(BaseBackend):
         choices_method: ChoicesSamplingMethod | None = None,
     ) -> ChoicesDecision:
         """Two requests: the prompt's length, then all choices scored in one batch."""
-        if temperature > 1e-5:
-            raise Unsupported(f"select(temperature={temperature}): choices are compared, not drawn; leave it out")
         method = choices_method or token_length_normalized
         prompt_len = self._score([s.text_], 0)[0]["prompt_tokens"] if s.text_ else 0
         metas = self._score([s.text_ + choice for choice in choices], max(prompt_len - 2, 0))
@@ -150,13 +149,19 @@ class HttpBackend(BaseBackend):
                 row[len(row) - len(own) :] if len(row) >= len(own) else [None] * (len(own) - len(row)) + row
                 for row, own in zip(rows, scored, strict=True)
             ]
-        return method(
+        decision = method(
             choices=choices,
             normalized_prompt_logprobs=[mean_logprob(row) for row in scored],
             input_token_logprobs=scored,
             output_token_logprobs=[meta.get("output_token_logprobs", []) for meta in metas],
             unconditional_token_logprobs=alone,
         )
+        if temperature == 0:
+            return decision
+        info = decision.meta_info
+        scores = info.get("normalized_unconditional_prompt_logprobs", info["normalized_prompt_logprobs"])
+        at, probabilities = draw(scores, temperature, Random())
+        return ChoicesDecision(choices[at], {**info, "index": at, "probabilities": probabilities})
 
     def _score(self, texts: list[str], start: int) -> list[dict[str, Any]]:
         request = {

@@ -108,7 +108,7 @@ def test_a_program_over_http_is_one_message_and_says_what_it_says_over_ipc(conne
 
 
 def test_a_program_over_http_branches_on_values(connect):
-    backend, server = connect(StringEngine(reply=echo))
+    backend, _server = connect(StringEngine(reply=echo))
 
     @function
     def branching(s):
@@ -121,13 +121,10 @@ def test_a_program_over_http_branches_on_values(connect):
 
 
 def test_a_program_over_http_streams_as_it_is_generated(connect):
-    step = threading.Event()
-
     def reply(prompt, op):
         return " one two three"
 
-    backend, server = connect(StringEngine(reply=reply))
-    step.set()
+    backend, _server = connect(StringEngine(reply=reply))
 
     @function
     def body(s):
@@ -162,7 +159,7 @@ def test_cancels_and_deadlines_reach_the_engine_over_http(connect):
 
 
 def test_errors_over_http_are_the_errors_they_are_elsewhere(connect, serve):
-    backend, server = connect()
+    backend, _server = connect()
 
     @function
     def body(s):
@@ -186,7 +183,7 @@ def test_errors_over_http_are_the_errors_they_are_elsewhere(connect, serve):
 
 
 def test_a_stream_that_breaks_is_a_lost_engine(connect):
-    backend, server = connect(StringEngine(reply=lambda prompt, op: " word" * 100000))
+    backend, _server = connect(StringEngine(reply=lambda prompt, op: " word" * 100000))
 
     @function
     def body(s):

@@ -1,0 +1,202 @@
+"""API speculative execution: one call writes ahead, and what the program says next is looked for in that text.
+
+A completion model goes on past a gen's end; constants and gens that follow are taken from what it wrote while they
+agree. A chat model writes its whole turn, which has to follow the program's texts. State lives on the sequence alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from ...runtime.protocol.errors import InvalidRequest, PhloemError
+from ..ir import SglSamplingParams
+from ..nodes import GenNode, Node, RoleNode, TextNode
+from ..values import Leaf
+
+if TYPE_CHECKING:
+    from .executor import StreamExecutor
+
+MAX_TRIES = 3  # of a chat model's turn
+
+
+class Session(Protocol):
+    """What this needs of the session that drives the sequence."""
+
+    def params_of(self, node: GenNode) -> SglSamplingParams: ...
+
+    def take_text(self, executor: StreamExecutor, node: GenNode, text: str, meta: dict[str, Any]) -> None: ...
+
+    def charge(self, meta: dict[str, Any] | None) -> None: ...
+
+
+Steps = Generator[GenNode, Any, None]  # yields calls to be made, takes their results
+
+
+@dataclass(slots=True)
+class Ahead:
+    """``text``: written, not yet asked for. It has ``max_tokens`` tokens at most; ``is_whole``: the model had ended."""
+
+    text: str
+    max_tokens: int
+    is_whole: bool
+    is_fresh: bool = True
+    num_asked: int = 0
+
+    def take(self, params: SglSamplingParams) -> str | None:
+        """What a gen with ``params`` would have written; None where that cannot be told for certain.
+
+        Its length in tokens is not known, but no more than its bytes, nor than what was generated in all.
+        """
+        ends = [at for stop in params.stop if (at := self.text.find(stop)) >= 0]
+        if ends:
+            text = self.text[: min(ends)]
+        elif self.text and (self.is_whole or (self.is_fresh and self.num_asked == params.max_new_tokens)):
+            text = self.text
+        else:
+            return None
+        if min(self.max_tokens, len(text.encode())) > params.max_new_tokens:
+            return None
+        self.text = self.text[len(text) :]
+        self.is_fresh = False
+        return text
+
+    def follow(self, constant: str) -> bool:
+        """The program says ``constant``: False where the model did not."""
+        self.is_fresh = False
+        if not self.text.startswith(constant):
+            return False
+        self.text = self.text[len(constant) :]
+        return True
+
+
+def complete(session: Session, executor: StreamExecutor, node: GenNode) -> Steps:
+    """A gen of a completion model."""
+    params = session.params_of(node)
+    num_ahead = executor.num_api_spec_tokens
+    assert num_ahead is not None
+    if _is_plain(params, node):
+        ahead = executor.ahead
+        text = None if ahead is None else ahead.take(params)
+        if text is not None:
+            session.take_text(executor, node, text, {"finish_reason": {"type": "stop"}, "is_speculated": True})
+            return
+        num_asked = max(params.max_new_tokens, num_ahead)
+        written, meta = _checked((yield _asked(node, num_asked)))
+        is_whole = (meta.get("finish_reason") or {}).get("type") == "stop"
+        ahead = Ahead(written, int(meta.get("completion_tokens") or num_asked), is_whole, num_asked=num_asked)
+        text = ahead.take(params)
+        if text is not None:
+            executor.ahead = ahead
+            session.take_text(executor, node, text, meta)
+            return
+        session.charge(meta)
+    executor.ahead = None  # where this gen ends cannot be told from more text than it may have: ask for it alone
+    text, meta = _checked((yield node))
+    session.take_text(executor, node, text, meta)
+
+
+def converse(session: Session, executor: StreamExecutor, node: GenNode) -> Steps:
+    """A gen of a chat model: the first of a turn asks for the turn, the others find theirs in it."""
+    planned = executor.planned
+    if planned is None:
+        parts = [executor.text_[executor.cur_role_begin_pos :], *_rest_of_turn(executor.queue)]
+        for part in parts:
+            if isinstance(part, GenNode) and not _is_plain(session.params_of(part), part):
+                raise InvalidRequest(
+                    f"gen({part.leaf.name!r}): several gens of one assistant turn (num_api_spec_tokens) are found in "
+                    "one text, so they take stop and sampling, but no n, no grammar and no log-probabilities"
+                )
+        for attempt in range(1, MAX_TRIES + 1):
+            assert executor.num_api_spec_tokens is not None
+            written, meta = _checked((yield _asked(node, executor.num_api_spec_tokens)))
+            planned = match_turn(parts, written, session)
+            if planned is not None:
+                break
+            session.charge(meta)
+            if attempt == MAX_TRIES:
+                wanted = "".join(p if isinstance(p, str) else f"{{{p.leaf.name}}}" for p in parts)
+                raise PhloemError(
+                    f"the model's turn does not follow the program's, after {MAX_TRIES} tries: wanted {wanted!r}, the "
+                    f"last was {written!r}; show the form in an example, give each gen a stop, or use one gen per turn"
+                )
+        executor.planned = planned
+        session.charge(meta)
+    assert planned is not None
+    if (text := planned.pop(id(node.leaf), None)) is None:
+        raise InvalidRequest(
+            f"gen({node.leaf.name!r}) came after a value of its assistant turn was read; with num_api_spec_tokens a "
+            "turn is one request: write all of it first, read the values behind its end"
+        )
+    session.take_text(executor, node, text, {"finish_reason": {"type": "stop"}, "is_speculated": True})
+
+
+def match_turn(parts: Sequence[str | GenNode], text: str, session: Session) -> dict[int, str] | None:
+    """The text of each gen by the id of its leaf, where ``text`` is what ``parts`` say; blanks around it are free."""
+    found: dict[int, str] = {}
+    at = 0
+    parts = [part for part in parts if part != ""]
+    for i, part in enumerate(parts):
+        if isinstance(part, str):
+            if i == 0:
+                part, text = part.lstrip(), text.lstrip()
+            if not text.startswith(part, at):
+                return None
+            at += len(part)
+            continue
+        stops = list(session.params_of(part).stop)
+        after = parts[i + 1] if i + 1 < len(parts) else None
+        if isinstance(after, str):
+            stops.append(after)
+        ends = [end for stop in stops if (end := text.find(stop, at)) >= 0]
+        if not ends and after is not None:
+            return None
+        end = min(ends, default=len(text))
+        found[id(part.leaf)] = text[at:end]
+        at = end
+    return found
+
+
+def _rest_of_turn(queue: Sequence[Node]) -> list[str | GenNode]:
+    """What is queued of this turn, texts joined."""
+    parts: list[str | GenNode] = []
+    for node in queue:
+        if isinstance(node, GenNode):
+            parts.append(node)
+        elif isinstance(node, TextNode):
+            if parts and isinstance(parts[-1], str):
+                parts[-1] += node.text
+            else:
+                parts.append(node.text)
+        elif isinstance(node, RoleNode):
+            break
+        else:
+            raise InvalidRequest(
+                "with num_api_spec_tokens an assistant turn of a chat model is made of texts and gens; put select, "
+                "fork and images outside of it"
+            )
+    return parts
+
+
+def _is_plain(params: SglSamplingParams, node: GenNode) -> bool:
+    """Whether the gen could be a piece of a longer text."""
+    given = (params.dtype, params.regex, params.json_schema, params.ebnf, params.return_logprob or None)
+    return node.n == 1 and all(value is None for value in given) and not params.stop_token_ids and not params.stop_regex
+
+
+def _asked(node: GenNode, max_tokens: int) -> GenNode:
+    """The same call with room for more, and no stop."""
+    overrides = {**node.defaults, **node.gen.overrides, "max_tokens": max_tokens}
+    overrides.pop("stop", None)
+    gen = msgspec.structs.replace(node.gen, overrides=overrides)
+    return GenNode(node.seq, Leaf(node.leaf.lock, None), gen, {}, 1, False)
+
+
+def _checked(result: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(result, BaseException):
+        raise result
+    text, meta = result
+    return (text if isinstance(text, str) else text[0]), meta or {}
