@@ -1,7 +1,10 @@
 """The one table from (device, dtype) to the functions that run there. Never looks at shapes or values."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -57,6 +60,43 @@ BACKENDS: Mapping[tuple[str, torch.dtype], Backend] = {
 }
 
 
+_chosen: ContextVar[Backend | None] = ContextVar("backend", default=None)
+
+
+@cache
+def triton_backend() -> Backend:
+    """The GPU's; imported with the first tensor that lies there."""
+    from .triton import activation as triton_activation
+    from .triton import attention as triton_attention
+    from .triton import bitmask
+    from .triton import norm as triton_norm
+    from .triton import rope as triton_rope
+
+    return replace(
+        REFERENCE,
+        rms_norm=triton_norm.rms_norm,
+        rope_write_kv=triton_rope.rope_write_kv,
+        silu_mul=triton_activation.silu_mul,
+        paged_attention=triton_attention.paged_attention,
+        apply_bitmask=bitmask.apply_bitmask,
+    )
+
+
+@contextmanager
+def using(backend: Backend) -> Iterator[None]:
+    """Every op called inside runs there, whatever the device: for the reference, and for interpreted GPU kernels."""
+    token = _chosen.set(backend)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
 def backend_of(x: Tensor) -> Backend:
     """The backend for the op's first argument; the plain-torch reference where no faster one is listed."""
+    chosen = _chosen.get()
+    if chosen is not None:
+        return chosen
+    if x.is_cuda and x.dtype in (torch.float32, torch.bfloat16):
+        return triton_backend()
     return BACKENDS.get((x.device.type, x.dtype), REFERENCE)

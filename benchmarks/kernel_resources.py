@@ -1,0 +1,197 @@
+"""What every Triton kernel takes of a GPU, found without one: compiled ahead of time for each shipped configuration.
+
+    python -m benchmarks.kernel_resources --out benchmarks/results/kernel_resources.md
+
+Registers are of a thread, shared memory of a block; a spilled register would be kept in local memory, and none may be.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.language as tl
+from phloem.kernels.triton import activation, attention, bitmask, norm, rope
+from phloem.kernels.triton.config import CONFIGS
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from . import RESULTS
+
+HEADS = {"SmolLM2-135M": (3, 3, 64), "Llama-3-8B": (8, 4, 128), "Qwen3-0.6B": (8, 2, 128)}  # KV heads, group, size
+
+
+@dataclass(frozen=True)
+class Build:
+    """One specialization: ``types`` by argument (``*`` a pointer), pointers and ints in ``aligned`` divisible by 16."""
+
+    name: str
+    kernel: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int
+    num_stages: int = 2
+    aligned: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Resources:
+    registers: int
+    shared: int
+    stack: int
+    local: int
+
+
+def builds(arch: int) -> Iterator[Build]:
+    """Every kernel at the configurations shipped for ``arch``."""
+    config = CONFIGS[arch]
+    pointers = dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16")
+    tables = ("slot_table", "row_ids", "query_starts", "kv_lens", "block_rows", "block_tokens")
+    for model, (num_kv_heads, group, head_dim) in HEADS.items():
+        for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
+            for window, cap in ((False, False), (True, True)):
+                yield Build(
+                    f"attention {kind} {model}{' window, cap' if window else ''}",
+                    attention.attention_kernel,
+                    {
+                        **pointers,
+                        **dict.fromkeys(tables, "*i32"),
+                        **dict.fromkeys(("part_sums", "part_logs"), "*fp32"),
+                        **dict.fromkeys(("scale", "soft_cap"), "fp32"),
+                        **dict.fromkeys(("window", "q_stride", "table_stride", "num_splits", "split_len"), "i32"),
+                    },
+                    {
+                        "NUM_KV_HEADS": num_kv_heads,
+                        "GROUP": group,
+                        "HEAD_DIM": head_dim,
+                        "PADDED_DIM": head_dim,
+                        "BLOCK_M": max(shape.block_m, triton.next_power_of_2(group)),
+                        "BLOCK_N": shape.block_n,
+                        "HAS_WINDOW": window,
+                        "HAS_SOFT_CAP": cap,
+                        "IS_SPLIT": shape.split_len > 0,
+                        "PRODUCTS": tl.bfloat16,
+                    },
+                    shape.num_warps,
+                    shape.num_stages,
+                    ("q_stride", "table_stride", "split_len"),
+                )
+    yield Build(
+        "attention join",
+        attention.join_kernel,
+        {"part_sums": "*fp32", "part_logs": "*fp32", "out": "*bf16", "num_splits": "i32"},
+        {"HEAD_DIM": 128, "PADDED_DIM": 128, "BLOCK_SPLITS": 16},
+        1,
+    )
+    for width in (576, 4096):
+        block = triton.next_power_of_2(width)
+        yield Build(
+            f"rms_norm {width}",
+            norm.rms_norm_kernel,
+            {
+                **dict.fromkeys(("x", "y"), "*bf16"),
+                **dict.fromkeys(("weight", "residual", "residual_out"), "*fp32"),
+                "width": "i32",
+                "eps": "fp32",
+            },
+            {"HAS_RESIDUAL": True, "BLOCK": block},
+            norm.warps_of(block),
+            aligned=("width",),
+        )
+    yield Build(
+        "rope_write_kv 128",
+        rope.rope_write_kv_kernel,
+        {
+            **dict.fromkeys(("q", "k", "v", "k_cache", "v_cache"), "*bf16"),
+            "cos_sin": "*fp32",
+            **dict.fromkeys(("positions", "out_slots"), "*i64"),
+            **dict.fromkeys(("q_stride", "k_stride", "v_stride", "num_heads", "num_kv_heads", "rotary"), "i32"),
+        },
+        {"HEAD_DIM": 128, "HALF": 64, "WHOLE": 128},
+        1,
+        aligned=("q_stride", "k_stride", "v_stride", "rotary"),
+    )
+    yield Build(
+        "silu_mul",
+        activation.silu_mul_kernel,
+        {"x": "*bf16", "y": "*bf16", "width": "i32"},
+        {"BLOCK": config.elementwise_block},
+        config.elementwise_warps,
+        aligned=("width",),
+    )
+    yield Build(
+        "apply_bitmask",
+        bitmask.apply_bitmask_kernel,
+        {
+            "logits": "*fp32",
+            "mask": "*i32",
+            "rows": "*i64",
+            **dict.fromkeys(("vocab_size", "num_words", "logits_stride"), "i32"),
+        },
+        {"BLOCK": config.elementwise_block},
+        config.elementwise_warps,
+    )
+
+
+def resources(build: Build, arch: int) -> Resources:
+    """Compiles ``build`` for ``arch``; needs no GPU."""
+    names = build.kernel.arg_names
+    signature = {name: "constexpr" if name in build.constants else build.types[name] for name in names}
+    aligned = [name for name in names if signature[name].startswith("*") or name in build.aligned]
+    source = ASTSource(
+        build.kernel,
+        signature,
+        {(names.index(name),): value for name, value in build.constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    options = {"num_warps": build.num_warps, "num_stages": build.num_stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(compiled.asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        told = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+    return Resources(found["REG"], compiled.metadata.shared, found["STACK"], found["LOCAL"])
+
+
+def table(archs: tuple[int, ...]) -> str:
+    lines = [
+        "# What the Triton kernels take of a GPU",
+        "",
+        "Made by `python -m benchmarks.kernel_resources` with Triton "
+        + triton.__version__
+        + ", ahead of time, bfloat16.",
+        "",
+        "| kernel | architecture | warps | registers | shared memory, bytes | spilled |",
+        "|---|---|---|---|---|---|",
+    ]
+    for arch in archs:
+        for build in builds(arch):
+            found = resources(build, arch)
+            spilled = found.stack + found.local
+            lines.append(
+                f"| {build.name} | sm_{arch} | {build.num_warps} | {found.registers} | {found.shared:,} | {spilled} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / "kernel_resources.md")
+    arguments = parser.parse_args()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise SystemExit("TRITON_INTERPRET=1 is set: interpreted kernels cannot be compiled; unset it")
+    text = table(tuple(CONFIGS))
+    arguments.out.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

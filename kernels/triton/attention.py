@@ -1,0 +1,252 @@
+"""Causal attention over slots: prefill of ragged rows and split-KV decoding by one kernel. Never copies a context.
+
+A program has one KV head, a block of neighbouring queries of one row with all the query heads of that KV head (GQA
+packed: its *vectors*), and one split of the row's keys. A context longer than a split leaves a part for each (sums and
+log of the weight), joined by a second kernel. Splits begin at multiples of their length, so that a query's result does
+not depend on its neighbours.
+
+The running softmax is Milakov and Gimelshein's (2018), the splits Dao's Flash-Decoding (2023). Per query and key
+4 * D flops a head; each program reads its keys' K and V once: 2 * Hkv * D elements a key for every block.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .config import AttentionConfig, config_of
+
+
+@triton.jit
+def attention_kernel(
+    q,
+    k_cache,
+    v_cache,
+    slot_table,
+    row_ids,
+    query_starts,
+    kv_lens,
+    block_rows,
+    block_tokens,
+    out,
+    part_sums,
+    part_logs,
+    scale,
+    soft_cap,
+    window,
+    q_stride,
+    table_stride,
+    num_splits,
+    split_len,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    PRODUCTS: tl.constexpr,  # the type whose products are taken
+):
+    block = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    row = tl.load(block_rows + block)
+    if row < 0:  # the grid is as large as the most blocks that such a batch could have
+        return
+    num_heads = NUM_KV_HEADS * GROUP
+    first = tl.load(block_tokens + block)
+    end_token = tl.load(query_starts + row + 1)
+    kv_len = tl.load(kv_lens + row)
+    vector = tl.arange(0, BLOCK_M)
+    token = first + vector // GROUP
+    head = kv_head * GROUP + vector % GROUP
+    valid = (token < end_token) & (vector < (BLOCK_M // GROUP) * GROUP)
+    position = kv_len - end_token + token
+    last_token = tl.minimum(first + BLOCK_M // GROUP, end_token) - 1
+    end_key = kv_len - end_token + last_token + 1
+    first_key = 0
+    if HAS_WINDOW:
+        first_key = tl.maximum(kv_len - end_token + first - window + 1, 0) // BLOCK_N * BLOCK_N
+    if IS_SPLIT:
+        first_key = tl.maximum(first_key, split * split_len)
+        end_key = tl.minimum(end_key, (split + 1) * split_len)
+
+    d = tl.arange(0, PADDED_DIM)
+    in_head = d < HEAD_DIM
+    q_at = token[:, None].to(tl.int64) * q_stride + head[:, None] * HEAD_DIM + d[None, :]
+    queries = tl.load(q + q_at, mask=valid[:, None] & in_head[None, :], other=0.0).to(PRODUCTS)
+    sums = tl.zeros([BLOCK_M, PADDED_DIM], dtype=tl.float32)
+    weight = tl.zeros([BLOCK_M], dtype=tl.float32)
+    highest = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    table = slot_table + tl.load(row_ids + row).to(tl.int64) * table_stride
+    for start in range(first_key, end_key, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        there = key < end_key
+        slot = tl.load(table + key, mask=there, other=0).to(tl.int64)
+        kv_at = slot * (NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
+        keys = tl.load(k_cache + kv_at[None, :] + d[:, None], mask=there[None, :] & in_head[:, None], other=0.0)
+        scores = tl.dot(queries, keys.to(PRODUCTS), out_dtype=tl.float32) * scale
+        if HAS_SOFT_CAP:
+            scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
+        seen = there[None, :] & (key[None, :] <= position[:, None])
+        if HAS_WINDOW:
+            seen = seen & (key[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)  # a vector that has seen no key yet
+        factor = tl.exp2(highest - shift)
+        probability = tl.exp2(scores - shift[:, None])
+        weight = weight * factor + tl.sum(probability, 1)
+        values = tl.load(v_cache + kv_at[:, None] + d[None, :], mask=there[:, None] & in_head[None, :], other=0.0)
+        sums = sums * factor[:, None]
+        sums = tl.dot(probability.to(PRODUCTS), values.to(PRODUCTS), sums)
+        highest = higher
+
+    empty = weight == 0.0
+    mixed = sums / tl.where(empty, 1.0, weight)[:, None]
+    place = token.to(tl.int64) * num_heads + head
+    stored = valid[:, None] & in_head[None, :]
+    if IS_SPLIT:
+        part = place * num_splits + split
+        tl.store(part_sums + part[:, None] * HEAD_DIM + d[None, :], mixed, mask=stored)
+        log = tl.where(empty, float("-inf"), highest + tl.log2(tl.where(empty, 1.0, weight)))
+        tl.store(part_logs + part, log, mask=valid)
+    else:
+        tl.store(out + place[:, None] * HEAD_DIM + d[None, :], mixed.to(out.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def join_kernel(
+    part_sums,
+    part_logs,
+    out,
+    num_splits,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, PADDED_DIM)
+    in_head = d < HEAD_DIM
+    sums = tl.zeros([PADDED_DIM], dtype=tl.float32)
+    weight = 0.0
+    highest = float("-inf")
+    for start in range(0, num_splits, BLOCK_SPLITS):
+        split = start + tl.arange(0, BLOCK_SPLITS)
+        there = split < num_splits
+        log = tl.load(part_logs + place * num_splits + split, mask=there, other=float("-inf"))
+        higher = tl.maximum(highest, tl.max(log, 0))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        factor = tl.exp2(highest - shift)
+        share = tl.exp2(log - shift)
+        at = (place * num_splits + split) * HEAD_DIM
+        used = (share > 0.0)[:, None] & in_head[None, :]  # parts of splits without a key were never written
+        parts = tl.load(part_sums + at[:, None] + d[None, :], mask=used, other=0.0)
+        sums = sums * factor + tl.sum(parts * share[:, None], 0)
+        weight = weight * factor + tl.sum(share, 0)
+        highest = higher
+    tl.store(out + place * HEAD_DIM + d, (sums / weight).to(out.dtype.element_ty), mask=in_head)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    row_ids: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    config: AttentionConfig | None = None,
+) -> Tensor:
+    """As ``kernels.paged_attention``. Splits and blocks follow from shapes alone, so nothing waits for the device."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_rows, num_kv_heads = row_ids.shape[0], k_cache.shape[1]
+    group = num_heads // num_kv_heads
+    assert num_heads == group * num_kv_heads, (num_heads, num_kv_heads)
+    if q.stride(2) != 1 or (num_heads > 1 and q.stride(1) != head_dim):
+        q = q.contiguous()
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    if not num_tokens:
+        return out
+    table = config_of(q.device)
+    if config is None:
+        config = table.decode if num_tokens == num_rows else table.prefill
+    block_m = max(config.block_m, triton.next_power_of_2(group))
+    block_rows, block_tokens = blocks_of(query_starts, num_tokens, block_m // group)
+    num_splits = triton.cdiv(slot_table.shape[1], config.split_len) if config.split_len else 1
+    parts = num_tokens * num_heads * num_splits if num_splits > 1 else 0
+    part_sums = torch.empty((parts, head_dim), dtype=torch.float32, device=q.device)
+    part_logs = torch.empty(parts, dtype=torch.float32, device=q.device)
+    attention_kernel[(len(block_rows), num_kv_heads, num_splits)](
+        q,
+        k_cache,
+        v_cache,
+        slot_table,
+        row_ids,
+        query_starts,
+        kv_lens,
+        block_rows,
+        block_tokens,
+        out,
+        part_sums,
+        part_logs,
+        scale,
+        soft_cap,
+        sliding_window,
+        q.stride(0),
+        slot_table.stride(0),
+        num_splits,
+        config.split_len,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=max(triton.next_power_of_2(head_dim), 16),
+        BLOCK_M=block_m,
+        BLOCK_N=config.block_n,
+        HAS_WINDOW=sliding_window > 0,
+        HAS_SOFT_CAP=soft_cap > 0,
+        IS_SPLIT=num_splits > 1,
+        PRODUCTS=product_type(q),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    if num_splits > 1:
+        join_kernel[(num_tokens * num_heads,)](
+            part_sums,
+            part_logs,
+            out,
+            num_splits,
+            HEAD_DIM=head_dim,
+            PADDED_DIM=max(triton.next_power_of_2(head_dim), 16),
+            BLOCK_SPLITS=16,
+            num_warps=1,
+        )
+    return out
+
+
+def product_type(q: Tensor) -> tl.dtype:
+    """q's, but float32 under the interpreter, whose products of bfloat16 are wrong (Triton 3.6)."""
+    return tl.bfloat16 if q.dtype == torch.bfloat16 and q.is_cuda else tl.float32
+
+
+def blocks_of(query_starts: Tensor, num_tokens: int, block_len: int) -> tuple[Tensor, Tensor]:
+    """``(rows, first tokens)`` int32 of blocks of up to ``block_len`` queries, none across rows; row -1: no block.
+
+    As many as such a batch could have, computed on the device: its rows' lengths are never read back.
+    """
+    num_rows = query_starts.shape[0] - 1
+    counts = (query_starts[1:] - query_starts[:-1] + (block_len - 1)) // block_len  # blocks of each row
+    ends = counts.cumsum(0)
+    most = min(num_rows + num_tokens // block_len, num_tokens)
+    block = torch.arange(most, device=query_starts.device)
+    row = torch.searchsorted(ends, block, right=True)
+    used = row < num_rows
+    row = row.clamp_max(num_rows - 1)
+    first = query_starts[row] + (block - (ends[row] - counts[row])) * block_len
+    return torch.where(used, row, -1).int(), first.int()

@@ -1,0 +1,74 @@
+"""What each kernel has to move and to compute at least, and the time that a machine needs for it. Never measures.
+
+Bytes count each input and output once, as if a cache held what is read again; flops count a multiply-add as two.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """``copy`` bytes/s of its memory and ``flops`` of its matrix units in bfloat16, both as measured."""
+
+    name: str
+    copy: float
+    flops: float
+
+
+H200 = Machine("H200", copy=4.3e12, flops=790e12)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    bytes: float
+    flops: float = 0.0
+
+    def seconds(self, machine: Machine) -> float:
+        """The roofline: the slower of moving and computing."""
+        return max(self.bytes / machine.copy, self.flops / machine.flops)
+
+    def bound(self, machine: Machine) -> str:
+        return "memory" if self.bytes / machine.copy >= self.flops / machine.flops else "compute"
+
+
+def attention(
+    kv_lens: Sequence[int],
+    num_queries: Sequence[int],
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    element: int = 2,
+    window: int = 0,
+) -> Work:
+    """Rows of ``kv_lens`` tokens, of which the last ``num_queries`` ask. ``element``: bytes of a number."""
+    keys = seen = 0
+    for length, queries in zip(kv_lens, num_queries, strict=True):
+        first = length - queries  # the first query's position; it sees first + 1 keys
+        reach = window or length
+        keys += length - max(first + 1 - reach, 0)
+        seen += sum(min(position + 1, reach) for position in range(first, length))
+    tokens = sum(num_queries)
+    moved = 2 * keys * num_kv_heads * head_dim * element + 2 * tokens * num_heads * head_dim * element
+    moved += 4 * keys + 4 * 3 * len(kv_lens)  # the slot table, row ids, starts and lengths
+    return Work(moved, 4.0 * seen * num_heads * head_dim)
+
+
+def rms_norm(rows: int, width: int, *, element: int = 2, residual_element: int = 0) -> Work:
+    """``residual_element`` 0: without a residual."""
+    return Work(rows * width * (2 * element + 2 * residual_element) + 4 * width, 6.0 * rows * width)
+
+
+def rope_write_kv(tokens: int, *, num_heads: int, num_kv_heads: int, head_dim: int, element: int = 2) -> Work:
+    moved = tokens * head_dim * element * (2 * num_heads + 4 * num_kv_heads) + tokens * (4 * head_dim + 16)
+    return Work(moved, 3.0 * tokens * head_dim * (num_heads + num_kv_heads))
+
+
+def silu_mul(rows: int, width: int, *, element: int = 2) -> Work:
+    return Work(3 * rows * width * element, 5.0 * rows * width)
+
+
+def apply_bitmask(rows: int, vocab_size: int, *, forbidden: float = 1.0) -> Work:
+    """``forbidden``: the share of tokens that is overwritten; allowed ones are not touched."""
+    return Work(rows * (vocab_size / 8 + 4 * vocab_size * forbidden))

@@ -1,0 +1,153 @@
+"""Every Triton kernel, run by Triton's interpreter, against the plain-torch reference."""
+
+import importlib
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from phloem.kernels import reference
+from phloem.tests.kernels.test_attention import CASES, Case
+
+attention, norm, rope, activation, bitmask, config = (
+    importlib.import_module(f"phloem.kernels.triton.{name}")
+    for name in ("attention", "norm", "rope", "activation", "bitmask", "config")
+)
+# The interpreter makes a number of an array of one.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def close(dtype: torch.dtype) -> dict[str, float]:
+    return {"atol": 2e-5, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 3e-2, "rtol": 2e-2}
+
+
+def test_the_kernels_are_interpreted() -> None:
+    assert type(norm.rms_norm_kernel).__name__ == "InterpretedFunction"
+
+
+SMALL = {name: case for name, case in CASES.items() if name != "chunks"}
+LONG = {"chunks": Case((1100, 600), (1, 5), num_heads=4, num_kv_heads=2, head_dim=16), "decode": CASES["decode"]}
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("options", [{}, {"soft_cap": 2.0, "sliding_window": 7}])
+def test_attention_in_one_piece(name: str, options: dict[str, float]) -> None:
+    inputs = SMALL[name].inputs()
+    found = attention.paged_attention(*inputs, scale=0.2, config=config.CONFIGS[80].prefill, **options)
+    torch.testing.assert_close(found, reference.paged_attention(*inputs, scale=0.2, **options), **close(torch.float32))
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("options", [{}, {"soft_cap": 2.0, "sliding_window": 40}])
+def test_attention_in_splits(name: str, options: dict[str, float]) -> None:
+    inputs = LONG[name].inputs()
+    small = replace(config.CONFIGS[80].decode, split_len=256)
+    found = attention.paged_attention(*inputs, scale=0.2, config=small, **options)
+    torch.testing.assert_close(found, reference.paged_attention(*inputs, scale=0.2, **options), **close(torch.float32))
+
+
+def test_attention_in_bfloat16_with_an_entry_s_own_config() -> None:
+    for name in ("decode", "mixed"):
+        inputs = CASES[name].inputs(torch.bfloat16, torch.bfloat16)
+        found = attention.paged_attention(*inputs, scale=0.1)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, reference.paged_attention(*inputs, scale=0.1), **close(torch.bfloat16))
+
+
+def test_a_row_s_result_does_not_depend_on_its_batch() -> None:
+    case = CASES["decode"]
+    inputs = case.inputs()
+    q, k, v, table, row_ids, _, kv_lens = inputs
+    together = attention.paged_attention(*inputs, scale=0.2)
+    for r in range(len(row_ids)):
+        one = torch.tensor([0, 1], dtype=torch.int32)
+        alone = attention.paged_attention(
+            q[r : r + 1], k, v, table, row_ids[r : r + 1], one, kv_lens[r : r + 1], scale=0.2
+        )
+        assert torch.equal(alone[0], together[r])
+
+
+def test_blocks_cover_every_query_once() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        lens = rng.integers(1, 9, rng.integers(1, 6))
+        starts = torch.tensor([0, *np.cumsum(lens)], dtype=torch.int32)
+        length = int(rng.integers(1, 6))
+        rows, tokens = attention.blocks_of(starts, int(lens.sum()), length)
+        found = [
+            (row, t)
+            for row, first in zip(rows.tolist(), tokens.tolist(), strict=True)
+            if row >= 0
+            for t in range(first, min(first + length, int(starts[row + 1])))
+        ]
+        assert sorted(found) == [(r, t) for r in range(len(lens)) for t in range(starts[r], starts[r + 1])]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (5, 576), (0, 64)])
+@pytest.mark.parametrize("residual_dtype", [None, *DTYPES])
+def test_rms_norm(dtype: torch.dtype, shape: tuple[int, int], residual_dtype: torch.dtype | None) -> None:
+    x, weight = torch.randn(shape).to(dtype), torch.rand(shape[1])
+    residual = None if residual_dtype is None else torch.randn(shape).to(residual_dtype)
+    before = x.clone()
+    found = norm.rms_norm(x, weight, 1e-5, residual=residual)
+    expected = reference.rms_norm(x, weight, 1e-5, residual=residual)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, **close(one.dtype))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0, 8), (1, 2), (3, 70), (2, 4, 3000)])
+def test_silu_mul(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = (4 * torch.randn(shape)).to(dtype)
+    torch.testing.assert_close(activation.silu_mul(x), reference.silu_mul(x), **close(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "rotary"), [(9, 3, 64, 64), (4, 1, 24, 16), (2, 2, 8, 8)]
+)
+def test_rope_write_kv(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, rotary: int) -> None:
+    tokens = 5
+    fused = torch.randn(tokens, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
+    table = torch.randn(40, rotary)
+    positions, slots = torch.tensor([3, 39, 0, 7, 8]), torch.tensor([4, 0, 6, 2, 9])
+    results = []
+    for write in (rope.rope_write_kv, reference.rope_write_kv):
+        q, k, v = fused.clone().split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        caches = [torch.zeros(11, num_kv_heads, head_dim, dtype=dtype) for _ in range(2)]
+        write(q, k, v, table, positions, *caches, slots)
+        results.append((q, *caches))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, **close(one.dtype))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 3000])
+@pytest.mark.parametrize("rows", [None, [2, 0]])
+def test_apply_bitmask(vocab_size: int, rows: list[int] | None) -> None:
+    logits = torch.randn(3, vocab_size)
+    count = 3 if rows is None else len(rows)
+    mask = torch.randint(-(2**31), 2**31, (count, (vocab_size + 31) // 32), dtype=torch.int64).int()
+    index = None if rows is None else torch.tensor(rows)
+    found = bitmask.apply_bitmask(logits.clone(), mask, rows=index)
+    assert torch.equal(found, reference.apply_bitmask(logits.clone(), mask, rows=index))
+
+
+def kernels_of(module: ModuleType) -> list[str]:
+    return [name for name in vars(module) if name.endswith("_kernel")]
+
+
+def test_every_kernel_of_the_folder_is_known_here() -> None:
+    known = [name for module in (attention, norm, rope, activation, bitmask) for name in kernels_of(module)]
+    assert sorted(known) == [
+        "apply_bitmask_kernel",
+        "attention_kernel",
+        "join_kernel",
+        "rms_norm_kernel",
+        "rope_write_kv_kernel",
+        "silu_mul_kernel",
+    ]

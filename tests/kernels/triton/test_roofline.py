@@ -1,0 +1,34 @@
+"""The bytes and flops of the model are those of the definition, counted one by one."""
+
+import pytest
+from phloem.kernels.triton import roofline
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 100])
+def test_attention_counts_the_pairs_that_see_each_other(window: int) -> None:
+    kv_lens, num_queries = (7, 1, 30), (3, 1, 30)
+    pairs, keys = 0, 0
+    for length, queries in zip(kv_lens, num_queries, strict=True):
+        seen = {(p, k) for p in range(length - queries, length) for k in range(p + 1) if not window or k > p - window}
+        pairs += len(seen)
+        keys += len({k for _, k in seen})
+    work = roofline.attention(kv_lens, num_queries, num_heads=4, num_kv_heads=2, head_dim=8, window=window)
+    assert work.flops == pairs * 4 * (2 * 8 + 2 * 8)
+    assert work.bytes == keys * 2 * 2 * 8 * 2 + 34 * 2 * 4 * 8 * 2 + 4 * keys + 36
+
+
+def test_the_roofline_is_the_slower_of_moving_and_computing() -> None:
+    machine = roofline.Machine("slow", copy=10.0, flops=100.0)
+    moving, computing = roofline.Work(50.0, 100.0), roofline.Work(5.0, 1000.0)
+    assert moving.seconds(machine) == 5.0 and moving.bound(machine) == "memory"
+    assert computing.seconds(machine) == 10.0 and computing.bound(machine) == "compute"
+
+
+def test_long_decoding_is_bound_by_memory_and_long_prefill_by_products() -> None:
+    shape = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    decode = roofline.attention([8192] * 256, [1] * 256, **shape)
+    assert decode.bound(roofline.H200) == "memory"
+    assert decode.seconds(roofline.H200) == pytest.approx(256 * 8192 * 8 * 128 * 2 * 2 / 4.3e12, rel=0.02)
+    prefill = roofline.attention([8192], [8192], **shape)
+    assert prefill.bound(roofline.H200) == "compute"
+    assert prefill.flops == pytest.approx(2 * 8192**2 * 32 * 128, rel=0.01)

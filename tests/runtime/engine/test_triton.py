@@ -1,0 +1,60 @@
+"""The engine through the Triton kernels, interpreted: the same tokens as on the CPU path, forks and grammars included."""
+
+import importlib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from phloem.kernels.backend import triton_backend, using
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import Engine
+from phloem.runtime.protocol.ops import AnyOp, Close, Fork, Gen, GrammarSpec, Select, Text
+from phloem.runtime.protocol.sampling import SamplingParams
+from phloem.tests.runtime.engine.driver import Driver
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
+
+
+def program() -> list[AnyOp]:
+    greedy = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    drawn = SamplingParams(max_tokens=3, temperature=0.8, top_p=0.9, frequency_penalty=0.4, seed=3, ignore_eos=True)
+    digits = GrammarSpec("regex", "[0-9]{3}")
+    return [
+        Text(op=0, seq=0, text="The same tokens, whoever computes them: "),
+        Fork(op=1, seq=0, children=(1, 2)),
+        Gen(op=2, seq=0, params=greedy),
+        Gen(op=3, seq=1, params=drawn),
+        Text(op=4, seq=2, text="a number "),
+        Gen(op=5, seq=2, params=greedy, grammar=digits),
+        Select(op=6, seq=0, choices=("yes", "no", "perhaps")),
+        *(Close(op=7 + seq, seq=seq) for seq in range(3)),
+    ]
+
+
+def values(path: Path) -> list[object]:
+    engine = Engine(
+        EngineConfig(model=str(path), precision="float32", prefill_chunk=16, num_slots=512, max_seq_len=128)
+    )
+    outcome = Driver(engine).run(program())
+    return [outcome.value(op) for op in (2, 3, 5, 6)]
+
+
+def test_a_program_through_triton_kernels_gives_what_the_cpu_path_gives(tiny_model_path: Path) -> None:
+    expected = values(tiny_model_path)
+    backend = triton_backend()
+    kernel = importlib.import_module("phloem.kernels.triton.norm").rms_norm_kernel
+    assert type(kernel).__name__ == "InterpretedFunction"
+    calls = 0
+    inner = backend.paged_attention
+
+    def counted(*args: object, **options: object) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return inner(*args, **options)
+
+    with using(replace(backend, paged_attention=counted)):
+        assert values(tiny_model_path) == expected
+    assert calls > 10
