@@ -1,4 +1,4 @@
-"""The engine through the Triton kernels, interpreted: the same tokens as on the CPU path, forks and grammars included."""
+"""The engine through the Triton kernels, interpreted: the tokens of the CPU path, forks and grammars included."""
 
 import importlib
 import os
@@ -57,4 +57,4 @@ def test_a_program_through_triton_kernels_gives_what_the_cpu_path_gives(tiny_mod
 
     with using(replace(backend, paged_attention=counted)):
         assert values(tiny_model_path) == expected
-    assert calls > 10
+    assert calls >= 10
