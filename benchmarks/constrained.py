@@ -120,6 +120,75 @@ GRAMMARS = {
         """,
         ['def area(width, height):\n    size = width * height\n    return size\nprint(area(3, 4) + len("abc"))\n'],
     ),
+    "xml (ebnf)": (
+        "ebnf",
+        r"""
+        root ::= "<?xml version=\"1.0\"?>\n"? element "\n"?
+        element ::= "<" name attribute* ("/>" | ">" (text | element | comment)* "</" name ">")
+        attribute ::= space name "=" "\"" ([^<&"] | entity)* "\""
+        text ::= ([^<&] | entity)+
+        entity ::= "&" ("lt" | "gt" | "amp" | "quot" | "#" [0-9]+) ";"
+        comment ::= "<!--" ([^\x2d] | "-" [^\x2d])* "-->"
+        name ::= [A-Za-z_] [A-Za-z0-9_.\x2d]*
+        space ::= [ \t\n]+
+        """,
+        ['<note id="7"><to>Ada &amp; Bob</to><!-- kept short --><body lang="en">Come at five.</body><empty/></note>'],
+    ),
+    "lisp (lark)": (
+        "lark",
+        r"""
+        start: form+
+        ?form: "(" form* ")" | "'" form | SYMBOL | NUMBER | STRING
+        SYMBOL: /[a-z+*\/<>=!?-][a-z0-9+*\/<>=!?-]*/
+        NUMBER: /-?[0-9]+(\.[0-9]+)?/
+        STRING: /"([^"\\\n]|\\.)*"/
+        %import common.WS
+        %ignore WS
+        """,
+        ['(define (fact n) (if (<= n 1) 1 (* n (fact (- n 1)))))\n(print "5! is" (fact 5) \'(a b c))'],
+    ),
+    "toml-like (ebnf)": (
+        "ebnf",
+        r"""
+        root ::= (line? "\n")*
+        line ::= "[" key ("." key)* "]" | key " = " value | "#" [^\n]*
+        key ::= [A-Za-z0-9_\x2d]+
+        value ::= string | number | "true" | "false" | "[" (value (", " value)*)? "]" | "{ " key " = " value (", " key " = " value)* " }"
+        string ::= "\"" ([^"\\\n] | "\\" [nt"\\])* "\""
+        number ::= [+\x2d]? ("0" | [1-9] [0-9]*) ("." [0-9]+)?
+        """,
+        ['# settings\n[server.http]\nhost = "127.0.0.1"\nport = 8080\nratios = [0.5, 1.25]\nlimits = { soft = 10, hard = 20 }\n\n'],
+    ),
+    "graphql (lark)": (
+        "lark",
+        r"""
+        start: operation+
+        operation: ("query" | "mutation")? NAME? variables? selection
+        variables: "(" (VARIABLE ":" type ("=" value)?)+ ")"
+        type: (NAME | "[" type "]") "!"?
+        selection: "{" field+ "}"
+        field: (NAME ":")? NAME arguments? directive* selection? | "..." NAME
+        directive: "@" NAME arguments?
+        arguments: "(" (NAME ":" value)+ ")"
+        value: VARIABLE | NUMBER | STRING | "true" | "false" | "null" | NAME | "[" value* "]" | "{" (NAME ":" value)* "}"
+        VARIABLE: /\$[A-Za-z_][A-Za-z0-9_]*/
+        NAME: /[A-Za-z_][A-Za-z0-9_]*/
+        NUMBER: /-?[0-9]+(\.[0-9]+)?/
+        STRING: /"[^"\n]*"/
+        %ignore /[ \t\n,]+/
+        """,
+        ['query Hero($id: ID!, $n: Int = 3) { hero(id: $id) { name friends(first: $n) @include(if: true) { name } } }'],
+    ),
+    "calls (ebnf)": (
+        "ebnf",
+        r"""
+        root ::= call (";" " "? call)*
+        call ::= ("get_weather" | "search" | "send_mail") "(" (argument (", " argument)*)? ")"
+        argument ::= ("city" | "query" | "to" | "limit") "=" value
+        value ::= "'" [^'\n]* "'" | [0-9]+ | "[" (value (", " value)*)? "]" | call
+        """,
+        ["get_weather(city='Oslo'); send_mail(to=['ada@example.com'], query=search(query='rain', limit=3))"],
+    ),
     "regex: date": ("regex", r"(19|20)\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", ["1999-12-31", "2024-02-29"]),
     "regex: .{0,500}": ("regex", ".{0,500}", ["Any text of moderate length, up to five hundred characters."]),
     "regex: words": ("regex", r"([A-Z][a-z]+ ){2,5}[A-Z][a-z]+\.", ["The Quick Brown Fox.", "Ada Lovelace Wrote Notes."]),

@@ -167,7 +167,7 @@ class Compiler:
     def _language(spec: GrammarSpec, shop: Workshop, expr: int) -> int:
         if not shop.machine.expressions.is_nonempty(expr):
             raise GrammarError(f"no text of this vocabulary's bytes matches the {spec.kind}")
-        return shop.machine.start(shop.scalars.text(expr), 0)
+        return shop.machine.start(shop.machine.text(expr), 0)
 
 
 def _one_option(spec: GrammarSpec, name: str, default: str) -> str | int | bool:

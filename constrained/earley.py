@@ -9,15 +9,18 @@ is one state of the machine, made when first met. Never reads grammar syntax.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .expressions import EMPTY, NOTHING, Expressions
-from .machine import Machine
-from .spec import GrammarError, GrammarTooComplex
+import numpy as np
 
-Symbol = tuple[str, int]  # ("lexeme", expression) or ("rule", number)
+from .expressions import EMPTY, NOTHING
+from .lazy_masks import LazyMasks
+from .machine import Machine
+from .productions import Grammar, reduced
+from .spec import GrammarTooComplex
+
 Item = tuple[int, int, int]  # production, dot, origin set; OWN for the set itself
 Lexer = tuple[tuple[int, int], ...]  # (lexeme, what of it is left), sorted
 # What has ended at a byte, as (set, its lexemes), and what goes on, as (set, its lexer).
@@ -27,59 +30,71 @@ OWN = -1
 MAX_SETS = 200_000
 
 
-class Grammar:
-    """Productions under construction. Rule 0 is the start, and no production refers to it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Predicted:
+    """Items that begin in a set because of what is waited for there: the same in all sets that wait for the same."""
 
-    def __init__(self, expressions: Expressions) -> None:
-        self.ex = expressions
-        self.names: list[str] = []
-        self.productions: list[tuple[int, tuple[Symbol, ...]]] = []
-        self.ignored: list[int] = []
-
-    def rule(self, name: str) -> int:
-        self.names.append(name)
-        return len(self.names) - 1
-
-    def add(self, rule: int, symbols: Iterable[Symbol]) -> None:
-        """A production; a lexeme that may be empty becomes one that may be left out."""
-        done: list[Symbol] = []
-        for kind, value in symbols:
-            if kind == "lexeme" and self.ex.nullable[value]:
-                solid = self.ex.intersect(value, self.ex.complement(1))
-                if solid == NOTHING:
-                    continue
-                optional = self.rule(f"{self.names[rule]}, lexeme that may be empty")
-                self.productions.append((optional, ()))
-                self.productions.append((optional, (("lexeme", solid),)))
-                done.append(("rule", optional))
-            else:
-                done.append((kind, value))
-        self.productions.append((rule, tuple(done)))
-
-    def ignore(self, expression: int) -> None:
-        if self.ex.nullable[expression]:
-            expression = self.ex.intersect(expression, self.ex.complement(1))
-        if self.ex.is_nonempty(expression):
-            self.ignored.append(expression)
+    scan: dict[int, list[Item]]
+    waiting: dict[int, list[Item]]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class EarleySet:
-    """``scan[lexeme]``: items that wait for it; ``waiting[rule]``: for it; ``accepts``: the start rule is complete."""
+    """``scan[lexeme]``: items that wait for it; ``waiting[rule]``: for it; ``accepts``: the start rule is complete.
+
+    ``items`` are all that may yet matter, by the set they come from; ``looked_up`` the sets asked for what waits there.
+    """
 
     kernel: frozenset[Item]
     scan: dict[int, list[Item]]
     waiting: dict[int, list[Item]]
+    predicted: Predicted
     accepts: bool
-    lexer: Lexer = ()
+    lexer: Lexer
+    items: dict[int, frozenset[tuple[int, int]]]
+    looked_up: frozenset[int]
+
+    def waiting_for(self, rule: int) -> list[Item]:
+        return [*self.waiting.get(rule, ()), *self.predicted.waiting.get(rule, ())]
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A set at this byte and lexemes under way: per set, where its lexer's byte ranges start and what they lead to."""
+    """A set at this byte (-1: none) and lexemes under way.
 
+    ``rows``: per set, where its lexer's byte ranges start and what they lead to.
+    """
+
+    at: int
+    running: tuple[tuple[int, Lexer], ...]
     rows: list[tuple[int, list[int], list[tuple[Lexer, tuple[int, ...]] | None]]]
     accepts: bool
+
+
+class ParserState:
+    """A state of the machine (``machine.LazyState``); its set is made when first asked for."""
+
+    __slots__ = ("_configuration", "_parser", "_pending")
+
+    def __init__(self, parser: "Parser", pending: Pending, configuration: Configuration | None = None) -> None:
+        self._parser = parser
+        self._pending = pending
+        self._configuration = configuration
+
+    @property
+    def configuration(self) -> Configuration:
+        if self._configuration is None:
+            self._configuration = self._parser.configuration(self._pending)
+        return self._configuration
+
+    def step(self, byte: int) -> tuple[int, int, int]:
+        return self._parser.step(self.configuration, byte)
+
+    def accepts(self) -> bool:
+        return self.configuration.accepts
+
+    def mask(self, masks: LazyMasks) -> np.ndarray:
+        return masks.of(self.configuration.running, self._parser)
 
 
 class Parser:
@@ -89,102 +104,160 @@ class Parser:
         self.ex = machine.expressions
         self.machine = machine
         self.ignored = tuple(grammar.ignored)
-        self._reduce(grammar)
-        self._sets: list[EarleySet] = []
+        self._number(grammar)
+        self.sets: list[EarleySet] = []
         self._set_ids: dict[frozenset[Item], int] = {}
         self._rows: dict[Lexer, LexerRow] = {}
         self._resolved: dict[Pending, Configuration] = {}
         self._configurations: dict[tuple[int, tuple[tuple[int, Lexer], ...]], Configuration] = {}
         self._advanced: dict[tuple[int, tuple[int, ...]], frozenset[Item]] = {}
+        self._predicted: dict[frozenset[int], Predicted] = {}
+        self._lexers: dict[tuple[frozenset[int], Predicted], Lexer] = {}
+        self._after: dict[tuple[int, int], int] = {}
+        self._shapes: dict[tuple[int, int], int] = {}
+        self._shape_ids: dict[Hashable, int] = {}
+        lexemes = {value for _, symbols in self.productions for kind, value in symbols if kind == "lexeme"}
+        machine.masks.lazy.prepare(sorted(lexemes), self.ignored)
         start = frozenset((p, 0, OWN) for p in self.by_rule[0])
-        first = self._make(self._set(start), ())
-        self.start = machine.add_lazy_state(lambda byte: self._step(first, byte), lambda: first.accepts)
+        self.start = machine.add_lazy_state(ParserState(self, ((), ()), self._make(self._set(start), ())))
 
-    def _reduce(self, grammar: Grammar) -> None:
-        """Drop productions that no text completes, so that every prefix that parses can be completed."""
-        ex = self.ex
-        productive: set[int] = set()
-        nullable: set[int] = set()
-        changed = True
-        usable = [
-            (rule, symbols)
-            for rule, symbols in dict.fromkeys(grammar.productions)
-            if all(kind == "rule" or ex.is_nonempty(value) for kind, value in symbols)
-        ]
-        while changed:
-            changed = False
-            for rule, symbols in usable:
-                if rule not in productive and all(k == "lexeme" or v in productive for k, v in symbols):
-                    productive.add(rule)
-                    changed = True
-                if rule not in nullable and all(k == "rule" and v in nullable for k, v in symbols):
-                    nullable.add(rule)
-                    changed = True
-        if 0 not in productive:
-            raise GrammarError(f"no text matches rule {grammar.names[0]!r}")
-        self.nullable = nullable
-        self.productions = [
-            (rule, symbols) for rule, symbols in usable if all(k == "lexeme" or v in productive for k, v in symbols)
-        ]
-        self.by_rule: dict[int, list[int]] = {rule: [] for rule in range(len(grammar.names))}
+    def _number(self, grammar: Grammar) -> None:
+        self.productions, self.nullable = reduced(grammar)
+        self.by_rule: dict[int, list[int]] = {}
         for number, (rule, _) in enumerate(self.productions):
-            self.by_rule[rule].append(number)
+            self.by_rule.setdefault(rule, []).append(number)
 
     # -- sets -----------------------------------------------------------------------------------------------------
 
     def _set(self, kernel: frozenset[Item]) -> int:
         found = self._set_ids.get(kernel)
         if found is None:
-            if len(self._sets) >= MAX_SETS:
+            if len(self.sets) >= MAX_SETS:
                 raise GrammarTooComplex(f"the text needs more than {MAX_SETS:,} different parser states")
-            found = self._set_ids[kernel] = len(self._sets)
-            self._sets.append(self._close(kernel))
+            found = self._set_ids[kernel] = len(self.sets)
+            self.sets.append(self._close(kernel))
         return found
 
     def _close(self, kernel: frozenset[Item]) -> EarleySet:
         """Complete and predict."""
+        productions, sets, nullable = self.productions, self.sets, self.nullable
         scan: dict[int, list[Item]] = {}
         waiting: dict[int, list[Item]] = {}
+        items: dict[int, set[tuple[int, int]]] = {}
         accepts = False
         seen = set(kernel)
-        todo = sorted(kernel)
+        looked_up: set[int] = set()
+        todo = list(kernel)
         while todo:
             item = todo.pop()
             production, dot, origin = item
-            rule, symbols = self.productions[production]
-            new: list[Item] = []
+            rule, symbols = productions[production]
             if dot == len(symbols):
                 accepts = accepts or rule == 0  # nothing refers to rule 0: it ends only with the text
-                if origin != OWN:  # empty rules are stepped over below
-                    before = self._sets[origin]
-                    new = [(p, d + 1, origin if o == OWN else o) for p, d, o in before.waiting.get(rule, ())]
+                if origin != OWN:
+                    looked_up.add(origin)
+                    for p, d, o in sets[origin].waiting_for(rule):
+                        following = (p, d + 1, origin if o == OWN else o)
+                        if following not in seen:
+                            seen.add(following)
+                            todo.append(following)
+                if item not in kernel:
+                    continue
             else:
                 kind, value = symbols[dot]
                 if kind == "lexeme":
                     scan.setdefault(value, []).append(item)
                 else:
-                    if value not in waiting:
-                        new = [(p, 0, OWN) for p in self.by_rule[value]]
                     waiting.setdefault(value, []).append(item)
-                    if value in self.nullable:
-                        new.append((production, dot + 1, origin))
-            for following in new:
-                if following not in seen:
-                    seen.add(following)
-                    todo.append(following)
-        made = EarleySet(kernel, scan, waiting, accepts)
-        made.lexer = tuple(sorted((lexeme, lexeme) for lexeme in {*scan, *self.ignored}))
-        return made
+                    if value in nullable:
+                        following = (production, dot + 1, origin)
+                        if following not in seen:
+                            seen.add(following)
+                            todo.append(following)
+            if origin != OWN:
+                items.setdefault(origin, set()).add((production, dot))
+        predicted = self._predict(frozenset(waiting))
+        key = (frozenset(scan), predicted)
+        lexer = self._lexers.get(key)
+        if lexer is None:
+            lexemes = {*scan, *predicted.scan, *self.ignored}
+            lexer = self._lexers[key] = tuple(sorted((lexeme, lexeme) for lexeme in lexemes))
+        own = {o: frozenset(found) for o, found in items.items()}
+        return EarleySet(kernel, scan, waiting, predicted, accepts, lexer, own, frozenset(looked_up))
+
+    def _predict(self, rules: frozenset[int]) -> Predicted:
+        """What may come first in some rules; an empty rule is stepped over."""
+        found = self._predicted.get(rules)
+        if found is None:
+            scan: dict[int, list[Item]] = {}
+            waiting: dict[int, list[Item]] = {}
+            todo: list[Item] = [(p, 0, OWN) for rule in rules for p in self.by_rule[rule]]
+            seen = set(todo)
+            begun = set(rules)
+            for production, dot, _ in todo:
+                symbols = self.productions[production][1]
+                if dot == len(symbols):
+                    continue
+                kind, value = symbols[dot]
+                item = (production, dot, OWN)
+                if kind == "lexeme":
+                    scan.setdefault(value, []).append(item)
+                    continue
+                waiting.setdefault(value, []).append(item)
+                new = [(production, dot + 1, OWN)] if value in self.nullable else []
+                if value not in begun:
+                    begun.add(value)
+                    new += [(p, 0, OWN) for p in self.by_rule[value]]
+                for following in new:
+                    if following not in seen:
+                        seen.add(following)
+                        todo.append(following)
+            found = self._predicted[rules] = Predicted(scan, waiting)
+        return found
+
+    # -- as ``lazy_masks.Sets`` --------------------------------------------------------------------------------------
+
+    def after(self, number: int, lexeme: int) -> int:
+        key = (number, lexeme)
+        found = self._after.get(key)
+        if found is None:
+            found = self._after[key] = self._set(self._advance(number, (lexeme,)))
+        return found
+
+    def lexer(self, number: int) -> Lexer:
+        return self.sets[number].lexer
+
+    def came_from(self, number: int) -> Iterable[int]:
+        return self.sets[number].items
+
+    def looked_up(self, number: int) -> frozenset[int]:
+        return self.sets[number].looked_up
+
+    def shape(self, number: int, depth: int) -> int:
+        """Equal for sets that differ only in what lies more than ``depth`` sets up."""
+        key = (number, depth)
+        found = self._shapes.get(key)
+        if found is None:
+            at = self.sets[number]
+            if depth == 0:
+                # items of its own follow from the others
+                content: Hashable = frozenset().union(*at.items.values()), at.accepts
+            else:
+                content = frozenset((self.shape(o, depth - 1), items) for o, items in at.items.items()), at.accepts
+            content = (depth, at.lexer, number if not at.items else -1, content)
+            found = self._shapes[key] = self._shape_ids.setdefault(content, len(self._shape_ids))
+        return found
 
     def _advance(self, number: int, lexemes: tuple[int, ...]) -> frozenset[Item]:
         """The kernel after any of some lexemes from a set on."""
         key = (number, lexemes)
         found = self._advanced.get(key)
         if found is None:
-            at = self._sets[number]
+            at = self.sets[number]
             items: set[Item] = set()
             for lexeme in lexemes:
-                items.update((p, d + 1, number if o == OWN else o) for p, d, o in at.scan.get(lexeme, ()))
+                for found_in in (at.scan, at.predicted.scan):
+                    items.update((p, d + 1, number if o == OWN else o) for p, d, o in found_in.get(lexeme, ()))
                 if lexeme in self.ignored:
                     items.update((p, d, number if o == OWN and d else o) for p, d, o in at.kernel)
             found = self._advanced[key] = frozenset(items)
@@ -217,15 +290,9 @@ class Parser:
         """The machine's state after some lexemes have ended here and others go on; its set is made when asked for."""
         machine = self.machine
 
-        def make() -> int:
-            return machine.add_lazy_state(
-                lambda byte: self._step(self._configuration(pending), byte),
-                lambda: self._configuration(pending).accepts,
-            )
+        return machine.state((self, pending), lambda: machine.add_lazy_state(ParserState(self, pending)))
 
-        return machine.state((self, pending), make)
-
-    def _configuration(self, pending: Pending) -> Configuration:
+    def configuration(self, pending: Pending) -> Configuration:
         found = self._resolved.get(pending)
         if found is None:
             ended, going_on = pending
@@ -239,13 +306,13 @@ class Parser:
         key = (at, going_on)
         found = self._configurations.get(key)
         if found is None:
-            running = going_on if at < 0 else ((at, self._sets[at].lexer), *going_on)
+            running = going_on if at < 0 else ((at, self.sets[at].lexer), *going_on)
             rows = [(number, *self._row(lexer)) for number, lexer in running]
-            found = Configuration(rows, at >= 0 and self._sets[at].accepts)
+            found = Configuration(at, running, rows, at >= 0 and self.sets[at].accepts)
             self._configurations[key] = found
         return found
 
-    def _step(self, configuration: Configuration, byte: int) -> tuple[int, int, int]:
+    def step(self, configuration: Configuration, byte: int) -> tuple[int, int, int]:
         """The range of bytes that act like ``byte``, and the state they lead to."""
         low, high = 0, 256
         going_on: list[tuple[int, Lexer]] = []

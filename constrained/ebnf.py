@@ -9,9 +9,10 @@ What does not refer back to itself is one regular lexeme; only recursion needs t
 from dataclasses import dataclass
 
 from .code_points import ANY, Ranges, complement, union
-from .earley import Grammar, Parser, Symbol
+from .earley import Parser
 from .expressions import EMPTY, Expressions
 from .machine import Machine
+from .productions import Grammar, Symbol
 from .spec import GrammarError
 
 MAX_REPEAT = 10_000

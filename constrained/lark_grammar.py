@@ -7,8 +7,9 @@ A text is in the language if it can be cut into terminals (with ignored ones bet
 import re
 from typing import Any
 
-from .earley import Grammar, Parser
+from .earley import Parser
 from .machine import Machine
+from .productions import Grammar
 from .regex_syntax import compile_regex
 from .spec import GrammarError
 

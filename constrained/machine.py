@@ -11,11 +11,13 @@ A configuration (state, aux, stack) is an int too; ``advance`` remembers what it
 import threading
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
 from . import walk
-from .expressions import Expressions
+from .expressions import NOTHING, Expressions
+from .lazy_masks import LazyMasks
 from .masks import Masks
 from .spec import GrammarTooComplex
 from .vocabulary import Vocabulary
@@ -23,9 +25,9 @@ from .walk import PUSH
 
 Fill = Callable[[np.ndarray], None]
 Returns = Callable[[int], int]
-Step = Callable[[int], tuple[int, int, int]]  # byte -> the range of bytes that act like it, and the code for them
 
 DEAD_STATE = 0
+MAX_LEXEME_BYTES = 128 << 20
 MAX_INDENT = 40
 # White space automata (0: none): what may stand at one place. FLEXIBLE: one space, or a line end and its indent.
 COMPACT, FLEXIBLE = 0, 1
@@ -45,6 +47,22 @@ def _no_row(row: np.ndarray) -> None:
     raise AssertionError("the row of a lazy state is made byte by byte")
 
 
+class LazyState(Protocol):
+    """What a state of a context-free grammar stands for: parser sets with lexemes under way."""
+
+    def step(self, byte: int) -> tuple[int, int, int]:
+        """The range of bytes that act like ``byte``, and the code for them."""
+        ...
+
+    def accepts(self) -> bool:
+        """Whether the text may end here."""
+        ...
+
+    def mask(self, masks: LazyMasks) -> np.ndarray:
+        """The tokens that may follow, the end token left out."""
+        ...
+
+
 def _fill_one(fill: Callable[[np.ndarray, int], None], state: int, row: np.ndarray) -> None:
     fill(row, state)
 
@@ -60,8 +78,7 @@ class Machine:
         self.hard_limit = 4 * max_states
         self.num_states = 0
         self._fills: list[Fill | None] = []
-        self._steps: dict[int, Step] = {}
-        self._accepts: dict[int, Callable[[], bool]] = {}
+        self.lazy: dict[int, LazyState] = {}
         self._states: dict[Hashable, int] = {}
         self._frames: dict[Hashable, int] = {}
         self._returns: list[Returns] = []
@@ -85,6 +102,7 @@ class Machine:
             (walk.COUNTED, np.uint8),
             (walk.LAZY, np.uint8),
             (walk.LOOPS, np.uint8),
+            (walk.ACCEPTING, np.uint8),
         ):
             self.set_array(slot, np.zeros(self.hard_limit, dtype))
         self.set_array(walk.DELTA, np.zeros((self.hard_limit, 256), np.int32))
@@ -124,6 +142,7 @@ class Machine:
         self.twins: dict[int, Callable[[], int]] = {}
         self.add_state(None)  # DEAD_STATE
         self.add_frame(lambda result: DEAD_STATE)  # frame 0, below every stack
+        self.control[walk.NUM_NOTED] = -1
         self.masks = Masks(self, max_mask_bytes)
 
     @property
@@ -133,6 +152,7 @@ class Machine:
             self.num_states > self.max_states
             or len(self.expressions.nodes) > self.expressions.max_expressions // 2
             or len(self.configs) > 1_000_000
+            or self.masks.lazy.num_bytes > MAX_LEXEME_BYTES
         )
 
     # -- building -------------------------------------------------------------------------------------------------
@@ -189,6 +209,7 @@ class Machine:
             self.counted_states.add(state)
         if accepting:
             self.accepting.add(state)
+            arrays[walk.ACCEPTING][state] = 1
         if loops:
             arrays[walk.LOOPS][state] = 1
         if inside_string >= 0:
@@ -217,12 +238,11 @@ class Machine:
         """Name a state that no token tells from this one: masks are made for the twin."""
         self.twins[state] = twin
 
-    def add_lazy_state(self, step: Step, accepts: Callable[[], bool]) -> int:
-        """A new state whose row is made byte by byte, and of which is asked later whether the text may end in it."""
+    def add_lazy_state(self, lazy: LazyState) -> int:
+        """A new state whose row is made byte by byte."""
         state = self.add_state(_no_row)
-        self._steps[state] = step
+        self.lazy[state] = lazy
         self.arrays[walk.LAZY][state] = 1
-        self._accepts[state] = accepts
         return state
 
     def state(self, key: Hashable, make: Callable[[], int]) -> int:
@@ -277,7 +297,7 @@ class Machine:
     def row(self, state: int) -> np.ndarray:
         """The 256 codes of a state, made if need be."""
         row = self.arrays[walk.DELTA][state]
-        if row[0] == walk.UNKNOWN:
+        if row[0] in (walk.UNKNOWN, walk.ASKED):
             fill = self._fills[state]
             assert fill is not None
             fresh = np.zeros(256, np.int32)
@@ -290,13 +310,13 @@ class Machine:
 
     def entry(self, state: int, byte: int) -> None:
         """Make the entry of a row, or the whole row where it is made at once."""
-        step = self._steps.get(state)
-        if step is None:
+        lazy = self.lazy.get(state)
+        if lazy is None:
             self.row(state)
             return
         row = self.arrays[walk.DELTA][state]
-        if row[byte] == walk.UNKNOWN:
-            low, high, target = step(byte)
+        if row[byte] in (walk.UNKNOWN, walk.ASKED):
+            low, high, target = lazy.step(byte)
             row[low:high] = target or walk.REFUSED
             if self._any_missing:
                 row[low:high][self._missing[low:high]] = walk.REFUSED
@@ -464,8 +484,8 @@ class Machine:
                 state, aux, stack = self.configs[config]
                 found = False
                 while True:
-                    asked = self._accepts.get(state)
-                    if state in self.accepting or (asked is not None and asked()):
+                    lazy = self.lazy.get(state)
+                    if state in self.accepting or (lazy is not None and lazy.accepts()):
                         found = True
                         break
                     result = int(self.arrays[walk.ENDS][state]) - 1
@@ -490,6 +510,27 @@ class Machine:
 
     def bits(self, result: int) -> int:
         return result if result < 1 << 24 else self._result_bits[result - (1 << 24)]
+
+    def text(self, expr: int) -> int:
+        """The state from which a whole text of a language follows."""
+        ex = self.expressions
+
+        def fill(row: np.ndarray) -> None:
+            for lo, hi in ex.classes(expr):
+                byte = ex._available_in(lo, hi)
+                if byte >= 0:
+                    to = ex.alive(ex.derive(expr, byte))
+                    if to != NOTHING:
+                        row[lo:hi] = self.text(to)
+
+        def make() -> int:
+            state = self.add_state(fill, accepting=ex.nullable[expr])
+            far = ex.without_far_bounds(expr, self.vocabulary.trie.max_depth)
+            if far != expr:
+                self.set_twin(state, lambda: self.text(far))
+            return state
+
+        return self.state(("text", expr), make)
 
     def end_state(self, result: int) -> int:
         """The state in which a value has just ended."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from . import walk
+from .lazy_masks import LazyMasks
 from .spec import GrammarTooComplex
 from .vocabulary import Trie
 from .walk import PUSH
@@ -76,17 +77,20 @@ class Masks:
         self._barriers: dict[int, int] = {}
         self._inside: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._texts: tuple[np.ndarray, np.ndarray] | None = None
-        self._pending = [np.zeros((256, 5), np.int64), np.zeros((256, 5), np.int64)]  # one is read, one is written
+        self._pending = [np.zeros((1024, 5), np.int64), np.zeros((1024, 5), np.int64)]  # one is read, one is written
         self._turn = 0
-        self._wanted = np.zeros((256, 3), np.int64)
+        self._wanted = np.zeros((2048, 3), np.int64)
         machine.set_array(walk.WANTED, self._wanted)
         machine.control[walk.WANTED_SIZE] = len(self._wanted)
         self._exits = np.zeros((0, 3), np.int64)
         self._room_for_exits(256)
+        self._noted = np.zeros(0, np.int64)
+        self._room_for_notes(1024)
         self._has_slices = bool(vocabulary.has_byte[0x80:0xC0].all())  # else a character begun may have no end
         self._tries: list[tuple[Trie, tuple[np.ndarray, ...]]] = []  # what the addresses point at
         self._whole = self._addresses(vocabulary.trie)
         self._open_barrier = self._barrier_of(0)
+        self.lazy = LazyMasks(machine, self, capacity)
 
     def of(self, config: int) -> np.ndarray:
         """uint32 [ceil(V / 32)], read-only: the tokens that may follow, the end token's bit where the text may end."""
@@ -116,6 +120,9 @@ class Masks:
     def _find(self, config: int) -> np.ndarray:
         machine = self.machine
         state, aux, stack = machine.configs[config]
+        if state in machine.lazy:
+            alone = machine.lazy[state].mask(self.lazy)
+            return self._with_end(alone) if machine.may_end(config) else alone
         shared_aux = self._blur_count(aux, stack) if state in machine.counted_states else aux
         depths = self._depths.get((state, shared_aux), ())
         for depth in depths:
@@ -124,14 +131,18 @@ class Masks:
                 return row
         row, depth = self._compute(state, aux, stack)
         if machine.may_end(config):
-            eos = self.vocabulary.eos
-            row = row if row.flags.writeable else row.copy()
-            row[eos >> 5] |= np.uint32(1 << (eos & 31))
+            row = self._with_end(row)
             depth = machine.stack_depths[stack]
         row.flags.writeable = False
         self._shared.put((state, shared_aux, self._top_frames(stack, depth)), row)
         if depth not in depths:
             self._depths[(state, shared_aux)] = (*depths, depth)
+        return row
+
+    def _with_end(self, row: np.ndarray) -> np.ndarray:
+        eos = self.vocabulary.eos
+        row = row if row.flags.writeable else row.copy()
+        row[eos >> 5] |= np.uint32(1 << (eos & 31))
         return row
 
     def _blur_count(self, count: int, stack: int) -> int:
@@ -255,34 +266,71 @@ class Masks:
         exits = self._exits[:num_exits].copy()
         return _Inner(mask, trie, exits, tuple(dict.fromkeys(exits[:, 1].tolist())))
 
+    def walk_from(self, mask: np.ndarray, state: int) -> np.ndarray:
+        """Set the bits of all tokens that a state allows on the empty stack. Returns the inner nodes where it accepts,
+        some perhaps twice; they are kept until the next walk."""
+        self.machine.begin()
+        self.machine.control[walk.NUM_NOTED] = 0
+        self._walk_from(self._whole, mask, state, 0, 0)
+        return self._take_notes()
+
+    def walk_below(self, mask: np.ndarray, state: int, nodes: np.ndarray) -> np.ndarray:
+        """As ``walk_from``, for the tokens below some nodes that a state before these nodes' bytes allows."""
+        self.machine.begin()
+        self.machine.control[walk.NUM_NOTED] = 0
+        if len(nodes) > len(self._pending[self._turn]):
+            self._pending[self._turn] = np.zeros((2 * len(nodes), 5), np.int64)
+        walk.regions_at(nodes, state, self._pending[self._turn])
+        self._walk(self._whole, mask, len(nodes))
+        return self._take_notes()
+
+    def _take_notes(self) -> np.ndarray:
+        count = int(self.machine.control[walk.NUM_NOTED])
+        self.machine.control[walk.NUM_NOTED] = -1
+        return self._noted[:count]
+
     def _walk_from(self, trie: np.ndarray, mask: np.ndarray, state: int, aux: int, stack: int) -> None:
         self._pending[self._turn][0] = (-1, state, aux, stack, 0)
         self._walk(trie, mask, 1)
 
     def _walk(self, trie: np.ndarray, mask: np.ndarray, num_pending: int) -> None:
         """Set the mask's bits from what is pending, making what is missing and resuming there until nothing is."""
-        machine, control = self.machine, self.machine.control
+        control = self.machine.control
         control[walk.NUM_EXITS] = 0
         while num_pending:
             pending, out = self._pending[self._turn], self._pending[self._turn ^ 1]
             count, num_wanted = walk.walk_trie(control, trie, mask, pending, num_pending, out)
+            if not count:
+                return
+            scratch, lowest = control[walk.SCRATCH], control[walk.LOWEST]
+            self._supply(num_wanted)
+            control[walk.SCRATCH], control[walk.LOWEST] = scratch, lowest
             if count < 0:  # once more with more room: setting a bit twice does no harm
                 self._pending[self._turn ^ 1] = np.zeros((4 * len(out), 5), np.int64)
                 self._room_for_exits(4 * len(self._exits))
-                continue
-            if not count:
-                return
-            self._turn ^= 1
-            scratch, lowest = control[walk.SCRATCH], control[walk.LOWEST]
-            for kind, a, b in self._wanted[:num_wanted].tolist():
+                self._room_for_notes(4 * len(self._noted))
+            else:
+                self._turn ^= 1
+                num_pending = count
+
+    def _supply(self, num_wanted: int) -> None:
+        """Make the rows and returns that a walk asked for."""
+        machine = self.machine
+        wanted = self._wanted[:num_wanted].tolist()
+        try:
+            for kind, a, b in wanted:
                 if kind == walk.MISS_ROW:
                     machine.entry(a, b)
                 elif kind == walk.MISS_AFTER:
                     machine.after(a, b)
                 else:
                     raise GrammarTooComplex("one token opens too many nested values")
-            control[walk.SCRATCH], control[walk.LOWEST] = scratch, lowest
-            num_pending = count
+        except BaseException:
+            delta = machine.arrays[walk.DELTA]
+            for kind, a, b in wanted:
+                if kind == walk.MISS_ROW and delta[a, b] == walk.ASKED:
+                    delta[a, b] = walk.UNKNOWN
+            raise
 
     def _room_for_exits(self, size: int) -> None:
         exits = np.zeros((size, 3), np.int64)
@@ -290,6 +338,13 @@ class Masks:
         self._exits = exits
         self.machine.set_array(walk.EXITS, exits)
         self.machine.control[walk.EXITS_SIZE] = size
+
+    def _room_for_notes(self, size: int) -> None:
+        noted = np.zeros(size, np.int64)
+        noted[: len(self._noted)] = self._noted
+        self._noted = noted
+        self.machine.set_array(walk.NOTED, noted)
+        self.machine.control[walk.NOTED_SIZE] = size
 
     # -- tokens within a string -------------------------------------------------------------------------------------
 
@@ -318,9 +373,8 @@ class Masks:
         if found is None:
             vocabulary = self.vocabulary
             if room < 0:
-                self.machine.begin()
                 covered = np.zeros(vocabulary.num_words, np.uint32)  # on the empty stack a closing quote is refused
-                self._walk_from(self._whole, covered, base, 0, 0)
+                self.walk_from(covered, base)
                 within = np.unpackbits(covered.view(np.uint8), bitorder="little")[: len(vocabulary)].astype(bool)
                 kept = within & (np.diff(vocabulary.token_offsets) <= SHORT_TOKEN)
                 trie = self._addresses(

@@ -187,29 +187,6 @@ class Scalars:
 
         return machine.state(("code point", exprs, free, counted, tagged, digits), make)
 
-    # -- plain text -----------------------------------------------------------------------------------------------
-
-    def text(self, expr: int) -> int:
-        """The state from which a whole text of the language follows."""
-        ex, machine = self.ex, self.machine
-
-        def fill(row: np.ndarray) -> None:
-            for lo, hi in ex.classes(expr):
-                byte = ex._available_in(lo, hi)
-                if byte >= 0:
-                    to = ex.alive(ex.derive(expr, byte))
-                    if to != NOTHING:
-                        row[lo:hi] = self.text(to)
-
-        def make() -> int:
-            state = machine.add_state(fill, accepting=ex.nullable[expr])
-            far = ex.without_far_bounds(expr, self._longest)
-            if far != expr:
-                machine.set_twin(state, lambda: self.text(far))
-            return state
-
-        return machine.state(("text", expr), make)
-
     # -- numbers --------------------------------------------------------------------------------------------------
 
     def fill_number(self, row: np.ndarray, must: int, observers: tuple[int, ...]) -> None:

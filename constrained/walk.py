@@ -17,7 +17,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 PUSH = 1 << 28
-UNKNOWN, REFUSED = 0, -1  # what a row holds before it is filled, and for a refused byte
+UNKNOWN, REFUSED, ASKED = 0, -1, -2  # in a row: not filled yet; a refused byte; not filled yet, but asked for
 
 # Slots of ``control``.
 (
@@ -25,8 +25,9 @@ UNKNOWN, REFUSED = 0, -1  # what a row holds before it is filled, and for a refu
     HASH_KEYS, HASH_VALUES, HASH_MASK, STACK_FRAME, STACK_PARENT, STACK_DEPTH, STACK_LIMIT, SPACE_DELTA, SPACE_CLASS,
     TOKEN_BYTES, TOKEN_OFFSETS, LAZY, LOOPS, SCRATCH, LOWEST, OUT_STATE, OUT_AUX, OUT_STACK, MISS_A, MISS_B,
     STATE_AT, AUX_AT, STACK_AT, WANTED, WANTED_SIZE, EXITS, EXITS_SIZE, NUM_EXITS,
-) = range(40)  # fmt: skip
-CONTROL_SIZE = 40
+    ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED,
+) = range(44)  # fmt: skip
+CONTROL_SIZE = 44
 
 # Slots of a trie's array of addresses.
 (
@@ -149,7 +150,7 @@ def _transition(control, s, aux, k, byte):
                 else:
                     aux = np.int64(0)
             break
-        if code == UNKNOWN:
+        if code in (UNKNOWN, ASKED):
             control[MISS_A] = s
             control[MISS_B] = byte if _u8(control[LAZY])[s] != 0 else 0
             return MISS_ROW, s, aux, k
@@ -309,7 +310,9 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     A region is a node's subtree, entered in the configuration before the node's byte, or after it where ``taken``.
     A first region of node -1 is the whole trie. Where something is missing goes to ``out`` [capacity, 5], what is
     missing to ``WANTED`` [capacity, 3] (kind, a, b), each once; where a barrier is popped to ``EXITS`` [capacity, 3]
-    (node, result, taken). Returns how many of the first two there are, -1 if a list is too short.
+    (node, result, taken). Returns how many of the first two there are, -1 first if a list is too short.
+
+    Unless ``NUM_NOTED`` is negative, inner nodes that lead to an accepting state are noted in ``NOTED``.
 
     A state that loops (``LOOPS``) stays itself as long as text goes on within a string: below a node that text alone
     leads to, all tokens of nothing but text are allowed at once, and only the nodes where text stops are walked.
@@ -326,6 +329,10 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     covered_before = _i32(trie[T_COVERED_BEFORE])
     boundaries = _i32(trie[T_BOUNDARIES])
     boundaries_before = _i32(trie[T_BOUNDARIES_BEFORE])
+    delta = _i32(control[DELTA])
+    accepting = _u8(control[ACCEPTING])
+    noted = _i64(control[NOTED])
+    num_noted = control[NUM_NOTED]
     loops = _u8(control[LOOPS])
     wanted = _i64(control[WANTED])
     exits = _i64(control[EXITS])
@@ -381,6 +388,11 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                     boundary_end = at
                     slice_state, slice_aux, slice_stack = s, aux, k
                     continue
+                if num_noted >= 0 and accepting[s] != 0 and ends[at] > at + 1:
+                    if num_noted >= control[NOTED_SIZE]:
+                        return -1, num_wanted
+                    noted[num_noted] = at
+                    num_noted += 1
                 state_at[d] = s
                 aux_at[d] = aux
                 stack_at[d] = k
@@ -389,14 +401,14 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                 continue
             if status in (EXIT, EXIT_AFTER):
                 if num_exits >= control[EXITS_SIZE]:
-                    return -1, 0
+                    return -1, num_wanted
                 exits[3 * num_exits] = at
                 exits[3 * num_exits + 1] = control[MISS_B]
                 exits[3 * num_exits + 2] = 1 if status == EXIT_AFTER else 0
                 num_exits += 1
             elif status != DEAD:
                 if num_out >= len(out):
-                    return -1, 0
+                    return -1, num_wanted
                 out[num_out, 0] = at
                 out[num_out, 1] = state_at[d - 1]
                 out[num_out, 2] = aux_at[d - 1]
@@ -405,6 +417,16 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                 num_out += 1
                 a, b = control[MISS_A], control[MISS_B]
                 known = False
+                if status == MISS_ROW:
+                    known = delta[a * 256 + b] == ASKED
+                    if not known and num_wanted < control[WANTED_SIZE]:
+                        delta[a * 256 + b] = ASKED
+                        wanted[3 * num_wanted] = status
+                        wanted[3 * num_wanted + 1] = a
+                        wanted[3 * num_wanted + 2] = b
+                        num_wanted += 1
+                    at = np.int64(ends[at])
+                    continue
                 for w in range(3 * num_wanted - 3, -1, -3):
                     if wanted[w + 1] == a and wanted[w + 2] == b and wanted[w] == status:
                         known = True
@@ -416,6 +438,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                     num_wanted += 1
             at = np.int64(ends[at])
     control[NUM_EXITS] = num_exits
+    control[NUM_NOTED] = num_noted
     return num_out, num_wanted
 
 
@@ -485,3 +508,84 @@ def text_slices(node_byte, node_depth, node_end, first_token, num_tokens, token_
     covered_before[num_nodes] = num_covered
     boundaries_before[num_nodes] = num_boundaries
     return inside, covered[:num_covered].copy(), covered_before, boundaries[:num_boundaries].copy(), boundaries_before
+
+
+@nb.njit(cache=True)
+def allow_tokens(mask, tokens):
+    for token in tokens:
+        mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
+
+
+@nb.njit(cache=True)
+def _goes_on(node_end, first_token, num_tokens, token_order, covered, node):
+    """Whether a token that is not in the mask ``covered`` ends in a node's subtree."""
+    for n in range(node, node_end[node]):
+        for i in range(first_token[n], first_token[n] + num_tokens[n]):
+            token = token_order[i]
+            if covered[token >> 5] >> np.uint32(token & 31) & 1 == 0:
+                return True
+    return False
+
+
+@nb.njit(cache=True)
+def children_by_byte(node_byte, node_end, first_token, num_tokens, token_order, marks, mark, covered, nodes):
+    """The children of some nodes that lead to tokens outside the mask ``covered``, sorted by byte.
+
+    ``nodes`` may name a node twice; ``marks`` per node are set to ``mark``. Returns where each byte's children begin
+    [257], and the children.
+    """
+    starts = np.zeros(257, np.int64)
+    found = np.zeros(1024, np.int64)
+    count = 0
+    for n in nodes:
+        if marks[n] == mark:
+            continue
+        marks[n] = mark
+        at = n + 1
+        while at < node_end[n]:
+            if _goes_on(node_end, first_token, num_tokens, token_order, covered, at):
+                if count == len(found):
+                    more = np.zeros(2 * count, np.int64)
+                    more[:count] = found
+                    found = more
+                found[count] = at
+                count += 1
+                starts[node_byte[at] + 1] += 1
+            at = node_end[at]
+    for b in range(256):
+        starts[b + 1] += starts[b]
+    room = starts[:256].copy()
+    out = np.zeros(count, np.int64)
+    for i in range(count):
+        byte = node_byte[found[i]]
+        out[room[byte]] = found[i]
+        room[byte] += 1
+    return starts, out
+
+
+@nb.njit(cache=True)
+def tokens_of(mask, limit):
+    """The tokens of a mask if they are at most so many; else one that is none."""
+    out = np.zeros(limit + 1, np.int64)
+    count = 0
+    for word in range(len(mask)):
+        bits = mask[word]
+        if bits == 0:
+            continue
+        for i in range(32):
+            if bits >> np.uint32(i) & 1:
+                if count == limit:
+                    out[0] = -1
+                    return out[:1].copy()
+                out[count] = 32 * word + i
+                count += 1
+    return out[:count].copy()
+
+
+@nb.njit(cache=True)
+def regions_at(nodes, state, out):
+    """Regions of ``walk_trie``: the nodes' subtrees, entered in one state on the empty stack."""
+    for i in range(len(nodes)):
+        out[i, 0] = nodes[i]
+        out[i, 1] = state
+        out[i, 2] = out[i, 3] = out[i, 4] = 0

@@ -1,0 +1,141 @@
+"""The productions of a context-free grammar over lexemes, and simpler ones of the same language. Never parses a text.
+
+Only which texts there are matters, not how they are read, so that ambiguity can be taken out where it is easily seen.
+"""
+
+from collections.abc import Iterable
+
+from .expressions import NOTHING, Expressions
+from .spec import GrammarError
+
+Symbol = tuple[str, int]  # ("lexeme", expression) or ("rule", number)
+Production = tuple[int, tuple[Symbol, ...]]
+
+
+class Grammar:
+    """Productions under construction. Rule 0 is the start, and no production refers to it."""
+
+    def __init__(self, expressions: Expressions) -> None:
+        self.ex = expressions
+        self.names: list[str] = []
+        self.productions: list[tuple[int, tuple[Symbol, ...]]] = []
+        self.ignored: list[int] = []
+
+    def rule(self, name: str) -> int:
+        self.names.append(name)
+        return len(self.names) - 1
+
+    def add(self, rule: int, symbols: Iterable[Symbol]) -> None:
+        """A production; a lexeme that may be empty becomes one that may be left out."""
+        done: list[Symbol] = []
+        for kind, value in symbols:
+            if kind == "lexeme" and self.ex.nullable[value]:
+                solid = self.ex.intersect(value, self.ex.complement(1))
+                if solid == NOTHING:
+                    continue
+                optional = self.rule(f"{self.names[rule]}, lexeme that may be empty")
+                self.productions.append((optional, ()))
+                self.productions.append((optional, (("lexeme", solid),)))
+                done.append(("rule", optional))
+            else:
+                done.append((kind, value))
+        self.productions.append((rule, tuple(done)))
+
+    def ignore(self, expression: int) -> None:
+        if self.ex.nullable[expression]:
+            expression = self.ex.intersect(expression, self.ex.complement(1))
+        if self.ex.is_nonempty(expression):
+            self.ignored.append(expression)
+
+
+def reduced(grammar: Grammar) -> tuple[list[Production], set[int]]:
+    """Productions of the same language, such that every prefix that parses can be completed; and the nullable rules."""
+    productions = _productive(grammar)
+    productions = _without_ambiguous_operators(productions, len(grammar.names))
+    productions = _with_merged_lexemes(productions, grammar.ex)
+    return productions, _nullable(productions)
+
+
+def _productive(grammar: Grammar) -> list[Production]:
+    """Without productions that no text completes."""
+    ex = grammar.ex
+    productive: set[int] = set()
+    usable = [
+        (rule, symbols)
+        for rule, symbols in dict.fromkeys(grammar.productions)
+        if all(kind == "rule" or ex.is_nonempty(value) for kind, value in symbols) and symbols != (("rule", rule),)
+    ]
+    changed = True
+    while changed:
+        changed = False
+        for rule, symbols in usable:
+            if rule not in productive and all(k == "lexeme" or v in productive for k, v in symbols):
+                productive.add(rule)
+                changed = True
+    if 0 not in productive:
+        raise GrammarError(f"no text matches rule {grammar.names[0]!r}")
+    return [(rule, symbols) for rule, symbols in usable if all(k == "lexeme" or v in productive for k, v in symbols)]
+
+
+def _nullable(productions: list[Production]) -> set[int]:
+    nullable: set[int] = set()
+    changed = True
+    while changed:
+        changed = False
+        for rule, symbols in productions:
+            if rule not in nullable and all(k == "rule" and v in nullable for k, v in symbols):
+                nullable.add(rule)
+                changed = True
+    return nullable
+
+
+def _without_ambiguous_operators(productions: list[Production], num_rules: int) -> list[Production]:
+    """Rules that are operands of their own operators, made left-recursive:
+
+        E -> E a E | E c | d E | b        becomes        E -> E a B | E c | B,   B -> d B | b
+
+    Both are the language b'(c | a b')*, b' = d* b; the second has one reading of a text where the first has many.
+    """
+    by_rule: dict[int, list[tuple[Symbol, ...]]] = {}
+    for rule, symbols in productions:
+        by_rule.setdefault(rule, []).append(symbols)
+    out: list[Production] = []
+    for rule, bodies in by_rule.items():
+        own: Symbol = ("rule", rule)
+        left = [body for body in bodies if body and body[0] == own]
+        if not any(body and body[-1] == own for body in bodies) or not left:
+            out += [(rule, body) for body in bodies]
+            continue
+        operand: Symbol = ("rule", num_rules)
+        num_rules += 1
+        out.append((rule, (operand,)))
+        for body in bodies:
+            if body in left:
+                out.append((rule, (*body[:-1], operand) if body[-1] == own else body))
+            else:
+                out.append((operand[1], (*body[:-1], operand) if body and body[-1] == own else body))
+    return out
+
+
+def _with_merged_lexemes(productions: list[Production], ex: Expressions) -> list[Production]:
+    """Productions of a rule that differ in one lexeme become one, of either lexeme."""
+    for place in range(max((len(symbols) for _, symbols in productions), default=0)):
+        merged: dict[tuple, list[int]] = {}
+        out: list[Production | tuple] = []
+        for rule, symbols in productions:
+            if place < len(symbols) and symbols[place][0] == "lexeme":
+                key = (rule, symbols[:place], symbols[place + 1 :])
+                if key not in merged:
+                    merged[key] = []
+                    out.append(key)
+                merged[key].append(symbols[place][1])
+            else:
+                out.append((rule, symbols))
+        productions = []
+        for entry in out:
+            if len(entry) == 2:
+                productions.append(entry)
+            else:
+                rule, before, after = entry
+                productions.append((rule, (*before, ("lexeme", ex.union(*merged[entry])), *after)))
+    return list(dict.fromkeys(productions))
