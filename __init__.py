@@ -14,6 +14,7 @@ _HOMES: dict[str, str] = {
     "BaseBackend": ".lang.backend.base_backend",
     "Cancelled": ".runtime.protocol.errors",
     "Connection": ".runtime.llm",
+    "Crusoe": ".lang.backend.crusoe",
     "DeadlineExceeded": ".runtime.protocol.errors",
     "DependencyFailed": ".runtime.protocol.errors",
     "Engine": ".runtime.llm",
@@ -32,6 +33,7 @@ _HOMES: dict[str, str] = {
     "ProtocolError": ".runtime.protocol.errors",
     "Runtime": ".runtime.llm",
     "RuntimeEndpoint": ".lang.backend.runtime_endpoint",
+    "ServerArgs": ".runtime.server_args",
     "Tool": ".lang.tools.tool",
     "ToolCall": ".lang.tools.calls",
     "ToolCalls": ".lang.tools.calls",
@@ -39,6 +41,7 @@ _HOMES: dict[str, str] = {
     "TraceError": ".lang.tracer",
     "UnknownModel": ".runtime.protocol.errors",
     "Unsupported": ".runtime.protocol.errors",
+    "VertexAI": ".lang.backend.vertexai",
     "agent": ".lang.tools.agent",
     "assistant": ".lang.api",
     "assistant_begin": ".lang.api",
@@ -71,6 +74,8 @@ _HOMES: dict[str, str] = {
     "video": ".lang.api",
 }
 
+__all__ = ["__version__", *_HOMES]
+
 
 def __getattr__(name: str) -> _Any:
     home = _HOMES.get(name)
@@ -82,4 +87,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__"])
+    return sorted(__all__)

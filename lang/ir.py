@@ -102,6 +102,26 @@ class SglSamplingParams:
     def to_litellm_kwargs(self) -> dict[str, Any]:
         return self.to_openai_kwargs()
 
+    def to_vertexai_kwargs(self) -> dict[str, Any]:
+        """Of a ``generate_content`` call: its ``config``."""
+        self._refuse("Vertex AI", "min_p", "regex", "ebnf", "stop_token_ids", "stop_regex", "ignore_eos", "logit_bias")
+        kwargs: dict[str, Any] = {
+            "max_output_tokens": self.max_new_tokens,
+            "stop_sequences": list(self.stop),
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
+        if self.top_k != -1:
+            kwargs["top_k"] = self.top_k
+        if self.n > 1:
+            kwargs["candidate_count"] = self.n
+        for name in ("frequency_penalty", "presence_penalty"):
+            if value := getattr(self, name):
+                kwargs[name] = value
+        if self.seed is not None:
+            kwargs["seed"] = self.seed
+        return kwargs
+
     def to_srt_kwargs(self) -> dict[str, Any]:
         """Of ``POST /generate``: field ``sampling_params``."""
         kwargs: dict[str, Any] = {

@@ -5,13 +5,14 @@ Never runs an op itself: whatever is asked travels as messages through a ``Clien
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import itertools
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -26,23 +27,36 @@ from .process.loop import publish_of, publisher_of
 from .protocol import ops
 from .protocol.address import ClientKeys, ServerKeys
 from .protocol.client import Client
-from .protocol.errors import Cancelled, DeadlineExceeded, InvalidParams, from_info
-from .protocol.messages import Closed, Done, Failed, GenMeta, Rejected, RuntimeMessage, Submit, Welcome
+from .protocol.errors import Cancelled, DeadlineExceeded, InvalidParams, Unsupported, from_info
+from .protocol.messages import Closed, Delta, Done, Failed, GenMeta, Rejected, RuntimeMessage, Submit, Welcome
 from .protocol.sampling import SamplingParams
+from .server_args import ServerArgs, from_server_options
 from .transport import Router
 
 if TYPE_CHECKING:
     from ..constrained.spec import GrammarSpec
     from ..lang.backend.phloem_backend import PhloemBackend
     from .process.loop import EngineLike
+    from .tokenizer import Tokenizer
 
 ENGINE_TIMEOUT_S = 120.0  # of silence; a process that ends is noticed at once, this is for one that hangs
 
 _engine_ids = itertools.count()
 
 
-def make_config(model: str | EngineConfig, options: dict[str, Any]) -> EngineConfig:
+def make_config(model: str | EngineConfig | ServerArgs | None, options: dict[str, Any]) -> EngineConfig:
     """Raises InvalidParams that names an unknown option or one of a wrong type."""
+    if isinstance(model, ServerArgs):
+        options = {**model.engine_options(), **options}
+        model = options.pop("model")
+    elif "model_path" in options:
+        if model is not None:
+            raise InvalidParams("model and model_path are the same; give one", where="model_path")
+        options = from_server_options(options)
+        model = options.pop("model")
+    if model is None:
+        text = "no model was given; Runtime('smollm2'): an alias, a folder, a .gguf file or a name on the hub"
+        raise InvalidParams(text, where="model")
     unknown = sorted(set(options) - set(EngineConfig.__struct_fields__))
     if unknown:
         known = ", ".join(EngineConfig.__struct_fields__)
@@ -64,6 +78,19 @@ class Completion:
     @property
     def text(self) -> str:
         return self.texts[0]
+
+    def __getitem__(self, name: str) -> Any:
+        """As programs for SGLang read it: ``["text"]``, ``["output_ids"]``, ``["meta_info"]``."""
+        if name == "text":
+            return self.text
+        from ..lang.meta import meta_info
+
+        found = meta_info(self.meta)
+        if name == "meta_info":
+            return found
+        if name == "output_ids":
+            return found["output_ids"]
+        raise KeyError(f"{name!r}: there are 'text', 'output_ids', 'meta_info'")
 
 
 class Connection:
@@ -87,12 +114,15 @@ class Connection:
         return PhloemBackend(self.client)
 
     @overload
-    def generate(self, prompt: str, **options: Any) -> Completion: ...
+    def generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None, **options: Any) -> Completion: ...
     @overload
-    def generate(self, prompt: Sequence[str], **options: Any) -> list[Completion]: ...
+    def generate(
+        self, prompt: Sequence[str], sampling_params: Mapping[str, Any] | None = None, **options: Any
+    ) -> list[Completion]: ...
     def generate(
         self,
         prompt: str | Sequence[str],
+        sampling_params: Mapping[str, Any] | None = None,
         *,
         n: int = 1,
         grammar: GrammarSpec | None = None,
@@ -101,8 +131,12 @@ class Connection:
     ) -> Completion | list[Completion]:
         """Continue plain text; several prompts run as one batch. ``sampling``: the fields of ``SamplingParams``.
 
+        ``sampling_params`` has SGLang's names (``max_new_tokens``, ``regex``, ...), the rest of ``sampling`` wins.
         Raises what the first failing prompt raises, and then cancels the others; DeadlineExceeded after ``timeout_s``.
         """
+        if sampling_params is not None:
+            given, grammar_given, n_given = _read_sampling(sampling_params)
+            sampling, grammar, n = {**given, **sampling}, grammar or grammar_given, n if n != 1 else n_given
         params = _sampling(sampling)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         answers: list[_Answer] = []
@@ -139,6 +173,57 @@ class Connection:
         """Evict every prefix that nobody uses; the number of tokens."""
         return self.client.query("flush_cache")
 
+    def cache_prefix(self, prefix: str) -> None:
+        """Compute a text's keys and values ahead of the programs that begin with it."""
+        self.endpoint.cache_prefix(prefix)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's own, loaded here; it needs the model's files on this machine."""
+        from .tokenizer import load_tokenizer
+
+        return load_tokenizer(self.welcome.model_path)
+
+    def encode(self, prompt: str | Sequence[str]) -> Any:
+        raise Unsupported("encode(): embeddings are not served; get_tokenizer().encode(text) gives token ids")
+
+    def start_profile(self) -> None:
+        raise Unsupported("start_profile(): the engine has no profiler; metrics() and a run's stats() say what it did")
+
+    def stop_profile(self) -> None:
+        raise Unsupported("stop_profile(): the engine has no profiler; metrics() and a run's stats() say what it did")
+
+    async def _stream(self, prompt: str, sampling_params: Mapping[str, Any] | None) -> AsyncIterator[str]:
+        """New text as it is generated; leaving the loop early cancels it."""
+        given, grammar, n = _read_sampling(sampling_params or {})
+        if n != 1:
+            raise InvalidParams(f"n={n}: a stream has one candidate", where="n")
+        loop = asyncio.get_running_loop()
+        news: asyncio.Queue[RuntimeMessage] = asyncio.Queue()
+        program = uuid.uuid4().hex
+        steps: list[ops.AnyOp] = [
+            ops.Text(op=0, seq=0, text=prompt),
+            ops.Gen(op=1, seq=0, params=_sampling(given), grammar=grammar, stream=True),
+            ops.Close(op=2, seq=0),
+        ]
+        self.client.submit(
+            Submit(program=program, ops=steps), lambda message: loop.call_soon_threadsafe(news.put_nowait, message)
+        )
+        sent = 0
+        try:
+            while True:
+                match await news.get():
+                    case Delta(text=text):
+                        sent += len(text)
+                        yield text
+                    case Done(op=1, value=texts):
+                        if len(texts[0]) > sent:
+                            yield texts[0][sent:]
+                        return
+                    case Failed(error=error) | Rejected(errors=[error, *_]):
+                        raise from_info(error)
+        finally:
+            self.client.cancel(program)
+
     def shutdown(self) -> None:
         self.client.close()
 
@@ -158,7 +243,7 @@ class Runtime(Connection):
 
     def __init__(
         self,
-        model: str | EngineConfig,
+        model: str | EngineConfig | ServerArgs | None = None,
         *,
         url: str = "",
         keys: ServerKeys | None = None,
@@ -168,7 +253,11 @@ class Runtime(Connection):
         engine_factory: str = "",
         **options: Any,
     ) -> None:
-        """``engine_factory`` ("module:callable") makes another engine from the ``EngineConfig``."""
+        """``engine_factory`` ("module:callable") makes another engine from the ``EngineConfig``.
+
+        With ``model_path=`` instead of ``model`` the options may have SGLang's names (see ``ServerArgs``).
+        """
+        start_timeout_s = options.pop("launch_timeout", start_timeout_s)
         self.config = make_config(model, options)
         if (keys is None) != (client_keys is None):
             raise InvalidParams("keys and client_keys go together: the engine's and this client's", where="keys")
@@ -187,6 +276,10 @@ class Runtime(Connection):
             raise
         atexit.register(self.shutdown)
 
+    def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
+        """``async for text in runtime.async_generate(...)``: new text as it is generated."""
+        return self._stream(prompt, sampling_params)
+
     def shutdown(self) -> None:
         atexit.unregister(self.shutdown)
         self.client.close()
@@ -196,7 +289,7 @@ class Runtime(Connection):
 class Engine(Connection):
     """The same engine on a thread of this process, behind the same messages."""
 
-    def __init__(self, model: str | EngineConfig, **options: Any) -> None:
+    def __init__(self, model: str | EngineConfig | ServerArgs | None = None, **options: Any) -> None:
         from .engine import Engine as EngineLoop
 
         self.config = make_config(model, options)
@@ -227,6 +320,14 @@ class Engine(Connection):
             self._stop()
             raise
         atexit.register(self.shutdown)
+
+    async def async_generate(
+        self, prompt: str, sampling_params: Mapping[str, Any] | None = None, *, stream: bool = False
+    ) -> Any:
+        """``await engine.async_generate(...)``: a ``Completion``; with ``stream`` an async iterator of new text."""
+        if stream:
+            return self._stream(prompt, sampling_params)
+        return await asyncio.to_thread(self.generate, prompt, sampling_params)
 
     def _loop(self, engine: EngineLike, router: Router) -> None:
         try:
@@ -297,6 +398,24 @@ class _Deadline:
         with contextlib.suppress(FutureTimeout):
             return completion.result(left_s)
         raise DeadlineExceeded(f"no answer within {self._timeout_s:g} s")
+
+
+def _read_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], GrammarSpec | None, int]:
+    """SGLang's ``sampling_params``: ours, the grammar among them, and ``n``."""
+    from ..lang.api import gen
+    from ..lang.ir import SAMPLING_NAMES, SglGen, sampling_overrides
+
+    grammars = {name: given[name] for name in ("regex", "json_schema", "ebnf") if given.get(name) is not None}
+    rest = {name: value for name, value in given.items() if name not in ("regex", "json_schema", "ebnf")}
+    unknown = sorted(set(rest) - SAMPLING_NAMES)
+    if unknown:
+        raise InvalidParams(
+            f"unknown sampling parameter {unknown[0]!r}; there are: {', '.join(sorted(SAMPLING_NAMES))}"
+        )
+    found = sampling_overrides(rest)
+    found.pop("return_text_in_logprobs", None)
+    expr = gen(None, **grammars)
+    return found, expr.grammar if isinstance(expr, SglGen) else None, found.pop("n", 1)
 
 
 def _sampling(given: dict[str, Any]) -> SamplingParams:

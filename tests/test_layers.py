@@ -17,7 +17,7 @@ ROWS: list[set[str] | list[str]] = [
     {"kernels", "radix_cache", "constrained"},
     {"runtime.protocol"},
     {"lang", "runtime.config", "runtime.metrics", "runtime.transport"},
-    ["runtime.quant", "runtime.weights", "runtime.tokenizer"],
+    ["runtime.server_args", "runtime.quant", "runtime.weights", "runtime.tokenizer"],
     {"runtime.memory", "runtime.scheduler"},
     {"runtime.layers"},
     {"runtime.models"},

@@ -28,7 +28,7 @@ def chat_messages(s: StreamExecutor, api: str) -> list[dict[str, Any]]:
             "that has text already; put that text into the user's turn, or let the model write it all with "
             "@function(num_api_spec_tokens=...)"
         )
-    return s.messages_
+    return list(s.messages_)
 
 
 def with_dtype(text: str, params: SglSamplingParams) -> str:

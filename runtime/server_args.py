@@ -1,0 +1,77 @@
+"""The options of SGLang's server under their names, as an ``EngineConfig``. Refuses what no engine of ours has."""
+
+from typing import Any
+
+import msgspec
+
+from .config import EngineConfig
+from .protocol.errors import InvalidParams, Unsupported
+
+_RENAMED = {
+    "model_path": "model",
+    "device": "device",
+    "context_length": "max_seq_len",
+    "max_total_tokens": "num_slots",
+    "max_running_requests": "max_running",
+    "max_queued_requests": "max_waiting",
+    "max_prefill_tokens": "max_step_tokens",
+    "chunked_prefill_size": "prefill_chunk",
+    "random_seed": "seed",
+    "log_level": "log_level",
+}
+_PRECISIONS = {"auto": "auto", "float32": "float32", "float": "float32", "bfloat16": "bfloat16"}
+_ONE_ALONE = ("tp_size", "dp_size", "pp_size", "ep_size", "nnodes")
+
+
+class ServerArgs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """``ServerArgs(model_path=...)``, for ``Runtime(args)`` or ``Engine(args)``. None: the engine's own default."""
+
+    model_path: str
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    device: str | None = None
+    context_length: int | None = None
+    max_total_tokens: int | None = None
+    max_running_requests: int | None = None
+    max_queued_requests: int | None = None
+    max_prefill_tokens: int | None = None
+    chunked_prefill_size: int | None = None
+    disable_radix_cache: bool = False
+    random_seed: int | None = None
+    log_level: str | None = None
+
+    def engine_options(self) -> dict[str, Any]:
+        """The same as options of ``EngineConfig``."""
+        options: dict[str, Any] = {
+            ours: value for theirs, ours in _RENAMED.items() if (value := getattr(self, theirs)) is not None
+        }
+        for field, name in (("dtype", "precision"), ("kv_cache_dtype", "kv_dtype")):
+            value = getattr(self, field)
+            if value not in _PRECISIONS:
+                raise Unsupported(f"{field}={value!r}: must be {', '.join(_PRECISIONS)}", where=field)
+            if value != "auto":
+                options[name] = _PRECISIONS[value]
+        if self.disable_radix_cache:
+            options["prefix_cache"] = False
+        return options
+
+
+_FIELDS = frozenset(ServerArgs.__struct_fields__)
+
+
+def from_server_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options where ``model_path`` says that they are SGLang's; those of ``EngineConfig`` may stand among them."""
+    theirs = {name: value for name, value in options.items() if name in _FIELDS}
+    ours = {name: value for name, value in options.items() if name not in _FIELDS}
+    for name in _ONE_ALONE:
+        if name in ours and (value := ours.pop(name)) != 1:
+            raise Unsupported(f"{name}={value!r}: an engine runs on one device; leave it out", where=name)
+    unknown = sorted(set(ours) - set(EngineConfig.__struct_fields__))
+    if unknown:
+        known = ", ".join(sorted(_FIELDS | set(EngineConfig.__struct_fields__)))
+        raise InvalidParams(f"unknown option {unknown[0]!r}; there are: {known}", where=unknown[0])
+    try:
+        args = msgspec.convert(theirs, ServerArgs)
+    except msgspec.ValidationError as error:
+        raise InvalidParams(f"server options: {error}") from None
+    return {**args.engine_options(), **ours}

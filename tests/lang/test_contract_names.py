@@ -1,0 +1,475 @@
+"""The names and signatures that programs written for SGLang rely on (rows 1.1, 1.2 and 1.5 of the contract)."""
+
+import asyncio
+import inspect
+import re
+import sys
+import types
+
+import phloem
+import pytest
+from phloem import assistant, function, gen, select, system, user
+from phloem.lang import ir
+from phloem.lang.backend.base_backend import BaseBackend
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.llm import Connection, Engine, make_config
+from phloem.runtime.protocol import errors
+from phloem.runtime.server_args import ServerArgs
+from phloem.tests.runtime.string_engine import StringEngine
+
+SGLANG_ALL = [
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "select",
+    "image",
+    "video",
+    "system",
+    "user",
+    "assistant",
+    "system_begin",
+    "system_end",
+    "user_begin",
+    "user_end",
+    "assistant_begin",
+    "assistant_end",
+    "separate_reasoning",
+    "set_default_backend",
+    "flush_cache",
+    "get_server_info",
+    "global_config",
+    "token_length_normalized",
+    "greedy_token_selection",
+    "unconditional_likelihood_normalized",
+    "Runtime",
+    "RuntimeEndpoint",
+    "Engine",
+    "ServerArgs",
+    "OpenAI",
+    "Anthropic",
+    "VertexAI",
+    "LiteLLM",
+    "Crusoe",
+    "__version__",
+]
+
+GEN_ORDER = [
+    "name",
+    "max_tokens",
+    "min_tokens",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "ignore_eos",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "return_text_in_logprobs",
+    "dtype",
+    "choices",
+    "choices_method",
+    "regex",
+    "json_schema",
+]
+NOT_IN_GEN_INT = {"min_tokens", "dtype", "choices", "choices_method", "regex", "json_schema"}
+
+
+@pytest.mark.parametrize("name", SGLANG_ALL)
+def test_every_top_level_name_is_there_and_exported(name):
+    assert name in phloem.__all__ and getattr(phloem, name) is not None
+
+
+def test_the_modules_that_programs_import_from_are_there():
+    from phloem.lang import choices, interpreter
+    from phloem.lang.backend import base_backend, openai, runtime_endpoint
+
+    for name in (
+        "REGEX_INT",
+        "REGEX_FLOAT",
+        "REGEX_BOOL",
+        "REGEX_STR",
+        "SglExpr",
+        "SglExprList",
+        "SglGen",
+        "SglSelect",
+    ):
+        assert hasattr(ir, name)
+    for name in ("SglFunction", "SglSamplingParams", "SglArgument", "SglVariable", "SglRoleBegin", "SglRoleEnd"):
+        assert hasattr(ir, name)
+    assert choices.ChoicesDecision and choices.ChoicesSamplingMethod
+    assert interpreter.ProgramState and interpreter.ProgramStateGroup and interpreter.StreamExecutor
+    assert base_backend.BaseBackend and runtime_endpoint.RuntimeEndpoint and openai.OpenAI
+
+
+def test_gen_takes_its_arguments_in_sglangs_order():
+    assert list(inspect.signature(gen).parameters)[: len(GEN_ORDER)] == GEN_ORDER
+    expr = gen("x", 9, 2, 3, ["a"], [7], None, 0.5, 0.9, 40, 0.1, 0.2, 0.3, True)
+    assert expr.name == "x" and expr.overrides == {
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "n": 3,
+        "stop": ("a",),
+        "stop_token_ids": (7,),
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.3,
+        "ignore_eos": True,
+    }
+
+
+def test_gen_int_and_gen_string_are_gens_of_a_dtype():
+    for maker, dtype in ((phloem.gen_int, int), (phloem.gen_string, str)):
+        assert list(inspect.signature(maker).parameters) == [n for n in GEN_ORDER if n not in NOT_IN_GEN_INT]
+        expr = maker("x", 5)
+        assert expr.overrides == {"max_tokens": 5, "dtype": dtype}
+        assert expr.grammar == gen("x", dtype=dtype).grammar
+
+
+def test_choices_make_a_gen_a_select():
+    expr = gen("x", choices=["a", "b"], temperature=0.0, choices_method=phloem.greedy_token_selection)
+    assert isinstance(expr, ir.SglSelect) and expr.choices == ("a", "b")
+    assert expr.choices_method is phloem.greedy_token_selection
+    assert gen("x", choices=["a"]).choices_method is phloem.token_length_normalized
+
+
+def test_a_bad_regex_raises_where_it_is_written():
+    with pytest.raises(re.error):
+        gen("x", regex="(")
+
+
+def test_a_function_may_be_bare_or_called():
+    assert function(lambda s: None).run(backend=Echo()).ret_value is None
+
+    @function(num_api_spec_tokens=8)
+    def body(s):
+        return 3
+
+    assert body.num_api_spec_tokens == 8 and body.run(backend=Echo()).ret_value == 3
+    with pytest.raises(AssertionError, match="must be named s"):
+        function(lambda state: None)
+
+
+class Echo(BaseBackend):
+    """Says what it was asked for, and tells of every hook."""
+
+    precache_in_batch = False
+
+    def __init__(self):
+        self.told = []
+
+    def generate(self, s, sampling_params):
+        self.told.append("generate")
+        return " ok", {"prompt_tokens": 1}
+
+    def begin_program(self, s):
+        self.told.append("begin_program")
+
+    def end_program(self, s):
+        self.told.append("end_program")
+
+    def commit_lazy_operations(self, s):
+        self.told.append(f"commit_lazy_operations:{s.text_}")
+
+    def fork_program(self, src, dst, position_ids_offset=None):
+        self.told.append(f"fork_program:{len(dst)}")
+
+    def cache_prefix(self, prefix_str):
+        self.told.append(f"cache_prefix:{prefix_str}")
+
+
+def test_a_backend_has_sglangs_methods():
+    for name in [
+        "get_model_name",
+        "get_chat_template",
+        "cache_prefix",
+        "uncache_prefix",
+        "end_request",
+        "begin_program",
+        "end_program",
+        "commit_lazy_operations",
+        "fork_program",
+        "fill_image",
+        "generate",
+        "generate_stream",
+        "select",
+        "concatenate_and_append",
+        "shutdown",
+        "flush_cache",
+        "get_server_info",
+    ]:
+        assert callable(getattr(BaseBackend, name))
+    assert BaseBackend.support_concate_and_append is False
+
+
+def test_a_fork_of_several_commits_the_text_before_it_and_a_fork_of_one_does_not():
+    backend = Echo()
+
+    @function
+    def body(s, size):
+        s += "a prompt"
+        s.fork(size).join()
+
+    body.run(2, backend=backend, use_thread=False)
+    assert backend.told[:4] == ["begin_program", "begin_program", "begin_program", "commit_lazy_operations:a prompt"]
+    assert "fork_program:2" in backend.told and backend.told.count("end_program") == 3
+    one = Echo()
+    body.run(1, backend=one, use_thread=False)
+    assert not any(told.startswith("commit") for told in one.told)
+
+
+def test_a_fork_before_any_text_works():
+    @function
+    def body(s):
+        forks = s.fork(2)
+        forks += "x" + gen("a")
+        forks.join()
+
+    assert body.run(backend=Echo())["a"] == [" ok", " ok"]
+
+
+def test_flush_cache_and_server_info_without_a_backend_are_false_and_none(monkeypatch):
+    monkeypatch.setattr(phloem.global_config, "default_backend", None)
+    assert phloem.flush_cache() is False and phloem.get_server_info() is None
+    with pytest.raises(errors.InvalidRequest, match="set_default_backend"):
+        function(lambda s: None).run()
+
+
+def test_flush_cache_and_server_info_ask_the_backend_or_what_holds_one():
+    class Holder:
+        def __init__(self, backend):
+            self.endpoint = backend
+
+    class Told(Echo):
+        def flush_cache(self):
+            return True
+
+        def get_server_info(self):
+            return {"model": "x"}
+
+    assert phloem.flush_cache(Told()) and phloem.flush_cache(Holder(Told()))
+    assert phloem.get_server_info(Holder(Told())) == {"model": "x"}
+
+
+def test_the_global_config_has_sglangs_settings():
+    for name in [
+        "verbosity",
+        "default_backend",
+        "skip_special_tokens_in_output",
+        "spaces_between_special_tokens_in_out",
+        "enable_precache_with_tracing",
+        "enable_parallel_encoding",
+    ]:
+        assert hasattr(phloem.global_config, name)
+
+
+# -- engines ----------------------------------------------------------------------------------------------------------
+
+
+def test_server_args_are_engine_options():
+    args = ServerArgs(model_path="m", context_length=512, random_seed=3, disable_radix_cache=True, dtype="float32")
+    expected = EngineConfig(model="m", max_seq_len=512, seed=3, prefix_cache=False, precision="float32")
+    assert make_config(args, {}) == expected
+    options = {"model_path": "m", "context_length": 512, "random_seed": 3, "disable_radix_cache": True}
+    assert make_config(None, {**options, "dtype": "float32", "tp_size": 1}) == expected
+
+
+def test_wrong_server_args_are_named():
+    with pytest.raises(errors.Unsupported, match="tp_size=2: an engine runs on one device"):
+        make_config(None, {"model_path": "m", "tp_size": 2})
+    with pytest.raises(errors.Unsupported, match="dtype='int3'"):
+        make_config(None, {"model_path": "m", "dtype": "int3"})
+    with pytest.raises(errors.InvalidParams, match="unknown option 'mem_fraction_static'"):
+        make_config(None, {"model_path": "m", "mem_fraction_static": 0.8})
+    with pytest.raises(errors.InvalidParams, match="model and model_path are the same"):
+        make_config("m", {"model_path": "m"})
+    with pytest.raises(errors.InvalidParams, match="no model was given"):
+        make_config(None, {})
+
+
+@pytest.fixture
+def engine():
+    with Engine.over(StringEngine(reply=lambda prompt, op: [" one two three"] * op.n)) as engine:
+        yield engine
+
+
+def test_an_engine_generates_as_sglangs_does(engine):
+    out = engine.generate("say", {"max_new_tokens": 2, "temperature": 0, "stop": " two"})
+    assert out["text"] == out.text == " one" and out["meta_info"]["finish_reason"]["type"] == "stop"
+    assert isinstance(out["output_ids"], list)
+    assert [o["text"] for o in engine.generate(["a", "b"], {"max_new_tokens": 8})] == [" one two three"] * 2
+    assert len(engine.generate("a", {"n": 2}).texts) == 2
+    with pytest.raises(KeyError, match="there are 'text'"):
+        out["texts"]
+    with pytest.raises(errors.InvalidParams, match="unknown sampling parameter 'max_tokns'"):
+        engine.generate("a", {"max_tokns": 2})
+
+
+def test_an_engine_generates_in_an_event_loop(engine):
+    async def main():
+        whole = await engine.async_generate("say", {"max_new_tokens": 8})
+        stream = await engine.async_generate("say", {"max_new_tokens": 8}, stream=True)
+        return whole["text"], [text async for text in stream]
+
+    assert asyncio.run(main()) == (" one two three", [" one", " two", " three"])
+
+
+def test_a_runtime_streams_from_async_generate(engine):
+    async def main():
+        return [text async for text in phloem.Runtime.async_generate(engine, "say", {"max_new_tokens": 8})]
+
+    assert asyncio.run(main()) == [" one", " two", " three"]
+
+
+def test_a_runtime_has_sglangs_methods(engine):
+    for name in [
+        "generate",
+        "async_generate",
+        "encode",
+        "cache_prefix",
+        "get_tokenizer",
+        "start_profile",
+        "stop_profile",
+        "shutdown",
+        "endpoint",
+    ]:
+        assert hasattr(phloem.Runtime, name) and hasattr(Engine, name)
+    engine.cache_prefix("a long beginning")
+    assert isinstance(engine, Connection) and engine.endpoint.get_model_name() == "string"
+    for call in (lambda: engine.encode("x"), engine.start_profile, engine.stop_profile):
+        with pytest.raises(errors.Unsupported):
+            call()
+
+
+# -- the backends of others, through stand-ins for their packages ------------------------------------------------------
+
+
+class Fake(types.SimpleNamespace):
+    """A module or client that records calls."""
+
+
+@function
+def talk(s):
+    s += system("brief") + user("hi") + assistant(gen("a", max_tokens=8, temperature=0.5, stop="."))
+
+
+def usage(**counts):
+    return types.SimpleNamespace(**counts)
+
+
+def test_anthropic_sends_turns_and_the_system_apart(monkeypatch):
+    calls = []
+
+    def create(**request):
+        calls.append(request)
+        text = types.SimpleNamespace(type="text", text="hello")
+        return Fake(content=[text], stop_reason="end_turn", usage=usage(input_tokens=4, output_tokens=2))
+
+    module = Fake(Anthropic=lambda **kwargs: Fake(messages=Fake(create=create)))
+    monkeypatch.setitem(sys.modules, "anthropic", module)
+    backend = phloem.Anthropic("claude-x")
+    s = talk.run(backend=backend)
+    assert s["a"] == "hello" and backend.token_usage.completion_tokens == 2
+    (request,) = calls
+    assert request["system"] == "brief" and request["messages"] == [{"role": "user", "content": "hi"}]
+    assert (request["model"], request["max_tokens"], request["stop_sequences"]) == ("claude-x", 8, ["."])
+    with pytest.raises(errors.InvalidRequest, match="regex='x': the Anthropic API has no such parameter"):
+        function(lambda s: s.__iadd__(user("q") + assistant(gen("a", regex="x")))).run(backend=backend)["a"]
+
+
+def test_litellm_sends_turns(monkeypatch):
+    calls = []
+
+    def answer(request):
+        calls.append(request)
+        choice = Fake(message=Fake(content="hello"), finish_reason="stop")
+        return Fake(choices=[choice] * request.get("n", 1), usage=usage(prompt_tokens=4, completion_tokens=2))
+
+    async def acompletion(**request):
+        return answer(request)
+
+    module = Fake(completion=lambda **request: answer(request), acompletion=acompletion)
+    monkeypatch.setitem(sys.modules, "litellm", module)
+    backend = phloem.LiteLLM("provider/model", api_base="http://x")
+    assert talk.run(backend=backend)["a"] == "hello"
+    assert calls[0]["model"] == "provider/model" and calls[0]["api_base"] == "http://x"
+    assert calls[0]["messages"][-1] == {"role": "user", "content": "hi"}
+    assert backend.token_usage.prompt_tokens == 4
+
+
+def test_vertexai_sends_contents_and_a_config(monkeypatch):
+    calls = []
+    counts = usage(prompt_token_count=4, candidates_token_count=2, cached_content_token_count=None)
+
+    def answer(request):
+        calls.append(request)
+        candidate = Fake(content=Fake(parts=[Fake(text="hel"), Fake(text="lo")]), finish_reason=Fake(name="STOP"))
+        return Fake(candidates=[candidate], usage_metadata=counts)
+
+    async def generate_content(**request):
+        return answer(request)
+
+    def generate_content_stream(**request):
+        calls.append(request)
+        yield Fake(text="hel", usage_metadata=None)
+        yield Fake(text="lo", usage_metadata=counts)
+
+    made = []
+
+    def client(**kwargs):
+        made.append(kwargs)
+        models = Fake(
+            generate_content=lambda **request: answer(request), generate_content_stream=generate_content_stream
+        )
+        return Fake(models=models, aio=Fake(models=Fake(generate_content=generate_content)))
+
+    genai = Fake(Client=client)
+    monkeypatch.setitem(sys.modules, "google", Fake(genai=genai))
+    monkeypatch.setitem(sys.modules, "google.genai", genai)
+    monkeypatch.delattr(phloem.VertexAI, "generate_stream_async")
+    backend = phloem.VertexAI("gemini-x", project="p", safety_settings=[{"category": "c", "threshold": "t"}])
+    s = talk.run(backend=backend)
+    assert s["a"] == "hello" and made == [{"vertexai": True, "project": "p"}]
+    assert calls[0]["contents"] == [{"role": "user", "parts": [{"text": "hi"}]}]
+    config = calls[0]["config"]
+    assert config["system_instruction"] == "brief" and config["max_output_tokens"] == 8
+    assert config["stop_sequences"] == ["."] and config["safety_settings"][0]["category"] == "c"
+    assert s.get_meta_info("a")["finish_reason"] == {"type": "stop"} and backend.token_usage.completion_tokens == 2
+    assert list(filter(None, talk.run(backend=backend, stream=True).text_iter("a"))) == ["hel", "lo"]
+    assert function(lambda s: s.__iadd__("once" + gen("a"))).run(backend=backend)["a"] == "hello"
+    assert calls[-1]["contents"] == "once"
+
+
+def test_crusoe_is_openai_at_another_address():
+    with pytest.raises(errors.InvalidRequest, match="Crusoe needs its key"):
+        phloem.Crusoe("org/model")
+    backend = phloem.Crusoe("org/model", api_key="secret")
+    assert str(backend._client.base_url) == "https://managed-inference-api-proxy.crusoecloud.com/v1/"
+    assert backend._client.api_key == "secret" and backend.is_chat_model and backend.get_model_name() == "org/model"
+    backend.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("Anthropic", "anthropic"), ("LiteLLM", "litellm"), ("VertexAI", "google.genai")]
+)
+def test_a_missing_package_says_what_to_install(monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    if package == "google.genai":
+        monkeypatch.setitem(sys.modules, "google", None)
+    with pytest.raises(errors.Unsupported, match=r"pip install 'phloem\["):
+        getattr(phloem, name)("model")
+
+
+def test_select_needs_a_backend_that_can_score():
+    with pytest.raises(errors.Unsupported, match=r"Echo has no select\(\)"):
+        function(lambda s: s.__iadd__("x" + select("c", ["a", "b"]))).run(backend=Echo())["c"]
