@@ -17,7 +17,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from phloem.kernels.triton import activation, attention, bitmask, norm, rope
+from phloem.kernels.triton import activation, attention, bitmask, edits, norm, rope, sampling
 from phloem.kernels.triton.config import CONFIGS
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -136,6 +136,53 @@ def builds(arch: int) -> Iterator[Build]:
         },
         {"BLOCK": config.elementwise_block},
         config.elementwise_warps,
+    )
+    yield from logit_builds()
+
+
+def logit_builds() -> Iterator[Build]:
+    """From logits to tokens; the same on every architecture."""
+    sizes = dict.fromkeys(("num_rows", "vocab_size", "logits_stride"), "i32")
+    yield Build(
+        "sample",
+        sampling.sample_kernel,
+        {"logits": "*fp32", "parameters": "*fp64", "token_ids": "*i64", "logprobs": "*fp32", **sizes},
+        {"BLOCK": sampling.BLOCK},
+        sampling.NUM_WARPS,
+    )
+    yield Build(
+        "logit bias",
+        edits.add_bias_kernel,
+        {
+            **dict.fromkeys(("logits", "values"), "*fp32"),
+            **dict.fromkeys(("rows", "ids"), "*i64"),
+            **dict.fromkeys(("count", "logits_stride"), "i32"),
+        },
+        {"BLOCK": edits.BLOCK},
+        4,
+    )
+    yield Build(
+        "penalties count",
+        edits.count_tokens_kernel,
+        {
+            **dict.fromkeys(("counts", "ids"), "*i32"),
+            **dict.fromkeys(("starts", "prompt_lens"), "*i64"),
+            "vocab_size": "i32",
+        },
+        {"SEEN": 1 << 30, "BLOCK": edits.BLOCK},
+        4,
+    )
+    yield Build(
+        "penalties",
+        edits.penalise_kernel,
+        {
+            **dict.fromkeys(("logits", "penalties"), "*fp32"),
+            "counts": "*i32",
+            "rows": "*i64",
+            **dict.fromkeys(("num_lines", "vocab_size", "logits_stride"), "i32"),
+        },
+        {"SEEN": 1 << 30, "BLOCK": edits.BLOCK},
+        4,
     )
 
 

@@ -69,8 +69,10 @@ def triton_backend() -> Backend:
     from .triton import activation as triton_activation
     from .triton import attention as triton_attention
     from .triton import bitmask
+    from .triton import edits as triton_edits
     from .triton import norm as triton_norm
     from .triton import rope as triton_rope
+    from .triton import sampling as triton_sampling
 
     return replace(
         REFERENCE,
@@ -79,6 +81,8 @@ def triton_backend() -> Backend:
         silu_mul=triton_activation.silu_mul,
         paged_attention=triton_attention.paged_attention,
         apply_bitmask=bitmask.apply_bitmask,
+        apply_edits=triton_edits.apply_edits,
+        sample=triton_sampling.sample,
     )
 
 

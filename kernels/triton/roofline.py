@@ -72,3 +72,13 @@ def silu_mul(rows: int, width: int, *, element: int = 2) -> Work:
 def apply_bitmask(rows: int, vocab_size: int, *, forbidden: float = 1.0) -> Work:
     """``forbidden``: the share of tokens that is overwritten; allowed ones are not touched."""
     return Work(rows * (vocab_size / 8 + 4 * vocab_size * forbidden))
+
+
+def sample(rows: int, vocab_size: int) -> Work:
+    """Logits come from memory once; the later passes over a row are the L2 cache's."""
+    return Work(4.0 * rows * vocab_size + 60.0 * rows, 10.0 * rows * vocab_size)
+
+
+def penalties(rows: int, vocab_size: int, *, seen: int) -> Work:
+    """``seen``: different tokens a row; the table of counts is cleared, then read, and only seen logits are touched."""
+    return Work(rows * (8.0 * vocab_size + 12.0 * seen))

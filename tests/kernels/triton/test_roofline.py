@@ -32,3 +32,9 @@ def test_long_decoding_is_bound_by_memory_and_long_prefill_by_products() -> None
     prefill = roofline.attention([8192], [8192], **shape)
     assert prefill.bound(roofline.H200) == "compute"
     assert prefill.flops == pytest.approx(2 * 8192**2 * 32 * 128, rel=0.01)
+
+
+def test_sampling_reads_the_logits_once_and_penalties_go_over_the_vocabulary_twice() -> None:
+    assert roofline.sample(4, 1000).bytes == 4 * (4 * 1000 + 60)
+    assert roofline.penalties(4, 1000, seen=10).bytes == 4 * (2 * 4 * 1000 + 120)
+    assert roofline.sample(256, 128_256).bound(roofline.H200) == "memory"

@@ -1,0 +1,108 @@
+"""Biases and penalties on logits, in place. Never sorts a row's tokens: they are counted in a table of the vocabulary.
+
+A word of the table is the times a token was generated, and bit 30 if it was seen at all. It is cleared, filled by
+atomics and read with the logits: 8 bytes a token of the vocabulary, and as many again for the logits, a penalised row.
+"""
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..batch import LogitEdits
+from .transfer import upload
+
+BLOCK = 1024
+_SEEN = 1 << 30
+
+
+@triton.jit
+def add_bias_kernel(logits, rows, ids, values, count, logits_stride, BLOCK: tl.constexpr):
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = entry < count
+    at = tl.load(rows + entry, mask=inside, other=0) * logits_stride + tl.load(ids + entry, mask=inside, other=0)
+    biased = tl.load(logits + at, mask=inside, other=0.0) + tl.load(values + entry, mask=inside, other=0.0)
+    tl.store(logits + at, biased, mask=inside)
+
+
+@triton.jit
+def count_tokens_kernel(counts, ids, starts, prompt_lens, vocab_size, SEEN: tl.constexpr, BLOCK: tl.constexpr):
+    line = tl.program_id(0).to(tl.int64)
+    first = tl.load(starts + line)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < tl.load(starts + line + 1) - first
+    token = tl.load(ids + first + place, mask=inside, other=0)
+    generated = inside & (place >= tl.load(prompt_lens + line))
+    tl.atomic_or(counts + line * vocab_size + token, SEEN, mask=inside)
+    tl.atomic_add(counts + line * vocab_size + token, 1, mask=generated)
+
+
+@triton.jit
+def penalise_kernel(
+    logits,
+    counts,
+    rows,
+    penalties,  # float32 [3, P]: frequency, presence, repetition
+    num_lines,
+    vocab_size,
+    logits_stride,
+    SEEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    line = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(counts + line * vocab_size + token, mask=token < vocab_size, other=0)
+    seen = word != 0
+    at = logits + tl.load(rows + line) * logits_stride + token
+    logit = tl.load(at, mask=seen, other=0.0)
+    frequency = tl.load(penalties + line)
+    presence = tl.load(penalties + num_lines + line)
+    repetition = tl.load(penalties + 2 * num_lines + line)
+    times = (word & (SEEN - 1)).to(tl.float32)
+    logit = tl.where(logit > 0.0, logit / repetition, logit * repetition)
+    logit -= tl.where(times > 0.0, frequency * times + presence, 0.0)
+    tl.store(at, logit, mask=seen)
+
+
+def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
+    assert logits.stride(1) == 1, "a row of logits is dense"
+    vocab_size, device = logits.shape[1], logits.device
+    for what, ids in (("bias of token", edits.bias_ids), ("penalty of token", edits.ids)):
+        if len(ids) and not 0 <= (low := int(ids.min())) <= (high := int(ids.max())) < vocab_size:
+            raise ValueError(f"{what} {low if low < 0 else high}: must be between 0 and {vocab_size - 1}")
+    if num_biases := len(edits.bias_rows):
+        add_bias_kernel[(triton.cdiv(num_biases, BLOCK),)](
+            logits,
+            upload(edits.bias_rows, device),
+            upload(edits.bias_ids, device),
+            upload(edits.bias_values, device),
+            num_biases,
+            logits.stride(0),
+            BLOCK=BLOCK,
+        )
+    longest = int(np.diff(edits.starts).max(initial=0))
+    if longest:
+        num_lines = len(edits.rows)
+        counts = torch.zeros((num_lines, vocab_size), dtype=torch.int32, device=device)
+        count_tokens_kernel[(num_lines, triton.cdiv(longest, BLOCK))](
+            counts,
+            upload(edits.ids, device),
+            upload(edits.starts, device),
+            upload(edits.prompt_lens, device),
+            vocab_size,
+            SEEN=_SEEN,
+            BLOCK=BLOCK,
+        )
+        penalise_kernel[(num_lines, triton.cdiv(vocab_size, BLOCK))](
+            logits,
+            counts,
+            upload(edits.rows, device),
+            upload(np.stack((edits.frequency, edits.presence, edits.repetition)).astype(np.float32), device),
+            num_lines,
+            vocab_size,
+            logits.stride(0),
+            SEEN=_SEEN,
+            BLOCK=BLOCK,
+        )
+    return logits

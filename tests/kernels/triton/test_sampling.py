@@ -1,0 +1,83 @@
+"""Draws and edits by the GPU's kernels, interpreted, against the plain-torch reference."""
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from phloem.kernels import LogitEdits, SampleBatch, reference
+from phloem.tests.kernels.test_sampling import CUTS, Params, batch_of, random_logits
+
+sampling, edits = (importlib.import_module(f"phloem.kernels.triton.{name}") for name in ("sampling", "edits"))
+# The interpreter makes a number of an array of one.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+
+
+def test_the_kernels_are_interpreted() -> None:
+    assert type(sampling.sample_kernel).__name__ == "InterpretedFunction"
+
+
+@pytest.mark.parametrize(("vocab_size", "spread"), [(2, 3.0), (33, 0.1), (1300, 3.0), (700, 20.0)])
+def test_tokens_equal_the_reference(vocab_size: int, spread: float) -> None:
+    rng = np.random.default_rng(vocab_size)
+    logits = random_logits(len(CUTS), vocab_size, spread=spread)
+    batch = batch_of(CUTS, rng.random(len(CUTS)))
+    found, expected = sampling.sample(logits, batch), reference.sample(logits, batch)
+    assert torch.equal(found.token_ids, expected.token_ids)
+    torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.31, 0.999999])
+def test_equal_logits_prefer_low_ids(draw: float) -> None:
+    logits = torch.zeros(len(CUTS), 100)
+    logits[:, ::2] = -0.0  # equal to 0, whatever its bits
+    batch = batch_of(CUTS, np.full(len(CUTS), draw))
+    assert torch.equal(sampling.sample(logits, batch).token_ids, reference.sample(logits, batch).token_ids)
+
+
+def test_cuts_within_ties_keep_as_many_as_the_reference() -> None:
+    logits = torch.randint(0, 4, (3, 600)).float()
+    cuts = [(1.0, 200, 1.0, 0.0), (0.5, 350, 0.9, 0.0), (1.0, -1, 0.5, 0.0)]
+    for draw in (0.05, 0.5, 0.9999):
+        batch = batch_of(cuts, np.full(3, draw))
+        assert torch.equal(sampling.sample(logits, batch).token_ids, reference.sample(logits, batch).token_ids)
+
+
+def test_no_rows_and_a_row_in_which_nothing_is_allowed() -> None:
+    assert sampling.sample(torch.empty(0, 50), SampleBatch.greedy(0)).token_ids.shape == (0,)
+    logits = torch.full((2, 50), float("-inf"))
+    logits[1, 3] = 0.0
+    for temperature in (0.0, 1.0):
+        sampled = sampling.sample(logits, batch_of([(temperature, -1, 1.0, 0.0)] * 2, np.array([0.5, 0.5])))
+        assert sampled.token_ids.tolist() == [-1, 3]
+        assert sampled.logprobs.tolist() == [float("-inf"), 0.0]
+
+
+def test_parameters_of_another_number_of_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 rows for 1 rows"):
+        sampling.sample(torch.zeros(1, 50), SampleBatch.greedy(2))
+
+
+def test_penalties_and_bias() -> None:
+    rng = np.random.default_rng(0)
+    params = [
+        Params(),
+        Params(frequency_penalty=0.5, presence_penalty=-0.25),
+        Params(repetition_penalty=1.7),
+        Params(frequency_penalty=1.0, repetition_penalty=0.5, logit_bias={3: 2.0, 9: float("-inf")}),
+        Params(logit_bias={0: -1.0}),
+        Params(presence_penalty=1.0),
+    ]
+    token_ids = [rng.integers(0, 40, n).astype(np.int32) for n in (5, 30, 300, 17, 0, 0)]
+    made = LogitEdits.from_params(params, token_ids, [5, 11, 150, 0, 0, 0])
+    assert made is not None
+    logits = torch.randn(6, 1040)
+    expected = reference.apply_edits(logits.clone(), made)
+    torch.testing.assert_close(edits.apply_edits(logits.clone(), made), expected)
+
+
+def test_ids_beyond_the_vocabulary_are_refused() -> None:
+    made = LogitEdits.from_params([Params(presence_penalty=1.0)], [np.array([50])], [0])
+    assert made is not None
+    with pytest.raises(ValueError, match="token 50: must be between 0 and 49"):
+        edits.apply_edits(torch.zeros(1, 50), made)
