@@ -205,9 +205,11 @@ class Connection:
             ops.Gen(op=1, seq=0, params=_sampling(given), grammar=grammar, stream=True),
             ops.Close(op=2, seq=0),
         ]
-        self.client.submit(
-            Submit(program=program, ops=steps), lambda message: loop.call_soon_threadsafe(news.put_nowait, message)
-        )
+
+        def deliver(message: RuntimeMessage) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, message)
+
+        self.client.submit(Submit(program=program, ops=steps), deliver)
         sent = 0
         try:
             while True:

@@ -23,7 +23,7 @@ class Acceptance:
 
     def __init__(self, num_sources: int, *, wider: "Acceptance | None" = None, keep: float) -> None:
         self.wider = wider
-        self.rates = np.tile(np.array(_PRIOR), (num_sources, 1)) if wider is None else wider.rates.copy()
+        self.rates: np.ndarray = np.tile(np.array(_PRIOR), (num_sources, 1)) if wider is None else wider.rates.copy()
         self._keep = keep
         self._start: list[list[float]] = self.rates.tolist()
         self._tries = [[0.0] * len(_PRIOR) for _ in range(num_sources)]
