@@ -63,6 +63,11 @@ class CompiledFunction(SglFunction):
     def graph(self, backend: Any = None, **arguments: Any) -> Graph:
         return Graph.of(self.__name__, self.trace_for(resolve_backend(backend)))
 
+    def _repr_html_(self) -> str | None:
+        """Its graph, in a notebook; nothing before it was traced for a backend."""
+        traces = list(self._traces.values())
+        return Graph.of(self.__name__, traces[0]).svg() if traces else None
+
     def print_graph(self, backend: Any = None) -> None:
         self.trace_for(resolve_backend(backend)).print_graph_dfs()
 

@@ -60,7 +60,11 @@ class Graph:
 
     @classmethod
     def of(cls, name: str, trace: TracerProgramState) -> Graph:
-        return cls(name, *_boxes(trace._program.log))
+        return cls.of_log(name, trace._program.log)
+
+    @classmethod
+    def of_log(cls, name: str, log: list[Node]) -> Graph:
+        return cls(name, *_boxes(log))
 
     def __str__(self) -> str:
         lines = [f"program {self.name}"]

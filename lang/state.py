@@ -20,6 +20,10 @@ from .sequence import Sequence
 from .values import Candidate, Gathered, Leaf, Span, Value
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
     from .tools.calls import ToolResult
 
 
@@ -311,6 +315,39 @@ class ProgramState:
                 yield from _chunks_of(program, piece)
         if program.error is not None and not inside:
             raise program.error
+
+    # -- seeing -------------------------------------------------------------------------------------------------------
+
+    def trace_html(self, path: str | Path, *, title: str = "program") -> None:
+        """Write the run as one page that needs no other file: operations, timeline, text coloured by origin.
+
+        Tokens with their origins and probabilities are there after ``run(..., trace=True)``.
+        """
+        from .views.page import write_page
+        from .views.record import record_of
+
+        write_page(record_of(self, title), path)
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the run in colours; of one that streams, text appears as it comes."""
+        from .views.terminal import show
+
+        show(self, console)
+
+    def __rich__(self) -> Any:
+        from .views.record import record_of
+        from .views.terminal import render
+
+        return render(record_of(self))
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows; nothing yet while the program runs."""
+        if not self._program.is_over:
+            return None
+        from .views.page import fragment
+        from .views.record import record_of
+
+        return fragment(record_of(self))
 
     @property
     def stream_executor(self) -> Any:

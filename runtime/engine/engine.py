@@ -47,6 +47,7 @@ from .generation import Candidate
 from .interpreter import Interpreter
 from .report import EngineReport
 from .scoring import ScoreRow
+from .tracing import traced_params
 
 if TYPE_CHECKING:
     import torch
@@ -324,6 +325,8 @@ class Engine:
 
     def _sample_row(self, candidate: Candidate, logits_row: int) -> SampleRow:
         params = candidate.generation.op.params
+        if candidate.record is not None:
+            params = traced_params(params)
         too_short = candidate.num_generated < params.min_tokens
         return SampleRow(
             logits_row=logits_row,
@@ -360,6 +363,9 @@ class Engine:
             if candidate.finish_reason or start + num_followed < len(seq.tokens):
                 break
         if followed is not None and draft is not None:
+            if candidate.record is not None:
+                at = start - candidate.prompt_len
+                candidate.record.note_drafted(at, at + num_followed)
             self.scheduler.accept_draft(row, seq, followed.path)
             candidate.num_drafted += len(draft)
             candidate.num_accepted += num_followed
@@ -379,12 +385,19 @@ class Engine:
             self.interpreter.fail_grammar(candidate, matcher.error or "no token may follow")
             return False
         logprob = self._token_logprob(token) if generation.op.params.return_logprob else None
+        length = len(candidate.seq.tokens)
         text = candidate.accept(token.token_id, logprob, self.tokenizer, self.context_len)
+        record = candidate.record
+        if record is not None:
+            record.note("generated", len(candidate.seq.tokens) - length, token)
         self._stream(candidate, text, "generated")
         if not candidate.finish_reason and candidate.matcher is not None and self.config.jump_forward:
             forced = candidate.matcher.forced_tokens()
             if forced:
+                length = len(candidate.seq.tokens)
                 self._stream(candidate, candidate.accept_forced(forced, self.context_len), "forced")
+                if record is not None:
+                    record.note("forced", len(candidate.seq.tokens) - length)
         return True
 
     def _stream(self, candidate: Candidate, text: str, origin: str) -> None:

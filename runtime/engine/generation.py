@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ...constrained import Matcher
     from ..tokenizer import Detokenizer, Tokenizer
     from .program import OpState, SequenceState
+    from .tracing import TokenRecord
 
 
 class Candidate:
@@ -39,6 +40,7 @@ class Candidate:
         "prefilled_tokens",
         "prompt_len",
         "prompt_logprobs",
+        "record",
         "seed",
         "seq",
         "unsent_ids",
@@ -70,6 +72,7 @@ class Candidate:
         self.matched_stop: str | int | None = None
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []
+        self.record: TokenRecord | None = None  # of a traced program
         self.unsent_ids: list[int] = []
         self.unsent_logprobs: list[TokenLogprob] = []
         self.cached_tokens = 0
@@ -190,4 +193,5 @@ class Generation:
             prefill_s=max(0.0, first_token_s - admitted_s),
             decode_s=max(0.0, now_s - first_token_s),
             prompt_logprobs=tuple(first.prompt_logprobs),
+            start_s=self.start_s - self.owner.program.start_s,
         )

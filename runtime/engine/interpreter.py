@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ...constrained.spec import GrammarError, GrammarSpec
 from ..protocol.errors import (
     Cancelled,
@@ -46,6 +48,7 @@ from .generation import Candidate, Generation
 from .program import OpState, Program, Segment, SequenceState
 from .scoring import ScoreRow, Scoring
 from .submission import find_faults
+from .tracing import TokenRecord, trace_generation, trace_scoring
 
 if TYPE_CHECKING:
     from ...constrained import CompiledGrammar
@@ -300,6 +303,7 @@ class Interpreter:
         owner.text_len = position - len(pending)
         owner.pending_text = pending
         self.scheduler.truncate(owner.seq, num_tokens)
+        owner.num_traced = min(owner.num_traced, num_tokens)
         self._finish_op(owner, op_state)
 
     def _pin(self, owner: SequenceState, op_state: OpState, op: Pin) -> None:
@@ -347,6 +351,8 @@ class Interpreter:
             if allowed is None:
                 allowed = owner.program.settings.speculative is not False
             candidate.is_drafted = self.may_draft and allowed
+            if owner.program.settings.trace:
+                candidate.record = TokenRecord()
             start = op.params.logprob_start_len
             seq.logits_from = len(seq.tokens) - 1
             if op.params.return_logprob and start >= 0 and index == 0:
@@ -378,6 +384,8 @@ class Interpreter:
         owner.seq.tag = None
         owner.note_generated(first.prompt_len, first.text)
         meta = generation.meta(now_s=self.clock())
+        if owner.program.settings.trace:
+            meta = msgspec.structs.replace(meta, trace=trace_generation(generation, self.tokenizer))
         counters = owner.program.counters
         counters.queue_s += meta.queue_s
         counters.prefill_s += meta.prefill_s
@@ -442,7 +450,9 @@ class Interpreter:
     def finish_scoring(self, scoring: Scoring) -> None:
         owner, op_state, op = scoring.owner, scoring.op_state, scoring.op
         owner.activity = None
-        meta = scoring.meta()
+        meta = scoring.meta(now_s=self.clock())
+        if owner.program.settings.trace:
+            meta = msgspec.structs.replace(meta, trace=trace_scoring(scoring, meta, self.tokenizer))
         winner = scoring.choices[meta.index]
         if op.append:
             self.scheduler.drop_lease(owner.seq)  # the winner's KV is in the cache

@@ -74,6 +74,7 @@ class SequenceState:
         "fork_tokens",
         "id",
         "marks",
+        "num_traced",
         "pending_text",
         "program",
         "queue",
@@ -95,6 +96,7 @@ class SequenceState:
         self.text_len = 0
         self.marks: dict[int, int] = {}
         self.fork_tokens = 0
+        self.num_traced = 0  # tokens that a traced program has been told of
         self.fork_segment = 0
         self.fork_text = 0
         self.error: PhloemError | None = None
@@ -162,7 +164,7 @@ class SequenceState:
         self.segments = list(parent.segments)
         self.text_len = parent.text_len
         self.marks = dict(parent.marks)
-        self.fork_tokens = len(self.seq.tokens)
+        self.fork_tokens = self.num_traced = len(self.seq.tokens)
         self.fork_segment = len(self.segments)
         self.fork_text = self.text_len
         self.unborn = False

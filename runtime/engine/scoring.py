@@ -80,12 +80,13 @@ class Scoring:
     def unconditional_logprobs(self, choice: int) -> list[float | None]:
         return _collect(self.unconditional, self.suffixes[choice], has_context=False)
 
-    def meta(self) -> SelectMeta:
+    def meta(self, *, now_s: float) -> SelectMeta:
         count = len(self.suffixes)
         logprobs = [self.logprobs(i) for i in range(count)]
         unconditional = [self.unconditional_logprobs(i) for i in range(count)] if self.needs_unconditional else []
         method = self.op.method if isinstance(self.op, Select) else "token_length_normalized"
         index, scores = decide(method, logprobs, unconditional)
+        admitted_s = min((row.seq.admitted_s for row in self.rows.values() if row.seq.admitted_s), default=now_s)
         return SelectMeta(
             index=index,
             scores=tuple(scores),
@@ -94,6 +95,9 @@ class Scoring:
             unconditional=tuple(tuple(values) for values in unconditional),
             prompt_tokens=self.prompt_len,
             cached_tokens=max((row.cached_tokens for row in self.rows.values()), default=0),
+            start_s=self.start_s - self.owner.program.start_s,
+            queue_s=max(0.0, admitted_s - self.start_s),
+            prefill_s=max(0.0, now_s - admitted_s),
         )
 
 

@@ -29,6 +29,7 @@ class ProgramSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     """Sent with a program's first ``Submit``. ``deadline_s`` counts from its acceptance; lower priority runs first.
 
     ``speculative``: whether tokens may be guessed ahead where a generation does not say; None: as the engine does.
+    ``trace``: every op's meta tells its tokens, with origins and probabilities.
     """
 
     tenant: str = ""
@@ -37,6 +38,7 @@ class ProgramSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     cache_salt: str = ""
     adapter: str = ""
     speculative: bool | None = None
+    trace: bool = False
 
 
 class Submit(Message, tag="submit"):
@@ -209,8 +211,31 @@ class CandidateMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     accepted_tokens: int = 0
 
 
+class TokenTrace(msgspec.Struct, frozen=True, array_like=True):
+    """``origin``: prompt (computed), cached (found), generated, drafted (guessed, then verified), forced, selected.
+
+    ``top``: the likeliest tokens in its place. A token that was not drawn has no ``logprob``.
+    """
+
+    text: str
+    origin: str
+    logprob: float | None = None
+    top: tuple[tuple[str, float], ...] = ()
+
+
+class OpTrace(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An op's tokens: ``prompt`` are those of its sequence from position ``start`` on that no earlier op told of."""
+
+    start: int
+    prompt: tuple[TokenTrace, ...]
+    outputs: tuple[tuple[TokenTrace, ...], ...]
+
+
 class GenMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", tag="gen"):
-    """Of a ``Gen``. Seconds are measured in the engine. ``prompt_logprobs`` cover tokens from ``logprob_start_len``."""
+    """Of a ``Gen``. Seconds are measured in the engine. ``prompt_logprobs`` cover tokens from ``logprob_start_len``.
+
+    The op began to wait ``start_s`` after its program did. ``trace`` is there where the program asked for it.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -219,6 +244,8 @@ class GenMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", ta
     prefill_s: float = 0.0
     decode_s: float = 0.0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    start_s: float = 0.0
+    trace: OpTrace | None = None
 
 
 class SelectMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", tag="select"):
@@ -231,6 +258,10 @@ class SelectMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m",
     unconditional: tuple[tuple[float | None, ...], ...] = ()
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    start_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    trace: OpTrace | None = None
 
 
 class Done(Message, tag="done"):

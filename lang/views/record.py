@@ -1,0 +1,205 @@
+"""A run as it was: its operations with their times and counts, and the tokens of each of its texts.
+
+Read off a program's log and what the runtime told of it. Draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...runtime.protocol.messages import GenMeta, SelectMeta, TokenTrace
+from ..graph import Graph
+from ..nodes import ForkNode, GenNode, SelectNode
+from ..values import Candidate, Hole, Leaf, Piece
+
+if TYPE_CHECKING:
+    from ..sequence import Sequence
+    from ..state import ProgramState
+
+
+@dataclass(frozen=True, slots=True)
+class OpView:
+    """One generation or choice. Seconds count from the program's start in the runtime; ``is_timed``: they are known."""
+
+    number: int
+    seq: int
+    kind: str
+    name: str
+    is_timed: bool = False
+    start_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    forced_tokens: int = 0
+    accepted_tokens: int = 0
+    finish: str = ""
+    scores: tuple[tuple[str, float], ...] = ()  # of a choice: what could be chosen, and the score compared
+    error: str = ""
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.queue_s + self.prefill_s + self.decode_s
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Generated tokens that took a step of the model each."""
+        return max(self.generated_tokens - self.forced_tokens - self.accepted_tokens, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tokens in order. ``op``: the number of the op that wrote them; None for text that was given.
+
+    ``others``: what the op's further candidates wrote.
+    """
+
+    tokens: tuple[TokenTrace, ...]
+    op: int | None = None
+    others: tuple[tuple[TokenTrace, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaneView:
+    """One sequence: what it holds beyond what its parent had at the fork."""
+
+    seq: int
+    parent: int | None
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """``stats`` are the run's costs by the runtime's count. ``is_traced``: tokens came with their origins."""
+
+    title: str
+    ops: tuple[OpView, ...]
+    lanes: tuple[LaneView, ...]
+    graph: Graph
+    stats: dict[str, Any]
+    is_traced: bool
+
+    @property
+    def total_s(self) -> float:
+        return max((op.end_s for op in self.ops), default=0.0)
+
+
+def record_of(state: ProgramState, title: str = "program") -> RunView:
+    """Of the whole run that ``state`` is a part of. Waits until all that was appended has been computed."""
+    program = state._program
+    program.wait_body()
+    log = list(program.log)
+    asked = [node for node in log if isinstance(node, GenNode | SelectNode)]
+    program.wait_leaves([node.leaf for node in asked])
+    ops = tuple([_op(i, node) for i, node in enumerate(asked)])
+    number_of = {id(node.leaf): i for i, node in enumerate(asked)}
+    parents = {child: node.seq for node in log if isinstance(node, ForkNode) for child in node.children}
+    lanes = []
+    for sequence in list(program.sequences):
+        if sequence is not None:
+            own = [node.leaf for node in asked if node.seq == sequence.seq]
+            lanes.append(LaneView(sequence.seq, parents.get(sequence.seq), _stretches(sequence, own, number_of)))
+    stats: dict[str, Any] = {"messages": program.num_messages}
+    if program.is_over:
+        closed = program.session.closed
+        closed.wait_for(closed.done)
+        stats |= closed.meta or {}
+    is_traced = any(_trace(node.leaf) is not None for node in asked)
+    return RunView(title, ops, tuple(lanes), Graph.of_log(title, log), stats, is_traced)
+
+
+def _trace(leaf: Leaf) -> Any:
+    return leaf.meta.trace if isinstance(leaf.meta, GenMeta | SelectMeta) else None
+
+
+def _op(number: int, node: GenNode | SelectNode) -> OpView:
+    leaf, kind = node.leaf, "gen" if isinstance(node, GenNode) else "select"
+    name = leaf.name or "(unnamed)"
+    error = "" if leaf.error is None else f"{type(leaf.error).__name__}: {leaf.error}"
+    match leaf.meta:
+        case GenMeta() as meta:
+            candidates = meta.candidates
+            return OpView(
+                number,
+                node.seq,
+                kind,
+                name,
+                is_timed=True,
+                start_s=meta.start_s,
+                queue_s=meta.queue_s,
+                prefill_s=meta.prefill_s,
+                decode_s=meta.decode_s,
+                prompt_tokens=meta.prompt_tokens,
+                cached_tokens=meta.cached_tokens,
+                generated_tokens=sum(c.completion_tokens for c in candidates),
+                forced_tokens=sum(c.forced_tokens for c in candidates),
+                accepted_tokens=sum(c.accepted_tokens for c in candidates),
+                finish=candidates[0].finish_reason,
+                error=error,
+            )
+        case SelectMeta() as meta:
+            choices = node.choices if isinstance(node, SelectNode) else ()
+            return OpView(
+                number,
+                node.seq,
+                kind,
+                name,
+                is_timed=True,
+                start_s=meta.start_s,
+                queue_s=meta.queue_s,
+                prefill_s=meta.prefill_s,
+                prompt_tokens=meta.prompt_tokens,
+                cached_tokens=min(meta.cached_tokens, meta.prompt_tokens),
+                finish="select",
+                scores=tuple(zip(choices, meta.scores, strict=False)),
+                error=error,
+            )
+    return OpView(number, node.seq, kind, name, error=error)
+
+
+def _stretches(sequence: Sequence, own: list[Leaf], number_of: dict[int, int]) -> tuple[Stretch, ...]:
+    """The tokens that the runtime told of, where it did; else the text as Python has it."""
+    pieces = sequence.pieces[sequence.fork_at :]
+    found: list[Stretch] = []
+    told = [leaf for leaf in own if _trace(leaf) is not None]
+    for leaf in told:
+        trace = _trace(leaf)
+        if trace.prompt:
+            found.append(Stretch(trace.prompt))
+        found.append(Stretch(trace.outputs[0], number_of[id(leaf)], trace.outputs[1:]))
+    if told:
+        last = next((i for i in reversed(range(len(pieces))) if pieces[i] is told[-1]), None)
+        pieces = pieces[last + 1 :] if last is not None else []
+    return (*found, *_plain(pieces, own, number_of))
+
+
+def _plain(pieces: ListLike[Piece], own: list[Leaf], number_of: dict[int, int]) -> list[Stretch]:
+    mine = {id(leaf) for leaf in own}
+    found: list[Stretch] = []
+    for piece in pieces:
+        if isinstance(piece, Leaf) and id(piece) in mine:
+            number = number_of[id(piece)]
+            texts = piece.texts if piece.error is None else piece.partial
+            origin = "selected" if isinstance(piece.meta, SelectMeta) else "generated"
+            shown = [(TokenTrace(text, origin),) for text in texts] or [()]
+            found.append(Stretch(shown[0], number, tuple(shown[1:])))
+        else:
+            found.append(Stretch((TokenTrace(_text(piece), "prompt"),)))
+    return found
+
+
+def _text(piece: Piece) -> str:
+    """Given or pasted text; nothing for what failed."""
+    match piece:
+        case str():
+            return piece
+        case Candidate(leaf=leaf, index=index):
+            return leaf.texts[index] if index < len(leaf.texts) else ""
+        case Hole(name=name):
+            return f"{{{name}}}"
+        case _:
+            return piece.texts[0] if piece.texts else ""

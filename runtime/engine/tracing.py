@@ -1,0 +1,104 @@
+"""What a traced program is told of its ops' tokens: what each reads, where it came from, how likely it was.
+
+Costs nothing where ``ProgramSettings.trace`` is off. Never changes what is generated.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..protocol.messages import OpTrace, SelectMeta, TokenTrace
+from ..protocol.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from ..executor import SampledToken
+    from ..tokenizer import Tokenizer
+    from .generation import Generation
+    from .scoring import Scoring
+
+NUM_ALTERNATIVES = 5
+
+
+class TokenRecord:
+    """Of one candidate's output, token by token, as it is accepted. ``drawn`` is None for a token nobody drew."""
+
+    __slots__ = ("drawn", "origins")
+
+    def __init__(self) -> None:
+        self.origins: list[str] = []
+        self.drawn: list[SampledToken | None] = []
+
+    def note(self, origin: str, count: int, drawn: SampledToken | None = None) -> None:
+        self.origins += [origin] * count
+        self.drawn += [drawn] * count
+
+    def note_drafted(self, start: int, end: int) -> None:
+        """Tokens [start, end) of the output had been guessed and verified together."""
+        for i in range(start, min(end, len(self.origins))):
+            if self.origins[i] == "generated":
+                self.origins[i] = "drafted"
+
+
+def traced_params(params: SamplingParams) -> SamplingParams:
+    """The same draw, and the likeliest alternatives with it."""
+    num = max(params.top_logprobs_num, NUM_ALTERNATIVES)
+    return msgspec.structs.replace(params, return_logprob=True, top_logprobs_num=num)
+
+
+def trace_generation(generation: Generation, tokenizer: Tokenizer) -> OpTrace:
+    """Of a generation that has ended; the owner's tokens count as told from here on."""
+    first, owner = generation.candidates[0], generation.owner
+    prompt = _prompt(
+        first.seq.tokens.ids[: first.prompt_len].tolist(), owner.num_traced, first.cached_tokens, tokenizer
+    )
+    outputs = []
+    for candidate in generation.candidates:
+        record = candidate.record
+        assert record is not None
+        ids = candidate.output_ids
+        # a stop string may have cut tokens off, and put others in the place of one that it cut through
+        origins = [*record.origins[: len(ids)], *["generated"] * (len(ids) - len(record.origins))]
+        drawn = [*record.drawn[: len(ids)], *[None] * (len(ids) - len(record.drawn))]
+        tokens = []
+        for token_id, text, origin, draw in zip(ids, texts_of(ids, tokenizer), origins, drawn, strict=True):
+            if draw is None or draw.token_id != token_id:
+                tokens.append(TokenTrace(text, origin))
+            else:
+                top = tuple(
+                    [(tokenizer.decode([i], skip_special=False), value) for i, value in draw.top if value > -math.inf]
+                )
+                tokens.append(TokenTrace(text, origin, draw.logprob, top))
+        outputs.append(tuple(tokens))
+    owner.num_traced = len(owner.seq.tokens)
+    return OpTrace(start=owner.num_traced - len(first.output_ids) - len(prompt), prompt=prompt, outputs=tuple(outputs))
+
+
+def trace_scoring(scoring: Scoring, meta: SelectMeta, tokenizer: Tokenizer) -> OpTrace:
+    """Of a choice that has been made: its tokens are ``selected``. To be called before the winner is appended."""
+    index = meta.index
+    owner = scoring.owner
+    start = min(owner.num_traced, scoring.common)
+    ids = owner.seq.tokens.ids[: scoring.common].tolist()
+    prompt = _prompt(ids, start, meta.cached_tokens, tokenizer)
+    suffix = scoring.suffixes[index]
+    texts = texts_of(suffix, tokenizer)
+    output = tuple([TokenTrace(t, "selected", p) for t, p in zip(texts, meta.logprobs[index], strict=True)])
+    owner.num_traced = start + len(prompt) + (len(suffix) if scoring.op.append else 0)
+    return OpTrace(start=start, prompt=prompt, outputs=(output,))
+
+
+def _prompt(ids: list[int], start: int, num_cached: int, tokenizer: Tokenizer) -> tuple[TokenTrace, ...]:
+    texts = texts_of(ids[start:], tokenizer)
+    return tuple([TokenTrace(t, "cached" if i < num_cached else "prompt") for i, t in enumerate(texts, start)])
+
+
+def texts_of(ids: Iterable[int], tokenizer: Tokenizer) -> list[str]:
+    """What each token adds to the text; a character made of several tokens is the last one's."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    special = tokenizer.special_ids
+    return [tokenizer.special_text(i) if i in special else decoder.decode(tokenizer.token_bytes[i]) for i in ids]

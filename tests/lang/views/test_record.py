@@ -1,0 +1,58 @@
+"""A run's record says what was asked, what was written, and by which sequence."""
+
+from phloem.lang.api import function, gen, select
+from phloem.lang.views.record import record_of
+from rich.console import Console
+
+
+@function
+def story(s):
+    s += "Once " + gen("a", max_tokens=8)
+    forks = s.fork(2)
+    for i, fork in enumerate(forks):
+        fork += f" branch {i}" + select("b", choices=["yes", "no"])
+    forks.join()
+    s += " end" + gen("c", n=2)
+
+
+def test_ops_and_texts_stand_in_their_sequences(connect):
+    state = story.run(backend=connect(reply=lambda prompt, op: " upon a time"))
+    run = record_of(state, "story")
+    assert [(op.kind, op.name, op.seq) for op in run.ops] == [
+        ("gen", "a", 0),
+        ("select", "b", 1),
+        ("select", "b", 2),
+        ("gen", "c", 0),
+    ]
+    assert [(lane.seq, lane.parent) for lane in run.lanes] == [(0, None), (1, 0), (2, 0)]
+    texts = ["".join(t.text for s in lane.stretches for t in s.tokens) for lane in run.lanes]
+    assert texts[0] == state.text() and texts[1].startswith(" branch 0") and not run.is_traced
+    assert run.stats["messages"] == 1
+    (others,) = [stretch.others for stretch in run.lanes[0].stretches if stretch.op == 3]
+    assert len(others) == 1
+
+
+def test_a_failed_op_is_told_with_its_error(connect):
+    @function
+    def bad(s):
+        s += "Once " + gen("a", max_tokens=-1)
+
+    run = record_of(bad.run(backend=connect(reply=lambda prompt, op: "x")))
+    assert "max_tokens=-1" in run.ops[0].error
+
+
+def test_show_prints_texts_and_costs(connect):
+    console = Console(record=True, width=120, force_terminal=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    state = story.run(backend=connect(reply=lambda prompt, op: " upon a time"))
+    state.show(console)
+    told = console.export_text()
+    assert "Once  upon a time" in told and "sequence 2, a fork of 0" in told and "1 message" in told
+    console.file.close()
+
+
+def test_show_of_a_stream_prints_what_came_once(connect):
+    console = Console(record=True, width=200, force_terminal=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    story.run(backend=connect(reply=lambda prompt, op: " upon a time"), stream=True).show(console)
+    told = console.export_text()
+    assert told.count("Once  upon a time") == 1 and "select b" in told
+    console.file.close()

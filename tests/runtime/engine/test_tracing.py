@@ -1,0 +1,82 @@
+"""A traced program is told every token with its origin; an untraced one, nothing and the same text."""
+
+import phloem
+import pytest
+from phloem.lang.views.record import record_of
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model_path):
+    with phloem.Engine(model=str(tiny_model_path)) as engine:
+        yield engine
+
+
+@phloem.function
+def program(s):
+    s += phloem.user("Zoë 日本: say something")
+    s += phloem.assistant(phloem.gen("a", max_tokens=12, temperature=0))
+    forks = s.fork(2)
+    for fork in forks:
+        fork += " and then" + phloem.select("b", choices=["left", "right"])
+        fork += phloem.gen("c", regex='\\{"name": "[ab]{3}"\\}', max_tokens=24, temperature=0)
+    forks.join()
+    s += phloem.user("more") + phloem.assistant(phloem.gen("d", n=3, max_tokens=5, temperature=0.5, seed=1))
+
+
+def test_the_tokens_told_are_the_text_of_each_sequence(engine):
+    state = program.run(trace=True, backend=engine)
+    run = record_of(state)
+    assert run.is_traced
+    root = "".join(token.text for stretch in run.lanes[0].stretches for token in stretch.tokens)
+    assert root == state.text()
+    for lane in run.lanes[1:]:
+        text = "".join(token.text for stretch in lane.stretches for token in stretch.tokens)
+        assert text.startswith(" and then") and '{"name": "' in text
+
+
+def test_origins_count_up_to_what_the_metas_say(engine):
+    state = program.run(trace=True, backend=engine)
+    meta = state.get_meta_info("c")[0]
+    (first, *_) = [op for op in record_of(state).ops if op.name == "c"]
+    run = record_of(state)
+    (written,) = [s.tokens for s in run.lanes[1].stretches if s.op == first.number]
+    origins = [token.origin for token in written]
+    assert origins.count("forced") == meta["forced_tokens"] > 5
+    assert len(origins) == len(meta["output_ids"])
+    for token in written:
+        assert (token.logprob is None) == (token.origin == "forced")
+        assert not token.top or (len(token.top) <= 5 and all(value <= 0 for _, value in token.top))
+    given = [token.origin for s in run.lanes[0].stretches if s.op is None for token in s.tokens]
+    assert "cached" in given and set(given) <= {"cached", "prompt"}
+
+
+def test_an_op_begins_before_it_waits_runs_and_ends(engine):
+    run = record_of(program.run(trace=True, backend=engine))
+    a, *branches, d = run.ops
+    assert a.start_s >= 0 and all(op.is_timed and op.end_s >= op.start_s for op in run.ops)
+    assert all(a.end_s <= op.start_s + 1e-6 and op.end_s <= d.start_s + 1e-6 for op in branches)
+    assert run.total_s == pytest.approx(max(op.end_s for op in run.ops))
+
+
+def test_tracing_changes_no_text_and_is_told_only_when_asked_for(engine):
+    plain, traced = program.run(backend=engine), program.run(trace=True, backend=engine)
+    assert plain.text() == traced.text() and plain["d"] == traced["d"]
+    assert not record_of(plain).is_traced
+    assert "output_token_logprobs" not in traced.get_meta_info("a")
+
+
+def test_a_stop_string_that_cuts_a_token_leaves_tokens_that_spell_the_text(engine):
+    @phloem.function
+    def stops(s):
+        s += "abc" + phloem.gen("x", max_tokens=40, temperature=1, seed=3)
+
+    text = stops.run(backend=engine)["x"]
+    stop = text[5:7]
+
+    @phloem.function
+    def stopped(s):
+        s += "abc" + phloem.gen("x", max_tokens=40, temperature=1, seed=3, stop=stop) + phloem.gen("y", max_tokens=2)
+
+    state = stopped.run(trace=True, backend=engine)
+    (lane,) = record_of(state).lanes
+    assert "".join(token.text for stretch in lane.stretches for token in stretch.tokens) == state.text()
