@@ -488,9 +488,9 @@ def main() -> None:
     tokenizer = load_tokenizer(resolve_model(args.model))
     sets: dict[str, tuple[list[Case], dict[str, str]]] = {"grammars of this file": (list(own_cases()), {})}
     if args.data:
-        sets["data"] = list(bench_cases(args.data, args.limit)), {"property_order": args.order}
+        sets["data"] = list(bench_cases(args.data, args.limit)), {"property_order": args.order, "numbers": "any"}
     if args.suite:
-        sets["suite"] = list(suite_cases(args.suite)), {"property_order": "any", "format": "annotate"}
+        sets["suite"] = list(suite_cases(args.suite)), {"property_order": "any", "format": "annotate", "numbers": "any"}
     figures: dict[str, Any] = header()
     for engine in engines(tokenizer, args.peers):
         warm = engine.compile("regex", "[a-c]{2}", {})()  # the compiled walks are loaded here, not timed

@@ -16,7 +16,7 @@ from .tags import Tags, read_tags
 from .values import Values
 from .vocabulary import Vocabulary
 
-JSON_OPTIONS = ("property_order", "whitespace", "format", "on_unsupported")
+JSON_OPTIONS = ("property_order", "whitespace", "format", "numbers", "on_unsupported")
 MAX_TEXT_BYTES = 4 << 20
 PRIVATE_BYTES = 256 << 10
 PREPARED_VALUES = 5  # made ready while compiling; others when first met
@@ -28,7 +28,7 @@ class Workshop:
     def __init__(self, vocabulary: Vocabulary, max_states: int) -> None:
         self.machine = Machine(vocabulary, max_states=max_states)
         self.scalars = Scalars(self.machine)
-        self._schemas: dict[tuple[str, str, str], Schemas] = {}
+        self._schemas: dict[tuple[str, ...], Schemas] = {}
 
     @property
     def is_full(self) -> bool:
@@ -38,11 +38,18 @@ class Workshop:
 
     def schemas(self, options: dict[str, str]) -> Schemas:
         order, formats = options.get("property_order", "any"), options.get("format", "annotate")
-        style = (order, options["whitespace"], formats)
+        spelling = options.get("numbers", "any")  # JSON of any kind is taken as it comes
+        style = (order, options["whitespace"], formats, spelling)
         found = self._schemas.get(style)
         if found is None:
             flexible = options["whitespace"] == "flexible"
-            values = Values(self.machine, self.scalars, flexible=flexible, any_order=order == "any")
+            values = Values(
+                self.machine,
+                self.scalars,
+                flexible=flexible,
+                any_order=order == "any",
+                canonical=spelling == "canonical",
+            )
             found = self._schemas[style] = Schemas(values, enforce_formats=formats == "enforce")
         return found
 
@@ -190,6 +197,7 @@ def compile(kind: str, text: str, vocabulary: Vocabulary, **options: str | int |
     """Compile a grammar for a vocabulary; see ``GrammarSpec`` for the text of each kind.
 
     Options of ``json_schema``: ``property_order`` (schema, any), ``whitespace`` (flexible, compact), ``format``
-    (enforce, annotate), ``on_unsupported`` (refuse, check_after). Raises ``GrammarError``.
+    (enforce, annotate), ``numbers`` (canonical: integers without point and exponent; any), ``on_unsupported`` (refuse,
+    check_after); the first of each is the default. Raises ``GrammarError``.
     """
     return compiler_of(vocabulary).compile(GrammarSpec(kind, text, options))  # type: ignore[arg-type]

@@ -26,8 +26,11 @@ class CompiledGrammar:
 
 def fill_masks(matchers: Sequence["Matcher"], rows: np.ndarray) -> None:
     """Fill a mask per matcher, row i of ``rows`` (uint32 or int32 [n, ceil(V / 32)]) for matcher i."""
-    for matcher, row in zip(matchers, rows, strict=True):
-        matcher.fill_mask(row)
+    masks = [matcher.mask() for matcher in matchers]
+    if len(rows) != len(masks):
+        raise ValueError(f"{len(rows)} rows for {len(masks)} matchers")
+    if masks:
+        np.stack(masks, out=rows.view(np.uint32))
 
 
 class Matcher:
@@ -68,10 +71,7 @@ class Matcher:
                 return self._machine.masks.of(self._configs[-1])
             except GrammarError as error:
                 self.error = f"at position {self.num_tokens}: {error}"
-        vocabulary = self._machine.vocabulary
-        row = np.zeros(vocabulary.num_words, np.uint32)
-        row[vocabulary.eos >> 5] = np.uint32(1 << (vocabulary.eos & 31))
-        return row
+        return self._only_end()
 
     def accept(self, token_id: int) -> bool:
         """Take one token; False, with ``error`` set for good, if the grammar refuses it."""
@@ -122,6 +122,55 @@ class Matcher:
         twin._configs = self._configs.copy()
         twin._finished = self._finished
         return twin
+
+    def fill_tree(self, parents: Sequence[int], tokens: Sequence[int], rows: np.ndarray) -> np.ndarray:
+        """Masks along a tree of drafts, and which of its nodes the grammar takes; the matcher stays where it is.
+
+        Node i is ``tokens[i]`` after node ``parents[i]``, which comes before it, or after the text so far for -1. Row 0
+        of ``rows`` (uint32 or int32 [n + 1, ceil(V / 32)]) is what may follow the text so far, row i + 1 what follows
+        node i: nothing where the grammar refuses it or one before it. Returns bool [n].
+        """
+        count = len(tokens)
+        if len(parents) != count or len(rows) != count + 1:
+            raise ValueError(f"{len(parents)} parents, {count} tokens and {len(rows)} rows; n, n and n + 1 are needed")
+        out = rows.view(np.uint32)
+        taken = np.zeros(count, bool)
+        out[0] = self.mask()
+        configs: list[int] = []  # per node; -1 refused, -2 the end
+        start = -2 if self._finished else -1 if self.error is not None else self._configs[-1]
+        for i, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+            if not -1 <= parent < i:
+                raise ValueError(f"node {i} has parent {parent}; parents come before their children")
+            config = self._follow(start if parent < 0 else configs[parent], int(token))
+            configs.append(config)
+            taken[i] = config != -1
+            out[i + 1] = 0 if config == -1 else self._mask_of(config)
+        return taken
+
+    def _follow(self, config: int, token: int) -> int:
+        vocabulary = self._machine.vocabulary
+        if config < 0 or not 0 <= token < len(vocabulary):
+            return -1
+        try:
+            if token == vocabulary.eos:
+                return -2 if self._machine.may_end(config) else -1
+            return self._machine.advance(config, token)
+        except GrammarError:
+            return -1
+
+    def _mask_of(self, config: int) -> np.ndarray:
+        try:
+            if config >= 0:
+                return self._machine.masks.of(config)
+        except GrammarError:
+            pass
+        return self._only_end()
+
+    def _only_end(self) -> np.ndarray:
+        vocabulary = self._machine.vocabulary
+        row = np.zeros(vocabulary.num_words, np.uint32)
+        row[vocabulary.eos >> 5] = np.uint32(1 << (vocabulary.eos & 31))
+        return row
 
     def forced_bytes(self) -> bytes:
         """The bytes that have to come next, whatever the model thinks."""

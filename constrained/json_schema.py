@@ -36,6 +36,7 @@ OPTIONS = {
     "property_order": ("schema", "any"),
     "whitespace": ("flexible", "compact"),
     "format": ("enforce", "annotate"),
+    "numbers": ("canonical", "any"),
     "on_unsupported": ("refuse", "check_after"),
 }
 FIRST_KINDS: dict[str, tuple[Kind, ...]] = {

@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from math import gcd
 
 from .expressions import EMPTY, NOTHING, Expressions
-from .spec import GrammarError
+from .spec import GrammarError, GrammarTooComplex
 
 MAX_DIGITS = 400
 
@@ -32,6 +32,10 @@ class Numbers:
         sign = ex.union(EMPTY, self.minus)
         self.natural = ex.union(ex.literal(b"0"), ex.concat(self._digits(1, 9), ex.repeat(self.digit, 0, None)))
         self.zeros = ex.union(EMPTY, ex.concat(self.point, ex.repeat(ex.literal(b"0"), 1, None)))
+        not_zero = ex.concat(sign, self._digits(1, 9), ex.repeat(self.digit, 0, None))
+        self.canonical_integer = ex.union(ex.literal(b"0"), not_zero)
+        self._canonical: dict[int, int] = {}
+        self._integers: set[int] = set()  # known to be languages of integers
         self.fraction = ex.union(EMPTY, ex.concat(self.point, ex.repeat(self.digit, 1, None)))
         self.plain = ex.concat(sign, self.natural, self.fraction)
         self.plain_integer = ex.concat(sign, self.natural, self.zeros)
@@ -59,6 +63,23 @@ class Numbers:
 
     def _digits(self, low: int, high: int) -> int:
         return self.ex.bytes_in((1 << (0x30 + high + 1)) - (1 << (0x30 + low))) if low <= high else NOTHING
+
+    def canonical(self, expr: int) -> int:
+        """Of a language of integers only the shortest spellings, without point and exponent; any other as it is."""
+        if expr in (self.any, self.plain):
+            return expr
+        if expr in (self.integer, self.plain_integer):
+            return self.canonical_integer
+        found = self._canonical.get(expr)
+        if found is None:
+            found = expr
+            try:
+                if expr in self._integers or self.ex.is_subset(expr, self.plain_integer):
+                    found = self.ex.alive(self.ex.intersect(expr, self.canonical_integer))
+            except GrammarTooComplex:
+                pass  # too much to tell: all spellings, then
+            self._canonical[expr] = found
+        return found
 
     def without_exponents(self, expr: int) -> int:
         if expr == self.any:
@@ -99,6 +120,8 @@ class Numbers:
         found = self._between.get(key)
         if found is None:
             found = self._between[key] = self._make_between(low, high, integer)
+            if integer:
+                self._integers.add(found)
         return found
 
     def _make_between(self, low: Bound | None, high: Bound | None, integer: bool) -> int:

@@ -39,12 +39,13 @@ class Source(Protocol):
 class Values:
     """All JSON values in one style of white space and property order, on one machine."""
 
-    def __init__(self, machine: Machine, scalars: Scalars, *, flexible: bool, any_order: bool) -> None:
+    def __init__(self, machine: Machine, scalars: Scalars, *, flexible: bool, any_order: bool, canonical: bool) -> None:
         self.machine = machine
         self.ex = machine.expressions
         self.scalars = scalars
         self.numbers = Numbers(self.ex)
         self.formulas = Formulas()
+        self.canonical = canonical  # integers are spelled one way only
         self.space = FLEXIBLE if flexible else COMPACT
         self.style = object()  # formulas mean nothing to other Values: states keyed by them are not shared with those
         self.source: Source | None = None
@@ -199,6 +200,8 @@ class Values:
             watched = tuple(self.expression(o, "number") for o in observers)
             if any(w not in (self.numbers.any, NOTHING) for w in watched):
                 number = self.numbers.without_exponents(number)  # of which alone an observer tells the value
+            if self.canonical:
+                number = self.numbers.canonical(number)
             self.scalars.fill_number(row, number, watched)
         array = self.expand(must, "array")
         if array != FALSE:

@@ -5,6 +5,7 @@ import pytest
 from phloem.constrained import GrammarError, Vocabulary, compile
 
 from .conftest import takes, walk_all
+from .oracle import check_walks, small_vocabulary
 
 ARITHMETIC = r"""
 root ::= expr                      # left-recursive through term
@@ -178,3 +179,8 @@ def test_masks_are_what_trying_every_token_finds(vocabulary: Vocabulary, kind: s
             token = rng.choice(sorted(expected))
             assert matcher.accept(token)
             text += vocabulary.tokens[token]
+
+
+def test_masks_are_what_the_definition_says_at_every_state_of_random_walks() -> None:
+    """A hundred thousand walks take minutes: ``python -m phloem.tests.constrained.oracle``."""
+    assert check_walks(small_vocabulary(), grammars=12, walks=6, longest=7, seed=1) > 100

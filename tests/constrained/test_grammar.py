@@ -250,6 +250,75 @@ def test_many_rows_are_filled_at_once(vocabulary: Vocabulary) -> None:
         assert (row.view(np.uint32) == matcher.mask()).all()
 
 
+def test_a_tree_of_drafts_is_masked_like_its_branches_one_by_one(vocabulary: Vocabulary) -> None:
+    """Every node's row is what a matcher that took the node's branch says, and the matcher itself has not moved."""
+    rng = random.Random(4)
+    matcher = compile("json_schema", SCHEMA, vocabulary, property_order="any").matcher()
+    for token in encode(vocabulary, '{"name": "a'):
+        assert matcher.accept(token)
+    before = matcher.mask().copy()
+    branches = [
+        encode(vocabulary, text, rng) for text in ('", "age": 7}', '"}', '", "age": 777}', '","more', "é", "bcdefg")
+    ]
+    branches.append([*encode(vocabulary, '"}'), vocabulary.eos, vocabulary.eos])
+    parents: list[int] = []
+    tokens: list[int] = []
+    for branch in branches:
+        at = -1
+        for token in branch:
+            parents.append(at)
+            tokens.append(token)
+            at = len(tokens) - 1
+    rows = np.full((len(tokens) + 1, vocabulary.num_words), 0xFFFFFFFF, np.uint32)
+    taken = matcher.fill_tree(parents, tokens, rows)
+    assert (rows[0] == before).all() and (matcher.mask() == before).all() and matcher.error is None
+    node = 0
+    for branch in branches:
+        twin = matcher.clone()
+        for token in branch:
+            allowed = not twin.is_finished() and twin.accept(token)
+            assert bool(taken[node]) == allowed
+            assert (rows[node + 1] == (twin.mask() if allowed else 0)).all()
+            node += 1
+            if not allowed:
+                break
+        while node < len(tokens) and parents[node] >= 0:
+            assert not taken[node] and not rows[node + 1].any()
+            node += 1
+    assert 0 < taken.sum() < len(tokens)
+
+
+def test_a_tree_out_of_order_is_refused(vocabulary: Vocabulary) -> None:
+    matcher = compile("json", "", vocabulary).matcher()
+    rows = np.zeros((3, vocabulary.num_words), np.int32)
+    with pytest.raises(ValueError, match="node 0 has parent 1"):
+        matcher.fill_tree([1, -1], [1, 2], rows)
+    with pytest.raises(ValueError, match="2 parents, 1 tokens and 3 rows"):
+        matcher.fill_tree([-1, 0], [1], rows)
+
+
+def test_forced_tokens_leave_no_choice_of_how_to_spell(vocabulary: Vocabulary) -> None:
+    """Where two tokens could go on, even in forced text, none is forced: what the model prefers stays possible."""
+    rng = random.Random(9)
+    for kind, text in (
+        ("json_schema", SCHEMA),
+        ("choices", '["return acc!", "return acc?"]'),
+        ("regex", "the (name|age)"),
+    ):
+        for _ in range(10):
+            matcher = compile(kind, text, vocabulary).matcher()
+            for _ in range(12):
+                forced = matcher.forced_tokens()
+                for token in forced:
+                    bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+                    assert bits.sum() == 1 and bits[token]
+                    assert matcher.accept(token)
+                allowed = np.flatnonzero(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")).tolist()
+                assert len(allowed) != 1 or allowed == [vocabulary.eos]
+                if not matcher.accept(rng.choice(allowed)) or matcher.is_finished():
+                    break
+
+
 def test_a_grammar_too_complex_on_the_way_is_an_error_of_its_matcher(vocabulary: Vocabulary) -> None:
     compiler = Compiler(Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos), max_states=60)
     grammar = compiler.compile(GrammarSpec("ebnf", 'root ::= "" | "(" root ")" | "[" root "]" | "<" root ">" root'))
