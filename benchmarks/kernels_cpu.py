@@ -31,6 +31,7 @@ SHAPES = {
     "down": (HIDDEN, INNER),
 }
 CONTEXTS = ((1, 100), (1, 1000), (1, 4000), (4, 100), (16, 100), (16, 1200))  # rows x tokens of context
+SHARED = ((16, 1200, 1100), (16, 700, 600))  # rows x tokens of context, of which so many are the same for all
 PREFILLS = ((256, 256), (256, 1000), (256, 4000))  # new tokens x tokens of context
 
 Figures = dict[str, tuple[float, float]]  # name -> (best, median) milliseconds
@@ -122,11 +123,13 @@ def attention(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
     """Decoding and chunks of prefill, slots scattered; ``rows`` is not used."""
     for dtype in (torch.bfloat16, torch.float32):
         figures: Figures = {}
-        for num_rows, kv_len, num_new in (*((r, n, 1) for r, n in CONTEXTS), *((1, n, new) for new, n in PREFILLS)):
+        cases = [(r, n, 1, 0) for r, n in CONTEXTS] + [(r, n, 1, shared) for r, n, shared in SHARED]
+        for num_rows, kv_len, num_new, shared in cases + [(1, n, new, 0) for new, n in PREFILLS]:
             num_slots = num_rows * kv_len
             caches = torch.randn(LAYERS, 2, num_slots, KV_HEADS, HEAD_DIM).to(dtype)
             q = torch.randn(num_rows * num_new, HEADS, HEAD_DIM).bfloat16()
             table = torch.randperm(num_slots, dtype=torch.int32).view(num_rows, kv_len)
+            table[:, :shared] = table[0, :shared]
             starts = torch.arange(0, len(q) + 1, num_new, dtype=torch.int32)
             row_ids, kv_lens = torch.arange(num_rows, dtype=torch.int32), torch.full((num_rows,), kv_len).int()
 
@@ -139,6 +142,7 @@ def attention(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
                     kernels.paged_attention(q, k_cache, v_cache, *rest, scale=0.125)
 
             name = f"{num_rows} x {kv_len}" if num_new == 1 else f"{num_new} new of {kv_len}"
+            name += f", {shared} shared" if shared else ""
             figures[name] = timer(step)
         yield str(dtype).removeprefix("torch."), figures
 

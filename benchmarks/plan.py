@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     report: dict[str, Any] = header()
     print(*(f"{key}: {value}" for key, value in report.items()), sep="\n")
     hardware = cpu_hardware(default_home(), again=args.measure_again)
-    engine = Engine(EngineConfig(model=args.model))
+    engine = Engine(EngineConfig(model=args.model, speculative="off"))
     shape = Shape.of_config(args.model, engine.model.config)
     run_load(engine, Load(rows=2, new_tokens=8))
     rows_off = 0

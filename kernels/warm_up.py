@@ -1,6 +1,6 @@
 """Compiling the CPU kernels ahead of the first step. Never compiles one twice: numba keeps them on disk."""
 
-from .cpu import activation, attention, edits, norm, rope, sampling
+from .cpu import activation, attention, attention_plan, edits, norm, rope, sampling
 from .cpu.entry import entries
 
 
@@ -9,5 +9,5 @@ def warm_up() -> None:
 
     The products of ``PackedLinear`` compile when the first layer of their kind is made.
     """
-    for entry in entries(activation, attention, edits, norm, rope, sampling):
+    for entry in entries(activation, attention, attention_plan, edits, norm, rope, sampling):
         entry.compile()

@@ -7,6 +7,9 @@ whatever the number of rows. Tiles and chunks begin at multiples of their length
 and keys that a query may not see weigh exactly nothing: a query's result depends on its own row alone, to the bit,
 however rows are batched and prompts are cut.
 
+Rows whose first chunks lie in the same slots, children of one prompt, have those chunks computed together: keys and
+values are read and widened once, and their queries make one matrix product. It changes no bit of any of them.
+
 The running softmax is Milakov and Gimelshein's (2018), the joining of chunks Dao's Flash-Decoding (2023).
 """
 
@@ -16,6 +19,27 @@ from numba import njit
 from torch import Tensor
 
 from ..threads import team
+from .attention_plan import (
+    BEGIN,
+    CHUNK,
+    CHUNK_OF_PIECE,
+    CHUNKS,
+    END,
+    FIELDS,
+    FIRST_CHUNK,
+    FIRST_PART,
+    FIRST_TASK,
+    HEADER,
+    MEMBERS,
+    NUM_BLOCKS,
+    NUM_SHARED,
+    NUM_TASKS,
+    OWN,
+    PIECE_FIELDS,
+    ROW,
+    SHARED,
+    plan_attention,
+)
 from .entry import ARGS, TASK, THREAD, entry
 from .recording import open_recording, scratch
 from .tensors import KINDS, readable, team_size
@@ -48,14 +72,10 @@ from .vector import (
 )
 
 _KEYS = 64  # of a tile
-_CHUNK = 512  # keys of a task
 _VECTORS = 64  # of a task, or the query heads of one KV head where those are more
 _LOWEST = np.float32(-3.0e38)  # of no score: finite, so that the difference of two is a number
 _MINUS_INF = np.float32(-np.inf)
 
-# A plan: header, then the fields of each block, then of each block its KV heads' counts of finished chunks.
-_NUM_BLOCKS, _NUM_TASKS, _NUM_PARTS, _WORK, _HEADER = 0, 1, 2, 3, 4
-_ROW, _BEGIN, _END, _FIRST_CHUNK, _CHUNKS, _FIRST_TASK, _FIRST_PART, _FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
 _MIN_WORK = 200_000  # products of a context worth a second thread
 
 _tile_4x4, _tile_3x4, _tile_2x4, _tile_1x4 = (multiply_tile(rows, 4) for rows in (4, 3, 2, 1))
@@ -90,8 +110,11 @@ def paged_attention(
 
     block = max(1, min(_VECTORS // group, num_tokens - num_rows + 1))
     max_blocks = num_rows + num_tokens // block
-    plan = scratch("attention plan", _HEADER + max_blocks * (_FIELDS + num_kv_heads), torch.int64)
-    _plan(
+    max_pieces = num_rows * (slot_table.shape[1] // CHUNK) * (PIECE_FIELDS + 1)
+    plan = scratch(
+        "attention plan", HEADER + max_blocks * (FIELDS + num_kv_heads) + 2 * num_rows + max_pieces, torch.int64
+    )
+    plan_attention(
         query_starts.data_ptr(),
         kv_lens.data_ptr(),
         num_rows,
@@ -101,15 +124,22 @@ def paged_attention(
         head_dim,
         sliding_window,
         plan.data_ptr(),
+        slot_table.data_ptr(),
+        slot_table.stride(0),
+        row_ids.data_ptr(),
+        max(1, _VECTORS // group),
     )
     if open_recording() is None:
-        _, num_tasks, num_parts, work = plan[:_HEADER].tolist()
+        _, num_tasks, num_parts, work, *_ = plan[:HEADER].tolist()
         threads = min(team_size(work, min_share=_MIN_WORK), max(num_tasks, 1))
     else:  # contexts will grow up to what the table holds
-        num_parts = max_blocks * num_kv_heads * -(-slot_table.shape[1] // _CHUNK)
+        num_parts = max_blocks * num_kv_heads * -(-slot_table.shape[1] // CHUNK)
         threads = team().size
     vectors, padded = block * group, -(-head_dim // LANES) * LANES
-    parts = scratch("attention parts", num_parts * vectors * (padded + 2), torch.float32)
+    part_len = vectors * (padded + 2)
+    if num_rows > 1:  # that may share
+        vectors = max(vectors, max(1, _VECTORS // group) * group)
+    parts = scratch("attention parts", num_parts * part_len, torch.float32)
     scratch_len = vectors * (2 * padded + _KEYS + 2) + 2 * _KEYS * padded + 4 * _KEYS
     tiles = scratch("attention tiles", threads * scratch_len, torch.float32)
     _attend(
@@ -134,6 +164,7 @@ def paged_attention(
         parts.data_ptr(),
         tiles.data_ptr(),
         scratch_len,
+        part_len,
         scale,
         soft_cap,
         threads=threads,
@@ -141,43 +172,7 @@ def paged_attention(
     return out
 
 
-@entry(ints=9)
-def _plan(call: int) -> None:
-    """Cuts the rows' queries into blocks and counts each block's chunks."""
-    starts, kv_lens, num_rows = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
-    num_kv_heads, group, block = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
-    head_dim, window, plan = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
-    blocks = tasks = parts = work = 0
-    for row in range(num_rows):
-        begin, end = get_i32(starts, row), get_i32(starts, row + 1)
-        before = get_i32(kv_lens, row) - end  # position of query t: before + t
-        for first in range(begin, end, block):
-            last = min(first + block, end)
-            first_key = max(0, before + first - window + 1) if window > 0 else 0
-            first_chunk = first_key // _CHUNK
-            chunks = (before + last - 1) // _CHUNK - first_chunk + 1
-            at = _HEADER + blocks * _FIELDS
-            put_i64(plan, at + _ROW, row)
-            put_i64(plan, at + _BEGIN, first)
-            put_i64(plan, at + _END, last)
-            put_i64(plan, at + _FIRST_CHUNK, first_chunk)
-            put_i64(plan, at + _CHUNKS, chunks)
-            put_i64(plan, at + _FIRST_TASK, tasks)
-            put_i64(plan, at + _FIRST_PART, parts)
-            blocks += 1
-            tasks += chunks * num_kv_heads
-            if chunks > 1:
-                parts += chunks * num_kv_heads
-            work += (before + last - first_key) * num_kv_heads * head_dim * (4 + (last - first) * group)
-    put_i64(plan, _NUM_BLOCKS, blocks)
-    put_i64(plan, _NUM_TASKS, tasks)
-    put_i64(plan, _NUM_PARTS, parts)
-    put_i64(plan, _WORK, work)
-    for i in range(blocks * num_kv_heads):
-        put_i64(plan, _HEADER + blocks * _FIELDS + i, 0)
-
-
-@entry(ints=21, floats=2)
+@entry(ints=22, floats=2)
 def _attend(call: int) -> None:
     q, q_step, q_kind = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
     k_cache, v_cache, kv_kind = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
@@ -187,37 +182,62 @@ def _attend(call: int) -> None:
     head_dim, max_vectors, window = get_i64(call, ARGS + 14), get_i64(call, ARGS + 15), get_i64(call, ARGS + 16)
     plan, parts = get_i64(call, ARGS + 17), get_i64(call, ARGS + 18)
     scratch = get_i64(call, ARGS + 19) + 4 * get_i64(call, ARGS + 20) * take_number(call, THREAD)
-    scale, soft_cap = np.float32(get_f64(call, ARGS + 21)), np.float32(get_f64(call, ARGS + 22))
+    scale, soft_cap = np.float32(get_f64(call, ARGS + 22)), np.float32(get_f64(call, ARGS + 23))
 
     padded = (head_dim + LANES - 1) // LANES * LANES
-    part_len = max_vectors * (padded + 2)
+    part_len = get_i64(call, ARGS + 21)
     addresses = scratch  # int64 [64]: of the tile's keys
     queries = addresses + 8 * _KEYS  # [vectors, padded], scaled
     keys = queries + 4 * max_vectors * padded  # [padded, 64]
     values = keys + 4 * _KEYS * padded  # [64, padded]
     scores = values + 4 * _KEYS * padded  # [vectors, 64]
     sums = scores + 4 * max_vectors * _KEYS  # [vectors, padded], then highest [vectors], weight [vectors]
-    num_blocks, num_tasks = get_i64(plan, _NUM_BLOCKS), get_i64(plan, _NUM_TASKS)
-    finished = plan + 8 * (_HEADER + num_blocks * _FIELDS)
+    num_blocks, num_tasks = get_i64(plan, NUM_BLOCKS), get_i64(plan, NUM_TASKS)
+    num_shared = get_i64(plan, NUM_SHARED)
+    finished = plan + 8 * (HEADER + num_blocks * FIELDS)
+    num_heads = num_kv_heads * group
 
-    block, at = 0, _HEADER
+    block, at = 0, HEADER
+    piece, piece_number = get_i64(plan, SHARED), 0
     task = take_number(call, TASK)
     while task < num_tasks:
-        while task >= get_i64(plan, at + _FIRST_TASK) + get_i64(plan, at + _CHUNKS) * num_kv_heads:
-            block += 1
-            at += _FIELDS
-        chunks = get_i64(plan, at + _CHUNKS)
-        chunk = (task - get_i64(plan, at + _FIRST_TASK)) // num_kv_heads
-        head = task - get_i64(plan, at + _FIRST_TASK) - chunk * num_kv_heads
-        row, begin, end = get_i64(plan, at + _ROW), get_i64(plan, at + _BEGIN), get_i64(plan, at + _END)
-        before = get_i32(kv_lens, row) - get_i32(starts, row + 1)
-        vectors = (end - begin) * group
-
-        first_key = (get_i64(plan, at + _FIRST_CHUNK) + chunk) * _CHUNK
-        end_key = min(first_key + _CHUNK, before + end)
-        if window > 0:
-            first_key = max(first_key, (before + begin - window + 1) // _KEYS * _KEYS)
-        _load_queries(q, q_step, q_kind, begin, end, head * group, group, head_dim, padded, scale, queries)
+        is_shared = task < num_shared
+        if is_shared:
+            while piece_number < task // num_kv_heads:
+                piece += 8 * (PIECE_FIELDS + get_i64(piece, MEMBERS))
+                piece_number += 1
+            head, num_members = task % num_kv_heads, get_i64(piece, MEMBERS)
+            at = HEADER + get_i64(piece, PIECE_FIELDS) * FIELDS
+            row, chunks = get_i64(plan, at + ROW), 0
+            first_key = get_i64(piece, CHUNK_OF_PIECE) * CHUNK
+            end_key, vectors = first_key + CHUNK, 0
+            for member in range(num_members):
+                member_at = HEADER + get_i64(piece, PIECE_FIELDS + member) * FIELDS
+                begin, end = get_i64(plan, member_at + BEGIN), get_i64(plan, member_at + END)
+                to = queries + 4 * vectors * padded
+                _load_queries(q, q_step, q_kind, begin, end, head * group, group, head_dim, padded, scale, to)
+                vectors += (end - begin) * group
+            first_position = end_key  # all queries lie behind the chunk
+            chunk = begin = 0
+        else:
+            own = task - num_shared
+            at = HEADER + block * FIELDS
+            while own >= get_i64(plan, at + FIRST_TASK) + get_i64(plan, at + OWN) * num_kv_heads:
+                block += 1
+                at += FIELDS
+            chunks = get_i64(plan, at + CHUNKS)
+            chunk = (own - get_i64(plan, at + FIRST_TASK)) // num_kv_heads
+            head = own - get_i64(plan, at + FIRST_TASK) - chunk * num_kv_heads
+            chunk += chunks - get_i64(plan, at + OWN)
+            row, begin, end = get_i64(plan, at + ROW), get_i64(plan, at + BEGIN), get_i64(plan, at + END)
+            before = get_i32(kv_lens, row) - get_i32(starts, row + 1)
+            vectors = (end - begin) * group
+            first_key = (get_i64(plan, at + FIRST_CHUNK) + chunk) * CHUNK
+            end_key = min(first_key + CHUNK, before + end)
+            first_position = before + begin
+            if window > 0:
+                first_key = max(first_key, (first_position - window + 1) // _KEYS * _KEYS)
+            _load_queries(q, q_step, q_kind, begin, end, head * group, group, head_dim, padded, scale, queries)
         _clear(sums, vectors, padded)
         table = slot_table + 4 * get_i32(row_ids, row) * table_step
         for tile in range(first_key, end_key, _KEYS):
@@ -227,24 +247,68 @@ def _attend(call: int) -> None:
             _ask_for(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim)
             _zero(scores, vectors * _KEYS)
             _multiply(queries, padded, keys, _KEYS, scores, _KEYS, vectors, columns, head_dim)
-            _weigh(scores, sums, vectors, padded, columns, group, before + begin - tile, window, soft_cap)
+            _weigh(scores, sums, vectors, padded, columns, group, first_position - tile, window, soft_cap)
             following = min(_KEYS, end_key - tile - _KEYS)
             _ask_for(k_cache, kv_kind, table, tile + _KEYS, following, num_kv_heads, head, head_dim)
             _load_values(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, padded, values)
             _multiply(scores, _KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
-        if chunks == 1:
-            _finish(sums, vectors, padded, out, q_kind, begin, head * group, group, num_kv_heads * group, head_dim)
+        if is_shared:
+            first_vector = 0
+            for member in range(num_members):
+                other = get_i64(piece, PIECE_FIELDS + member)
+                to = _part(plan, other, get_i64(piece, CHUNK_OF_PIECE), num_kv_heads, head, parts, part_len)
+                first_vector += _leave_part(plan, other, group, padded, sums, vectors, first_vector, to)
+            for member in range(num_members):
+                other = get_i64(piece, PIECE_FIELDS + member)
+                if (
+                    take_number(finished, other * num_kv_heads + head)
+                    == get_i64(plan, HEADER + other * FIELDS + CHUNKS) - 1
+                ):
+                    _join_parts(plan, other, num_kv_heads, head, group, padded, parts, part_len, sums)
+                    begin = get_i64(plan, HEADER + other * FIELDS + BEGIN)
+                    rows = (get_i64(plan, HEADER + other * FIELDS + END) - begin) * group
+                    _finish(sums, rows, padded, out, q_kind, begin, head * group, group, num_heads, head_dim)
+        elif chunks == 1:
+            _finish(sums, vectors, padded, out, q_kind, begin, head * group, group, num_heads, head_dim)
         else:
-            first_part = get_i64(plan, at + _FIRST_PART) + head
-            to = parts + 4 * part_len * (first_part + chunk * num_kv_heads)
-            for i in range(vectors * (padded + 2)):
-                put_f32(to, i, get_f32(sums, i))
+            to = _part(plan, block, chunk, num_kv_heads, head, parts, part_len)
+            _leave_part(plan, block, group, padded, sums, vectors, 0, to)
             if take_number(finished, block * num_kv_heads + head) == chunks - 1:
-                _clear(sums, vectors, padded)
-                for other in range(chunks):
-                    _join(parts + 4 * part_len * (first_part + other * num_kv_heads), sums, vectors, padded)
-                _finish(sums, vectors, padded, out, q_kind, begin, head * group, group, num_kv_heads * group, head_dim)
+                _join_parts(plan, block, num_kv_heads, head, group, padded, parts, part_len, sums)
+                _finish(sums, vectors, padded, out, q_kind, begin, head * group, group, num_heads, head_dim)
         task = take_number(call, TASK)
+
+
+@njit(forceinline=True)
+def _part(plan: int, block: int, chunk: int, num_kv_heads: int, head: int, parts: int, part_len: int) -> int:
+    """Where a block's sums over one chunk lie."""
+    first = get_i64(plan, HEADER + block * FIELDS + FIRST_PART)
+    return parts + 4 * part_len * (first + chunk * num_kv_heads + head)
+
+
+@njit
+def _leave_part(plan: int, block: int, group: int, padded: int, sums: int, vectors: int, first: int, to: int) -> int:
+    """Copies a block's vectors, from ``first`` on of so many, to its part; their number."""
+    at = HEADER + block * FIELDS
+    count = (get_i64(plan, at + END) - get_i64(plan, at + BEGIN)) * group
+    for i in range(0, count * padded, LANES):
+        store16_f32(to, i, load16_f32(sums, first * padded + i))
+    for i in range(count):
+        put_f32(to, count * padded + i, get_f32(sums, vectors * padded + first + i))
+        put_f32(to, count * (padded + 1) + i, get_f32(sums, vectors * (padded + 1) + first + i))
+    return count
+
+
+@njit
+def _join_parts(
+    plan: int, block: int, num_kv_heads: int, head: int, group: int, padded: int, parts: int, part_len: int, sums: int
+) -> None:
+    """All of a block's parts, chunk by chunk, into ``sums``."""
+    at = HEADER + block * FIELDS
+    vectors = (get_i64(plan, at + END) - get_i64(plan, at + BEGIN)) * group
+    _clear(sums, vectors, padded)
+    for chunk in range(get_i64(plan, at + CHUNKS)):
+        _join(_part(plan, block, chunk, num_kv_heads, head, parts, part_len), sums, vectors, padded)
 
 
 @njit

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.cpu import activation, attention, bfloat, edits, integer, norm, rope, sampling
+from ...kernels.cpu import activation, attention, attention_plan, bfloat, edits, integer, norm, rope, sampling
 from ...kernels.cpu.entry import entries
 from ...kernels.cpu.timing import KernelTimes
 from ..engine import Engine
@@ -33,6 +33,7 @@ PARTS = (  # in the order of a step
 )
 _OPS = {
     attention: "attention",
+    attention_plan: "attention",
     norm: "small ops",
     rope: "small ops",
     activation: "small ops",
@@ -94,7 +95,8 @@ def _forward(
 
     def run(plan: StepPlan) -> torch.Tensor:
         found: list[tuple[str, int, int]] = []
-        spans.mark(DECODE if plan.num_tokens == len(plan.rows) else PREFILL)
+        num_logits = sum(row.num_logits for row in plan.rows)  # of drafts, one each as well
+        spans.mark(DECODE if plan.num_tokens == num_logits else PREFILL)
         with spans.span("gather"):
             with KernelTimes() as times:
                 logits = function(plan)

@@ -109,3 +109,45 @@ def test_very_low_and_very_high_scores() -> None:
     inputs[0] = inputs[0] * 1e4
     expected = reference.paged_attention(*inputs, scale=1.0)
     torch.testing.assert_close(kernels.paged_attention(*inputs, scale=1.0), expected, atol=1e-3, rtol=1e-3)
+
+
+SHARING = {
+    # lengths of contexts, of what each shares with the first row, and queries
+    "children": ((1150, 1100, 1090, 1300), (0, 1088, 1088, 1088), (1, 1, 1, 1)),
+    "drafts_beside": ((1200, 1130, 700, 1600), (0, 1080, 600, 1024), (4, 1, 3, 2)),
+    "many": ((600,) * 45, (0, *(512 + i % 80 for i in range(44))), (1,) * 45),
+    "prompt_beside": ((1200, 1090, 2000), (0, 1050, 1100), (1, 100, 70)),
+    "not_from_the_start": ((1200, 1200), (0, -600), (1, 1)),
+    "others_in_between": ((1200, 90, 1111, 520), (0, 0, 1100, 513), (1, 1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+@pytest.mark.parametrize("num_heads", [9, 3])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_that_share_slots_get_what_they_get_alone_to_the_bit(name: str, num_heads: int, threads: int) -> None:
+    kv_lens, shared, num_queries = SHARING[name]
+    q, k_cache, v_cache, table, row_ids, starts, lens = Case(kv_lens, num_queries, num_heads).inputs(
+        torch.bfloat16, torch.bfloat16
+    )
+    first = table[row_ids[0]].clone()
+    for row, count in zip(row_ids.tolist(), shared, strict=True):
+        if count > 0:
+            table[row, :count] = first[:count]
+        elif count < 0:  # the same slots, but not the first
+            table[row, 1:-count] = first[1:-count]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    together = kernels.paged_attention(q, k_cache, v_cache, table, row_ids, starts, lens, scale=0.2)
+    windowed = kernels.paged_attention(
+        q, k_cache, v_cache, table, row_ids, starts, lens, scale=0.2, sliding_window=10_000
+    )
+    torch.set_num_threads(before)
+    assert torch.equal(together, windowed)  # with a window nothing is shared
+    for i in range(len(kv_lens)):
+        begin, end = int(starts[i]), int(starts[i + 1])
+        local = torch.tensor([0, end - begin], dtype=torch.int32)
+        alone = kernels.paged_attention(
+            q[begin:end], k_cache, v_cache, table, row_ids[i : i + 1], local, lens[i : i + 1], scale=0.2
+        )
+        assert torch.equal(together[begin:end], alone)

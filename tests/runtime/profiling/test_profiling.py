@@ -19,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(model: Path):
-    engine = Engine(EngineConfig(model=str(model), max_seq_len=256, num_threads=1))
+    engine = Engine(EngineConfig(model=str(model), max_seq_len=256, num_threads=1, speculative="off"))
     yield engine
     engine.close()
 

@@ -1,0 +1,155 @@
+"""Who computes what of an attention: blocks of queries, chunks of keys, and the chunks that rows share.
+
+Never touches queries, keys or values: it reads lengths and slots, and writes integers.
+"""
+
+from numba import njit
+
+from .entry import ARGS, entry
+from .vector import get_i32, get_i64, put_i64
+
+CHUNK = 512  # keys of a task
+
+# A plan: header, the fields of each block, of each block its KV heads' counts of finished chunks, of each row its
+# leader and how many chunks it shares with it, and then the shared pieces: fields, then the blocks of its members.
+NUM_BLOCKS, NUM_TASKS, NUM_PARTS, WORK, NUM_SHARED, SHARED, HEADER = 0, 1, 2, 3, 4, 5, 6
+ROW, BEGIN, END, FIRST_CHUNK, CHUNKS, FIRST_TASK, FIRST_PART, OWN, FIELDS = 0, 1, 2, 3, 4, 5, 6, 7, 8
+CHUNK_OF_PIECE, MEMBERS, PIECE_FIELDS = 0, 1, 2
+
+
+@entry(ints=13)
+def plan_attention(call: int) -> None:
+    """Cuts the rows' queries into blocks, counts each block's chunks, and finds those that rows share."""
+    starts, kv_lens, num_rows = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
+    num_kv_heads, group, block = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
+    head_dim, window, plan = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
+    table, table_step, row_ids = get_i64(call, ARGS + 9), get_i64(call, ARGS + 10), get_i64(call, ARGS + 11)
+    most_queries = get_i64(call, ARGS + 12)
+    num_blocks = 0
+    for row in range(num_rows):
+        queries = get_i32(starts, row + 1) - get_i32(starts, row)
+        num_blocks += (queries + block - 1) // block
+    leaders = plan + 8 * (HEADER + num_blocks * (FIELDS + num_kv_heads))
+    shared = leaders + 8 * num_rows
+    _find_shared(starts, kv_lens, num_rows, block, window, table, table_step, row_ids, leaders, shared)
+    blocks = tasks = parts = work = 0
+    for row in range(num_rows):
+        begin, end = get_i32(starts, row), get_i32(starts, row + 1)
+        before = get_i32(kv_lens, row) - end  # position of query t: before + t
+        together = get_i64(shared, row)
+        for first in range(begin, end, block):
+            last = min(first + block, end)
+            first_key = max(0, before + first - window + 1) if window > 0 else 0
+            first_chunk = first_key // CHUNK
+            chunks = (before + last - 1) // CHUNK - first_chunk + 1
+            at = HEADER + blocks * FIELDS
+            put_i64(plan, at + ROW, row)
+            put_i64(plan, at + BEGIN, first)
+            put_i64(plan, at + END, last)
+            put_i64(plan, at + FIRST_CHUNK, first_chunk)
+            put_i64(plan, at + CHUNKS, chunks)
+            put_i64(plan, at + FIRST_TASK, tasks)
+            put_i64(plan, at + FIRST_PART, parts)
+            put_i64(plan, at + OWN, chunks - together)
+            blocks += 1
+            tasks += (chunks - together) * num_kv_heads
+            if chunks > 1:
+                parts += chunks * num_kv_heads
+            work += (before + last - first_key) * num_kv_heads * head_dim * (4 + (last - first) * group)
+    pieces = shared + 8 * num_rows
+    num_pieces = _plan_pieces(plan, blocks, leaders, shared, pieces, most_queries)
+    put_i64(plan, NUM_BLOCKS, blocks)
+    put_i64(plan, NUM_TASKS, tasks + num_pieces * num_kv_heads)
+    put_i64(plan, NUM_PARTS, parts)
+    put_i64(plan, WORK, work)
+    put_i64(plan, NUM_SHARED, num_pieces * num_kv_heads)
+    put_i64(plan, SHARED, pieces)
+    for i in range(blocks * num_kv_heads):
+        put_i64(plan, HEADER + blocks * FIELDS + i, 0)
+
+
+@njit
+def _find_shared(
+    starts: int,
+    kv_lens: int,
+    num_rows: int,
+    block: int,
+    window: int,
+    table: int,
+    table_step: int,
+    row_ids: int,
+    leaders: int,
+    shared: int,
+) -> None:
+    """Of each row its leader, the first row with the same first chunk, and how many whole chunks they share.
+
+    Only chunks that lie before a row's first query count, and only rows of one block.
+    """
+    for row in range(num_rows):
+        put_i64(leaders, row, row)
+        put_i64(shared, row, 0)
+    if window > 0:
+        return
+    for row in range(num_rows):
+        queries = get_i32(starts, row + 1) - get_i32(starts, row)
+        whole = (get_i32(kv_lens, row) - queries) // CHUNK
+        if queries > block or queries == 0 or whole == 0:
+            continue
+        own = table + 4 * get_i32(row_ids, row) * table_step
+        for leader in range(row):
+            if get_i64(leaders, leader) != leader:
+                continue
+            others = get_i32(starts, leader + 1) - get_i32(starts, leader)
+            if others > block or others == 0:
+                continue
+            theirs = table + 4 * get_i32(row_ids, leader) * table_step
+            most = min(whole, (get_i32(kv_lens, leader) - others) // CHUNK)
+            together = 0
+            while together < most and _is_equal(own, theirs, together * CHUNK):
+                together += 1
+            if together > 0:
+                put_i64(leaders, row, leader)
+                put_i64(shared, row, together)
+                put_i64(shared, leader, max(together, get_i64(shared, leader)))
+                break
+
+
+@njit
+def _is_equal(a: int, b: int, first: int) -> bool:
+    """Whether a chunk's slots are the same; mostly the first tells."""
+    for i in range(first, first + CHUNK, 16):
+        differ = 0
+        for j in range(i, i + 16):
+            differ |= get_i32(a, j) ^ get_i32(b, j)
+        if differ != 0:
+            return False
+    return True
+
+
+@njit
+def _plan_pieces(plan: int, num_blocks: int, leaders: int, shared: int, pieces: int, most_queries: int) -> int:
+    """Each shared chunk's members, in pieces of at most so many queries; their number."""
+    count, to = 0, 0
+    for first in range(num_blocks):
+        leader = get_i64(plan, HEADER + first * FIELDS + ROW)
+        if get_i64(leaders, leader) != leader:
+            continue
+        for chunk in range(get_i64(shared, leader)):
+            piece, queries = -1, 0
+            for other in range(first, num_blocks):
+                at = HEADER + other * FIELDS
+                row = get_i64(plan, at + ROW)
+                if get_i64(leaders, row) != leader or get_i64(shared, row) <= chunk:
+                    continue
+                more = get_i64(plan, at + END) - get_i64(plan, at + BEGIN)
+                if piece < 0 or queries + more > most_queries:
+                    piece, queries = to, 0
+                    put_i64(pieces, piece + CHUNK_OF_PIECE, chunk)
+                    put_i64(pieces, piece + MEMBERS, 0)
+                    to += PIECE_FIELDS
+                    count += 1
+                put_i64(pieces, to, other)
+                put_i64(pieces, piece + MEMBERS, get_i64(pieces, piece + MEMBERS) + 1)
+                queries += more
+                to += 1
+    return count
