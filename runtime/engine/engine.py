@@ -232,6 +232,8 @@ class Engine:
             case "cache_tree":
                 return Answer(query.id, self.report.cache_tree(self))
             case "flush_cache":
+                if self.speculation is not None:
+                    self.speculation.flush()
                 return Answer(query.id, self.cache.flush())
             case other:
                 message = f"query {other!r} is not one of: {', '.join(QUERIES)}"

@@ -52,6 +52,10 @@ class Drafter(Protocol):
         """A generation of the sequence has ended."""
         ...
 
+    def flush(self) -> None:
+        """Keep nothing of what was said; rates stay."""
+        ...
+
     def forget(self, seq_id: int) -> None:
         """The sequence is over."""
         ...

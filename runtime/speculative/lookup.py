@@ -83,6 +83,10 @@ class LookupDrafter:
             if _equal(left, made, n) < n or n == len(left):
                 text.prefix = text.prefix[:0]
 
+    def flush(self) -> None:
+        self._shared.clear()
+        self._texts.clear()
+
     def forget(self, seq_id: int) -> None:
         text = self._texts.pop(seq_id, None)
         if text is not None:

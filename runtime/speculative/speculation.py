@@ -80,6 +80,11 @@ class Speculation:
         for drafter in self.drafters:
             drafter.rest(seq_id)
 
+    def flush(self) -> None:
+        """Forget what was said, as the cache does when it is flushed."""
+        for drafter in self.drafters:
+            drafter.flush()
+
     def sweep(self, live: Collection[int]) -> None:
         """Forget sequences that are over; looks only when there may be many."""
         if len(self._known) > 64 + 2 * len(live):

@@ -1,0 +1,221 @@
+"""Drafts off against on: copying, JSON, code edits, chat, and sixteen chats at once, in one engine, taking turns.
+
+    python -m benchmarks.speculation                                     # the default model
+    python -m benchmarks.speculation --model qwen2.5-coder-1.5b --repeats 2
+    python -m benchmarks.speculation --model qwen2.5-coder-1.5b --draft-model qwen2.5-coder-0.5b --only code chat
+
+Greedy. Each repeat meets an empty cache and drafters that have seen none of its text; the first repeat is not counted:
+in it kernels are prepared and costs learnt. Tokens per second are of decoding alone, and of the whole for the load.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..runtime.config import EngineConfig
+from ..runtime.engine import Engine
+from ..runtime.protocol import messages as m
+from ..runtime.protocol import ops as o
+from ..runtime.protocol.sampling import SamplingParams
+from . import RESULTS, header
+from .prose import DOCUMENT
+
+CODE = '''def total_price(items, tax_rate):
+    """The price of all items with tax."""
+    total = 0
+    for item in items:
+        price = item["price"] * item["quantity"]
+        if item.get("discount"):
+            price = price * (1 - item["discount"])
+        total = total + price
+    total = total + total * tax_rate
+    return round(total, 2)
+
+
+def print_bill(items, tax_rate):
+    for item in items:
+        print(item["name"], item["price"], item["quantity"])
+    print("Total:", total_price(items, tax_rate))
+'''
+RECORD = json.dumps(
+    {
+        "order": 48213,
+        "customer": {"name": "Ada Byron", "city": "London", "email": "ada@example.org"},
+        "items": [
+            {"name": "notebook", "price": 4.5, "quantity": 3},
+            {"name": "fountain pen", "price": 22.0, "quantity": 1},
+            {"name": "ink, blue", "price": 7.25, "quantity": 2},
+        ],
+        "status": "open",
+    },
+    indent=2,
+)
+WORKLOADS: dict[str, list[str]] = {
+    "quote": [
+        "Repeat the following text exactly, word for word:\n\n" + DOCUMENT[:900],
+        DOCUMENT[900:2200] + "\n\nWrite the passage above again in full, in its own words, and add one sentence.",
+    ],
+    "json": [
+        f"Here is an order:\n\n```json\n{RECORD}\n```\n\nWrite the same JSON again with the status set to closed."
+    ],
+    "code": [
+        f"A Python file:\n\n```python\n{CODE}```\n\nRename the variable total to amount and write the whole file.",
+        f"```python\n{CODE}```\n\nAdd a parameter currency to print_bill and write the whole file again.",
+    ],
+    "chat": [
+        "Tell me a story about a ship that is lost at sea.",
+        "Explain why the sky is blue and what sunsets have to do with it.",
+        "What should I think about before I adopt a dog?",
+    ],
+}
+LOAD = [f"Write a short paragraph about {subject}." for subject in (
+    "tea", "rivers", "the moon", "chess", "bees", "old maps", "bread", "trains",
+    "winter", "violins", "deserts", "lighthouses", "glass", "honesty", "gardens", "the sea",
+)]  # fmt: skip
+
+
+@dataclass(slots=True)
+class Figures:
+    """One workload. Of each repeat the tokens per second without drafts and with them."""
+
+    workload: str
+    off: list[float] = field(default_factory=list)
+    on: list[float] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    tokens: int = 0
+    forwards: int = 0
+    same: bool = True
+
+    @property
+    def ratio(self) -> float:
+        """The median over repeats of on / off, each of neighbours in time."""
+        return statistics.median(on / off for on, off in zip(self.on, self.off, strict=True))
+
+
+@dataclass(slots=True)
+class Answer:
+    tokens: tuple[int, ...]
+    decode_s: float
+    drafted: int
+    accepted: int
+    forwards: int
+
+
+def ask(engine: Engine, questions: list[str], *, speculative: bool, max_tokens: int) -> tuple[list[Answer], float]:
+    """The answers to questions asked at once, and the seconds until the last."""
+    assert engine.template is not None
+    engine.step([(b"bench", m.Query(0, "flush_cache"))])
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, speculative=speculative)
+    inbox: list[tuple[bytes, m.ClientMessage]] = []
+    for i, question in enumerate(questions):
+        parts = engine.template.render([{"role": "user", "content": question}])
+        ops: list[o.AnyOp] = []
+        for part in parts:
+            at = len(ops)
+            ops.append(o.Text(op=at, seq=0, text=part) if isinstance(part, str) else o.Special(op=at, seq=0, ids=part))
+        ops += [o.Gen(op=len(ops), seq=0, params=params), o.Close(op=len(ops) + 1, seq=0)]
+        inbox.append((b"bench", m.Submit(str(i), ops)))
+    metas: dict[str, m.GenMeta] = {}
+    stats: dict[str, m.ProgramStats] = {}
+    start_s = time.perf_counter()
+    while len(stats) < len(questions):
+        for _, message in engine.step(inbox):
+            if isinstance(message, m.Done) and isinstance(message.meta, m.GenMeta):
+                metas[message.program] = message.meta
+            elif isinstance(message, m.Closed):
+                stats[message.program] = message.stats
+            elif isinstance(message, m.Failed | m.Rejected):
+                raise RuntimeError(message)
+        inbox = []
+    elapsed_s = time.perf_counter() - start_s
+    answers = []
+    for i in range(len(questions)):
+        candidate = metas[str(i)].candidates[0]
+        answers.append(
+            Answer(
+                candidate.token_ids,
+                metas[str(i)].decode_s,
+                candidate.drafted_tokens,
+                candidate.accepted_tokens,
+                stats[str(i)].forwards,
+            )
+        )
+    return answers, elapsed_s
+
+
+def measure(engine: Engine, workload: str, *, repeats: int, max_tokens: int) -> Figures:
+    figures = Figures(workload)
+    groups = [LOAD] if workload == "load of 16" else [[question] for question in WORKLOADS[workload]]
+    for repeat in range(repeats + 1):
+        speeds: dict[bool, float] = {}
+        said: dict[bool, list[Answer]] = {}
+        for speculative in (False, True) if repeat % 2 else (True, False):
+            answers: list[Answer] = []
+            seconds = 0.0
+            for group in groups:
+                found, elapsed_s = ask(engine, group, speculative=speculative, max_tokens=max_tokens)
+                answers += found
+                seconds += elapsed_s if len(group) > 1 else found[0].decode_s
+            speeds[speculative] = sum(len(answer.tokens) for answer in answers) / seconds
+            said[speculative] = answers
+        if not repeat:
+            continue
+        figures.off.append(speeds[False])
+        figures.on.append(speeds[True])
+        figures.drafted += sum(answer.drafted for answer in said[True])
+        figures.accepted += sum(answer.accepted for answer in said[True])
+        figures.tokens += sum(len(answer.tokens) for answer in said[True])
+        figures.forwards += sum(answer.forwards for answer in said[True])
+        figures.same &= [a.tokens for a in said[True]] == [a.tokens for a in said[False]]
+    return figures
+
+
+def table(figures: list[Figures]) -> str:
+    lines = [
+        "| workload | off, tokens/s | on, tokens/s | on / off | drafted | accepted | tokens a forward | same text |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for f in figures:
+        share = f"{f.accepted / f.drafted:.0%}" if f.drafted else "-"
+        lines.append(
+            f"| {f.workload} | {statistics.median(f.off):.0f} | {statistics.median(f.on):.0f} | {f.ratio:.2f} "
+            f"| {f.drafted / f.tokens:.2f} a token | {share} | {f.tokens / f.forwards:.1f} "
+            f"| {'yes' if f.same else 'no'} |"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--draft-model", default="")
+    parser.add_argument("--speculative", default="auto")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--only", nargs="*", default=[*WORKLOADS, "load of 16"])
+    args = parser.parse_args(argv)
+    options: dict[str, Any] = {"draft_model": args.draft_model} if args.draft_model else {}
+    engine = Engine(EngineConfig(model=args.model, num_slots=8192, speculative=args.speculative, **options))
+    found = header()
+    print(f"{found['machine']}\ncommit {found['commit']}, {found['command']}\n")
+    figures = [measure(engine, name, repeats=args.repeats, max_tokens=args.max_tokens) for name in args.only]
+    print(table(figures))
+    metrics = engine.report.metrics(engine)
+    for name in ("drafted_tokens", "accepted_tokens", "draft_saved_seconds"):
+        print(f"{name}: {metrics[name]}")
+    if engine.speculation is not None:
+        estimate = engine.speculation.costs.estimate
+        shown = ", ".join(f"{n}: {estimate[n] / estimate[1]:.2f}" for n in (2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32))
+        print(f"cost of a step by tokens, against one ({estimate[1] * 1e3:.1f} ms): {shown}")
+    RESULTS.mkdir(exist_ok=True)
+    name = f"speculation_{args.model.replace('/', '_')}{'_drafted' if args.draft_model else ''}.json"
+    (RESULTS / name).write_text(json.dumps({**found, "figures": [asdict(f) for f in figures]}, indent=1))
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()
