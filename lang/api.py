@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -254,6 +255,8 @@ def _grammar(
         pattern = ir.REGEX_OF_DTYPE.get(dtype)
         if pattern is None:
             raise InvalidRequest(f"dtype={dtype!r}: must be int, float, bool or str")
+        if named:
+            warnings.warn(f"gen() was given dtype={dtype!r} and {named[0]}: dtype holds", stacklevel=5)
         return GrammarSpec("regex", pattern)
     if regex is not None:
         re.compile(regex)  # a bad one raises here, where it is written

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..runtime.protocol.errors import Cancelled, InvalidRequest
 from ..runtime.protocol.messages import ProgramSettings
+from .global_config import global_config
 from .nodes import (
     ForkNode,
     GenNode,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from .backend.base_backend import BaseBackend
     from .tools.format import ToolFormat
 
+
+logger = logging.getLogger(__name__)
 
 _NONE: Mapping[str, Any] = {}
 
@@ -182,7 +186,19 @@ class Program:
                 sequence.close()
         self.is_ending = True
         self.flush(is_awaited=self.is_awaited)
+        if global_config.verbosity >= 2:
+            self._log_when_closed()
         self._finish()
+
+    def _log_when_closed(self) -> None:
+        closed = self.session.closed
+
+        def log() -> None:
+            pieces = [piece if isinstance(piece, str) else piece.partial_text() for piece in self.root.pieces]
+            logger.info("program ended: %s", "".join(pieces))
+
+        if closed.subscribe(closed.done, log):
+            log()
 
     def abort(self, error: BaseException) -> None:
         """The body raised ``error``: what was sent is cancelled, what was not never will be."""

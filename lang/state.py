@@ -158,7 +158,7 @@ class ProgramState:
         pieces = list(sequence.pieces)
         self._program.wait_leaves(leaf for p in pieces if not isinstance(p, str) for leaf in p.leaves())
         if partial:
-            return "".join([_partial(p) for p in pieces])
+            return "".join([p if isinstance(p, str) else p.partial_text() for p in pieces])
         return "".join([p if isinstance(p, str) else p.text() for p in pieces])
 
     def messages(self) -> list[dict[str, Any]]:
@@ -415,12 +415,6 @@ class ProgramStateGroup:
 def _refuse_offset(offset: object) -> None:
     if offset is not None:
         raise InvalidRequest("position_ids_offset is not supported: positions follow from the text; leave it out")
-
-
-def _partial(piece: Any) -> str:
-    if isinstance(piece, str):
-        return piece
-    return piece.partial_text() if isinstance(piece, Leaf) else piece.leaf.partial_text()
 
 
 def _as_text(value: Any) -> str:

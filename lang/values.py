@@ -259,6 +259,9 @@ class Candidate:
 
     text = read
 
+    def partial_text(self) -> str:
+        return self.leaf.texts[self.index] if self.index < len(self.leaf.texts) else self.leaf.partial_text()
+
 
 class Captured:
     """A named part of a generated text."""
@@ -313,6 +316,7 @@ class Hole:
         return f"{{{self.name}}}"
 
     text = read
+    partial_text = read
 
 
 Piece = str | Leaf | Candidate | Hole  # of a sequence's text
