@@ -1,7 +1,7 @@
 """A compiled grammar and the matcher that walks a text through it. Never knows what kind of grammar it was."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,6 +22,10 @@ class CompiledGrammar:
 
     def matcher(self) -> "Matcher":
         return Matcher(self)
+
+    def after(self, text: bytes) -> "CompiledGrammar":
+        """The same with ``text`` before it."""
+        return replace(self, start=self.machine.start_after(text, self.start)) if text else self
 
 
 def fill_masks(matchers: Sequence["Matcher"], rows: np.ndarray) -> None:

@@ -43,6 +43,10 @@ def _space_automaton() -> np.ndarray:
     return delta
 
 
+def _only(byte: int, state: int, row: np.ndarray) -> None:
+    row[byte] = state
+
+
 def _no_row(row: np.ndarray) -> None:
     raise AssertionError("the row of a lazy state is made byte by byte")
 
@@ -376,6 +380,14 @@ class Machine:
         """The configuration a text begins in."""
         with self.lock:
             return self.config(state, 0, self.stack(root_frame, 0))
+
+    def start_after(self, text: bytes, config: int) -> int:
+        """The configuration before ``text``, which leads to ``config``."""
+        with self.lock:
+            state, aux, stack = self.configs[config]
+            for byte in reversed(text):
+                state = self.state(("literal", byte, state), partial(self.add_state, partial(_only, byte, state)))
+            return self.config(state, aux, stack)
 
     def begin(self) -> None:
         control = self.control

@@ -50,6 +50,21 @@ def compile_regex(
     return _lower(tree, expressions, anchored=anchored, pattern=pattern, where=where)
 
 
+def has_anchor(pattern: str) -> bool:
+    """Whether ``^`` or ``$`` stands anywhere in it, outside of classes."""
+    waiting = [_Reader(pattern, "", False, False, False).read()]
+    while waiting:
+        node = waiting.pop()
+        match node:
+            case Anchor():
+                return True
+            case Cat() | Alt():
+                waiting.extend(node.parts)
+            case Rep():
+                waiting.append(node.inner)
+    return False
+
+
 # -- syntax tree ------------------------------------------------------------------------------------------------------
 
 

@@ -431,8 +431,8 @@ def sampling_of_fork(sampling: Mapping[str, Any], seq: int) -> Mapping[str, Any]
 
 
 def merge_sampling(defaults: Mapping[str, Any], gen: SglGen) -> SamplingParams:
-    """The parameters of one gen: the run's, overridden by its own."""
-    merged = {**defaults, **gen.overrides} if defaults else dict(gen.overrides)
+    """The parameters of one gen: the run's, overridden by its own. A prompt that ends in text is healed by default."""
+    merged = {"heal": True, **defaults, **gen.overrides}
     merged.pop("n", None)
     merged.pop("return_text_in_logprobs", None)  # our log-probabilities always carry their text
     if merged.pop("dtype", None) in _NUMBERS:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import constrained
-from ...constrained.spec import GrammarSpec
+from ...constrained.spec import GrammarError, GrammarSpec
 from ...radix_cache import Event, RadixCache
 from ..config import EngineConfig
 from ..executor import Executor, SampledToken, SampleRow
@@ -337,6 +337,7 @@ class Engine:
             token_ids=candidate.seq.tokens.ids,
             prompt_len=candidate.prompt_len,
             matcher=candidate.matcher,
+            mask=None if candidate.healing is None else candidate.healing.mask(),
             banned=self.tokenizer.eos_ids | set(params.stop_token_ids) if too_short else frozenset(),
         )
 
@@ -387,19 +388,23 @@ class Engine:
             self.interpreter.fail_grammar(candidate, matcher.error or "no token may follow")
             return False
         logprob = self._token_logprob(token) if generation.op.params.return_logprob else None
-        length = len(candidate.seq.tokens)
-        text = candidate.accept(token.token_id, logprob, self.tokenizer, self.context_len)
-        record = candidate.record
-        if record is not None:
-            record.note("generated", len(candidate.seq.tokens) - length, token)
-        self._stream(candidate, text, "generated")
-        if not candidate.finish_reason and candidate.matcher is not None and self.config.jump_forward:
-            forced = candidate.matcher.forced_tokens()
-            if forced:
-                length = len(candidate.seq.tokens)
-                self._stream(candidate, candidate.accept_forced(forced, self.context_len), "forced")
-                if record is not None:
-                    record.note("forced", len(candidate.seq.tokens) - length)
+        try:
+            length = len(candidate.seq.tokens)
+            text = candidate.accept(token.token_id, logprob, self.tokenizer, self.context_len)
+            record = candidate.record
+            if record is not None:
+                record.note("generated", len(candidate.seq.tokens) - length, token)
+            self._stream(candidate, text, "generated")
+            if not candidate.finish_reason and candidate.matcher is not None and self.config.jump_forward:
+                forced = candidate.matcher.forced_tokens()
+                if forced:
+                    length = len(candidate.seq.tokens)
+                    self._stream(candidate, candidate.accept_forced(forced, self.context_len), "forced")
+                    if record is not None:
+                        record.note("forced", len(candidate.seq.tokens) - length)
+        except GrammarError as error:  # a stop pattern that has grown too large
+            self.interpreter.fail_grammar(candidate, str(error))
+            return False
         return True
 
     def _stream(self, candidate: Candidate, text: str, origin: str) -> None:

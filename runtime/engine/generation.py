@@ -14,6 +14,7 @@ from ..scheduler import Sequence
 if TYPE_CHECKING:
     from ...constrained import Matcher
     from ..tokenizer import Detokenizer, Tokenizer
+    from .healing import HealMatcher
     from .program import OpState, SequenceState
     from .tracing import TokenRecord
 
@@ -27,11 +28,13 @@ class Candidate:
         "detokenizer",
         "finish_reason",
         "generation",
+        "healing",
         "index",
         "is_drafted",
         "logprobs",
         "matched_stop",
         "matcher",
+        "may_draft",
         "num_accepted",
         "num_asked",
         "num_drafted",
@@ -66,7 +69,8 @@ class Candidate:
         self.seed = seed
         self.num_generated = 0
         self.num_forced = 0
-        self.is_drafted = False  # whether drafts may be run for it
+        self.is_drafted = self.may_draft = False  # whether drafts may be run for it: now, and once it is healed
+        self.healing: HealMatcher | None = None  # while the prompt's text is written again and no grammar is there
         self.num_asked = self.num_drafted = self.num_accepted = 0
         self.finish_reason = ""
         self.matched_stop: str | int | None = None
@@ -99,6 +103,8 @@ class Candidate:
             return self._finish("stop")
         if self.matcher is not None and not self.matcher.accept(token_id):
             raise AssertionError(f"sampled token {token_id}, which the grammar refuses")
+        if self.healing is not None and not self.healing.accept(token_id):
+            raise AssertionError(self.healing.error)
         return self._append(token_id, context_len)
 
     def accept_forced(self, token_ids: list[int], context_len: int) -> str:
@@ -117,6 +123,10 @@ class Candidate:
         self.seq.tokens.append(token_id)
         self.unsent_ids.append(token_id)
         text = self.detokenizer.push(token_id)
+        if self.detokenizer.is_hidden:
+            self.num_generated -= 1  # it only wrote the prompt's end again
+        if self.healing is not None and not self.detokenizer.num_hidden:
+            self.healing, self.is_drafted = None, self.may_draft
         if self.detokenizer.matched_stop is not None:
             self.matched_stop = self.detokenizer.matched_stop
             return text + self._finish("stop")
@@ -146,7 +156,7 @@ class Candidate:
 class Generation:
     """All candidates of one ``Gen``. The first grows the program's own sequence."""
 
-    __slots__ = ("candidates", "first_token_s", "op", "op_state", "owner", "start_s")
+    __slots__ = ("candidates", "first_token_s", "healed", "op", "op_state", "owner", "start_s")
 
     def __init__(self, op_state: OpState, owner: SequenceState, *, now_s: float) -> None:
         assert isinstance(op_state.op, Gen)
@@ -155,6 +165,7 @@ class Generation:
         self.owner = owner
         self.candidates: list[Candidate] = []
         self.start_s = now_s
+        self.healed = ""  # the prompt's text that was given back
         self.first_token_s = 0.0
 
     @property
@@ -194,4 +205,5 @@ class Generation:
             decode_s=max(0.0, now_s - first_token_s),
             prompt_logprobs=tuple(first.prompt_logprobs),
             start_s=self.start_s - self.owner.program.start_s,
+            healed=self.healed,
         )

@@ -43,8 +43,10 @@ from ..protocol.messages import (
     Submit,
 )
 from ..protocol.ops import Close, Fork, Gen, Join, Mark, Pin, Ref, Rollback, Score, Select, Special, Text
+from ..protocol.sampling import SamplingParams
 from ..scheduler import PoolTooSmall, Scheduler, Sequence, TokenBuffer
 from .generation import Candidate, Generation
+from .healing import Healer, HealMatcher
 from .program import OpState, Program, Segment, SequenceState
 from .scoring import ScoreRow, Scoring
 from .submission import find_faults
@@ -95,6 +97,7 @@ class Interpreter:
         self.compile_grammar = compile_grammar
         self.context_len = context_len
         self.vocab_size = vocab_size
+        self.healer = Healer(tokenizer)
         self.limits = limits
         self.max_waiting = max_waiting
         self.clock = clock
@@ -112,7 +115,9 @@ class Interpreter:
     def submit(self, client: bytes, submit: Submit) -> None:
         key = (client, submit.program)
         program = self.programs.get(key)
-        faults = find_faults(submit, program, limits=self.limits, vocab_size=self.vocab_size)
+        faults = find_faults(
+            submit, program, limits=self.limits, vocab_size=self.vocab_size, check_stop=self.tokenizer.stop_pattern
+        )
         if not faults and self.scheduler.num_waiting >= self.max_waiting:
             message = f"{self.scheduler.num_waiting:,} sequences are waiting already (max_waiting); try again later"
             faults = [(-1, Overloaded(message).info())]
@@ -271,6 +276,9 @@ class Interpreter:
                     self._fail_op(owner, op_state, error)
                     return True
             for child in children:
+                if child.fork_tokens < 0:  # its first token holds text of before the fork
+                    owner.append_text(child.text_since(child.fork_text))
+                    continue
                 child.flush_text(self.tokenizer)
                 ids = child.seq.tokens.ids[child.fork_tokens :].tolist()
                 owner.append_tokens(ids, child.text_since(child.fork_text), "generated", self.tokenizer)
@@ -331,14 +339,23 @@ class Interpreter:
         if not self._has_room(owner, op_state, extra=1 if op.params.max_tokens else 0):
             return
         generation = Generation(op_state, owner, now_s=self.clock())
+        given_back = self._give_back(owner, op.params)
+        generation.healed = given_back.decode()
         seed = op.params.seed
         if seed is None:
             self._num_unseeded += 1
             seed = _mixed(self._seed, self._num_unseeded)
         for index in range(op.n):
             seq = owner.seq if index == 0 else self._new_sequence(owner.program, owner.seq.tokens.copy())
-            matcher = self.compile_grammar(op.grammar).result().matcher() if op.grammar is not None else None
-            detokenizer = self.tokenizer.detokenizer(op.params.stop, skip_special=op.params.skip_special_tokens)
+            matcher = None
+            if op.grammar is not None:
+                matcher = self.compile_grammar(op.grammar).result().after(given_back).matcher()
+            detokenizer = self.tokenizer.detokenizer(
+                op.params.stop,
+                stop_regex=op.params.stop_regex,
+                skip_special=op.params.skip_special_tokens,
+                num_hidden=len(given_back),
+            )
             candidate = Candidate(
                 generation,
                 index,
@@ -350,9 +367,11 @@ class Interpreter:
             allowed = op.params.speculative
             if allowed is None:
                 allowed = owner.program.settings.speculative is not False
-            candidate.is_drafted = self.may_draft and allowed
+            candidate.is_drafted = candidate.may_draft = self.may_draft and allowed
             if owner.program.settings.trace:
                 candidate.record = TokenRecord()
+            if given_back and matcher is None:
+                candidate.healing, candidate.is_drafted = HealMatcher(self.healer, given_back), False
             start = op.params.logprob_start_len
             seq.logits_from = len(seq.tokens) - 1
             if op.params.return_logprob and start >= 0 and index == 0:
@@ -363,6 +382,24 @@ class Interpreter:
         for candidate in generation.candidates:
             self.scheduler.submit(candidate.seq, max_new=op.params.max_tokens)
 
+    def _give_back(self, owner: SequenceState, params: SamplingParams) -> bytes:
+        """Take the last tokens off a prompt that ends in text, where that may cut a token: their bytes."""
+        last = owner.segments[-1] if owner.segments else None
+        if not params.heal or params.max_tokens == 0 or last is None or last.kind != "text":
+            return b""
+        ids = owner.seq.tokens.ids[max(last.token_start, 1) :].tolist()  # something has to be left to go on from
+        count, data = self.healer.to_give_back(ids)
+        text = data.decode()
+        if not count or not last.text.endswith(text):
+            return b""
+        kept = last.text[: len(last.text) - len(text)]
+        owner.segments[-1:] = [Segment("text", last.token_start, last.text_start, kept)] if kept else []
+        owner.text_len -= len(text)
+        self.scheduler.truncate(owner.seq, len(owner.seq.tokens) - count)
+        if len(owner.seq.tokens) < owner.fork_tokens:
+            owner.fork_tokens = -1
+        return data
+
     def finish_candidate(self, candidate: Candidate) -> None:
         """``candidate`` has a finish reason: leave the schedule, make text and tokens agree, perhaps end the op."""
         generation, seq = candidate.generation, candidate.seq
@@ -371,6 +408,8 @@ class Interpreter:
             self.scheduler.truncate(seq, kept)
             if candidate.detokenizer.remainder:
                 seq.tokens.extend(self.tokenizer.encode(candidate.detokenizer.remainder))
+        if generation.healed:
+            self._mend(candidate)
         self._count(generation.owner.program, candidate)
         if candidate.index == 0:
             self.scheduler.park(seq)
@@ -382,7 +421,7 @@ class Interpreter:
         first = generation.candidates[0]
         owner.activity = None
         owner.seq.tag = None
-        owner.note_generated(first.prompt_len, first.text)
+        owner.note_generated(first.prompt_len, generation.healed + first.text)
         meta = generation.meta(now_s=self.clock())
         if owner.program.settings.trace:
             meta = msgspec.structs.replace(meta, trace=trace_generation(generation, self.tokenizer))
@@ -393,6 +432,19 @@ class Interpreter:
         texts = generation.partial
         self._finish_op(owner, op_state, list(texts), meta=meta, texts=texts)
         self._ready.append(owner)
+
+    def _mend(self, candidate: Candidate) -> None:
+        """Where the end fell into the text that had been given back, write that text again."""
+        generation, seq = candidate.generation, candidate.seq
+        size = len(generation.healed.encode())
+        written = 0
+        for token_id in seq.tokens.ids[candidate.prompt_len :].tolist():
+            written += len(self.tokenizer.token_bytes[token_id])
+            if written >= size:
+                return
+        remainder = candidate.detokenizer.remainder if candidate.detokenizer.matched_stop is not None else ""
+        self.scheduler.truncate(seq, candidate.prompt_len)
+        seq.tokens.extend(self.tokenizer.encode(generation.healed + remainder))
 
     @staticmethod
     def _count(program: Program, candidate: Candidate) -> None:
@@ -581,6 +633,8 @@ class Interpreter:
                         candidate.finish_reason = "abort"
                         self._count(owner.program, candidate)
                 owner.seq.tag = None
+                if activity.healed:
+                    owner.note_generated(activity.candidates[0].prompt_len, activity.healed)
                 return activity.partial
             case Scoring():
                 for row in (*activity.rows.values(), *activity.unconditional.values()):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ...constrained.spec import GrammarError
 from ..protocol.errors import ErrorInfo
 from ..protocol.messages import Limits, Submit
 from ..protocol.ops import AnyOp, Close, Fork, Gen, Image, Join, Mark, Pin, Ref, Rollback, Score, Select
@@ -9,9 +12,17 @@ from .program import Program, SequenceState
 
 
 def find_faults(
-    submit: Submit, program: Program | None, *, limits: Limits, vocab_size: int
+    submit: Submit,
+    program: Program | None,
+    *,
+    limits: Limits,
+    vocab_size: int,
+    check_stop: Callable[[str], object],
 ) -> list[tuple[int, ErrorInfo]]:
-    """(op id, error) of everything that is wrong; op id -1 speaks of the submit as a whole."""
+    """(op id, error) of everything that is wrong; op id -1 speaks of the submit as a whole.
+
+    ``check_stop`` raises ``GrammarError`` for a pattern that cannot end a text.
+    """
     faults: list[tuple[int, ErrorInfo]] = []
 
     def fault(op: AnyOp | None, kind: str, message: str) -> None:
@@ -41,6 +52,11 @@ def find_faults(
             case Gen():
                 for text in op.params.faults(vocab_size=vocab_size):
                     fault(op, "InvalidParams", text)
+                for pattern in filter(None, op.params.stop_regex):
+                    try:
+                        check_stop(pattern)
+                    except GrammarError as error:
+                        fault(op, "InvalidParams", f"stop_regex={pattern!r}: {error}")
                 if not 1 <= op.n <= limits.max_candidates:
                     fault(op, "LimitExceeded", f"n={op.n}: must be between 1 and {limits.max_candidates}")
                 if op.grammar is not None and len(op.grammar.text) > limits.max_grammar_bytes:

@@ -235,6 +235,8 @@ class GenMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", ta
     """Of a ``Gen``. Seconds are measured in the engine. ``prompt_logprobs`` cover tokens from ``logprob_start_len``.
 
     The op began to wait ``start_s`` after its program did. ``trace`` is there where the program asked for it.
+    ``healed``: text at the prompt's end whose tokens were given back. ``prompt_tokens`` are those before it; the
+    candidates' ``token_ids`` and log-probabilities begin with it, their texts do not.
     """
 
     prompt_tokens: int
@@ -246,6 +248,7 @@ class GenMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", ta
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     start_s: float = 0.0
     trace: OpTrace | None = None
+    healed: str = ""
 
 
 class SelectMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", tag="select"):

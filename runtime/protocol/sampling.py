@@ -10,7 +10,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
     Order of application: grammar mask, logit_bias, penalties, temperature, top_k, top_p, min_p, then one draw.
     ``temperature == 0`` is greedy. ``top_k == -1`` is off. ``seed`` fixes the draw of each position whatever the
-    batch; without it the engine's own seed is used. ``heal``: token healing at the prompt's boundary.
+    batch; without it the engine's own seed is used. ``heal``: where the prompt
+    ends in text, its last tokens are given back and the generation begins with their text (token healing).
+    ``stop_regex`` ends the text like ``stop``, as soon as a pattern matches up to here.
     ``speculative``: whether tokens may be guessed ahead, which changes none of them; None: as the program does.
     """
 
@@ -56,8 +58,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         check("top_logprobs_num", 0 <= self.top_logprobs_num <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
         check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a signed 64-bit integer")
         check("stop", all(self.stop), "non-empty strings")
-        check("stop_regex", not self.stop_regex, "empty: stop_regex is not supported by this runtime yet")
-        check("heal", not self.heal, "False: token healing is not served by this runtime yet")
+        check("stop_regex", all(self.stop_regex), "non-empty patterns")
         check("logprob_start_len", self.logprob_start_len >= -1, "-1 (generated tokens only) or >= 0")
         if vocab_size is not None:
             in_vocab = all(0 <= t < vocab_size for t in (*self.stop_token_ids, *self.logit_bias))

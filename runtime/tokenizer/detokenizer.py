@@ -12,6 +12,7 @@ import codecs
 from collections import deque
 from collections.abc import Sequence
 
+from .stop_patterns import StopPattern, StopScan
 from .stop_strings import StopStrings
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
@@ -20,8 +21,9 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """``pieces[id]`` are the bytes of a token as they are to be shown; an id beyond them shows nothing.
 
-    The stop string that is complete first ends the text; of several complete at one character, the longest. Bytes that
-    are no UTF-8 become U+FFFD, as in ``bytes.decode(errors="replace")``.
+    The stop string or pattern that is complete first ends the text; of several complete at one character, the longest.
+    Bytes that are no UTF-8 become U+FFFD, as in ``bytes.decode(errors="replace")``. The first ``num_hidden`` bytes are
+    not shown and stop nothing: they are the prompt's, written again.
     """
 
     __slots__ = (
@@ -32,17 +34,30 @@ class Detokenizer:
         "_num_released",
         "_pieces",
         "_released",
+        "_scan",
         "_state",
         "_stops",
+        "is_hidden",
         "matched_stop",
+        "num_hidden",
         "num_tokens",
         "num_whole_tokens",
         "remainder",
     )
 
-    def __init__(self, pieces: Sequence[bytes], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        pieces: Sequence[bytes],
+        stop: Sequence[str] = (),
+        patterns: Sequence[StopPattern] = (),
+        *,
+        num_hidden: int = 0,
+    ) -> None:
         self._pieces = pieces
-        self._stops = StopStrings(tuple(stop)) if stop else None
+        self.num_hidden = num_hidden
+        self.is_hidden = False
+        self._stops = StopStrings(tuple(stop)) if stop or patterns else None
+        self._scan = StopScan(tuple(patterns)) if patterns else None
         self._decoder = _UTF8(errors="replace")
         self._state = 0
         self._held = ""
@@ -68,6 +83,12 @@ class Detokenizer:
         assert self.matched_stop is None, "the text has ended at a stop string"
         self.num_tokens += 1
         piece = self._pieces[token_id] if token_id < len(self._pieces) else b""
+        self.is_hidden = False
+        if self.num_hidden:
+            hidden = min(self.num_hidden, len(piece))
+            self.num_hidden -= hidden
+            self.is_hidden = hidden == len(piece)  # the whole token
+            piece = piece[hidden:]
         return self._take(self._decoder.decode(piece))
 
     def finish(self) -> str:
@@ -84,16 +105,21 @@ class Detokenizer:
         if self._stops is None:
             self.num_whole_tokens = self.num_tokens
             return self._release(new)
-        stops, state = self._stops, self._state
+        stops, scan, state = self._stops, self._scan, self._state
         for i, char in enumerate(new, start=1):
             state = stops.step(state, char)
             stop = stops.match[state]
+            length = 0 if stop is None else len(stop)
+            if scan is not None:
+                longest, pattern = scan.step(char)
+                if longest > length:
+                    length, stop = longest, pattern
             if stop is not None:
-                return self._cut(self._held + new[:i], stop)
+                return self._cut(self._held + new[:i], stop, length)
         self._state = state
         self._num_chars += len(new)
         text = self._held + new
-        safe = len(text) - stops.depth[state]
+        safe = len(text) - max(stops.depth[state], 0 if scan is None else scan.held)
         self._held = text[safe:]
         self._mark_boundary()
         return self._release(text[:safe])
@@ -106,8 +132,8 @@ class Detokenizer:
         while len(self._boundaries) > 1 and self._boundaries[1][1] <= self._num_released:
             self._boundaries.popleft()
 
-    def _cut(self, text: str, stop: str) -> str:
-        released = self._release(text[: len(text) - len(stop)])
+    def _cut(self, text: str, stop: str, length: int) -> str:
+        released = self._release(text[: len(text) - length])
         while self._boundaries[-1][1] > self._num_released:
             self._boundaries.pop()
         self.num_whole_tokens, whole_chars = self._boundaries[-1]

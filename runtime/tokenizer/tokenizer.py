@@ -17,9 +17,12 @@ import tokenizers
 
 from ..protocol.errors import InvalidRequest
 from .detokenizer import Detokenizer
+from .stop_patterns import StopPattern
 
 if TYPE_CHECKING:
     from ...constrained.vocabulary import Vocabulary
+
+_MAX_STOP_PATTERNS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Tokenizer:
         self._table = table
         self._ids = ids
         self._prefix_space = prefix_space
+        self._stop_patterns: dict[str, StopPattern] = {}
         self._id_of_special = {token.text: token_id for token_id, token in table.special.items()}
         self.token_bytes = table.token_bytes
         self.special_ids = frozenset(table.special) | table.unused
@@ -178,8 +182,24 @@ class Tokenizer:
         joined = b"".join([pieces[token_id] for token_id in ids if 0 <= token_id < len(pieces)])
         return joined.decode("utf-8", errors="replace")
 
-    def detokenizer(self, stop: Sequence[str] = (), *, skip_special: bool = True) -> Detokenizer:
-        return Detokenizer(self._pieces(skip_special), stop)
+    def detokenizer(
+        self,
+        stop: Sequence[str] = (),
+        *,
+        stop_regex: Sequence[str] = (),
+        skip_special: bool = True,
+        num_hidden: int = 0,
+    ) -> Detokenizer:
+        patterns = [self.stop_pattern(pattern) for pattern in stop_regex]
+        return Detokenizer(self._pieces(skip_special), stop, patterns, num_hidden=num_hidden)
+
+    def stop_pattern(self, pattern: str) -> StopPattern:
+        """A regular expression that may end a text; ``GrammarError`` where it cannot. Compiled once while in use."""
+        found = self._stop_patterns.pop(pattern, None) or StopPattern(pattern)
+        self._stop_patterns[pattern] = found
+        while len(self._stop_patterns) > _MAX_STOP_PATTERNS:
+            del self._stop_patterns[next(iter(self._stop_patterns))]
+        return found
 
     def _pieces(self, skip_special: bool) -> list[bytes]:
         return self.token_bytes if skip_special else self._shown
