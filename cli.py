@@ -147,7 +147,7 @@ def _bench(args: argparse.Namespace) -> int:
             )
             if spans is not None:
                 print(*profile_lines(spans), sep="\n")
-                if args.profile:
+                if args.profile is not None and args.profile.name:
                     path = args.profile.with_stem(f"{args.profile.stem}-{rows}")
                     spans.write_trace(path)
                     print(f"  trace: {path}")

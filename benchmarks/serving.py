@@ -83,14 +83,21 @@ class Asked(Protocol):
 
 class Target:
     """A server under test. ``extensions``: whether it takes ``ignore_eos`` and, unless ``can_flush`` says no, drops its
-    cache when told to.
+    cache when told to. ``keep_alive``: whether connections are used again; some servers close them while they are.
     """
 
     def __init__(
-        self, url: str, *, extensions: bool, model: str, api_key: str | None = None, can_flush: bool = True
+        self,
+        url: str,
+        *,
+        extensions: bool,
+        model: str,
+        api_key: str | None = None,
+        can_flush: bool = True,
+        keep_alive: bool = True,
     ) -> None:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64 if keep_alive else 0)
         self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0, limits=limits)
         self.extensions = extensions
         self.can_flush = extensions and can_flush

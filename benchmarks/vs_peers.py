@@ -137,7 +137,7 @@ def llama_server(path: str, model: Path, threads: int) -> Iterator[str]:
 
 async def ask_server(url: str, model: str, name: str, repeats: int, count: int) -> Figures:
     """``flush_cache`` is ours alone; ``ignore_eos`` both take."""
-    target = Target(url, extensions=True, model=model, can_flush=False)
+    target = Target(url, extensions=True, model=model, can_flush=False, keep_alive=False)
     await target.ask([{"role": "user", "content": "Say hello."}], 8)
     figures = await measure(target, name, repeats, count=count)
     await target.http.aclose()

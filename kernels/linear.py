@@ -79,14 +79,23 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         flat = x if x.ndim == 2 else x.reshape(-1, self.shape[1])
-        product = self._many
-        if product is None or (self._few is not None and flat.shape[0] <= self.int4_rows):
-            assert self._few is not None
-            product = self._few
-        y = product(flat)
+        y = self._product_for(flat)(flat)
         if y.dtype != (self.out_dtype or x.dtype):
             y = y.to(self.out_dtype or x.dtype)
         return y if x.ndim == 2 else y.view(*x.shape[:-1], self.shape[0])
+
+    def write(self, x: Tensor, out: Tensor) -> None:
+        """The results of x [T, K] into ``out`` [T, N], which may be columns of a larger tensor."""
+        product = self._product_for(x)
+        if not (isinstance(product, BytesProduct) and product.write(x, out)):
+            out.copy_(product(x))
+
+    def _product_for(self, x: Tensor) -> Product:
+        product = self._many
+        if product is None or (self._few is not None and x.shape[0] <= self.int4_rows):
+            assert self._few is not None
+            product = self._few
+        return product
 
     @property
     def needs_torch_threads(self) -> bool:
@@ -182,7 +191,17 @@ class BytesProduct:
         self.name = f"int{bits} by int{x_bits}"
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.product(x, self.out_dtype or (x.dtype if x.dtype == torch.bfloat16 else torch.float32))
+        return self.product(x, self._dtype_for(x))
+
+    def write(self, x: Tensor, out: Tensor) -> bool:
+        """The results into ``out`` [T, N], columns of a larger tensor, if its type is the one they have."""
+        if out.dtype != self._dtype_for(x):
+            return False
+        self.product(x, out.dtype, out=out)
+        return True
+
+    def _dtype_for(self, x: Tensor) -> torch.dtype:
+        return self.out_dtype or (x.dtype if x.dtype == torch.bfloat16 else torch.float32)
 
     def describe(self) -> str:
         return self.name

@@ -159,7 +159,7 @@ def _multiply(call: int) -> None:
             for r in range(rows):
                 for column in range(task * width, min((task + 1) * width, num_outputs), LANES):
                     at = r * width + column - task * width
-                    put_outputs(sums, at, bias, out, out_kind, row + r, column, num_outputs)
+                    put_outputs(sums, at, bias, out, out_kind, row + r, num_outputs, column, num_outputs)
         task = take_number(call, TASK)
 
 

@@ -97,10 +97,13 @@ class IntegerProduct:
         self._run = {(4, 8): _run_4x8, (4, 16): _run_4x16, (8, 8): _run_8x8, (8, 16): _run_8x16}[bits, x_bits]
         self._run.compile()
 
-    def __call__(self, x: Tensor, out_dtype: torch.dtype) -> Tensor:
+    def __call__(self, x: Tensor, out_dtype: torch.dtype, *, out: Tensor | None = None) -> Tensor:
+        """``out`` [T, N], if given, are columns of a larger tensor, and get the results."""
         x = readable(x)
         num_rows, width = x.shape
-        out = torch.empty((num_rows, self.num_outputs), dtype=out_dtype)
+        if out is None:
+            out = torch.empty((num_rows, self.num_outputs), dtype=out_dtype)
+        assert out.dtype == out_dtype and out.shape == (num_rows, self.num_outputs) and out.stride(1) == 1
         num_records = -(-num_rows // _ROWS) * (width // GROUP_LEN)
         rounded = scratch("rounded", num_records * _record_bytes(self.x_bits // 8), torch.uint8)
         self._run(
@@ -115,6 +118,7 @@ class IntegerProduct:
             KINDS[out_dtype],
             rounded.data_ptr(),
             0,
+            out.stride(0),
             threads=team_size(num_rows * width * self.num_outputs, min_share=_MIN_SHARE),
         )
         return out
@@ -238,25 +242,25 @@ _RECORD_4, _RECORD_8 = _record_len(4), _record_len(8)
 _local_tile = local_floats(_ROWS * LANES)
 
 
-@entry(ints=11)
+@entry(ints=12)
 def _run_4x8(call: int) -> None:
     _round_rows(call, 8, 1)
     _multiply_blocks(call, _RECORD_4, 1, _block_4x8)
 
 
-@entry(ints=11)
+@entry(ints=12)
 def _run_4x16(call: int) -> None:
     _round_rows(call, 8, 2)
     _multiply_blocks(call, _RECORD_4, 2, _block_4x16)
 
 
-@entry(ints=11)
+@entry(ints=12)
 def _run_8x8(call: int) -> None:
     _round_rows(call, 128, 1)
     _multiply_blocks(call, _RECORD_8, 1, _block_8x8)
 
 
-@entry(ints=11)
+@entry(ints=12)
 def _run_8x16(call: int) -> None:
     _round_rows(call, 128, 2)
     _multiply_blocks(call, _RECORD_8, 2, _block_8x16)
@@ -304,7 +308,7 @@ def _multiply_blocks(call: int, weight_record: int, parts: int, multiply_block: 
     num_rows, num_groups = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3) // GROUP_LEN
     packed, num_outputs = get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
     bias, out, out_kind = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
-    rounded = get_i64(call, ARGS + 9)
+    rounded, stride = get_i64(call, ARGS + 9), get_i64(call, ARGS + 11)
     num_blocks = (num_outputs + LANES - 1) // LANES
     tile = _local_tile()
     task = take_number(call, TASK)
@@ -315,6 +319,6 @@ def _multiply_blocks(call: int, weight_record: int, parts: int, multiply_block: 
             for block in range(task * _BLOCKS_A_TASK, min((task + 1) * _BLOCKS_A_TASK, num_blocks)):
                 multiply_block(packed + block * num_groups * weight_record, x, num_groups, tile, rows)
                 for r in range(rows):
-                    put_outputs(tile, r * LANES, bias, out, out_kind, row + r, block * LANES, num_outputs)
+                    put_outputs(tile, r * LANES, bias, out, out_kind, row + r, stride, block * LANES, num_outputs)
             x += num_groups * _record_bytes(parts)
         task = take_number(call, TASK)

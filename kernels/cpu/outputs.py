@@ -7,10 +7,12 @@ from .vector import LANES, get_f32, load16_f32, put, store16
 
 @njit(forceinline=True)
 def put_outputs(
-    sums: int, at: int, bias: int, out: int, out_kind: int, row: int, column: int, num_outputs: int
+    sums: int, at: int, bias: int, out: int, out_kind: int, row: int, stride: int, column: int, num_outputs: int
 ) -> None:
-    """16 float32 at ``sums[at:]`` become outputs ``column`` and following of a row, those that there are."""
-    to = row * num_outputs + column
+    """16 float32 at ``sums[at:]`` become outputs ``column`` and following of a row, those that there are; rows lie
+    ``stride`` numbers apart.
+    """
+    to = row * stride + column
     if column + LANES <= num_outputs:
         values = load16_f32(sums, at)
         if bias != 0:

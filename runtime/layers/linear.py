@@ -15,13 +15,18 @@ LinearPrecision = Literal["float32", "bfloat16", "int4", "auto"]
 class Linear:
     """``x @ weight.T + bias`` of weights stacked by rows; one product where their precisions allow it, else a few."""
 
-    def __init__(self, parts: Sequence[PackedLinear]) -> None:
+    def __init__(self, parts: Sequence[PackedLinear], out_dtype: torch.dtype | None = None) -> None:
         self.parts = tuple(parts)
+        self.out_dtype = out_dtype
+        self._sizes = [part.shape[0] for part in parts]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [T, K] -> [T, N]
         if len(self.parts) == 1:
             return self.parts[0](x)
-        return torch.cat([part(x) for part in self.parts], dim=-1)
+        out = torch.empty((x.shape[0], sum(self._sizes)), dtype=self.out_dtype or x.dtype, device=x.device)
+        for part, columns in zip(self.parts, out.split(self._sizes, dim=1), strict=True):
+            part.write(x, columns)
+        return out
 
     @property
     def needs_torch_threads(self) -> bool:
@@ -58,7 +63,7 @@ def stacked_linear(
         else:
             parts.append(PackedLinear(_floats(run, form, device), precision=form, bias=bias, out_dtype=out_dtype))
         start = end
-    return Linear(parts)
+    return Linear(parts, out_dtype)
 
 
 def as_float(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from phloem.kernels.cpu.integer import has_integer_products
+from phloem.kernels.cpu.recording import Arena, Recording
 from phloem.runtime.layers.linear import as_float, stacked_linear
 from phloem.runtime.quant import FORMATS, QuantTensor
 
@@ -51,3 +53,13 @@ def test_results_can_be_wider_than_inputs() -> None:
     x = torch.randn(2, K).bfloat16()
     head = stacked_linear([weight("float", 32, seed=0)], precision="bfloat16", out_dtype=torch.float32)
     assert head(x).dtype == torch.float32
+
+
+@pytest.mark.skipif(not has_integer_products(), reason="elsewhere mixed formats are torch's products")
+def test_a_stack_of_several_products_can_be_replayed() -> None:
+    stack = stacked_linear([weight("Q4_1", 48, seed=0), weight("Q8_0", 32, seed=1)], precision="auto")
+    x = torch.randn(3, K, generator=torch.Generator().manual_seed(2)).bfloat16()
+    with Recording(Arena()) as recording:
+        recorded = stack(x)
+    assert len(stack.parts) == 2 and recording.foreign is None
+    assert torch.equal(recorded, torch.cat([part(x) for part in stack.parts], dim=-1))
