@@ -48,6 +48,7 @@ _ENGINE_HELP = {
     "jump_forward": "append text that a grammar forces at once instead of decoding it",
     "speculative": "auto guesses tokens ahead where that is faster; no answer changes",
     "max_draft": "tokens guessed ahead of one sequence at most",
+    "draft_model": "a smaller model with the same vocabulary that guesses too; self:N takes N of the model's layers",
     "seed": "of sampling where a request names none",
     "num_threads": "CPU threads; 0: one per core",
     "client_timeout_s": "seconds after which a silent client's programs are cancelled",

@@ -56,6 +56,8 @@ def wants_of(
                 limit=limit,
                 ends=ends,
                 matcher=candidate.matcher,
+                params=params,
+                seed=candidate.seed,
             )
         )
         candidate.num_asked += 1

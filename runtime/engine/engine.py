@@ -41,7 +41,7 @@ from ..protocol.messages import (
     Welcome,
 )
 from ..scheduler import Draft, PlanRow, Scheduler, SchedulerConfig, StepPlan
-from ..speculative import LookupDrafter, Speculation, StepCosts
+from ..speculative import Drafter, LookupDrafter, Speculation, StepCosts
 from .drafting import DraftPath, draft_rows, wants_of
 from .generation import Candidate
 from .interpreter import Interpreter
@@ -114,11 +114,13 @@ class Engine:
         self.report = EngineReport()
         self.speculation: Speculation | None = None
         if config.speculative != "off":
-            self.speculation = Speculation(
-                [LookupDrafter(lambda ids, name, limit: self.cache.continuation(ids, namespace=name, limit=limit))],
-                max_draft=config.max_draft,
-                costs=StepCosts(slope=0.06 if self.model.device.type == "cpu" else 0.005),
-            )
+            costs = StepCosts(slope=0.06 if self.model.device.type == "cpu" else 0.005)
+            drafters: list[Drafter] = [
+                LookupDrafter(lambda ids, name, limit: self.cache.continuation(ids, namespace=name, limit=limit))
+            ]
+            if parts.drafter is not None:
+                drafters.append(parts.drafter)
+            self.speculation = Speculation(drafters, max_draft=config.max_draft, costs=costs)
         self.interpreter = Interpreter(
             self.scheduler,
             self.tokenizer,

@@ -6,14 +6,17 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from ... import kernels
 from ...radix_cache import DiskTier, HostTier, Tiers
 from ..config import EngineConfig
 from ..memory import KVBlocks, KVPool
 from ..models import Model, load_model
 from ..protocol.errors import InvalidParams
+from ..speculative import DraftModel, ModelDrafter, without_layers
 from ..tokenizer import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
-from ..weights import resolve_model
+from ..weights import open_weights, resolve_model
 from ..weights.digest import weights_digest
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ class EngineParts:
     context_len: int
     num_slots: int
     tiers: Tiers | None
+    drafter: ModelDrafter | None = None
 
 
 def load_parts(config: EngineConfig) -> EngineParts:
@@ -57,7 +61,34 @@ def load_parts(config: EngineConfig) -> EngineParts:
     )
     log.info("%s: context %d, %d KV slots", path.name, context_len, num_slots)
     tiers = make_tiers(config, path, model, kv)
-    return EngineParts(path, model, tokenizer, template, kv, context_len, num_slots, tiers)
+    drafter = load_drafter(config, model, tokenizer, context_len=context_len)
+    return EngineParts(path, model, tokenizer, template, kv, context_len, num_slots, tiers, drafter)
+
+
+def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, context_len: int) -> ModelDrafter | None:
+    """The model that guesses ahead, where the config names one that can."""
+    name = config.draft_model
+    if not name:
+        return None
+    if config.speculative == "off":
+        raise InvalidParams(f"draft_model={name!r} guesses ahead; it needs speculative=auto", where="draft_model")
+    if name.startswith("self:"):
+        count, most = name.removeprefix("self:"), len(model.layers) - 1
+        if not count.isdecimal() or not 1 <= int(count) <= most:
+            message = f"draft_model={name!r}: self:N takes N of the model's layers, 1 to {most}"
+            raise InvalidParams(message, where="draft_model")
+        return ModelDrafter(DraftModel(without_layers(model, int(count)), max_len=context_len), source="own layers")
+    path = resolve_model(name)
+    other = load_tokenizer(path)
+    if other.vocab_hash != tokenizer.vocab_hash:
+        raise InvalidParams(
+            f"draft_model={name!r} has another vocabulary ({other.vocab_size:,} tokens) than the model it would guess "
+            f"for ({tokenizer.vocab_size:,}); take a smaller model of the same family",
+            where="draft_model",
+        )
+    trained = open_weights(path).config.max_positions
+    draft = load_model(path, msgspec.structs.replace(config, max_seq_len=min(context_len, trained)))
+    return ModelDrafter(DraftModel(draft, max_len=context_len, num_tokens=tokenizer.vocab_size), source="draft model")
 
 
 def make_tiers(config: EngineConfig, path: Path, model: Model, kv: KVPool) -> Tiers | None:

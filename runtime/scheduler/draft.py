@@ -14,14 +14,12 @@ import numpy as np
 class Draft:
     """Token i comes after token ``parents[i]`` (< i; -1: after the sequence's last); no two of one parent are equal.
 
-    ``parents`` None: a chain. ``source`` names who guessed. ``q``: where the guesses were drawn, the probabilities
-    that each was drawn with; None: whoever guesses so would guess so again.
+    ``parents`` None: a chain. ``source`` names who guessed.
     """
 
     token_ids: np.ndarray  # int32 [k]
     parents: np.ndarray | None = None  # int32 [k]
     source: str = ""
-    q: np.ndarray | None = None  # float32 [k, V]
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -31,7 +29,7 @@ class Draft:
         if length >= len(self.token_ids):
             return self
         parents = None if self.parents is None else self.parents[:length]
-        return Draft(self.token_ids[:length], parents, self.source, None if self.q is None else self.q[:length])
+        return Draft(self.token_ids[:length], parents, self.source)
 
     def keep(self, kept: list[int]) -> Draft:
         """Only the tokens ``kept``, ascending, with every kept token's parent among them."""
@@ -42,7 +40,7 @@ class Draft:
         places = np.full(len(self.token_ids) + 1, -1, np.int32)
         places[kept] = np.arange(len(kept), dtype=np.int32)  # the last stays -1: the parent of roots
         parents = places[self.parents[kept]]
-        return Draft(self.token_ids[kept], parents, self.source, None if self.q is None else self.q[kept])
+        return Draft(self.token_ids[kept], parents, self.source)
 
     def children(self) -> list[dict[int, int]]:
         """For the sequence's last token (entry 0) and each draft token i (entry i + 1): token id -> draft token."""

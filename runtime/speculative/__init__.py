@@ -1,8 +1,21 @@
 """Guessing what comes next, and knowing when it pays. Never decides a token: the model does."""
 
 from .costs import StepCosts
-from .drafter import Drafter, Proposal, Want
+from .draft_model import DraftModel, without_layers
+from .drafter import Drafter, Price, Proposal, Want
 from .lookup import LookupDrafter
+from .model_drafter import ModelDrafter
 from .speculation import Speculation
 
-__all__ = ["Drafter", "LookupDrafter", "Proposal", "Speculation", "StepCosts", "Want"]
+__all__ = [
+    "DraftModel",
+    "Drafter",
+    "LookupDrafter",
+    "ModelDrafter",
+    "Price",
+    "Proposal",
+    "Speculation",
+    "StepCosts",
+    "Want",
+    "without_layers",
+]

@@ -9,6 +9,7 @@ from ..scheduler import Draft
 
 if TYPE_CHECKING:
     from ...constrained import Matcher
+    from ..protocol.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,6 +18,7 @@ class Want:
 
     ``tokens`` (int32, a view) are all it has, of which the first ``num_cached`` were found in the cache; with
     ``is_first`` they may be others than before. ``ends`` are tokens that would end it: to guess them gains nothing.
+    The next token is drawn by ``params`` with the random number of ``seed`` and its position.
     """
 
     seq_id: int
@@ -27,6 +29,24 @@ class Want:
     limit: int
     ends: frozenset[int]
     matcher: "Matcher | None" = None
+    params: "SamplingParams | None" = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What guesses are worth in this step, in seconds: a token that comes true saves ``token_s``, each that is run
+    costs ``row_s``, and ``gain_s`` is what somebody else's guess is expected to gain already.
+    """
+
+    token_s: float
+    row_s: float
+    gain_s: float = 0.0
+
+    def gain(self, chances: np.ndarray) -> float:
+        """What the best beginning of a chain with these chances, each given the one before, is expected to gain."""
+        each = np.multiply.accumulate(chances) * self.token_s - self.row_s
+        return float(each[each > 0.0].sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +60,11 @@ class Proposal:
 class Drafter(Protocol):
     """Guesses what follows sequences. Told about every token that was made, whoever guessed it."""
 
-    def propose(self, want: Want) -> Proposal | None:
-        """A guess of at most ``want.limit`` tokens. Cheap: it may be cut, or not be run at all."""
+    def propose(self, want: Want, price: Price) -> Proposal | None:
+        """A guess of at most ``want.limit`` tokens, which may be cut, or not be run at all.
+
+        Whoever takes more than microseconds for it does so only where it expects to gain more than ``price.gain_s``.
+        """
         ...
 
     def observe(self, seq_id: int, made: np.ndarray) -> None:

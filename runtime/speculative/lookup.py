@@ -11,7 +11,7 @@ import numpy as np
 from ..scheduler import Draft
 from .acceptance import CLASS_OF, Acceptance
 from .automaton import SuffixAutomaton
-from .drafter import Proposal, Want
+from .drafter import Price, Proposal, Want
 from .shared_text import SharedText
 
 OWN, SHARED, PREFIX = 0, 1, 2
@@ -33,7 +33,7 @@ class LookupDrafter:
         self._texts: dict[int, _Text] = {}
         self._shared: OrderedDict[str, SharedText] = OrderedDict()
 
-    def propose(self, want: Want) -> Proposal | None:
+    def propose(self, want: Want, price: Price) -> Proposal | None:
         text = self._texts.get(want.seq_id)
         if text is None:
             text = self._texts[want.seq_id] = _Text(want.namespace, self.acceptance)

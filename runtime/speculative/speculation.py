@@ -8,14 +8,16 @@ of chances g1 >= g2 >= ... the step makes B + g1 + .. + gm tokens, and m is chos
 is largest; what a prompt's chunk in the same step costs is paid either way. Never verifies a guess: the engine does.
 """
 
+import time
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ..scheduler import Draft
 from .costs import StepCosts
-from .drafter import Drafter, Proposal, Want
+from .drafter import Drafter, Price, Proposal, Want
 
 _MAX_ADDED = 128  # draft tokens of a step
 _LEAST_GAIN = 1.02  # in expected tokens per second: what is known of chances and costs is not exact
@@ -35,21 +37,25 @@ class Speculation:
         self.saved_s = 0.0
         self._known: set[int] = set()
         self._step: tuple[int, int, int] | None = None  # tokens without drafts, sequences, draft tokens accepted
+        self._drafting_s = 0.0  # what guessing took of the step
 
     def propose(self, wants: Sequence[Want], *, num_tokens: int) -> dict[int, Draft]:
         """The drafts to run, by sequence, in a step that has ``num_tokens`` without them."""
+        start_s = time.perf_counter()
+        price = self._price(num_tokens, len(wants))
         drafts: dict[int, Draft] = {}
         chances: list[np.ndarray] = []
         owners: list[int] = []
         for want in wants:
             self._known.add(want.seq_id)
-            found = self._best(want)
+            found = self._best(want, price)
             if found is not None:
                 drafts[want.seq_id] = found.draft
                 chances.append(np.multiply.accumulate(found.chances))
                 owners.append(want.seq_id)
         self._step = (num_tokens, len(wants), 0)
         lengths = self._lengths(chances, num_tokens=num_tokens, num_decoding=len(wants))
+        self._drafting_s = time.perf_counter() - start_s
         return {owner: drafts[owner].cut(n) for owner, n in zip(owners, lengths, strict=True) if n}
 
     def observe(self, seq_id: int, made: np.ndarray, draft: Draft | None, num_accepted: int) -> None:
@@ -64,16 +70,19 @@ class Speculation:
                 self._step = (num_tokens, num_decoding, accepted + num_accepted)
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """A step of ``num_tokens``, drafts included, took so long."""
+        """A step of ``num_tokens``, drafts and what it took to guess them included, took so long."""
+        drafting_s, self._drafting_s = self._drafting_s, 0.0
         if self._step is not None:
             without, num_decoding, num_accepted = self._step
             self._step = None
-            if num_tokens > without and num_decoding:
+            if num_decoding:
                 estimate = self.costs.estimate
                 last = len(estimate) - 1
                 each = estimate[min(num_decoding, last)] / num_decoding
-                self.saved_s += float(num_accepted * each + estimate[min(without, last)] - seconds)
-        self.costs.observe(num_tokens, seconds)
+                self.saved_s -= drafting_s
+                if num_tokens > without:
+                    self.saved_s += float(num_accepted * each + estimate[min(without, last)] - seconds + drafting_s)
+        self.costs.observe(num_tokens, seconds - drafting_s)
 
     def rest(self, seq_id: int) -> None:
         """A generation of the sequence has ended."""
@@ -95,19 +104,28 @@ class Speculation:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _best(self, want: Want) -> Proposal | None:
-        """The most promising drafter's guess, as far as the grammar and the end of the text let it be right."""
+    def _price(self, num_tokens: int, num_decoding: int) -> Price:
+        """What a token is worth and a row costs where so many decode in a step of so many tokens."""
+        estimate = self.costs.estimate
+        last = len(estimate) - 1
+        decoding, here = min(num_decoding, last), min(num_tokens, last - 4)
+        return Price(float(estimate[decoding] / decoding), float(estimate[here + 4] - estimate[here]) / 4)
+
+    def _best(self, want: Want, price: Price) -> Proposal | None:
+        """The guess that is expected to gain most, as far as the grammar and the end of the text let it be right."""
         best: Proposal | None = None
         for drafter in self.drafters:
-            found = drafter.propose(want)
-            if found is not None and (best is None or found.chances[0] > best.chances[0]):
-                best = found
-        if best is None:
-            return None
-        kept = possible(best.draft, want)
-        if not kept:
-            return None
-        return Proposal(best.draft.keep(kept), best.chances[kept])
+            found = drafter.propose(want, price)
+            if found is None:
+                continue
+            kept = possible(found.draft, want)
+            if not kept:
+                continue
+            found = Proposal(found.draft.keep(kept), found.chances[kept])
+            gain_s = price.gain(found.chances)
+            if best is None or gain_s > price.gain_s:
+                best, price = found, replace(price, gain_s=gain_s)
+        return best
 
     def _lengths(self, chances: Sequence[np.ndarray], *, num_tokens: int, num_decoding: int) -> list[int]:
         if not chances:

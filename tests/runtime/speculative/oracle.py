@@ -5,7 +5,7 @@ import random
 import numpy as np
 from phloem.runtime.engine import Engine
 from phloem.runtime.scheduler import Draft
-from phloem.runtime.speculative import Proposal, Speculation, StepCosts, Want
+from phloem.runtime.speculative import Price, Proposal, Speculation, StepCosts, Want
 
 
 class Oracle:
@@ -20,7 +20,7 @@ class Oracle:
         self.tree = tree
         self.rng = random.Random(seed)
 
-    def propose(self, want: Want) -> Proposal | None:
+    def propose(self, want: Want, price: Price) -> Proposal | None:
         known = want.tokens.tolist()
         for text in self.texts:
             if text[: len(known)] == known and len(text) > len(known):

@@ -1,0 +1,106 @@
+"""A smaller model with the same vocabulary, or the model itself with fewer layers, that reads along. Owns its KV.
+
+Of each sequence it remembers what it has read: what is taken back costs nothing, what is new is read when asked for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ...radix_cache.tree import common_prefix_len
+from ..executor import Executor
+from ..memory import KVPool
+from ..scheduler import PlanRow, StepPlan
+
+if TYPE_CHECKING:
+    from ..models import Model
+
+MAX_SEQUENCES = 4  # that keep a context; who comes beyond takes the place of the longest idle
+MAX_LEN = 4096
+_CHUNK = 256
+
+
+class _Context:
+    """What has been read of one sequence, in one row of the slot table."""
+
+    __slots__ = ("num_read", "read", "row", "synced")
+
+    def __init__(self, row: int, max_len: int) -> None:
+        self.row = row
+        self.read = np.zeros(max_len, np.int32)
+        self.num_read = 0
+        self.synced = 0
+
+
+class DraftModel:
+    """Sequences of at most ``max_len`` tokens; a context of the longest takes ``max_len`` slots of its pool."""
+
+    token_ids: np.ndarray | None = None  # its logits are of all tokens
+
+    def __init__(self, model: Model, *, max_len: int, num_tokens: int = 0) -> None:
+        """``num_tokens``: logits beyond it belong to no token; 0: all do."""
+        self.model = model
+        self.num_tokens = num_tokens or model.config.vocab_size
+        self.max_len = min(max_len, model.max_positions, MAX_LEN)
+        shape = model.config
+        kv = KVPool(
+            1 + max(layer.attention.layer for layer in model.layers),
+            MAX_SEQUENCES * self.max_len,
+            shape.num_kv_heads,
+            shape.head_dim,
+            dtype=model.kv_dtype,
+            device=model.device,
+        )
+        self._executor = Executor(model, kv, max_rows=MAX_SEQUENCES, max_len=self.max_len)
+        self._contexts: OrderedDict[int, _Context] = OrderedDict()
+        self._free = list(range(MAX_SEQUENCES))
+
+    def num_unread(self, seq_id: int, tokens: np.ndarray) -> int:
+        context = self._contexts.get(seq_id)
+        return len(tokens) - (0 if context is None else _num_known(context, tokens))
+
+    def logits(self, seq_id: int, tokens: np.ndarray) -> torch.Tensor:
+        """[1, V] after ``tokens`` (int32, at most ``max_len``), whatever the context held before."""
+        context = self._contexts.get(seq_id)
+        if context is None:
+            if not self._free:
+                self.forget(next(iter(self._contexts)))
+            context = self._contexts[seq_id] = _Context(self._free.pop(), self.max_len)
+        self._contexts.move_to_end(seq_id)
+        known = _num_known(context, tokens)
+        first_slot = context.row * self.max_len
+        for start in range(known, len(tokens), _CHUNK):
+            end = min(start + _CHUNK, len(tokens))
+            slots = np.arange(first_slot, first_slot + end, dtype=np.int32)
+            num_logits = 1 if end == len(tokens) else 0
+            stale_from = min(context.synced, start)
+            row = PlanRow(0, context.row, start, tokens[start:end], slots, stale_from, num_logits)
+            found = self._executor.forward(StepPlan(0, (row,)))
+            context.synced = max(context.synced, end)
+        context.read[known : len(tokens)] = tokens[known:]
+        context.num_read = len(tokens)
+        return found[:, : self.num_tokens]
+
+    def forget(self, seq_id: int) -> None:
+        context = self._contexts.pop(seq_id, None)
+        if context is not None:
+            self._free.append(context.row)
+
+
+def _num_known(context: _Context, tokens: np.ndarray) -> int:
+    """Of ``tokens`` those that need not be read again; the last is, for its logits."""
+    return min(common_prefix_len(context.read[: context.num_read], tokens), len(tokens) - 1)
+
+
+def without_layers(model: Model, keep: int) -> Model:
+    """``model`` with ``keep`` of its layers: the first two thirds of them from its beginning, the rest from its end.
+
+    Its weights are the model's own. Zhang et al. (2023), Draft & Verify, search for the best to leave out.
+    """
+    first = -(-2 * keep // 3)
+    return replace(model, layers=(*model.layers[:first], *model.layers[len(model.layers) - (keep - first) :]))
