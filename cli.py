@@ -43,8 +43,12 @@ _ENGINE_HELP = {
     "host_cache_bytes": "bytes of host memory for keys and values that no longer fit; 0: none",
     "disk_cache": "folder for keys and values that a restart shall find again (default: none)",
     "disk_cache_bytes": "bytes that the folder may take",
-    "cache_format": "of keys and values in host memory and on disk; int8 is smaller and not exact",
+    "cache_format": "of keys and values in host memory and on disk; int8 and fp8 are smaller and not exact",
     "cache_events_url": "tcp://127.0.0.1:PORT or ipc:///PATH where cache events are published",
+    "eviction": "which cached prefix goes first when memory is short",
+    "order": "which waiting sequence runs next",
+    "match_window": "of so many waiting sequences the one with most tokens in the cache runs next",
+    "tenant_weights": "shares of tenants, as NAME=2,OTHER=1; 1 for those not named",
     "jump_forward": "append text that a grammar forces at once instead of decoding it",
     "speculative": "auto guesses tokens ahead where that is faster; no answer changes",
     "max_draft": "tokens guessed ahead of one sequence at most",
@@ -314,6 +318,9 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
             options["action"] = argparse.BooleanOptionalAction
         elif typing.get_origin(kind) is Literal:
             options["choices"] = typing.get_args(kind)
+        elif typing.get_origin(kind) is dict:
+            options |= {"type": _weights, "default": {}, "metavar": "NAME=WEIGHT,..."}
+            options["help"] = _ENGINE_HELP[field.name]
         else:
             options["type"] = _NUMBERS.get(kind, kind)
             options["metavar"] = {int: "N", float: "SECONDS"}.get(kind, field.name.upper())
@@ -327,6 +334,17 @@ def _count(text: str) -> int:
     if count < 0:
         raise argparse.ArgumentTypeError(f"{count} is negative; give 0 or more")
     return count
+
+
+def _weights(text: str) -> dict[str, float]:
+    weights = {}
+    for entry in text.split(","):
+        name, _, weight = entry.rpartition("=")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{entry!r} is no NAME=WEIGHT, as garden=2") from None
+    return weights
 
 
 def _at_least_one(text: str) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .graph import Graph
     from .tracer import TracerProgramState
 
-_SETTINGS = frozenset(ProgramSettings.__struct_fields__)
+_SETTINGS = frozenset(ProgramSettings.__struct_fields__) - {"name"}  # a program is called as its function is
 _RUN_OPTIONS = frozenset(("backend", "stream", "use_thread"))
 _BATCH_OPTIONS = frozenset(("backend", "num_threads", "progress_bar", "generator_style", "stream"))
 
@@ -55,7 +55,7 @@ class RunOptions:
             else:
                 self.arguments[name] = value  # for **kwargs of the function, or its own TypeError
         self.sampling = sampling_overrides(sampling)
-        self.settings = ProgramSettings(**settings) if settings else None
+        self.settings = ProgramSettings(**settings, name=function.__name__)
 
 
 class SglFunction:

@@ -5,6 +5,7 @@
 Not thread-safe: the engine's loop is its one user.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -21,6 +22,8 @@ from .policies import Policy, program_aware
 from .slots import OutOfSlots, SlotPool
 from .tiers import Tiers
 from .tree import RadixTree, as_tokens
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,19 @@ class RadixCache:
         num_pinned = self._pins.pin(self._tree.node_at(found, equal), owner=owner, ttl_s=ttl_s)
         self._tree.drop_root_if_unused(root)
         return num_pinned
+
+    def end_pins(self, need: int) -> bool:
+        """End pins, those with least time left first, until ``need`` slots could be had; False when they cannot be.
+
+        For a sequence that nothing else keeps from running: a pin is a wish, and must stop nobody for good.
+        """
+        if need > self.num_free + self.num_evictable + self.num_pinned:
+            return False
+        while need > self.num_free + self.num_evictable:
+            if not self._pins.end_next():
+                return False
+            log.info("a pin ends before its time: %d slots are needed", need)
+        return True
 
     def end_program(self, program: str) -> None:
         """``program`` will not come back: what only it touched is evicted before what running programs touched."""

@@ -78,6 +78,15 @@ class Pins:
             at = at.parent
         self._tree.unlock(node)
 
+    def end_next(self) -> bool:
+        """End the pin whose time is over first; False when there is none."""
+        while self._queue:
+            _, ticket, owner = heappop(self._queue)
+            if self._tickets.get(owner) == ticket:
+                self.unpin(owner)
+                return True
+        return False
+
     def expire(self) -> None:
         """End the pins whose time is over."""
         if not self._queue:

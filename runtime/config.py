@@ -17,8 +17,10 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     ``draft_model``: a smaller model of the same vocabulary that guesses too; ``self:N`` is N of the model's own layers.
     ``host_cache_bytes``: memory for KV that the pool has no room for; ``disk_cache``: a folder for more of it, which a
     restart finds again, up to ``disk_cache_bytes``. ``cache_format`` is how both keep numbers: ``auto`` as the pool
-    does, ``int8`` in a quarter to a half of that, no longer exact. ``cache_events_url``: where a PUB socket tells which
-    prefixes the cache took in and let go.
+    does, ``int8`` and ``fp8`` in a quarter to a half of that, no longer exact. ``cache_events_url``: where a PUB socket
+    tells which prefixes the cache took in and let go. ``eviction`` says which cached prefix goes first and ``order``
+    which waiting sequence; among the first ``match_window`` of them the one with most tokens in the cache goes first.
+    Tenants share by ``tenant_weights``, 1 where none is given.
     """
 
     model: str
@@ -35,8 +37,12 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     host_cache_bytes: int = 0
     disk_cache: str = ""
     disk_cache_bytes: int = 16 << 30
-    cache_format: Literal["auto", "int8"] = "auto"
+    cache_format: Literal["auto", "int8", "fp8"] = "auto"
     cache_events_url: str = ""
+    eviction: Literal["program_aware", "lru", "lfu", "size_aware", "priority"] = "program_aware"
+    order: Literal["oldest_program", "first_come", "shortest"] = "oldest_program"
+    match_window: int = 1
+    tenant_weights: dict[str, float] = {}
     jump_forward: bool = True
     speculative: Literal["auto", "off"] = "auto"
     max_draft: int = 31

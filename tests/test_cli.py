@@ -57,8 +57,12 @@ def test_serve_takes_every_setting_of_the_engine(model: str, served: Served) -> 
                 "log_level": "error",
                 "speculative": "off",
                 "cache_format": "int8",
+                "eviction": "lru",
+                "order": "shortest",
+                "tenant_weights": {"garden": 2.0, "a=b": 1.0},
             }.get(field.name, type(value)(7) if isinstance(value, int | float) else "other")
-            flags += [flag, str(value)]
+            shown = ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+            flags += [flag, shown]
         wanted = msgspec.structs.replace(wanted, **{field.name: value})
     assert cli.main(["serve", model, *flags]) == 0
     assert served["config"] == wanted
@@ -98,6 +102,7 @@ def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         (["--precision", "int3"], "invalid choice: 'int3'"),
         (["--max-runing", "3"], "unrecognized arguments: --max-runing"),
         (["--num-slots", "many"], "'many' is no whole number"),
+        (["--tenant-weights", "garden"], "'garden' is no NAME=WEIGHT"),
     ],
 )
 def test_a_wrong_flag_is_named(

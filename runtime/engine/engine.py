@@ -17,7 +17,7 @@ import numpy as np
 
 from ... import constrained
 from ...constrained.spec import GrammarError, GrammarSpec
-from ...radix_cache import Event, RadixCache
+from ...radix_cache import POLICIES, Event, RadixCache
 from ..config import EngineConfig
 from ..executor import Executor, SampledToken, SampleRow
 from ..protocol.errors import ErrorInfo, PhloemError, ProtocolError
@@ -86,6 +86,8 @@ class Engine:
         self.tiers = parts.tiers
         self.cache = RadixCache(
             parts.num_slots,
+            policy=POLICIES[config.eviction],
+            clock=clock,
             reuse=config.prefix_cache,
             tiers=parts.tiers,
             on_event=self.cache_events.append if config.cache_events_url else None,
@@ -96,6 +98,9 @@ class Engine:
                 max_running=config.max_running,
                 max_step_tokens=config.max_step_tokens,
                 prefill_chunk=config.prefill_chunk,
+                order=config.order,
+                match_window=config.match_window,
+                tenant_weights=config.tenant_weights,
             ),
             self.cache,
             clock=clock,
@@ -361,10 +366,11 @@ class Engine:
                 return
             if followed is None:
                 break
-            for token_id in seq.tokens.ids[start + num_followed :].tolist():
+            for i, token_id in enumerate(seq.tokens.ids[start + num_followed :].tolist()):
                 if not followed.follow(token_id):
                     break
                 num_followed += 1
+                candidate.num_foreseen += i == 0  # the drawn one; what follows it was forced
             if candidate.finish_reason or start + num_followed < len(seq.tokens):
                 break
         if followed is not None and draft is not None:

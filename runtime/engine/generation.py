@@ -39,6 +39,7 @@ class Candidate:
         "num_asked",
         "num_drafted",
         "num_forced",
+        "num_foreseen",
         "num_generated",
         "prefilled_tokens",
         "prompt_len",
@@ -72,6 +73,7 @@ class Candidate:
         self.is_drafted = self.may_draft = False  # whether drafts may be run for it: now, and once it is healed
         self.healing: HealMatcher | None = None  # while the prompt's text is written again and no grammar is there
         self.num_asked = self.num_drafted = self.num_accepted = 0
+        self.num_foreseen = 0  # drawn tokens that a draft had guessed
         self.finish_reason = ""
         self.matched_stop: str | int | None = None
         self.logprobs: list[TokenLogprob] = []

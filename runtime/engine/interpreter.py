@@ -51,6 +51,7 @@ from .program import OpState, Program, Segment, SequenceState
 from .scoring import ScoreRow, Scoring
 from .submission import find_faults
 from .tracing import TokenRecord, trace_generation, trace_scoring
+from .usage import Usage
 
 if TYPE_CHECKING:
     from ...constrained import CompiledGrammar
@@ -105,6 +106,7 @@ class Interpreter:
         self.programs: dict[ProgramKey, Program] = {}
         self.live: dict[int, Sequence] = {}
         self.compiling: list[SequenceState] = []
+        self.usage = Usage()
         self._ready: deque[SequenceState] = deque()
         self._next_seq_id = 0
         self._seed = seed
@@ -126,7 +128,9 @@ class Interpreter:
             self.send(client, Rejected(submit.program, [error for _, error in faults], ids))
             return
         if program is None:
-            program = Program(key, submit.settings or ProgramSettings(), now_s=self.clock())
+            settings = submit.settings or ProgramSettings()
+            rows = self.usage.begin(tenant=settings.tenant, name=settings.name)
+            program = Program(key, settings, now_s=self.clock(), usage_rows=rows)
             self.programs[key] = program
         self.send(client, Accepted(submit.program))
         program.counters.submits += 1
@@ -456,6 +460,8 @@ class Interpreter:
         counters.forced_tokens += candidate.num_forced
         counters.drafted_tokens += candidate.num_drafted
         counters.accepted_tokens += candidate.num_accepted
+        counters.foreseen_tokens += candidate.num_foreseen
+        counters.preemptions += candidate.seq.num_preempted
 
     # -- scoring ------------------------------------------------------------------------------------------------------
 
@@ -494,6 +500,7 @@ class Interpreter:
         counters.prompt_tokens += len(row.seq.tokens)
         counters.cached_tokens += row.seq.num_cached
         counters.prefilled_tokens += row.seq.num_run
+        counters.preemptions += row.seq.num_preempted
         row.cached_tokens = row.seq.num_cached
         self._release(row.seq)
         if row.scoring.is_finished:
@@ -506,6 +513,8 @@ class Interpreter:
         if owner.program.settings.trace:
             meta = msgspec.structs.replace(meta, trace=trace_scoring(scoring, meta, self.tokenizer))
         winner = scoring.choices[meta.index]
+        owner.program.counters.queue_s += meta.queue_s
+        owner.program.counters.prefill_s += meta.prefill_s
         if op.append:
             self.scheduler.drop_lease(owner.seq)  # the winner's KV is in the cache
             last = owner.segments[-1] if owner.segments else None
@@ -672,6 +681,7 @@ class Interpreter:
     def _close_if_over(self, program: Program) -> None:
         if program.is_over and program.key in self.programs:
             del self.programs[program.key]
+            self.usage.end(program.usage_rows, program.counters)
             stats = _stats(program)
             self.send(program.key[0], Closed(program.id, stats))
             self.scheduler.end_program(program.cache_key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def load_parts(config: EngineConfig) -> EngineParts:
     if config.max_seq_len < 0 or config.num_slots < 0:
         raise InvalidParams("max_seq_len and num_slots must be 0 (automatic) or positive")
     context_len = config.max_seq_len or longest
+    check_scheduling(config)
     num_slots = config.num_slots or max(DEFAULT_SLOTS, context_len)
     shape = model.config
     kv = KVPool(
@@ -89,6 +91,16 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
     trained = open_weights(path).config.max_positions
     draft = load_model(path, msgspec.structs.replace(config, max_seq_len=min(context_len, trained)))
     return ModelDrafter(DraftModel(draft, max_len=context_len, num_tokens=tokenizer.vocab_size), source="draft model")
+
+
+def check_scheduling(config: EngineConfig) -> None:
+    """Before the scheduler is made: what it would refuse, in the words of the option."""
+    for name in ("max_running", "max_step_tokens", "prefill_chunk", "match_window"):
+        if getattr(config, name) < 1:
+            raise InvalidParams(f"{name}={getattr(config, name)}: it must be at least 1", where=name)
+    for tenant, weight in config.tenant_weights.items():
+        if not 0 < weight < math.inf:
+            raise InvalidParams(f"tenant_weights: {weight} for {tenant!r}; it must be above 0", where="tenant_weights")
 
 
 def make_tiers(config: EngineConfig, path: Path, model: Model, kv: KVPool) -> Tiers | None:

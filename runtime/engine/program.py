@@ -10,6 +10,7 @@ from ..protocol.errors import PhloemError
 from ..protocol.messages import ProgramSettings
 from ..protocol.ops import AnyOp
 from ..scheduler import Sequence
+from .usage import ProgramCounters
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
@@ -37,23 +38,6 @@ class OpState:
     texts: tuple[str, ...] = ()
     error: PhloemError | None = None
     waiters: list[SequenceState] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class ProgramCounters:
-    submits: int = 0
-    ops: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    prefilled_tokens: int = 0
-    generated_tokens: int = 0
-    forced_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    forwards: int = 0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
 
 
 class SequenceState:
@@ -193,9 +177,12 @@ class Program:
         "sequences",
         "settings",
         "start_s",
+        "usage_rows",
     )
 
-    def __init__(self, key: tuple[bytes, str], settings: ProgramSettings, *, now_s: float) -> None:
+    def __init__(
+        self, key: tuple[bytes, str], settings: ProgramSettings, *, now_s: float, usage_rows: tuple[str, str]
+    ) -> None:
         self.key = key
         self.id = key[1]
         self.settings = settings
@@ -204,6 +191,7 @@ class Program:
         self.sequences: dict[int, SequenceState] = {}
         self.ops: dict[int, OpState] = {}
         self.counters = ProgramCounters()
+        self.usage_rows = usage_rows  # what it is counted under: see ``usage``
         self.joining: list[SequenceState] = []
         self.next_order = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,11 +57,18 @@ class EngineReport:
             "kv_bytes": engine.kv.size_bytes,
             "precision": str(engine.model.dtype).removeprefix("torch."),
             "kv_dtype": str(engine.kv.dtype).removeprefix("torch."),
+            "metrics": self.metrics(engine),
         }
 
     def metrics(self, engine: Engine) -> dict[str, Any]:
-        """Numbers by name; a dict of numbers where a number has parts."""
+        """Numbers by name; a dict of numbers where a number has parts.
+
+        ``queue_seconds``: sequences by how long they waited, ``counts[i]`` at most ``bounds[i]`` seconds.
+        ``cache_hit_rate``: of the tokens of admitted sequences, those found. ``usage``: see ``Usage.report``.
+        """
         cache, scheduler, counters = engine.cache, engine.scheduler, engine.cache.counters
+        queue_time = scheduler.counters.queue_time
+        programs = engine.interpreter.programs.values()
         return {
             "steps": self.steps,
             "forward_tokens": self.forward_tokens,
@@ -73,6 +80,8 @@ class EngineReport:
             "parked": len(scheduler.parked),
             "programs": len(engine.interpreter.programs),
             "preemptions": scheduler.num_preemptions,
+            "swapped_back": scheduler.counters.num_swapped_back,
+            "queue_seconds": {"bounds": queue_time.bounds, "counts": queue_time.counts, "total": queue_time.total},
             "slots": {
                 "total": cache.num_slots,
                 "free": cache.num_free,
@@ -84,7 +93,10 @@ class EngineReport:
             "cache_hits": counters.hits,
             "cache_looked_up_tokens": counters.looked_up_tokens,
             "cache_matched_tokens": counters.matched_tokens,
-            "cache_evicted_tokens": counters.evicted_tokens,
+            "cache_hit_rate": scheduler.counters.cached_tokens / max(scheduler.counters.admitted_tokens, 1),
+            "cache_evicted_tokens": {"space": 0, "flush": 0} | counters.evicted_tokens,
+            "tier_blocks": {} if engine.tiers is None else asdict(engine.tiers.counters),
+            "usage": engine.interpreter.usage.report((p.usage_rows, p.counters) for p in programs),
         }
 
     def cache_tree(self, engine: Engine) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The keys and values of token blocks as bytes, to be kept outside the pool. Never decides which, nor where they go.
 
 a block, as it is:   [2, layers, block, Hkv, D] in the pool's type            (2: keys, then values)
-as int8:             scales float32 [2, layers, block, Hkv], then int8 [2, layers, block, Hkv, D]
+as int8 or fp8:      scales float32 [2, layers, block, Hkv], then bytes [2, layers, block, Hkv, D]
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,17 @@ import torch
 
 from .kv_pool import KVPool
 
-BlockFormat = Literal["auto", "int8"]
+BlockFormat = Literal["auto", "int8", "fp8"]
+
+# the numbers of a byte, and the greatest of them
+_BYTES: dict[str, tuple[torch.dtype, float]] = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
 
 
 class KVBlocks:
-    """``save`` and ``load`` of a pool's blocks. ``int8``: each head's vector of a token has its own scale, and comes
-    back within half a 127th of its greatest value; ``auto`` keeps every bit.
+    """``save`` and ``load`` of a pool's blocks; ``auto`` keeps every bit.
+
+    In the others each head's vector of a token has its own scale. ``int8`` comes back within half a 127th of the
+    vector's greatest value, ``fp8`` (e4m3) within a 16th of each value, or a 2^18th of the greatest where that is more.
     """
 
     def __init__(self, pool: KVPool, *, block_len: int, format: BlockFormat = "auto") -> None:
@@ -31,7 +36,7 @@ class KVBlocks:
     def size_bytes(self) -> int:
         """Of one block."""
         numbers = int(np.prod(self._shape))
-        if self.format == "int8":
+        if self.format in _BYTES:
             return numbers + 4 * numbers // self._shape[-1]
         return numbers * self.pool.dtype.itemsize
 
@@ -43,11 +48,13 @@ class KVBlocks:
         parts = [torch.stack([layer[index] for layer in layers]) for layers in (self.pool.k, self.pool.v)]
         both = torch.stack(parts).view(2, self._shape[1], n, *self._shape[2:])  # [2, layers, n, block, Hkv, D]
         blocks = both.movedim(2, 0).contiguous()  # [n, 2, layers, block, Hkv, D]
-        if self.format == "auto":
+        if self.format not in _BYTES:
             raw = blocks.view(n, -1).view(torch.uint8).cpu().numpy()
             return [row.tobytes() for row in raw]
-        scales = blocks.float().abs().amax(dim=-1) / 127
-        rounded = torch.round(blocks.float() / scales.clamp(min=1e-30)[..., None]).to(torch.int8)
+        dtype, greatest = _BYTES[self.format]
+        scales = blocks.float().abs().amax(dim=-1) / greatest
+        scaled = blocks.float() / scales.clamp(min=1e-30)[..., None]
+        rounded = (scaled.round() if dtype is torch.int8 else scaled).to(dtype).view(torch.uint8)
         heads = scales.view(n, -1).cpu().numpy()
         bodies = rounded.view(n, -1).cpu().numpy()
         return [head.tobytes() + body.tobytes() for head, body in zip(heads, bodies, strict=True)]
@@ -59,12 +66,12 @@ class KVBlocks:
             if len(block) != self.size_bytes:
                 raise ValueError(f"a block of {len(block):,} bytes, but this pool's have {self.size_bytes:,}")
         raw = torch.from_numpy(np.frombuffer(b"".join(blocks), np.uint8).reshape(len(blocks), -1).copy())
-        if self.format == "auto":
+        if self.format not in _BYTES:
             values = raw.view(self.pool.dtype).view(len(blocks), *self._shape)
         else:
             num_scales = int(np.prod(self._shape[:-1]))
             scales = raw[:, : 4 * num_scales].contiguous().view(torch.float32).view(len(blocks), *self._shape[:-1])
-            rounded = raw[:, 4 * num_scales :].contiguous().view(torch.int8).view(len(blocks), *self._shape)
+            rounded = raw[:, 4 * num_scales :].contiguous().view(_BYTES[self.format][0]).view(len(blocks), *self._shape)
             values = (rounded.float() * scales[..., None]).to(self.pool.dtype)
         index = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.pool.device)
         joined = values.movedim(0, 2).flatten(2, 3).to(self.pool.device)  # [2, layers, n * block, Hkv, D]

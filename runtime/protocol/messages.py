@@ -29,7 +29,8 @@ class ProgramSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     """Sent with a program's first ``Submit``. ``deadline_s`` counts from its acceptance; lower priority runs first.
 
     ``speculative``: whether tokens may be guessed ahead where a generation does not say; None: as the engine does.
-    ``trace``: every op's meta tells its tokens, with origins and probabilities.
+    ``trace``: every op's meta tells its tokens, with origins and probabilities. ``name`` is what programs of one kind
+    are counted under in the metrics, a function's name, say.
     """
 
     tenant: str = ""
@@ -39,6 +40,7 @@ class ProgramSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     adapter: str = ""
     speculative: bool | None = None
     trace: bool = False
+    name: str = ""
 
 
 class Submit(Message, tag="submit"):
@@ -296,6 +298,7 @@ class ProgramStats(msgspec.Struct, frozen=True, omit_defaults=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     forwards: int = 0
+    preemptions: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

@@ -20,7 +20,9 @@ from .coming import Coming
 from .config import SchedulerConfig
 from .counters import SchedulerCounters
 from .draft import Draft
+from .held import Held
 from .plan import PlanRow, StepPlan
+from .rows import drafted_row, plan_row
 from .sequence import Sequence
 from .waiting import ORDERS, Waiting
 
@@ -48,13 +50,11 @@ class Scheduler:
         )
         self.running: list[Sequence] = []  # most urgent, then longest waited, first
         self.parked: dict[int, Sequence] = {}
-        self.num_blocked = 0
         self.counters = SchedulerCounters()
         self.expected_new = 0.0  # tokens that a sequence makes, by those that ended lately
         self.failed: list[tuple[Sequence, PoolTooSmall]] = []
-        self._blocked: dict[int, list[Sequence]] = {}  # by the running sequence that computes their prefix
+        self._held = Held()
         self._holding: dict[int, Sequence] = {}  # waiting sequences that still have the lease they were parked with
-        self._reading: dict[int, tuple[Sequence, ReadAhead]] = {}  # waiting for what the disk has of their tokens
         self._program_orders: dict[str, int] = {}
         self._free_rows = list(range(config.max_running - 1, -1, -1))
         self._stuck = (-1, 0, 0)  # who found no room, how much there was, and how many ran
@@ -66,7 +66,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for room, for a prefix that another computes, or for one that is read from disk."""
-        return len(self.waiting) + self.num_blocked + len(self._reading)
+        return len(self.waiting) + len(self._held)
 
     @property
     def num_preemptions(self) -> int:
@@ -74,11 +74,11 @@ class Scheduler:
 
     @property
     def num_reading(self) -> int:
-        return len(self._reading)
+        return self._held.num_reading
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or len(self.waiting) or self.num_blocked or self._reading)
+        return bool(self.running or len(self.waiting) or len(self._held))
 
     def submit(self, seq: Sequence, *, max_new: int = -1) -> None:
         """``seq`` has pending tokens, or wants logits of computed ones (from ``logits_from`` on).
@@ -103,8 +103,11 @@ class Scheduler:
         seq.state = "waiting"
         seq.blocked_on = None
         seq.num_restored = seq.num_preempted = 0
-        if not self._read_ahead(seq):
+        reading = self._read_ahead(seq)
+        if reading is None:
             self.waiting.add(seq)
+        else:
+            self._held.hold_for_disk(seq, reading)
 
     def park(self, seq: Sequence) -> None:
         """``seq`` has nothing to compute for now; its KV goes to the cache, locked while nobody needs the room."""
@@ -117,7 +120,8 @@ class Scheduler:
             if seq.lease is not None:
                 seq.lease.truncate(min(seq.num_computed, seq.lease.num_slots))
         elif seq.state == "waiting":
-            self._leave_waiting(seq)
+            if not self._held.discard(seq):
+                self.waiting.discard(seq)
             self._holding.pop(seq.seq_id, None)
         seq.state = "parked"
         self.parked[seq.seq_id] = seq
@@ -164,8 +168,9 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can run. Sequences that can never run are put in ``failed``."""
         budget, chunk = self.config.max_step_tokens, self.config.prefill_chunk
-        if self._reading:
-            self._take_read()
+        if self._held.num_reading:
+            for seq in self._held.take_read():
+                self.waiting.add(seq)
         rows: dict[int, PlanRow] = {}
         prefills: list[Sequence] = []
         # Decodes first: they are short and somebody is reading along.
@@ -174,12 +179,12 @@ class Scheduler:
             if pending > 1:
                 prefills.append(seq)
             elif pending == 1 and budget > 0 and seq.state == "running" and self._make_room(seq, 1, rows):
-                rows[seq.seq_id] = _row(seq, 1)
+                rows[seq.seq_id] = plan_row(seq, 1)
                 budget -= 1
         for seq in prefills:
             n = min(seq.num_pending, budget, chunk)
             if n > 0 and seq.state == "running" and self._make_room(seq, n, rows):
-                rows[seq.seq_id] = _row(seq, n)
+                rows[seq.seq_id] = plan_row(seq, n)
                 budget -= n
         if budget > 0 and self._free_rows and len(self.waiting):
             self._admit(budget, rows, [seq for seq in prefills if seq.state == "running"])
@@ -191,6 +196,7 @@ class Scheduler:
     def complete(self, plan: StepPlan, sequences: dict[int, Sequence]) -> None:
         """The KV of ``plan`` is in its slots."""
         num_tokens: dict[str, int] = {}
+        are_some_held = len(self._held) > 0
         for row in plan.rows:
             seq = sequences[row.seq_id]
             n = len(row.token_ids) - row.num_draft
@@ -200,8 +206,8 @@ class Scheduler:
             num_tokens[seq.tenant] = num_tokens.get(seq.tenant, 0) + n
             if seq.lease is not None and (n > 1 or computed < len(seq.tokens)):
                 self.commit(seq)  # a prompt's chunk: siblings may be waiting for it
-            if seq.seq_id in self._blocked:
-                self._unblock(seq, computed)
+            if are_some_held:
+                self._release_held(seq, computed)
         for tenant, n in num_tokens.items():
             self.waiting.charge(tenant, n)
 
@@ -234,31 +240,9 @@ class Scheduler:
             assert row.end == len(seq.tokens) and row.num_logits > 0, (row, seq)
             length = self.room_for_draft(seq, min(len(draft), budget))
             if length > 0:
-                rows[i] = self._drafted(row, seq, draft.cut(length))
+                rows[i] = drafted_row(row, seq, draft.cut(length))
                 budget -= length
         return StepPlan(plan.step, tuple(rows))
-
-    def _drafted(self, row: PlanRow, seq: Sequence, draft: Draft) -> PlanRow:
-        lease = seq.lease
-        assert lease is not None
-        k, end = len(draft), row.end + len(draft)
-        if lease.num_slots < end:
-            lease.extend(end - lease.num_slots)
-        seq.synced = end
-        stale_from = min(row.stale_from, lease.stale_from)
-        lease.mark_fresh()
-        token_ids = np.concatenate((row.token_ids, draft.token_ids))
-        return PlanRow(
-            row.seq_id,
-            row.row_id,
-            row.start,
-            token_ids,
-            lease.slot_ids[:end],
-            stale_from,
-            row.num_logits + k,
-            k,
-            draft.parents,
-        )
 
     def accept_draft(self, row: PlanRow, seq: Sequence, path: list[int]) -> None:
         """Of ``row``'s draft the tokens ``path``, each the child of the one before, came true: their KV is computed.
@@ -275,8 +259,7 @@ class Scheduler:
         seq.num_computed = start + len(path)
         seq.num_run += len(path)
         self.waiting.charge(seq.tenant, len(path))
-        if seq.seq_id in self._blocked:
-            self._unblock(seq, seq.num_computed)
+        self._release_held(seq, seq.num_computed)
 
     # -- inside a step ------------------------------------------------------------------------------------------------
 
@@ -288,7 +271,10 @@ class Scheduler:
             seq = self.waiting.head(self.config.match_window, self._matched)
             if seq is None:
                 return
-            if coming is not None and self._blocks(coming, seq):
+            found = None if coming is None else coming.longest(seq, min(len(seq.tokens) - 1, seq.logits_from))
+            if found is not None and found[1] > self._matched(seq):
+                self.waiting.discard(seq)  # a running sequence is about to compute tokens that it needs as well
+                self._held.hold_behind(seq, *found)
                 continue
             stuck_id, room, num_running = self._stuck
             if seq.seq_id == stuck_id and len(self.running) >= num_running > 0 and self._room <= room:
@@ -297,7 +283,7 @@ class Scheduler:
                 reserve = sum(map(self._still_to_come, self.running))
             n = self._try_admit(seq, budget, reserve)
             if n > 0:
-                rows[seq.seq_id] = _row(seq, n)
+                rows[seq.seq_id] = plan_row(seq, n)
                 budget -= n
                 reserve += self._still_to_come(seq)
                 if coming is not None and seq.num_pending > 1:
@@ -335,13 +321,17 @@ class Scheduler:
                 return 0
         try:
             self._extend(seq, seq.num_computed + n)
-        except OutOfSlots:
-            self.drop_lease(seq)
-            return 0
+        except OutOfSlots as error:
+            if self.running or not self.cache.end_pins(error.need):
+                self.drop_lease(seq)
+                return 0
+            self._extend(seq, seq.num_computed + n)
         if seq.admitted_s == 0.0:
             seq.admitted_s = self.clock()
             seq.num_cached = seq.num_computed
             self.counters.queue_time.add(seq.admitted_s - seq.arrival_s)
+            self.counters.admitted_tokens += len(seq.tokens)
+            self.counters.cached_tokens += seq.num_cached
         self.waiting.discard(seq)
         self._holding.pop(seq.seq_id, None)
         seq.state = "running"
@@ -350,22 +340,13 @@ class Scheduler:
         insort(self.running, seq, key=_urgency)
         return n
 
-    def _read_ahead(self, seq: Sequence) -> bool:
-        """Begin to read what the disk has of a new sequence's tokens; False when there is nothing to wait for."""
+    def _read_ahead(self, seq: Sequence) -> ReadAhead | None:
+        """Begin to read what the disk has of a new sequence's tokens; None when there is nothing to wait for."""
         tiers = self.cache.tiers
         if tiers is None or seq.lease is not None or not self.cache.reuse:
-            return False
+            return None
         reading = tiers.read_ahead(seq.tokens.ids, start=self._matched(seq), namespace=seq.namespace)
-        if reading.is_done:
-            return False
-        self._reading[seq.seq_id] = (seq, reading)
-        return True
-
-    def _take_read(self) -> None:
-        """Those whose tokens have been read wait for room now."""
-        for seq, _ in [entry for entry in self._reading.values() if entry[1].is_done]:
-            del self._reading[seq.seq_id]
-            self.waiting.add(seq)
+        return None if reading.is_done else reading
 
     def _matched(self, seq: Sequence) -> int:
         """How much of a waiting sequence the cache holds; looked up again only when the cache has changed."""
@@ -397,31 +378,6 @@ class Scheduler:
             seq.lease.truncate(limit)
             seq.num_computed = limit
 
-    def _blocks(self, coming: Coming, seq: Sequence) -> bool:
-        """Set ``seq`` aside if a running sequence is about to compute tokens that it needs as well."""
-        found = coming.longest(seq, min(len(seq.tokens) - 1, seq.logits_from))
-        if found is None or found[1] <= self._matched(seq):
-            return False
-        self.waiting.discard(seq)
-        seq.blocked_on = found
-        self._blocked.setdefault(found[0].seq_id, []).append(seq)
-        self.num_blocked += 1
-        return True
-
-    def _unblock(self, other: Sequence, computed: float) -> None:
-        """Let those go on who wait for at most ``computed`` tokens of ``other``."""
-        left = []
-        for seq in self._blocked.pop(other.seq_id, ()):
-            assert seq.blocked_on is not None
-            if seq.blocked_on[1] > computed:
-                left.append(seq)
-                continue
-            seq.blocked_on = None
-            self.num_blocked -= 1
-            self.waiting.add(seq)
-        if left:
-            self._blocked[other.seq_id] = left
-
     def _make_room(self, seq: Sequence, n: int, rows: dict[int, PlanRow]) -> bool:
         """Slots for ``n`` more tokens of a running sequence, preempting later ones if need be."""
         while True:
@@ -436,6 +392,8 @@ class Scheduler:
                     self._preempt(victim)
                     continue
                 if all(other is seq for other in self.running):
+                    if self.cache.end_pins(error.need):
+                        continue
                     self._fail(seq, seq.num_computed + n)
                     return False
                 self._preempt(seq)
@@ -490,7 +448,7 @@ class Scheduler:
         if seq.state == "running":
             self._leave(seq)
         elif seq.state == "waiting":
-            self._leave_waiting(seq)
+            self.waiting.discard(seq)
         seq.state = "ended"
         if seq.lease is not None:
             self.drop_lease(seq)
@@ -504,39 +462,13 @@ class Scheduler:
         self._free_rows.append(seq.row_id)
         seq.row_id = -1
         seq.state = "parked"
-        if seq.seq_id in self._blocked:
-            self._unblock(seq, math.inf)
+        self._release_held(seq, math.inf)
 
-    def _leave_waiting(self, seq: Sequence) -> None:
-        if self._reading.pop(seq.seq_id, None) is not None:
-            return
-        if seq.blocked_on is None:
-            self.waiting.discard(seq)
-            return
-        self._blocked[seq.blocked_on[0].seq_id].remove(seq)
-        self.num_blocked -= 1
-        seq.blocked_on = None
+    def _release_held(self, seq: Sequence, computed: float) -> None:
+        """Those who waited for at most ``computed`` tokens of ``seq`` wait for room now."""
+        for other in self._held.take_behind(seq, computed):
+            self.waiting.add(other)
 
 
 def _urgency(seq: Sequence) -> tuple[int, int]:
     return (seq.priority, seq.order)
-
-
-def _row(seq: Sequence, n: int) -> PlanRow:
-    lease = seq.lease
-    assert lease is not None
-    start = seq.num_computed
-    end = start + n
-    stale_from = min(seq.synced, lease.stale_from, start)
-    seq.synced = end
-    lease.mark_fresh()
-    num_logits = end - max(seq.logits_from, start)
-    return PlanRow(
-        seq.seq_id,
-        seq.row_id,
-        start,
-        seq.tokens.ids[start:end],
-        lease.slot_ids[:end],
-        stale_from,
-        num_logits if num_logits > 0 else 0,
-    )

@@ -10,6 +10,8 @@ from heapq import heapify, heappop, heappush
 
 from .sequence import Sequence
 
+MAX_IDLE = 256  # queues and tenants that nobody waits in, kept for their counters
+
 Rank = tuple[float, ...]
 Order = Callable[[Sequence], Rank]
 
@@ -35,19 +37,19 @@ ORDERS: dict[str, Order] = {"first_come": first_come, "oldest_program": oldest_p
 class Queue:
     """The waiting sequences of one priority and tenant, sorted by rank; ranks stay while a sequence waits."""
 
-    __slots__ = ("_arrivals", "_num_left", "max_overtaken", "ranked")
+    __slots__ = ("_arrivals", "max_overtaken", "num_left", "ranked")
 
-    def __init__(self, max_overtaken: int) -> None:
+    def __init__(self, max_overtaken: int, *, num_left: int = 0) -> None:
         self.max_overtaken = max_overtaken
         self.ranked: list[tuple[Rank, int, Sequence]] = []
         self._arrivals: list[tuple[int, int, Sequence]] = []  # heap: (due, ticket, sequence), dead entries skipped
-        self._num_left = 0
+        self.num_left = num_left  # sequences that have left it
 
     def add(self, seq: Sequence, rank: Rank) -> None:
         if seq.due < 0:
-            seq.due = self._num_left + len(self.ranked) + self.max_overtaken
+            seq.due = self.num_left + len(self.ranked) + self.max_overtaken
         else:
-            self._num_left -= 1  # it comes back, to the place it had
+            self.num_left -= 1  # it comes back, to the place it had
         seq.rank = rank
         insort(self.ranked, (rank, seq.order, seq))
         heappush(self._arrivals, (seq.due, seq.order, seq))
@@ -56,7 +58,7 @@ class Queue:
         index = bisect_left(self.ranked, (seq.rank, seq.order))
         assert self.ranked[index][2] is seq, seq
         del self.ranked[index]
-        self._num_left += 1
+        self.num_left += 1
         seq.rank = ()
         if len(self._arrivals) > 64 + 4 * len(self.ranked):
             self._arrivals = [(other.due, other.order, other) for _, _, other in self.ranked]
@@ -66,7 +68,7 @@ class Queue:
         """Who goes next: whoever is due, else the longest match among the first ``window``, else the first."""
         while self._arrivals and not self._waits(self._arrivals[0]):
             heappop(self._arrivals)
-        if self._arrivals and self._arrivals[0][0] <= self._num_left:
+        if self._arrivals and self._arrivals[0][0] <= self.num_left:
             return self._arrivals[0][2]
         if window <= 1:
             return self.ranked[0][2]
@@ -92,6 +94,7 @@ class Waiting:
         self.served: dict[str, float] = {}
         self._queues: dict[tuple[int, str], Queue] = {}
         self._num = 0
+        self._num_left = 0  # in the queue forgotten with most
         self._last_served = 0.0
 
     def __len__(self) -> int:
@@ -101,11 +104,13 @@ class Waiting:
         return (entry[2] for queue in self._queues.values() for entry in queue.ranked)
 
     def add(self, seq: Sequence) -> None:
-        self._lift(seq.tenant)
         key = (seq.priority, seq.tenant)
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = Queue(self.max_overtaken)
+            if len(self._queues) >= 2 * MAX_IDLE or len(self.served) >= 2 * MAX_IDLE:
+                self._forget_idle()
+            queue = self._queues[key] = Queue(self.max_overtaken, num_left=self._num_left)
+        self._lift(seq.tenant)
         queue.add(seq, self.order(seq))
         self._num += 1
 
@@ -127,6 +132,15 @@ class Waiting:
     def charge(self, tenant: str, cost: float) -> None:
         """``tenant`` was served ``cost`` tokens."""
         self.served[tenant] = self.served.get(tenant, 0.0) + cost / self.tenant_weights.get(tenant, 1.0)
+
+    def _forget_idle(self) -> None:
+        """Tenants' names come from clients: of those who wait for nothing only the most served are remembered."""
+        for key in [key for key, queue in self._queues.items() if not queue.ranked]:
+            self._num_left = max(self._num_left, self._queues.pop(key).num_left)
+        waiting = {tenant for _, tenant in self._queues}
+        idle = sorted((tenant for tenant in self.served if tenant not in waiting), key=self.served.__getitem__)
+        for tenant in idle[: max(0, len(idle) - MAX_IDLE)]:
+            del self.served[tenant]
 
     def _lift(self, tenant: str) -> None:
         others = set()

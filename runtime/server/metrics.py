@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from .flight import Flight, Result
 
@@ -52,10 +54,55 @@ class ServerMetrics:
 
     def text(self, engine: Any) -> bytes:
         """Everything in Prometheus' text format; ``engine`` is its answer to the query ``metrics``, or None."""
+        plain = dict(engine) if isinstance(engine, Mapping) else {}
+        labelled = CollectorRegistry(auto_describe=False)
+        labelled.register(_Labelled(usage=plain.pop("usage", {}), queue=plain.pop("queue_seconds", None)))
         lines = []
-        for name, value in sorted(_flat("phloem_engine", engine)):
+        for name, value in sorted(_flat("phloem_engine", plain)):
             lines.append(f"# TYPE {name} untyped\n{name} {float(value)!r}\n")
-        return generate_latest(self._registry) + "".join(lines).encode()
+        return generate_latest(self._registry) + generate_latest(labelled) + "".join(lines).encode()
+
+
+class _Labelled(Collector):
+    """The engine's numbers that have labels: what was used by tenant and by program, and a histogram of waiting."""
+
+    def __init__(self, *, usage: Mapping[str, Any], queue: Mapping[str, Any] | None) -> None:
+        self._usage = usage
+        self._queue = queue
+
+    def collect(self) -> Iterator[Metric]:
+        if self._queue is not None:
+            name, text = "phloem_engine_queue_seconds", "From a sequence's arrival to its first step."
+            waits = HistogramMetricFamily(name, text)
+            total, buckets = 0, []
+            for bound, count in zip([*map(str, self._queue["bounds"]), "+Inf"], self._queue["counts"], strict=True):
+                total += count
+                buckets.append((bound, total))
+            waits.add_metric([], buckets, self._queue["total"])
+            yield waits
+        for kind, label in (("tenants", "tenant"), ("programs", "program")):
+            rows = self._usage.get(kind, {})
+            tokens = CounterMetricFamily(
+                f"phloem_engine_{label}_tokens", f"Tokens by {label} and origin.", labels=(label, "origin")
+            )
+            for name, row in rows.items():
+                for origin, value in row["tokens"].items():
+                    tokens.add_metric((name, origin), value)
+            yield tokens
+            for key, text in _USAGE.items():
+                family = CounterMetricFamily(f"phloem_engine_{label}_{key}", f"{text} by {label}.", labels=(label,))
+                for name, row in rows.items():
+                    family.add_metric((name,), row[key])
+                yield family
+
+
+_USAGE = {
+    "runs": "Programs begun,",
+    "queue_seconds": "Time that ops waited for their first step,",
+    "prefill_seconds": "Time from there to the first token,",
+    "decode_seconds": "Time from there to the end,",
+    "preemptions": "Sequences that had to give up their slots,",
+}
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, float]]:

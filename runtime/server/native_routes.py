@@ -36,7 +36,7 @@ def native_routes(service: Service) -> APIRouter:
         job = make_job(
             [raw_parts(p, service.tokenizer, parse_special=request.parse_special, name=name) for p in prompts],
             gens,
-            settings=request.settings(),
+            settings=request.settings(http.url.path),
             limits=welcome.limits,
         )
 

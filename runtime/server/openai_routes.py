@@ -48,7 +48,7 @@ def openai_routes(service: Service) -> APIRouter:
                 raise errors.InvalidRequest(message, where="tools")
             grammar = tool_format.grammar(tools, request.choice, parallel=request.parallel_tool_calls is not False)
         gen = Gen(op=0, seq=0, params=params, grammar=grammar, n=request.n or 1, stream=bool(request.stream))
-        job = make_job([parts], [gen], settings=request.settings(), limits=welcome.limits)
+        job = make_job([parts], [gen], settings=request.settings(http.url.path), limits=welcome.limits)
 
         def form_for(program: str) -> ChatForm:
             header = Header.new("chatcmpl", program, service.model_name)
@@ -86,7 +86,7 @@ def openai_routes(service: Service) -> APIRouter:
         job = make_job(
             [raw_parts(p, service.tokenizer, parse_special=parse_special, name="prompt") for p in prompts],
             [gen] * len(prompts),
-            settings=request.settings(),
+            settings=request.settings(http.url.path),
             limits=welcome.limits,
         )
         echoes = [_text_of(p, service) if request.echo else "" for p in prompts]

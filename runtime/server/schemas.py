@@ -77,9 +77,10 @@ class OpenAISampling(Strict):
         given = {"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
         return one_grammar(given, self.grammar_options)
 
-    def settings(self) -> ProgramSettings:
+    def settings(self, name: str) -> ProgramSettings:
+        """``name``: what such requests are counted under."""
         return ProgramSettings(
-            priority=self.priority or 0, deadline_s=self.deadline_s, cache_salt=self.cache_salt or ""
+            priority=self.priority or 0, deadline_s=self.deadline_s, cache_salt=self.cache_salt or "", name=name
         )
 
     @property
@@ -428,8 +429,10 @@ class GenerateRequest(Strict):
             )
         return given
 
-    def settings(self) -> ProgramSettings:
-        return ProgramSettings(priority=self.priority, deadline_s=self.deadline_s, cache_salt=self.cache_salt)
+    def settings(self, name: str) -> ProgramSettings:
+        return ProgramSettings(
+            priority=self.priority, deadline_s=self.deadline_s, cache_salt=self.cache_salt, name=name
+        )
 
 
 def with_logprobs(params: SamplingParams, top: int | None, *, start: int = -1) -> SamplingParams:

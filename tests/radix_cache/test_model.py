@@ -339,6 +339,16 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.num_free == self.num_free()
 
     @invariant()
+    def the_queue_holds_every_evictable_leaf_at_the_key_that_it_has_now(self):
+        """Keys are taken when a leaf comes up for eviction; what has changed since must not have changed its key."""
+        queue = self.cache._tree.queue
+        live = {id(leaf): key for key, ticket, leaf in queue._heap if leaf.ticket == ticket}
+        assert len(live) == queue.num_leaves
+        if queue.policy is not POLICIES["size_aware"]:  # whose keys hold the age that they were taken at
+            for _, ticket, leaf in queue._heap:
+                assert leaf.ticket != ticket or live[id(leaf)] == queue.policy(leaf, queue.age)
+
+    @invariant()
     def a_router_that_follows_the_events_knows_every_whole_block(self):
         whole = {
             block_names(tokens, namespace=ns, block_len=BLOCK_LEN)[-1]

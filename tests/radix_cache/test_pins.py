@@ -141,3 +141,19 @@ def test_a_senseless_time_is_refused(ttl_s):
 def test_a_senseless_budget_is_refused():
     with pytest.raises(ValueError, match=r"pin_share=1.5.*between 0 and 1"):
         RadixCache(20, pin_share=1.5)
+
+
+def test_pins_end_before_their_time_where_that_makes_the_room_that_is_needed():
+    cache = RadixCache(20, pin_share=0.8, clock=Clock())
+    for first, owner, ttl_s in ((0, "late", 30), (100, "early", 10), (200, "later", 60)):
+        run(cache, text(first, 5))
+        assert cache.pin(text(first, 5), owner=owner, ttl_s=ttl_s) == 5
+    assert cache.end_pins(5) and cache.num_pinned == 15
+    assert not cache.end_pins(21) and cache.num_pinned == 15, "what cannot be had ends no pin"
+    assert cache.end_pins(8) and cache.num_pinned == 10
+    lease = cache.acquire(text(300, 1))
+    lease.extend(8)
+    assert (cache.peek(text(0, 5)), cache.peek(text(200, 5))) == (5, 5) and cache.peek(text(100, 5)) < 5
+    assert cache.end_pins(12) and cache.num_pinned == 0
+    lease.release()
+    cache.check()

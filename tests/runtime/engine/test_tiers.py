@@ -98,9 +98,9 @@ def test_another_model_or_number_format_finds_nothing(tiny_model_path, tmp_path)
         engine.close()
 
 
-def test_int8_blocks_are_a_quarter_of_float32_and_are_found_again(tiny_model_path, tmp_path):
+def test_blocks_of_a_byte_are_a_quarter_of_float32_and_are_found_again(tiny_model_path, tmp_path):
     sizes = {}
-    for format in ("auto", "int8"):
+    for format in ("auto", "int8", "fp8"):
         folder = tmp_path / format
         engine = make_engine(tiny_model_path, disk_cache=str(folder), cache_format=format)
         ask(engine, PROMPTS[0])
@@ -109,7 +109,18 @@ def test_int8_blocks_are_a_quarter_of_float32_and_are_found_again(tiny_model_pat
         engine = make_engine(tiny_model_path, disk_cache=str(folder), cache_format=format)
         assert ask(engine, PROMPTS[0])[1] >= len(PROMPTS[0]) // 64 * 64
         engine.close()
-    assert sizes["int8"] < 0.33 * sizes["auto"]
+    assert sizes["int8"] == sizes["fp8"] < 0.33 * sizes["auto"]
+
+
+def test_two_engines_on_one_host_share_what_each_has_computed(tiny_model_path, tmp_path, cold):
+    engines = [make_engine(tiny_model_path, disk_cache=str(tmp_path)) for _ in range(2)]
+    for asked_first, asked_next, n in ((0, 1, 0), (1, 0, 1)):
+        assert ask(engines[asked_first], PROMPTS[n]) == (cold[n], 0)
+        engines[asked_first].tiers.flush()
+        tokens, num_cached = ask(engines[asked_next], PROMPTS[n])
+        assert tokens == cold[n] and num_cached >= len(PROMPTS[n]) // 64 * 64
+    for engine in engines:
+        engine.close()
 
 
 def test_a_preempted_sequence_comes_back_from_host_memory(tiny_model_path):

@@ -42,6 +42,22 @@ def test_int8_comes_back_within_half_a_step_of_each_vector():
         assert ((got - want).abs() <= 0.501 * step).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fp8_comes_back_within_a_sixteenth_of_each_number(dtype):
+    pool = pool_of(dtype)
+    pool.k[1][3, 0] = 0.0
+    pool.v[0][3, 0] = torch.logspace(-9, 4, 16)
+    blocks = KVBlocks(pool, block_len=4, format="fp8")
+    saved = blocks.save(SLOTS)
+    assert [len(block) for block in saved] == [blocks.size_bytes] * 2
+    assert blocks.size_bytes == KVBlocks(pool, block_len=4, format="int8").size_bytes
+    blocks.load(TARGETS, saved)
+    for layer in (*pool.k, *pool.v):
+        want, got = layer[SLOTS.reshape(-1)].float(), layer[TARGETS.reshape(-1)].float()
+        floor = want.abs().amax(dim=-1, keepdim=True) / 2**18
+        assert ((got - want).abs() <= torch.maximum(want.abs() / 15.5, floor)).all()
+
+
 def test_a_block_of_another_size_is_refused_before_anything_is_written():
     blocks = KVBlocks(pool_of(torch.float32), block_len=4)
     with pytest.raises(ValueError, match="but this pool's have"):
