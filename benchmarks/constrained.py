@@ -2,6 +2,7 @@
 
     python -m benchmarks.constrained --data schemas.jsonl --suite draft2020-12/ [--peers] [--save]
     python -m benchmarks.constrained            # the grammars of this file alone
+    python -m benchmarks.constrained --data schemas.jsonl --walks 10 --order schema    # random texts, checked by jsonschema
 
 ``--data``: one JSON a line with ``id``, ``text`` (a schema) and ``tests`` ([{text, valid}]), as JSONSchemaBench and
 MaskBench have them. ``--suite``: a folder of the JSON-Schema-Test-Suite. A valid instance has to be allowed token by
@@ -13,6 +14,8 @@ and xgrammar in the same way, where they are installed.
 import argparse
 import gc
 import json
+import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from phloem.constrained import GrammarError, Vocabulary, compile
+from phloem.constrained import CompiledGrammar, GrammarError, Vocabulary, compile
 from phloem.runtime.tokenizer import Tokenizer, load_tokenizer
 from phloem.runtime.weights.resolve import resolve_model
 
@@ -465,6 +468,72 @@ def own_cases() -> Iterator[Case]:
         yield name, kind, text, [(instance, True) for instance in instances]
 
 
+def random_text(grammar: CompiledGrammar, rng: random.Random, *, most: int = 600) -> tuple[str, str | None]:
+    """A random walk through the masks that soon looks for the end: the text, and why it is none (None: it is one)."""
+    vocabulary = grammar.machine.vocabulary
+    matcher = grammar.matcher()
+    free = rng.randrange(30)
+    single = [t for t in range(len(vocabulary)) if len(vocabulary.tokens[t]) == 1]
+    out = b""
+    for step in range(most):
+        allowed = np.flatnonzero(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")).tolist()
+        if matcher.error is not None:
+            return out.decode(errors="replace"), matcher.error
+        if not allowed:
+            return out.decode(errors="replace"), "dead end"
+        if step < free and len(allowed) > 1:
+            token = rng.choice([t for t in rng.sample(allowed, min(8, len(allowed))) if t != vocabulary.eos] or allowed)
+        elif matcher.is_accepting():
+            return out.decode(), None
+        else:
+            row = matcher.mask()
+            firsts = rng.choice((b'"', b'"', b"}]", b"}]", b"}]", b":", b"tfn01"))
+            closing = [t for t in single if vocabulary.tokens[t] in firsts and int(row[t >> 5]) >> (t & 31) & 1]
+            dark = [t for t in allowed if vocabulary.tokens[t].strip() or t == vocabulary.eos] if not closing else []
+            token = rng.choice(closing or dark or allowed)
+        if not matcher.accept(token):
+            return out.decode(errors="replace"), matcher.error
+        out += b"" if token == vocabulary.eos else vocabulary.tokens[token]
+        if matcher.is_finished():
+            return out.decode(), None
+    return out.decode(errors="replace"), "unfinished"
+
+
+def walk_schemas(vocabulary: Vocabulary, cases: Iterable[Case], walks: int, order: str) -> Counter[str]:
+    """Random walks through every schema; each text has to satisfy jsonschema. Prints those that do not."""
+    import jsonschema
+
+    found: Counter[str] = Counter()
+    for name, _, text, _ in cases:
+        try:
+            grammar = compile("json_schema", text, vocabulary, property_order=order, format="annotate")
+        except GrammarError:
+            found["schemas refused"] += 1
+            continue
+        schema = json.loads(text)
+        validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
+        rng = random.Random(name)
+        for _ in range(walks):
+            result, why = random_text(grammar, rng)
+            if why is None:
+                twins: list[bool] = []
+                value = json.loads(result, object_pairs_hook=lambda pairs, t=twins: _note_twins(pairs, t))
+                try:
+                    why = None if validator.is_valid(value) else "names written twice" if any(twins) else "invalid"
+                except (RecursionError, jsonschema.exceptions._WrappedReferencingError, re.error):
+                    why = "the reference fails"
+            found[f"texts {why or 'valid'}" if why != "dead end" else why] += 1
+            if why in ("invalid", "dead end"):
+                print(f"    {name}: {why}: {result[:300]}")
+    return found
+
+
+def _note_twins(pairs: list[tuple[str, Any]], twins: list[bool]) -> dict[str, Any]:
+    """JSON lets an object write a name twice; names that no keyword mentions are not kept track of."""
+    twins.append(len({k for k, _ in pairs}) < len(pairs))
+    return dict(pairs)
+
+
 def engines(tokenizer: Tokenizer, with_peers: bool) -> Iterator[Engine]:
     yield Phloem(tokenizer.vocabulary())
     for peer in (Guidance, XGrammar) if with_peers else ():
@@ -484,8 +553,15 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="measure llguidance and xgrammar too")
     parser.add_argument("--details", action="store_true", help="print every refusal and wrong verdict")
     parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results/constrained.json")
+    parser.add_argument(
+        "--walks", type=int, default=0, help="so many random walks through each schema of --data instead"
+    )
     args = parser.parse_args()
     tokenizer = load_tokenizer(resolve_model(args.model))
+    if args.walks:
+        found = walk_schemas(tokenizer.vocabulary(), bench_cases(args.data, args.limit), args.walks, args.order)
+        print("  ".join(f"{name} {count:,}" for name, count in sorted(found.items())))
+        return
     sets: dict[str, tuple[list[Case], dict[str, str]]] = {"grammars of this file": (list(own_cases()), {})}
     if args.data:
         sets["data"] = list(bench_cases(args.data, args.limit)), {"property_order": args.order, "numbers": "any"}

@@ -156,7 +156,9 @@ class Schemas:
 
     @staticmethod
     def _is_unique_anyway(schema: Json) -> bool:
-        return "maxItems" in schema and _is_number(schema["maxItems"]) and schema["maxItems"] <= 1
+        """Whether items can be kept apart: there is one at most, or they are of a few known values."""
+        one_at_most = "maxItems" in schema and _is_number(schema["maxItems"]) and schema["maxItems"] <= 1
+        return one_at_most or _item_values(schema) is not None
 
     def _check_ref(self, document: Document, place: Place) -> None:
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
@@ -444,6 +446,9 @@ class _Reader:
         parts.append(arrays.at_least(int(schema.get("minItems", 0))))
         if "maxItems" in schema:
             parts.append(arrays.at_most(int(schema["maxItems"])))
+        if schema.get("uniqueItems") is True:
+            for value in _item_values(schema) or ():
+                parts.append(arrays.contains(self.schemas.constant(value), 0, 1))
         if "contains" in schema:
             asked = self.sub(schema["contains"], "contains")
             need = int(schema.get("minContains", 1))
@@ -536,6 +541,27 @@ def has_type(schema: Json, kind: Kind) -> bool:
 
 def _is_number(value: Json) -> bool:
     return isinstance(value, (int, Decimal)) and not isinstance(value, bool)
+
+
+def _item_values(schema: Json) -> list[Json] | None:
+    """The scalars that items are bound to, if listed, few, and there are no other items."""
+    items = schema.get("items")
+    if not isinstance(items, dict) or "prefixItems" in schema:
+        return None
+    if "const" in items:
+        listed = [items["const"]]
+    elif "enum" in items:
+        listed = items["enum"]
+    elif items.get("type") == "boolean":
+        listed = [False, True]
+    elif items.get("type") == "null":
+        listed = [None]
+    else:
+        return None
+    if not isinstance(listed, list) or any(isinstance(v, (dict, list)) for v in listed):
+        return None
+    values = list({(type(v) is bool, v): v for v in listed}.values())  # 1 and 1.0 are one, 1 and true are not
+    return values if len(values) <= MAX_ASKED else None
 
 
 def _is_encodable(text: str) -> bool:

@@ -201,6 +201,39 @@ def test_numbers_that_need_not_be_whole_keep_their_points(vocabulary: Vocabulary
     assert takes(not_whole, "1.5") and not takes(not_whole, "1.0") and not takes(not_whole, "1")
 
 
+@pytest.mark.parametrize(
+    ("items", "good", "bad"),
+    [
+        ({"enum": ["a", "ab", 1, None]}, [[], ["ab", "a"], [1, None, "a", "ab"]], [["a", "a"], [1, "a", 1], [1, "a", 1.0]]),
+        ({"type": "boolean"}, [[True, False], [False]], [[True, True], [False, True, False]]),
+        ({"const": "x"}, [["x"]], [["x", "x"]]),
+        ({"enum": [1, True, 0, False]}, [[1, True], [False, 0, True]], [[True, True], [0, 0]]),
+    ],
+)  # fmt: skip
+def test_items_of_few_values_are_unique(vocabulary: Vocabulary, items: Any, good: list[Any], bad: list[Any]) -> None:
+    schema = {"type": "array", "items": items, "uniqueItems": True}
+    grammar = compile("json_schema", json.dumps(schema), vocabulary, numbers="any")
+    assert not grammar.unchecked
+    assert all(takes(grammar, as_json(value)) for value in good)
+    assert not any(takes(grammar, as_json(value)) for value in bad)
+    walk_all(grammar, lambda text: jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), walks=5)
+
+
+@pytest.mark.parametrize("items", [{"type": "string"}, {"enum": list(range(9))}, {"enum": [[1], 2]}, True])
+def test_items_of_many_values_are_not_kept_apart_in_silence(vocabulary: Vocabulary, items: Any) -> None:
+    schema = json.dumps({"type": "array", "items": items, "uniqueItems": True})
+    with pytest.raises(GrammarError, match='unsupported: uniqueItems; on_unsupported="check_after".*at #/uniqueItems'):
+        compile("json_schema", schema, vocabulary)
+    grammar = compile("json_schema", schema, vocabulary, on_unsupported="check_after")
+    assert grammar.unchecked == ("uniqueItems at #/uniqueItems",)
+
+
+@pytest.mark.parametrize("where", ["http://example.com/schema.json", "other.json#/$defs/a", "#/$defs/none"])
+def test_references_that_lead_nowhere_are_refused_by_name(vocabulary: Vocabulary, where: str) -> None:
+    with pytest.raises(GrammarError, match=re.escape(where)):
+        compile("json_schema", json.dumps({"properties": {"a": {"$ref": where}}}), vocabulary)
+
+
 def test_schema_order_is_the_order_of_properties(vocabulary: Vocabulary) -> None:
     schema = json.dumps({"type": "object", "properties": {"b": {}, "a": {}}, "required": ["a"]})
     grammar = compile("json_schema", schema, vocabulary)
