@@ -330,7 +330,11 @@ class Engine:
         if not drafts:
             return plan, {}
         plan = self.scheduler.add_drafts(plan, live, drafts)
-        return plan, {row.seq_id: drafts[row.seq_id].cut(row.num_draft) for row in plan.rows if row.num_draft}
+        rows = [row for row in plan.rows if row.num_draft]
+        return plan, {
+            row.seq_id: Draft(row.token_ids[-row.num_draft :], row.draft_parents, drafts[row.seq_id].source)
+            for row in rows
+        }
 
     def _sample_row(self, candidate: Candidate, logits_row: int) -> SampleRow:
         params = candidate.generation.op.params

@@ -11,7 +11,7 @@ import torch
 from ... import kernels
 from ..layers.batch import ForwardBatch
 from ..protocol.sampling import SamplingParams
-from ..scheduler import StepPlan
+from ..scheduler import MAX_DRAFT_TOKENS, StepPlan
 from .replays import Replays
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class SampledToken:
 
 
 class Executor:
-    """Owns the slot table: row r holds the slots of the sequence that runs as row r."""
+    """Owns the slot table: row r holds the slots of the sequence that runs as row r, the last rows are for branches."""
 
     def __init__(self, model: Model, kv: KVPool, *, max_rows: int, max_len: int, num_tokens: int = 0) -> None:
         """``num_tokens``: logits beyond it belong to no token (padded heads) and are never drawn; 0: all do."""
         self.model = model
         self.kv = kv
         self.device = torch.device(model.device)
-        self.slot_table = np.zeros((max_rows, max_len), dtype=np.int32)
+        self.slot_table = np.zeros((max_rows + MAX_DRAFT_TOKENS, max_len), dtype=np.int32)
         self._replays = Replays(model, kv) if self.device.type == "cpu" else None
         self._num_tokens = num_tokens or model.config.vocab_size
         self._mask_words = (model.config.vocab_size + 31) // 32

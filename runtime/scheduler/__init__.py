@@ -2,13 +2,14 @@
 
 from .config import SchedulerConfig
 from .counters import Histogram, SchedulerCounters
-from .draft import Draft
+from .draft import MAX_DRAFT_TOKENS, Draft
 from .plan import PlanRow, StepPlan
 from .scheduler import PoolTooSmall, Scheduler
 from .sequence import Sequence, TokenBuffer
 from .waiting import ORDERS
 
 __all__ = [
+    "MAX_DRAFT_TOKENS",
     "ORDERS",
     "Draft",
     "Histogram",

@@ -240,7 +240,7 @@ class Scheduler:
             assert row.end == len(seq.tokens) and row.num_logits > 0, (row, seq)
             length = self.room_for_draft(seq, min(len(draft), budget))
             if length > 0:
-                rows[i] = drafted_row(row, seq, draft.cut(length))
+                rows[i] = drafted_row(row, seq, draft.cut(length).in_preorder())
                 budget -= length
         return StepPlan(plan.step, tuple(rows))
 

@@ -43,9 +43,9 @@ class Price:
     row_s: float
     gain_s: float = 0.0
 
-    def gain(self, chances: np.ndarray) -> float:
-        """What the best beginning of a chain with these chances, each given the one before, is expected to gain."""
-        each = np.multiply.accumulate(chances) * self.token_s - self.row_s
+    def gain(self, reached: np.ndarray) -> float:
+        """What a draft with these chances to come true gains where only what pays of it is run."""
+        each = reached * self.token_s - self.row_s
         return float(each[each > 0.0].sum())
 
 
@@ -55,6 +55,16 @@ class Proposal:
 
     draft: Draft
     chances: np.ndarray
+
+    def reached(self) -> np.ndarray:
+        """float64 [k]: the chance of each token that all on the way to it, and it, come true."""
+        if self.draft.parents is None:
+            return np.multiply.accumulate(self.chances)
+        found = self.chances.tolist()
+        for i, parent in enumerate(self.draft.parents.tolist()):
+            if parent >= 0:
+                found[i] *= found[parent]
+        return np.array(found)
 
 
 class Drafter(Protocol):

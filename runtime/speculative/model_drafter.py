@@ -82,7 +82,7 @@ class ModelDrafter:
         num_unread = self.guesser.num_unread(want.seq_id, want.tokens)
         if num_unread <= 0:
             return None
-        expected = Price(price.token_s, price.row_s + self.token_s).gain(np.full(want.limit, record.rate))
+        expected = Price(price.token_s, price.row_s + self.token_s).gain(record.rate ** np.arange(1, want.limit + 1))
         reading_s = (num_unread - 1) * self.read_s
         if expected <= price.gain_s or reading_s > _HORIZON * (expected - price.gain_s):
             if price.gain_s > 0.0 or reading_s > 10.0 * price.token_s:

@@ -15,11 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..scheduler import Draft
+from ..scheduler import MAX_DRAFT_TOKENS, Draft
 from .costs import StepCosts
 from .drafter import Drafter, Price, Proposal, Want
 
-_MAX_ADDED = 128  # draft tokens of a step
 _LEAST_GAIN = 1.02  # in expected tokens per second: what is known of chances and costs is not exact
 # Sizes that steps with drafts do not have: kernels work in fours and eights, and few sizes are soon known.
 _UNUSUAL = np.array([n > 4 and n % (2 if n <= 8 else 4 if n <= 32 else 8) != 0 for n in range(1024)])
@@ -44,17 +43,21 @@ class Speculation:
         start_s = time.perf_counter()
         price = self._price(num_tokens, len(wants))
         drafts: dict[int, Draft] = {}
-        chances: list[np.ndarray] = []
+        gains: list[np.ndarray] = []
         owners: list[int] = []
         for want in wants:
             self._known.add(want.seq_id)
             found = self._best(want, price)
             if found is not None:
-                drafts[want.seq_id] = found.draft
-                chances.append(np.multiply.accumulate(found.chances))
+                draft, reached = found.draft, found.reached()
+                if draft.parents is not None:  # the likeliest first: whatever part is run is a beginning
+                    order = np.argsort(-reached, kind="stable")
+                    draft, reached = draft.keep(order.tolist()), reached[order]
+                drafts[want.seq_id] = draft
+                gains.append(reached)
                 owners.append(want.seq_id)
         self._step = (num_tokens, len(wants), 0)
-        lengths = self._lengths(chances, num_tokens=num_tokens, num_decoding=len(wants))
+        lengths = self._lengths(gains, num_tokens=num_tokens, num_decoding=len(wants))
         self._drafting_s = time.perf_counter() - start_s
         return {owner: drafts[owner].cut(n) for owner, n in zip(owners, lengths, strict=True) if n}
 
@@ -118,23 +121,26 @@ class Speculation:
             found = drafter.propose(want, price)
             if found is None:
                 continue
+            if found.draft.parents is not None:
+                order = found.draft.preorder()
+                found = Proposal(found.draft.keep(order), found.chances[order])
             kept = possible(found.draft, want)
             if not kept:
                 continue
             found = Proposal(found.draft.keep(kept), found.chances[kept])
-            gain_s = price.gain(found.chances)
+            gain_s = price.gain(found.reached())
             if best is None or gain_s > price.gain_s:
                 best, price = found, replace(price, gain_s=gain_s)
         return best
 
-    def _lengths(self, chances: Sequence[np.ndarray], *, num_tokens: int, num_decoding: int) -> list[int]:
-        if not chances:
+    def _lengths(self, parts: Sequence[np.ndarray], *, num_tokens: int, num_decoding: int) -> list[int]:
+        if not parts:
             return []
         estimate = self.costs.estimate
-        most = min(_MAX_ADDED, len(estimate) - 1 - num_tokens)
+        most = min(MAX_DRAFT_TOKENS, len(estimate) - 1 - num_tokens)
         if most <= 0:
-            return [0] * len(chances)
-        gains = np.concatenate(chances)
+            return [0] * len(parts)
+        gains = np.concatenate(parts)
         order = np.argsort(-gains, kind="stable")[:most]
         made = num_decoding + np.concatenate(([0.0], np.cumsum(gains[order])))
         seconds = estimate[num_tokens : num_tokens + len(made)] - estimate[num_tokens] + estimate[num_decoding]
@@ -143,14 +149,14 @@ class Speculation:
         rate[0] = made[0] / seconds[0]
         best = int(np.argmax(rate))
         if rate[best] < _LEAST_GAIN * rate[0]:
-            return [0] * len(chances)
+            return [0] * len(parts)
         # A draft's gains fall along it, so those taken are its beginning.
-        owners = np.repeat(np.arange(len(chances)), [len(part) for part in chances])
-        return np.bincount(owners[order[:best]], minlength=len(chances)).tolist()
+        owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        return np.bincount(owners[order[:best]], minlength=len(parts)).tolist()
 
 
 def possible(draft: Draft, want: Want) -> list[int]:
-    """The draft's tokens that the grammar allows and after which the text goes on, ascending."""
+    """The tokens of a draft in preorder that the grammar allows and after which the text goes on, ascending."""
     tokens, matcher = draft.token_ids.tolist(), want.matcher
     if matcher is None and want.ends.isdisjoint(tokens):
         return list(range(len(tokens)))
