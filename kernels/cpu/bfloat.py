@@ -19,7 +19,7 @@ from .entry import ARGS, TASK, THREAD, entry
 from .llvm import F32, I32, LANES, V16, V16_I32, carry, constant, declared, fused, load_at, number, splat, vector_at
 from .outputs import put_outputs
 from .recording import scratch
-from .tensors import KINDS, readable, team_size
+from .tensors import KINDS, readable, task_len, team_size
 from .vector import (
     compiled,
     get,
@@ -34,7 +34,7 @@ from .vector import (
 )
 
 _ROWS = 8
-_BLOCKS = 4  # of 16 outputs: a task
+_BLOCKS = 4  # of 16 outputs, computed together
 _MIN_SHARE = 200_000  # products worth a second thread
 
 
@@ -62,6 +62,7 @@ class Bfloat16Product:
         x = readable(x)
         num_rows, width = x.shape
         out = torch.empty((num_rows, self.num_outputs), dtype=out_dtype)
+        threads = team_size(num_rows * width * self.num_outputs, min_share=_MIN_SHARE)
         parts = 1 if x.dtype == torch.bfloat16 else 2
         pairs = (width + 1) // 2
         laid_out = scratch("laid out", -(-num_rows // _ROWS) * _ROWS * 2 * pairs * parts, torch.bfloat16)
@@ -78,7 +79,8 @@ class Bfloat16Product:
             laid_out.data_ptr(),
             parts,
             0,
-            threads=team_size(num_rows * width * self.num_outputs, min_share=_MIN_SHARE),
+            task_len(-(-self.num_outputs // (_BLOCKS * LANES)), threads, 1),
+            threads=threads,
         )
         return out
 
@@ -127,7 +129,7 @@ _tile_8, _tile_4, _tile_2, _tile_1 = (_pair_tile(rows, blocks) for rows, blocks 
 _local_sums = local_floats(_ROWS * _BLOCKS * LANES)
 
 
-@entry(ints=12)
+@entry(ints=13)
 def _multiply(call: int) -> None:
     _lay_out_rows(call)
     num_rows, pairs = get_i64(call, ARGS + 2), (get_i64(call, ARGS + 3) + 1) // 2
@@ -137,29 +139,31 @@ def _multiply(call: int) -> None:
     block_bytes, x_bytes = pairs * 4 * LANES, pairs * 4 * _ROWS
     width = _BLOCKS * LANES
     sums = _local_sums()
+    fours_a_task = get_i64(call, ARGS + 12)
     task = take_number(call, TASK)
-    while task * width < num_outputs:
-        weights = packed + task * _BLOCKS * block_bytes
-        for row in range(0, num_rows, _ROWS):
-            rows = min(_ROWS, num_rows - row)
-            for i in range(0, rows * width, LANES):
-                store16_f32(sums, i, splat16(0.0))
-            for part in range(parts):
-                x = laid_out + (row // _ROWS * parts + part) * x_bytes
-                # Rows of the tile that are not there are computed and left out.
-                if rows > 4:
-                    _tile_8(weights, block_bytes, x, pairs, sums)
-                    _tile_8(weights + 2 * block_bytes, block_bytes, x, pairs, sums + 8 * LANES)
-                elif rows > 2:
-                    _tile_4(weights, block_bytes, x, pairs, sums)
-                elif rows == 2:
-                    _tile_2(weights, block_bytes, x, pairs, sums)
-                else:
-                    _tile_1(weights, block_bytes, x, pairs, sums)
-            for r in range(rows):
-                for column in range(task * width, min((task + 1) * width, num_outputs), LANES):
-                    at = r * width + column - task * width
-                    put_outputs(sums, at, bias, out, out_kind, row + r, num_outputs, column, num_outputs)
+    while task * fours_a_task * width < num_outputs:
+        for start in range(task * fours_a_task * width, min((task + 1) * fours_a_task * width, num_outputs), width):
+            weights = packed + start // LANES * block_bytes
+            for row in range(0, num_rows, _ROWS):
+                rows = min(_ROWS, num_rows - row)
+                for i in range(0, rows * width, LANES):
+                    store16_f32(sums, i, splat16(0.0))
+                for part in range(parts):
+                    x = laid_out + (row // _ROWS * parts + part) * x_bytes
+                    # Rows of the tile that are not there are computed and left out.
+                    if rows > 4:
+                        _tile_8(weights, block_bytes, x, pairs, sums)
+                        _tile_8(weights + 2 * block_bytes, block_bytes, x, pairs, sums + 8 * LANES)
+                    elif rows > 2:
+                        _tile_4(weights, block_bytes, x, pairs, sums)
+                    elif rows == 2:
+                        _tile_2(weights, block_bytes, x, pairs, sums)
+                    else:
+                        _tile_1(weights, block_bytes, x, pairs, sums)
+                for r in range(rows):
+                    for column in range(start, min(start + width, num_outputs), LANES):
+                        at = r * width + column - start
+                        put_outputs(sums, at, bias, out, out_kind, row + r, num_outputs, column, num_outputs)
         task = take_number(call, TASK)
 
 

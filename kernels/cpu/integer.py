@@ -44,7 +44,7 @@ from .llvm import (
 )
 from .outputs import put_outputs
 from .recording import scratch
-from .tensors import KINDS, readable, team_size
+from .tensors import KINDS, readable, task_len, team_size
 from .vector import (
     compiled,
     get_i64,
@@ -64,7 +64,7 @@ from .vector import (
 
 GROUP_LEN = 32
 _QUADS = GROUP_LEN // 4
-_BLOCKS_A_TASK = 2  # their weights stay in the first cache from one tile of rows to the next
+_BLOCKS_AT_ONCE = 2  # their weights stay in the first cache from one tile of rows to the next
 _MIN_SHARE = 200_000  # products worth a second thread
 
 
@@ -105,6 +105,7 @@ class IntegerProduct:
             out = torch.empty((num_rows, self.num_outputs), dtype=out_dtype)
         assert out.dtype == out_dtype and out.shape == (num_rows, self.num_outputs) and out.stride(1) == 1
         num_records = -(-num_rows // _ROWS) * (width // GROUP_LEN)
+        threads = team_size(num_rows * width * self.num_outputs, min_share=_MIN_SHARE)
         rounded = scratch("rounded", num_records * _record_bytes(self.x_bits // 8), torch.uint8)
         self._run(
             x.data_ptr(),
@@ -119,7 +120,8 @@ class IntegerProduct:
             rounded.data_ptr(),
             0,
             out.stride(0),
-            threads=team_size(num_rows * width * self.num_outputs, min_share=_MIN_SHARE),
+            task_len(-(-self.num_outputs // LANES), threads, _BLOCKS_AT_ONCE),
+            threads=threads,
         )
         return out
 
@@ -242,25 +244,25 @@ _RECORD_4, _RECORD_8 = _record_len(4), _record_len(8)
 _local_tile = local_floats(_ROWS * LANES)
 
 
-@entry(ints=12)
+@entry(ints=13)
 def _run_4x8(call: int) -> None:
     _round_rows(call, 8, 1)
     _multiply_blocks(call, _RECORD_4, 1, _block_4x8)
 
 
-@entry(ints=12)
+@entry(ints=13)
 def _run_4x16(call: int) -> None:
     _round_rows(call, 8, 2)
     _multiply_blocks(call, _RECORD_4, 2, _block_4x16)
 
 
-@entry(ints=12)
+@entry(ints=13)
 def _run_8x8(call: int) -> None:
     _round_rows(call, 128, 1)
     _multiply_blocks(call, _RECORD_8, 1, _block_8x8)
 
 
-@entry(ints=12)
+@entry(ints=13)
 def _run_8x16(call: int) -> None:
     _round_rows(call, 128, 2)
     _multiply_blocks(call, _RECORD_8, 2, _block_8x16)
@@ -310,15 +312,18 @@ def _multiply_blocks(call: int, weight_record: int, parts: int, multiply_block: 
     bias, out, out_kind = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
     rounded, stride = get_i64(call, ARGS + 9), get_i64(call, ARGS + 11)
     num_blocks = (num_outputs + LANES - 1) // LANES
+    blocks_a_task = get_i64(call, ARGS + 12)
     tile = _local_tile()
     task = take_number(call, TASK)
-    while task * _BLOCKS_A_TASK < num_blocks:
-        x = rounded
-        for row in range(0, num_rows, _ROWS):
-            rows = min(_ROWS, num_rows - row)
-            for block in range(task * _BLOCKS_A_TASK, min((task + 1) * _BLOCKS_A_TASK, num_blocks)):
-                multiply_block(packed + block * num_groups * weight_record, x, num_groups, tile, rows)
-                for r in range(rows):
-                    put_outputs(tile, r * LANES, bias, out, out_kind, row + r, stride, block * LANES, num_outputs)
-            x += num_groups * _record_bytes(parts)
+    while task * blocks_a_task < num_blocks:
+        end = min((task + 1) * blocks_a_task, num_blocks)
+        for first in range(task * blocks_a_task, end, _BLOCKS_AT_ONCE):
+            x = rounded
+            for row in range(0, num_rows, _ROWS):
+                rows = min(_ROWS, num_rows - row)
+                for block in range(first, min(first + _BLOCKS_AT_ONCE, end)):
+                    multiply_block(packed + block * num_groups * weight_record, x, num_groups, tile, rows)
+                    for r in range(rows):
+                        put_outputs(tile, r * LANES, bias, out, out_kind, row + r, stride, block * LANES, num_outputs)
+                x += num_groups * _record_bytes(parts)
         task = take_number(call, TASK)
