@@ -3,6 +3,8 @@
 A guess on a match of m tokens that came true is a match of m + 1: token j of a draft is judged by m + j.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 # Matches of 0 to 1, 2, 3-4, 5-8, 9-16, 17-32 and more tokens.
@@ -21,9 +23,11 @@ class Acceptance:
 
     __slots__ = ("_hits", "_keep", "_start", "_tries", "rates", "wider")
 
-    def __init__(self, num_sources: int, *, wider: "Acceptance | None" = None, keep: float) -> None:
+    def __init__(self, factors: Sequence[float], *, wider: "Acceptance | None" = None, keep: float) -> None:
+        """``factors``: of each source, how its rates begin, against the usual."""
+        num_sources = len(factors)
         self.wider = wider
-        self.rates: np.ndarray = np.tile(np.array(_PRIOR), (num_sources, 1)) if wider is None else wider.rates.copy()
+        self.rates: np.ndarray = np.outer(factors, _PRIOR) if wider is None else wider.rates.copy()
         self._keep = keep
         self._start: list[list[float]] = self.rates.tolist()
         self._tries = [[0.0] * len(_PRIOR) for _ in range(num_sources)]

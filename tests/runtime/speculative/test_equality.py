@@ -9,8 +9,9 @@ from phloem.runtime.engine import Engine
 from phloem.runtime.protocol import messages as m
 from phloem.runtime.protocol import ops as o
 from phloem.runtime.protocol.sampling import SamplingParams
+from phloem.runtime.speculative import LookupDrafter, Speculation
 from phloem.tests.runtime.engine.driver import CLIENT, Driver, Outcome
-from phloem.tests.runtime.speculative.oracle import Oracle, speculate
+from phloem.tests.runtime.speculative.oracle import Free, Oracle, speculate
 
 P = SamplingParams
 REQUESTS: dict[str, tuple[P, GrammarSpec | None]] = {
@@ -126,6 +127,30 @@ def test_lookup_changes_no_token_and_finds_what_was_said_before(tiny_model_path,
         check_equal(made(outcomes), truth[0])
     # The second time the cache knew all answers of the first candidates.
     assert engine.report.metrics(engine)["accepted_tokens"]["prefix"] > 100
+    engine.close()
+
+
+def test_lookup_s_trees_change_no_token(tiny_model_path, truth):
+    engine = start(tiny_model_path, prefix_cache=False)
+    lookup = LookupDrafter(lambda ids, name, limit: ids[:0])
+    engine.speculation = speculation = Speculation([lookup], max_draft=12, costs=Free())
+    num_trees = 0
+    add_drafts = engine.scheduler.add_drafts
+
+    def counted(plan, live, drafts):
+        nonlocal num_trees
+        plan = add_drafts(plan, live, drafts)
+        num_trees += sum(row.draft_parents is not None for row in plan.rows)
+        return plan
+
+    engine.scheduler.add_drafts = counted
+    for _ in range(2):
+        driver = Driver(engine, check=False)
+        outcomes = submit_all(driver, n=3)
+        driver.run()
+        check_equal(made(outcomes), truth[0])
+    assert num_trees > 2 and sum(speculation.accepted.values()) > 50
+    engine.check()
     engine.close()
 
 
