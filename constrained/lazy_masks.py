@@ -75,6 +75,13 @@ class Plan(NamedTuple):
     further: tuple[tuple[int, Ends], ...]
 
 
+class Beginning(NamedTuple):
+    """Where a lexeme, or what is left of one, begins: the state, and a bit for each byte that may come first."""
+
+    state: int
+    firsts: int
+
+
 FEW_TOKENS = 512  # more are kept as a mask
 
 
@@ -92,11 +99,10 @@ class LazyMasks:
         self._reaches: dict[tuple[int, int], Reach] = {}
         self._plans: dict[tuple[Lexer, int], Plan] = {}
         nothing = np.zeros(machine.vocabulary.num_words, np.uint32)
-        self._begin = Ends(0, -1, nothing, np.zeros(257, np.int64), np.zeros(0, np.int64))  # the whole trie
+        self._begin = Ends(0, -1, nothing, np.zeros(257, np.int32), np.zeros(0, np.int32))  # the whole trie
         self._num_ends = 1
         self.num_bytes = 0  # of what lexemes allow; it is never forgotten, the machine is
-        self._firsts: dict[int, int] = {}
-        self._nodes = trie.node_byte, trie.node_end, trie.first_token, trie.num_tokens, trie.token_order
+        self._beginnings: dict[int, Beginning] = {}
         self._marks = np.zeros(trie.num_nodes, np.int32)
         self._mark = 0
 
@@ -159,19 +165,19 @@ class LazyMasks:
         return row, looked_up
 
     def _plan(self, lexer: Lexer, begin: Ends) -> Plan:
-        reaches, firsts = self._reaches, self._firsts
+        reaches, beginnings = self._reaches, self._beginnings
         row = None
         tokens: list[np.ndarray] = []
         further: list[tuple[int, Ends]] = []
         for lexeme, rest in lexer:
-            first = firsts.get(rest)
-            if first is None:
-                first = firsts[rest] = self._first_bytes(rest)
-            if not first & begin.firsts:
+            beginning = beginnings.get(rest)
+            if beginning is None:
+                beginning = beginnings[rest] = self._beginning(rest)
+            if not beginning.firsts & begin.firsts:
                 continue
             reach = reaches.get((begin.number, rest))
             if reach is None:
-                reach = reaches[begin.number, rest] = self._reach(begin, rest)
+                reach = reaches[begin.number, rest] = self._reach(begin, beginning.state)
             if reach.row is not None:
                 row = reach.row if row is None else row | reach.row
             if reach.tokens is not None:
@@ -180,39 +186,37 @@ class LazyMasks:
                 further.append((lexeme, reach.ends))
         return Plan(row, np.concatenate(tokens) if tokens else None, tuple(further))
 
-    def _reach(self, begin: Ends, rest: int) -> Reach:
+    def _reach(self, begin: Ends, state: int) -> Reach:
         """Walk a lexeme's own automaton from some nodes on."""
-        state = self._state(rest)
         row = np.zeros(self.machine.vocabulary.num_words, np.uint32)
         if begin.number == 0:
-            noted = self.masks.walk_from(row, state)
+            num_noted = self.masks.walk_from(row, state)
         else:
-            starts = begin.starts
-            bytes_ = np.flatnonzero(self.machine.row(state) > 0).tolist()
-            below = np.concatenate([begin.nodes[starts[b] : starts[b + 1]] for b in bytes_])
-            noted = self.masks.walk_below(row, state, below)
-        covered = row | begin.covered
+            num_noted = self.masks.walk_below(row, state, begin.starts, begin.nodes)
         self._mark += 1
-        starts, nodes = walk.children_by_byte(*self._nodes, self._marks, self._mark, covered, noted)
+        tokens, covered, starts, nodes, firsts = walk.reached(
+            self.machine.control, self.masks.whole, row, begin.covered, num_noted, self._marks, self._mark, FEW_TOKENS
+        )
         ends = None
         if len(nodes):
-            firsts = sum(1 << b for b in np.flatnonzero(np.diff(starts)).tolist())
-            ends = Ends(self._num_ends, firsts, covered, starts, nodes)
+            ends = Ends(self._num_ends, int.from_bytes(firsts.tobytes(), "little"), covered, starts, nodes)
             self._num_ends += 1
             self.num_bytes += nodes.nbytes + starts.nbytes + covered.nbytes
-        tokens = walk.tokens_of(row, FEW_TOKENS)
-        self.num_bytes += row.nbytes if len(tokens) and tokens[0] < 0 else tokens.nbytes
         if not len(tokens):
             return Reach(None, None, ends)
-        return Reach(row, None, ends) if tokens[0] < 0 else Reach(None, tokens, ends)
+        if tokens[0] < 0:
+            self.num_bytes += row.nbytes
+            return Reach(row, None, ends)
+        self.num_bytes += tokens.nbytes
+        return Reach(None, tokens, ends)
 
-    def _state(self, rest: int) -> int:
-        state = self.machine.text(rest)
-        twin = self.machine.twins.get(state)
-        return twin() if twin is not None else state
-
-    def _first_bytes(self, rest: int) -> int:
-        return sum(1 << b for b in np.flatnonzero(self.machine.row(self._state(rest)) > 0).tolist())
+    def _beginning(self, rest: int) -> Beginning:
+        machine = self.machine
+        state = machine.text(rest)
+        twin = machine.twins.get(state)
+        state = twin() if twin is not None else state
+        firsts = np.packbits(machine.row(state) > 0, bitorder="little")
+        return Beginning(state, int.from_bytes(firsts.tobytes(), "little"))
 
 
 def _depth_of(looked_up: set[int], numbers: Iterable[int], sets: Sets) -> int:

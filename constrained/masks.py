@@ -85,10 +85,10 @@ class Masks:
         self._exits = np.zeros((0, 3), np.int64)
         self._room_for_exits(256)
         self._noted = np.zeros(0, np.int64)
-        self._room_for_notes(1024)
+        self._room_for_notes(vocabulary.trie.num_nodes)  # untouched pages cost nothing
         self._has_slices = bool(vocabulary.has_byte[0x80:0xC0].all())  # else a character begun may have no end
         self._tries: list[tuple[Trie, tuple[np.ndarray, ...]]] = []  # what the addresses point at
-        self._whole = self._addresses(vocabulary.trie)
+        self.whole = self._addresses(vocabulary.trie)
         self._open_barrier = self._barrier_of(0)
         self.lazy = LazyMasks(machine, self, capacity)
 
@@ -234,6 +234,7 @@ class Masks:
         out = np.zeros(walk.TRIE_SIZE, np.int64)
         out[: len(nodes)] = [array.ctypes.data for array in nodes]
         out[walk.T_NODES] = trie.num_nodes
+        out[walk.T_TOKENS] = len(trie.token_order)
         kept = nodes
         if self._has_slices:
             slices = walk.text_slices(*nodes, self.vocabulary.has_byte)
@@ -251,7 +252,7 @@ class Masks:
         """Walk with the barrier as the only frame: what stays above it, and where it is popped."""
         machine = self.machine
         stack = machine.stack(barrier, 0)
-        trie = self._whole
+        trie = self.whole
         inside = self._inside_of(state, aux, barrier)
         if inside is None:
             mask = np.zeros(self.vocabulary.num_words, np.uint32)
@@ -266,28 +267,30 @@ class Masks:
         exits = self._exits[:num_exits].copy()
         return _Inner(mask, trie, exits, tuple(dict.fromkeys(exits[:, 1].tolist())))
 
-    def walk_from(self, mask: np.ndarray, state: int) -> np.ndarray:
-        """Set the bits of all tokens that a state allows on the empty stack. Returns the inner nodes where it accepts,
-        some perhaps twice; they are kept until the next walk."""
+    def walk_from(self, mask: np.ndarray, state: int) -> int:
+        """Set the bits of all tokens that a state allows on the empty stack. Returns how many inner nodes where it
+        accepts, some perhaps counted twice, are in ``NOTED`` until the next walk."""
         self.machine.begin()
         self.machine.control[walk.NUM_NOTED] = 0
-        self._walk_from(self._whole, mask, state, 0, 0)
-        return self._take_notes()
+        self._walk_from(self.whole, mask, state, 0, 0)
+        return self._end_notes()
 
-    def walk_below(self, mask: np.ndarray, state: int, nodes: np.ndarray) -> np.ndarray:
-        """As ``walk_from``, for the tokens below some nodes that a state before these nodes' bytes allows."""
+    def walk_below(self, mask: np.ndarray, state: int, starts: np.ndarray, nodes: np.ndarray) -> int:
+        """As ``walk_from``, for the tokens below some nodes that a state before these nodes' bytes allows: those in
+        ``nodes[starts[b]:starts[b + 1]]`` are of byte b."""
         self.machine.begin()
         self.machine.control[walk.NUM_NOTED] = 0
         if len(nodes) > len(self._pending[self._turn]):
             self._pending[self._turn] = np.zeros((2 * len(nodes), 5), np.int64)
-        walk.regions_at(nodes, state, self._pending[self._turn])
-        self._walk(self._whole, mask, len(nodes))
-        return self._take_notes()
+        count = walk.regions_at(self.machine.control, starts, nodes, state, self._pending[self._turn])
+        self._walk(self.whole, mask, count)
+        return self._end_notes()
 
-    def _take_notes(self) -> np.ndarray:
-        count = int(self.machine.control[walk.NUM_NOTED])
-        self.machine.control[walk.NUM_NOTED] = -1
-        return self._noted[:count]
+    def _end_notes(self) -> int:
+        control = self.machine.control
+        count = int(control[walk.NUM_NOTED])
+        control[walk.NUM_NOTED] = -1
+        return count
 
     def _walk_from(self, trie: np.ndarray, mask: np.ndarray, state: int, aux: int, stack: int) -> None:
         self._pending[self._turn][0] = (-1, state, aux, stack, 0)

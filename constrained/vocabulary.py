@@ -19,7 +19,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Trie:
-    """Some tokens of a vocabulary, flat. ``num_tokens[n]`` of ``token_order`` from ``first_token[n]`` on end at n."""
+    """Some tokens of a vocabulary, flat. ``num_tokens[n]`` of ``token_order`` from ``first_token[n]`` on end at n; then
+    come those that end below it."""
 
     node_byte: np.ndarray  # uint8 [N]
     node_depth: np.ndarray  # int32 [N], 1 for the first byte
@@ -123,13 +124,11 @@ def flat_trie(data, offsets, order):
         for d in range(common, length):
             node_byte[n] = data[start + d]
             depth[n] = d + 1
+            first[n] = at
             path[d + 1] = n
             n += 1
         open_depth = length
-        node = path[length]
-        if count[node] == 0:
-            first[node] = at
-        count[node] += 1
+        count[path[length]] += 1
         previous = token
     while open_depth > 0:
         end[path[open_depth]] = n

@@ -32,9 +32,9 @@ CONTROL_SIZE = 44
 # Slots of a trie's array of addresses.
 (
     T_BYTE, T_DEPTH, T_END, T_FIRST, T_COUNT, T_ORDER, T_NODES,
-    T_INSIDE, T_COVERED, T_COVERED_BEFORE, T_BOUNDARIES, T_BOUNDARIES_BEFORE,
-) = range(12)  # fmt: skip
-TRIE_SIZE = 12
+    T_INSIDE, T_COVERED, T_COVERED_BEFORE, T_BOUNDARIES, T_BOUNDARIES_BEFORE, T_TOKENS,
+) = range(13)  # fmt: skip
+TRIE_SIZE = 13
 
 OK, DEAD, MISS_ROW, MISS_AFTER, FULL, EXIT, EXIT_AFTER = range(7)
 UNBOUNDED = 1 << 40  # an upper bound that is none
@@ -330,6 +330,13 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     boundaries = _i32(trie[T_BOUNDARIES])
     boundaries_before = _i32(trie[T_BOUNDARIES_BEFORE])
     delta = _i32(control[DELTA])
+    state_ends = _i32(control[ENDS])
+    final = _u8(control[FINAL])
+    space = _u8(control[SPACE])
+    counted = _u8(control[COUNTED])
+    stack_frame = _i32(control[STACK_FRAME])
+    frame_filter = _i64(control[FRAME_FILTER])
+    plain_stack, is_plain = np.int64(-1), False
     accepting = _u8(control[ACCEPTING])
     noted = _i64(control[NOTED])
     num_noted = control[NUM_NOTED]
@@ -373,9 +380,24 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                 aux_at[d - 1] = slice_aux
                 stack_at[d - 1] = slice_stack
             d = np.int64(depths[at])
-            status, s, aux, k = _transition(
-                control, state_at[d - 1], aux_at[d - 1], stack_at[d - 1], np.int64(node_byte[at])
-            )
+            s = state_at[d - 1]
+            k = stack_at[d - 1]
+            aux = np.int64(0)
+            byte = np.int64(node_byte[at])
+            code = np.int64(delta[s * 256 + byte])
+            if k != plain_stack:
+                plain_stack = k
+                is_plain = frame_filter[stack_frame[k]] < 0
+            # Most steps stay within one lexeme, where nothing but the row matters; the rest is for _transition.
+            if space[s] != 0 or counted[s] != 0:
+                status, s, aux, k = _transition(control, s, aux_at[d - 1], k, byte)
+            elif is_plain and 0 < code < PUSH and final[code] == 0:
+                status = OK
+                s = code
+            elif code == REFUSED and state_ends[s] == 0:
+                status = DEAD
+            else:
+                status, s, aux, k = _transition(control, s, aux_at[d - 1], k, byte)
             if status == OK:
                 if has_slices and loops[s] != 0 and inside[at] != 0 and boundary < 0:
                     slice_end = np.int64(ends[at])
@@ -516,57 +538,86 @@ def allow_tokens(mask, tokens):
         mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
 
 
-@nb.njit(cache=True)
-def _goes_on(node_end, first_token, num_tokens, token_order, covered, node):
-    """Whether a token that is not in the mask ``covered`` ends in a node's subtree."""
-    for n in range(node, node_end[node]):
-        for i in range(first_token[n], first_token[n] + num_tokens[n]):
-            token = token_order[i]
-            if covered[token >> 5] >> np.uint32(token & 31) & 1 == 0:
-                return True
+@nb.njit(inline="always")
+def _lacks(covered, order, first, end):
+    """Whether one of some tokens is not in a mask."""
+    for i in range(first, end):
+        token = order[i]
+        if covered[token >> 5] >> np.uint32(token & 31) & 1 == 0:
+            return True
     return False
 
 
-@nb.njit(cache=True)
-def children_by_byte(node_byte, node_end, first_token, num_tokens, token_order, marks, mark, covered, nodes):
-    """The children of some nodes that lead to tokens outside the mask ``covered``, sorted by byte.
+MANY_NOTED = 64  # from here on it is cheaper to look at every token once
 
-    ``nodes`` may name a node twice; ``marks`` per node are set to ``mark``. Returns where each byte's children begin
-    [257], and the children.
+
+@nb.njit(cache=True)
+def reached(control, trie, row, covered_before, num_noted, marks, mark, limit):
+    """What a walk found: ``row`` as at most ``limit`` tokens (else one that is none), and where tokens go on.
+
+    Those are the children of the noted nodes that lead to tokens outside both ``row`` and ``covered_before``. Returns
+    the tokens, the two masks as one, where each byte's children begin [257], the children, and a bit for each byte
+    that has some [32]. A node may be noted twice; ``marks`` per node are set to ``mark``.
     """
-    starts = np.zeros(257, np.int64)
-    found = np.zeros(1024, np.int64)
+    node_byte = _u8(trie[T_BYTE])
+    ends = _i32(trie[T_END])
+    first = _i32(trie[T_FIRST])
+    order = _i32(trie[T_ORDER])
+    num_nodes = trie[T_NODES]
+    noted = _i64(control[NOTED])
+    covered = row | covered_before
+    # the tokens of a subtree lie from first[] of its node to first[] of the node after it
+    num_order = trie[T_TOKENS]
+    lacking = np.zeros(num_order + 1 if num_noted > MANY_NOTED else 0, np.int32)
+    for i in range(len(lacking) - 1):
+        token = order[i]
+        lacking[i + 1] = lacking[i] + (covered[token >> 5] >> np.uint32(token & 31) & 1 == 0)
+    starts = np.zeros(257, np.int32)
+    found = np.zeros(256, np.int32)
     count = 0
-    for n in nodes:
+    for i in range(num_noted):
+        n = noted[i]
         if marks[n] == mark:
             continue
         marks[n] = mark
+        end = ends[n]
+        if len(lacking) > 0 and lacking[first[end] if end < num_nodes else num_order] == lacking[first[n]]:
+            continue
         at = n + 1
-        while at < node_end[n]:
-            if _goes_on(node_end, first_token, num_tokens, token_order, covered, at):
+        while at < ends[n]:
+            end = ends[at]
+            last = first[end] if end < num_nodes else num_order
+            if len(lacking) > 0:
+                goes_on = lacking[last] > lacking[first[at]]
+            else:
+                goes_on = _lacks(covered, order, first[at], last)
+            if goes_on:
                 if count == len(found):
-                    more = np.zeros(2 * count, np.int64)
+                    more = np.zeros(4 * count, np.int32)
                     more[:count] = found
                     found = more
                 found[count] = at
                 count += 1
                 starts[node_byte[at] + 1] += 1
-            at = node_end[at]
+            at = np.int64(end)
+    firsts = np.zeros(32, np.uint8)
     for b in range(256):
+        if starts[b + 1] > 0:
+            firsts[b >> 3] |= np.uint8(1 << (b & 7))
         starts[b + 1] += starts[b]
     room = starts[:256].copy()
-    out = np.zeros(count, np.int64)
+    children = np.zeros(count, np.int32)
     for i in range(count):
         byte = node_byte[found[i]]
-        out[room[byte]] = found[i]
+        children[room[byte]] = found[i]
         room[byte] += 1
-    return starts, out
+    return _tokens_of(row, limit), covered, starts, children, firsts
 
 
 @nb.njit(cache=True)
-def tokens_of(mask, limit):
+def _tokens_of(mask, limit):
     """The tokens of a mask if they are at most so many; else one that is none."""
-    out = np.zeros(limit + 1, np.int64)
+    out = np.zeros(limit, np.int32)
     count = 0
     for word in range(len(mask)):
         bits = mask[word]
@@ -583,9 +634,18 @@ def tokens_of(mask, limit):
 
 
 @nb.njit(cache=True)
-def regions_at(nodes, state, out):
-    """Regions of ``walk_trie``: the nodes' subtrees, entered in one state on the empty stack."""
-    for i in range(len(nodes)):
-        out[i, 0] = nodes[i]
-        out[i, 1] = state
-        out[i, 2] = out[i, 3] = out[i, 4] = 0
+def regions_at(control, starts, nodes, state, out):
+    """Regions of ``walk_trie``: the subtrees of nodes whose byte the state, its row made, may take on the empty stack.
+
+    ``nodes[starts[b]:starts[b + 1]]`` are of byte b. Returns the number of regions.
+    """
+    delta = _i32(control[DELTA])
+    n = 0
+    for byte in range(256):
+        if delta[state * 256 + byte] > 0:
+            for i in range(starts[byte], starts[byte + 1]):
+                out[n, 0] = nodes[i]
+                out[n, 1] = state
+                out[n, 2] = out[n, 3] = out[n, 4] = 0
+                n += 1
+    return n
