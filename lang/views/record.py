@@ -185,8 +185,8 @@ def _plain(pieces: ListLike[Piece], own: list[Leaf], number_of: dict[int, int]) 
             number = number_of[id(piece)]
             texts = piece.texts if piece.error is None else piece.partial
             origin = "selected" if isinstance(piece.meta, SelectMeta) else "generated"
-            shown = [(TokenTrace(text, origin),) for text in texts] or [()]
-            found.append(Stretch(shown[0], number, tuple(shown[1:])))
+            shown = [(TokenTrace(text, origin),) for text in texts]
+            found.append(Stretch(shown[0] if shown else (), number, tuple(shown[1:])))
         else:
             found.append(Stretch((TokenTrace(_text(piece), "prompt"),)))
     return found

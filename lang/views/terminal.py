@@ -5,6 +5,7 @@ Never waits for more than a reader of the same text would.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -81,7 +82,7 @@ def show(state: ProgramState, console: Console | None = None) -> None:
     console.print(costs(run))
 
 
-def _pieces(state: ProgramState):  # type: ignore[no-untyped-def]
+def _pieces(state: ProgramState) -> Iterator[tuple[str, bool]]:
     """(text, whether it was given) as it comes."""
     program, sequence = state._program, state._sequence
     changed = program.changed
