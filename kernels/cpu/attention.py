@@ -238,8 +238,11 @@ def _attend(call: int) -> None:
             if window > 0:
                 first_key = max(first_key, (first_position - window + 1) // _KEYS * _KEYS)
             _load_queries(q, q_step, q_kind, begin, end, head * group, group, head_dim, padded, scale, queries)
-        _clear(sums, vectors, padded)
         table = slot_table + 4 * get_i32(row_ids, row) * table_step
+        count = min(_KEYS, end_key - first_key)
+        _ask_for(k_cache, kv_kind, table, first_key, count, num_kv_heads, head, head_dim)
+        _ask_for(v_cache, kv_kind, table, first_key, count, num_kv_heads, head, head_dim)
+        _clear(sums, vectors, padded)
         for tile in range(first_key, end_key, _KEYS):
             count = min(_KEYS, end_key - tile)
             _load_keys(k_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, padded, addresses, keys)
