@@ -1,4 +1,4 @@
-"""Causal attention over slots, for decoding and prefill alike. Never copies a context: 64 keys at a time, widened.
+"""Causal attention over slots, for decoding and prefill alike. Never copies a context: 64 keys at a time, laid out.
 
 A task is one KV head, a block of neighbouring queries of one row with all the query heads of that KV head (its
 *vectors*), and one chunk of 512 keys. Threads take tasks by number; of a block with several chunks, each leaves its
@@ -9,6 +9,9 @@ however rows are batched and prompts are cut.
 
 Rows whose first chunks lie in the same slots, children of one prompt, have those chunks computed together: keys and
 values are read and widened once, and their queries make one matrix product. It changes no bit of any of them.
+
+Where queries, keys and values are bfloat16, so are the factors of both products: two of them are multiplied and added
+by one instruction. Scores, weights and sums are float32; a weight is rounded for its product with a value alone.
 
 The running softmax is Milakov and Gimelshein's (2018), the joining of chunks Dao's Flash-Decoding (2023).
 """
@@ -40,10 +43,11 @@ from .attention_plan import (
     SHARED,
     plan_attention,
 )
+from .bfloat import has_bfloat16_pairs
 from .entry import ARGS, TASK, THREAD, entry
 from .recording import open_recording, scratch
 from .tensors import KINDS, readable, team_size
-from .tiles import multiply_tile, transpose_tile
+from .tiles import WORDS, multiply_tile, pair_rows, store_weights, transpose_tile
 from .vector import (
     BFLOAT16,
     FLOAT32,
@@ -80,7 +84,9 @@ _MIN_WORK = 200_000  # products of a context worth a second thread
 
 _tile_4x4, _tile_3x4, _tile_2x4, _tile_1x4 = (multiply_tile(rows, 4) for rows in (4, 3, 2, 1))
 _tile_4x1, _tile_3x1, _tile_2x1, _tile_1x1 = (multiply_tile(rows, 1) for rows in (4, 3, 2, 1))
-_transpose_f32, _transpose_bf16 = transpose_tile(FLOAT32), transpose_tile(BFLOAT16)
+_words_4x4, _words_3x4, _words_2x4, _words_1x4 = (multiply_tile(rows, 4, words=True) for rows in (4, 3, 2, 1))
+_words_4x1, _words_3x1, _words_2x1, _words_1x1 = (multiply_tile(rows, 1, words=True) for rows in (4, 3, 2, 1))
+_transpose_f32, _transpose_bf16, _transpose_words = (transpose_tile(kind) for kind in (FLOAT32, BFLOAT16, WORDS))
 
 
 def paged_attention(
@@ -107,6 +113,7 @@ def paged_attention(
     k_cache, v_cache, slot_table = readable(k_cache), readable(v_cache), slot_table.int()
     row_ids, query_starts, kv_lens = row_ids.int(), query_starts.int(), kv_lens.int()
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype)
+    in_words = has_bfloat16_pairs() and q.dtype == k_cache.dtype == torch.bfloat16 and head_dim % (2 * LANES) == 0
 
     block = max(1, min(_VECTORS // group, num_tokens - num_rows + 1))
     max_blocks = num_rows + num_tokens // block
@@ -165,6 +172,7 @@ def paged_attention(
         tiles.data_ptr(),
         scratch_len,
         part_len,
+        in_words,
         scale,
         soft_cap,
         threads=threads,
@@ -172,7 +180,7 @@ def paged_attention(
     return out
 
 
-@entry(ints=22, floats=2)
+@entry(ints=23, floats=2)
 def _attend(call: int) -> None:
     q, q_step, q_kind = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
     k_cache, v_cache, kv_kind = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
@@ -182,15 +190,17 @@ def _attend(call: int) -> None:
     head_dim, max_vectors, window = get_i64(call, ARGS + 14), get_i64(call, ARGS + 15), get_i64(call, ARGS + 16)
     plan, parts = get_i64(call, ARGS + 17), get_i64(call, ARGS + 18)
     scratch = get_i64(call, ARGS + 19) + 4 * get_i64(call, ARGS + 20) * take_number(call, THREAD)
-    scale, soft_cap = np.float32(get_f64(call, ARGS + 22)), np.float32(get_f64(call, ARGS + 23))
+    in_words = get_i64(call, ARGS + 22) != 0
+    scale, soft_cap = np.float32(get_f64(call, ARGS + 23)), np.float32(get_f64(call, ARGS + 24))
+    score_scale = scale if in_words else np.float32(1.0)  # else queries have it
 
     padded = (head_dim + LANES - 1) // LANES * LANES
     part_len = get_i64(call, ARGS + 21)
     addresses = scratch  # int64 [64]: of the tile's keys
-    queries = addresses + 8 * _KEYS  # [vectors, padded], scaled
-    keys = queries + 4 * max_vectors * padded  # [padded, 64]
-    values = keys + 4 * _KEYS * padded  # [64, padded]
-    scores = values + 4 * _KEYS * padded  # [vectors, 64]
+    queries = addresses + 8 * _KEYS  # [vectors, padded], scaled; or words [vectors, padded], half of each row used
+    keys = queries + 4 * max_vectors * padded  # [padded, 64]; or words [padded / 2, 64]
+    values = keys + 4 * _KEYS * padded  # [64, padded]; or words [32, padded]
+    scores = values + 4 * _KEYS * padded  # [vectors, 64], then weights; or weights as words, half of each row used
     sums = scores + 4 * max_vectors * _KEYS  # [vectors, padded], then highest [vectors], weight [vectors]
     num_blocks, num_tasks = get_i64(plan, NUM_BLOCKS), get_i64(plan, NUM_TASKS)
     num_shared = get_i64(plan, NUM_SHARED)
@@ -215,7 +225,7 @@ def _attend(call: int) -> None:
                 member_at = HEADER + get_i64(piece, PIECE_FIELDS + member) * FIELDS
                 begin, end = get_i64(plan, member_at + BEGIN), get_i64(plan, member_at + END)
                 to = queries + 4 * vectors * padded
-                _load_queries(q, q_step, q_kind, begin, end, head * group, group, head_dim, padded, scale, to)
+                _load_queries(q, q_step, q_kind, begin, end, head * group, group, head_dim, padded, scale, to, in_words)
                 vectors += (end - begin) * group
             first_position = end_key  # all queries lie behind the chunk
             chunk = begin = 0
@@ -237,7 +247,9 @@ def _attend(call: int) -> None:
             first_position = before + begin
             if window > 0:
                 first_key = max(first_key, (first_position - window + 1) // _KEYS * _KEYS)
-            _load_queries(q, q_step, q_kind, begin, end, head * group, group, head_dim, padded, scale, queries)
+            _load_queries(
+                q, q_step, q_kind, begin, end, head * group, group, head_dim, padded, scale, queries, in_words
+            )
         table = slot_table + 4 * get_i32(row_ids, row) * table_step
         count = min(_KEYS, end_key - first_key)
         _ask_for(k_cache, kv_kind, table, first_key, count, num_kv_heads, head, head_dim)
@@ -245,16 +257,28 @@ def _attend(call: int) -> None:
         _clear(sums, vectors, padded)
         for tile in range(first_key, end_key, _KEYS):
             count = min(_KEYS, end_key - tile)
-            _load_keys(k_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, padded, addresses, keys)
             columns = (count + LANES - 1) // LANES
-            _ask_for(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim)
+            _find_keys(k_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, addresses)
             _zero(scores, vectors * _KEYS)
-            _multiply(queries, padded, keys, _KEYS, scores, _KEYS, vectors, columns, head_dim)
-            _weigh(scores, sums, vectors, padded, columns, group, first_position - tile, window, soft_cap)
+            if in_words:
+                _load_key_words(addresses, count, head_dim, keys)
+                _ask_for(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim)
+                _multiply_words(queries, padded, keys, _KEYS, scores, _KEYS, vectors, columns, head_dim // 2)
+            else:
+                _load_keys(addresses, kv_kind, count, head_dim, keys)
+                _ask_for(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim)
+                _multiply(queries, padded, keys, _KEYS, scores, _KEYS, vectors, columns, head_dim)
+            offset = first_position - tile
+            _weigh(scores, sums, vectors, padded, columns, group, offset, window, score_scale, soft_cap, in_words)
             following = min(_KEYS, end_key - tile - _KEYS)
             _ask_for(k_cache, kv_kind, table, tile + _KEYS, following, num_kv_heads, head, head_dim)
-            _load_values(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, padded, values)
-            _multiply(scores, _KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
+            if in_words:
+                _load_value_words(v_cache, table, tile, count, num_kv_heads, head, head_dim, values)
+                pairs = (count + 1) // 2
+                _multiply_words(scores, _KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
+            else:
+                _load_values(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, padded, values)
+                _multiply(scores, _KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
         if is_shared:
             first_vector = 0
             for member in range(num_members):
@@ -327,7 +351,18 @@ def _load_queries(
     padded: int,
     scale: np.float32,
     queries: int,
+    in_words: bool,
 ) -> None:
+    if in_words:
+        to = 0
+        for token in range(begin, end):
+            row = q + 2 * (token * q_step + first_head * head_dim)
+            for _ in range(group):
+                for d in range(0, head_dim // 2, LANES):
+                    store16_f32(queries, to + d, load16_f32(row, d))
+                row += 2 * head_dim
+                to += padded
+        return
     whole = head_dim - head_dim % LANES
     factor = splat16(scale)
     vector = 0
@@ -342,24 +377,19 @@ def _load_queries(
 
 
 @njit
-def _load_keys(
-    cache: int,
-    kind: int,
-    table: int,
-    first: int,
-    count: int,
-    num_kv_heads: int,
-    head: int,
-    head_dim: int,
-    padded: int,
-    addresses: int,
-    keys: int,
+def _find_keys(
+    cache: int, kind: int, table: int, first: int, count: int, num_kv_heads: int, head: int, head_dim: int, to: int
 ) -> None:
-    """Columns 0 to ``count`` of ``keys``, filled up to a multiple of 16 with copies of the last key."""
+    """Addresses of ``count`` rows, and again of the last up to a multiple of 16."""
     size = 2 if kind == BFLOAT16 else 4
     for j in range((count + LANES - 1) // LANES * LANES):
         slot = get_i32(table, first + min(j, count - 1))
-        put_i64(addresses, j, cache + (slot * num_kv_heads + head) * head_dim * size)
+        put_i64(to, j, cache + (slot * num_kv_heads + head) * head_dim * size)
+
+
+@njit
+def _load_keys(addresses: int, kind: int, count: int, head_dim: int, keys: int) -> None:
+    """Columns 0 to ``count`` of ``keys``, filled up to a multiple of 16 with copies of the last key."""
     whole = head_dim - head_dim % LANES
     for j in range(0, count, LANES):
         for d in range(0, whole, LANES):
@@ -371,6 +401,14 @@ def _load_keys(
         for i in range(j, j + LANES):
             for d in range(whole, head_dim):
                 put_f32(keys, d * _KEYS + i, get(get_i64(addresses, i), d, kind))
+
+
+@njit
+def _load_key_words(addresses: int, count: int, head_dim: int, keys: int) -> None:
+    """The same with two neighbouring numbers of a key in each word."""
+    for j in range(0, count, LANES):
+        for d in range(0, head_dim // 2, LANES):
+            _transpose_words(addresses + 8 * j, d, keys + 4 * (d * _KEYS + j), _KEYS)
 
 
 @njit
@@ -395,6 +433,19 @@ def _load_values(
             put_f32(values, to + d, get(cache, at + d, kind))
         for d in range(head_dim, padded):
             put_f32(values, to + d, np.float32(0.0))
+
+
+@njit
+def _load_value_words(
+    cache: int, table: int, first: int, count: int, num_kv_heads: int, head: int, head_dim: int, values: int
+) -> None:
+    """Words of two neighbouring keys' values; after the last of an odd number, whose weight is 0, itself again."""
+    for j in range(0, count, 2):
+        at = cache + 2 * (get_i32(table, first + j) * num_kv_heads + head) * head_dim
+        other = cache + 2 * (get_i32(table, first + min(j + 1, count - 1)) * num_kv_heads + head) * head_dim
+        to = values + 2 * j * head_dim
+        for d in range(0, head_dim, LANES):
+            pair_rows(at + 2 * d, other + 2 * d, to + 4 * d)
 
 
 @njit
@@ -445,6 +496,41 @@ def _multiply(
 
 
 @njit
+def _multiply_words(
+    a: int, a_step: int, b: int, b_step: int, c: int, c_step: int, num_rows: int, num_vectors: int, count: int
+) -> None:
+    """The same of words: ``count`` of them in a row of a."""
+    row = 0
+    while row < num_rows:
+        rows = min(4, num_rows - row)
+        left, to = a + 4 * row * a_step, c + 4 * row * c_step
+        v = 0
+        while v + 4 <= num_vectors:
+            right, at = b + 4 * LANES * v, to + 4 * LANES * v
+            if rows == 4:
+                _words_4x4(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 3:
+                _words_3x4(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 2:
+                _words_2x4(left, a_step, right, b_step, at, c_step, count)
+            else:
+                _words_1x4(left, a_step, right, b_step, at, c_step, count)
+            v += 4
+        while v < num_vectors:
+            right, at = b + 4 * LANES * v, to + 4 * LANES * v
+            if rows == 4:
+                _words_4x1(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 3:
+                _words_3x1(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 2:
+                _words_2x1(left, a_step, right, b_step, at, c_step, count)
+            else:
+                _words_1x1(left, a_step, right, b_step, at, c_step, count)
+            v += 1
+        row += rows
+
+
+@njit
 def _weigh(
     scores: int,
     sums: int,
@@ -454,15 +540,18 @@ def _weigh(
     group: int,
     offset: int,
     window: int,
+    scale: np.float32,
     soft_cap: np.float32,
+    in_words: bool,
 ) -> None:
-    """Scores become weights against the highest so far, and what was summed against a lower one is scaled down.
+    """Scaled scores become weights against the highest so far; what was summed against a lower one is scaled down.
 
     ``offset`` is the position of the block's first query, counted from the tile's first key.
     """
     highests = sums + 4 * vectors * padded
     weights = highests + 4 * vectors
     cap, one, two, inf = splat16(soft_cap), splat16(1.0), splat16(2.0), splat16(_MINUS_INF)
+    scales = splat16(scale)
     for vector in range(vectors):
         position = offset + vector // group
         line = vector * _KEYS
@@ -472,7 +561,7 @@ def _weigh(
         top = splat16(_LOWEST)
         for v in range(columns):
             first = LANES * v
-            score = load16_f32(scores, line + first)
+            score = load16_f32(scores, line + first) * scales
             if soft_cap != 0.0:
                 score = cap * (one - two / (exp16(two * (score / cap)) + one))
             if start > first or stop < first + LANES:
@@ -493,7 +582,10 @@ def _weigh(
         total, base = splat16(0.0), splat16(new)
         for v in range(columns):
             weight = exp16(load16_f32(scores, line + LANES * v) - base)
-            store16_f32(scores, line + LANES * v, weight)
+            if in_words:
+                store_weights(scores + 4 * line + 2 * LANES * v, weight)
+            else:
+                store16_f32(scores, line + LANES * v, weight)
             total = total + weight
         put_f32(weights, vector, get_f32(weights, vector) + sum16(total))
 

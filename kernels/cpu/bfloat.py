@@ -101,7 +101,7 @@ def _pair_tile(num_rows: int, num_blocks: int) -> Any:
             offset = builder.mul(pair, number(4 * LANES))
             columns = [load_at(builder, V16_I32, builder.add(first, offset), 0) for first in firsts]
             factors = [splat(builder, load_at(builder, I32, row, 4 * r)) for r in range(num_rows)]
-            sums = [_dot2(builder, t, factors[r], columns[b]) for t, (r, b) in zip(sums, lanes, strict=True)]
+            sums = [dot2(builder, t, factors[r], columns[b]) for t, (r, b) in zip(sums, lanes, strict=True)]
             return [builder.add(row, number(4 * _ROWS)), *sums]
 
         firsts = [builder.add(weights, builder.mul(block_bytes, number(b))) for b in range(num_blocks)]
@@ -114,7 +114,7 @@ def _pair_tile(num_rows: int, num_blocks: int) -> Any:
     return compiled(types.void, *(types.int64,) * 5)(emit)
 
 
-def _dot2(builder: Any, total: Any, left: Any, right: Any) -> Any:
+def dot2(builder: Any, total: Any, left: Any, right: Any) -> Any:
     """total + the products of each word's two bfloat16, lane by lane."""
     if has_bfloat16_pairs():
         function = declared(builder, "llvm.x86.avx512bf16.dpbf16ps.512", V16, V16, V16_I32, V16_I32)

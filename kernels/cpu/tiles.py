@@ -1,20 +1,47 @@
-"""The inner loops of attention, written in LLVM's terms so that their sums stay in registers. Never checks a bound."""
+"""The inner loops of attention, written in LLVM's terms so that their sums stay in registers. Never checks a bound.
+
+A *word* is two neighbouring bfloat16 in 32 bits, the first of them lower.
+"""
 
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 
-from .llvm import F32, I16, I64, LANES, V16, V16_I32, at, carry, fused, number, splat, vector_at, widen
-from .vector import BFLOAT16, compiled
+from .bfloat import dot2, has_bfloat16_pairs
+from .llvm import (
+    F32,
+    I16,
+    I32,
+    I64,
+    LANES,
+    V16,
+    V16_I16,
+    V16_I32,
+    at,
+    carry,
+    constant,
+    declared,
+    fused,
+    narrow,
+    number,
+    splat,
+    vector_at,
+    widen,
+)
+from .vector import BFLOAT16, compiled, vector16
+
+WORDS = 2  # a kind of array: pairs of bfloat16, to be moved as they are
 
 
-def multiply_tile(num_rows: int, num_vectors: int) -> Any:
+def multiply_tile(num_rows: int, num_vectors: int, *, words: bool = False) -> Any:
     """The inner loop of every product here, its sums in registers: ``f(a, a_step, b, b_step, c, c_step, n)`` does
 
     for r in range(num_rows), v in range(16 * num_vectors):  c[r * c_step + v] += sum of a[r * a_step + i] *
-    b[i * b_step + v] for i in range(n), added one by one in this order.
+    b[i * b_step + v] for i in range(n), added one by one in this order. Of ``words``, a and b hold words, whose two
+    products are added.
     """
+    kind = I32 if words else F32
 
     def emit(builder: Any, a: Any, a_step: Any, b: Any, b_step: Any, c: Any, c_step: Any, count: Any) -> None:
         lanes = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
@@ -25,29 +52,32 @@ def multiply_tile(num_rows: int, num_vectors: int) -> Any:
         def step(i: Any, sums: list[Any]) -> list[Any]:
             line = builder.mul(i, b_step)
             starts = [builder.add(line, number(LANES * v)) for v in range(num_vectors)]
-            columns = [builder.load(vector_at(builder, F32, b, start), align=4) for start in starts]
+            columns = [builder.load(vector_at(builder, kind, b, start), align=4) for start in starts]
             rows = [builder.add(builder.mul(a_step, number(r)), i) for r in range(num_rows)]
-            factors = [splat(builder, builder.load(at(builder, F32, a, row))) for row in rows]
-            return [fused(builder, total, factors[r], columns[v]) for total, (r, v) in zip(sums, lanes, strict=True)]
+            factors = [splat(builder, builder.load(at(builder, kind, a, row), align=4)) for row in rows]
+            add = dot2 if words else fused
+            return [add(builder, total, factors[r], columns[v]) for total, (r, v) in zip(sums, lanes, strict=True)]
 
         sums = carry(builder, count, [builder.load(place(r, v), align=4) for r, v in lanes], step)
         for total, (r, v) in zip(sums, lanes, strict=True):
             builder.store(total, place(r, v), align=4)
 
-    emit.__name__ = f"multiply_tile_{num_rows}x{num_vectors}"
+    emit.__name__ = f"multiply_{'words' if words else 'tile'}_{num_rows}x{num_vectors}"
     return compiled(types.void, *(types.int64,) * 7)(emit)
 
 
 def transpose_tile(kind: int) -> Any:
     """``f(rows, start, to, step)``: 16 elements from ``start`` on of each of the 16 arrays of this kind whose addresses
-    lie at ``rows`` become 16 columns: element i of array j goes to float32 ``to[i * step + j]``.
+    lie at ``rows`` become 16 columns: element i of array j goes to float32 ``to[i * step + j]``. Words stay words.
     """
 
     def emit(builder: Any, rows: Any, start: Any, to: Any, step: Any) -> None:
         lines: list[Any] = []
         for j in range(LANES):
             address = builder.load(at(builder, I64, rows, number(j)))
-            if kind == BFLOAT16:
+            if kind == WORDS:
+                lines.append(builder.load(vector_at(builder, I32, address, start), align=2))
+            elif kind == BFLOAT16:
                 halves = builder.load(vector_at(builder, I16, address, start), align=2)
                 lines.append(widen(builder, halves, V16))
             else:
@@ -66,7 +96,30 @@ def transpose_tile(kind: int) -> Any:
             lines = swapped
             size //= 2
         for i, line in enumerate(lines):
-            builder.store(line, vector_at(builder, F32, to, builder.mul(step, number(i))), align=4)
+            builder.store(
+                line, vector_at(builder, I32 if kind == WORDS else F32, to, builder.mul(step, number(i))), align=4
+            )
 
     emit.__name__ = f"transpose_tile_{kind}"
     return compiled(types.void, *(types.int64,) * 4)(emit)
+
+
+@compiled(types.void, types.int64, types.int64, types.int64)
+def pair_rows(builder: Any, first: Any, second: Any, to: Any) -> None:
+    """16 words at ``to``: of each the bfloat16 at ``first`` and that at ``second``."""
+    low, high = (
+        builder.zext(builder.load(vector_at(builder, I16, row, number(0)), align=2), V16_I32) for row in (first, second)
+    )
+    word = builder.or_(low, builder.shl(high, constant(V16_I32, 16)))
+    builder.store(word, vector_at(builder, I32, to, number(0)), align=4)
+
+
+@compiled(types.void, types.int64, vector16)
+def store_weights(builder: Any, to: Any, value: Any) -> None:
+    """16 bfloat16, rounded to nearest; what is too small for a normal number may become 0."""
+    if has_bfloat16_pairs():
+        convert = declared(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", V16_I16, V16)
+        halves = builder.call(convert, [value])
+    else:
+        halves = narrow(builder, value, V16)
+    builder.store(halves, vector_at(builder, I16, to, number(0)), align=2)

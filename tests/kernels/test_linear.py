@@ -146,7 +146,7 @@ def test_the_portable_bfloat16_product_equals_the_machine_s(monkeypatch: pytest.
     for has in (bfloat.has_bfloat16_pairs(), False):
         monkeypatch.setattr(bfloat, "has_bfloat16_pairs", lambda has=has: has)
         total = torch.zeros(16)
-        step_function(bfloat._dot2, floats=True)(total.data_ptr(), x.data_ptr(), w.data_ptr())
+        step_function(bfloat.dot2, floats=True)(total.data_ptr(), x.data_ptr(), w.data_ptr())
         torch.testing.assert_close(total.double(), expected, atol=1e-6, rtol=1e-5)
 
 
