@@ -53,6 +53,8 @@ _ENGINE_HELP = {
     "speculative": "auto guesses tokens ahead where that is faster; no answer changes",
     "max_draft": "tokens guessed ahead of one sequence at most",
     "draft_model": "a smaller model with the same vocabulary that guesses too; self:N takes N of the model's layers",
+    "cuda_graphs": "on a GPU, auto runs decode steps as CUDA graphs",
+    "overlap": "on a GPU, auto does a step's host work while the next is computed",
     "seed": "of sampling where a request names none",
     "num_threads": "CPU threads; 0: one per core",
     "client_timeout_s": "seconds after which a silent client's programs are cancelled",

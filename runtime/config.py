@@ -20,7 +20,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     does, ``int8`` and ``fp8`` in a quarter to a half of that, no longer exact. ``cache_events_url``: where a PUB socket
     tells which prefixes the cache took in and let go. ``eviction`` says which cached prefix goes first and ``order``
     which waiting sequence; among the first ``match_window`` of them the one with most tokens in the cache goes first.
-    Tenants share by ``tenant_weights``, 1 where none is given.
+    Tenants share by ``tenant_weights``, 1 where none is given. On a GPU, ``cuda_graphs`` runs decode steps as graphs,
+    and ``overlap`` does a step's work on the host while the device computes the next; neither changes an answer.
     """
 
     model: str
@@ -47,6 +48,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     speculative: Literal["auto", "off"] = "auto"
     max_draft: int = 31
     draft_model: str = ""
+    cuda_graphs: Literal["auto", "off"] = "auto"
+    overlap: Literal["auto", "off"] = "auto"
     seed: int = 0
     num_threads: int = 0
     client_timeout_s: float = 30.0

@@ -56,6 +56,8 @@ def test_serve_takes_every_setting_of_the_engine(model: str, served: Served) -> 
                 "kv_dtype": "bfloat16",
                 "log_level": "error",
                 "speculative": "off",
+                "cuda_graphs": "off",
+                "overlap": "off",
                 "cache_format": "int8",
                 "eviction": "lru",
                 "order": "shortest",

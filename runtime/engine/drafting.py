@@ -36,7 +36,7 @@ def wants_of(
     for row in plan.rows:
         seq = live[row.seq_id]
         candidate = seq.tag
-        if not row.num_logits or row.end < len(seq.tokens) or not isinstance(candidate, Candidate):
+        if not row.num_logits or row.end != len(seq.tokens) or not isinstance(candidate, Candidate):
             continue
         params = candidate.generation.op.params
         # The token after the last accepted draft token comes for nothing.

@@ -7,6 +7,7 @@ Holds no socket and starts no thread but the grammar compiler's.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -19,7 +20,7 @@ from ... import constrained
 from ...constrained.spec import GrammarError, GrammarSpec
 from ...radix_cache import POLICIES, Event, RadixCache
 from ..config import EngineConfig
-from ..executor import Executor, SampledToken, SampleRow
+from ..executor import Accelerator, Executor, SampledToken, SampleRow
 from ..protocol.errors import ErrorInfo, PhloemError, ProtocolError
 from ..protocol.messages import (
     PROTOCOL_VERSION,
@@ -43,6 +44,7 @@ from ..protocol.messages import (
 from ..scheduler import Draft, PlanRow, Scheduler, SchedulerConfig, StepPlan
 from ..speculative import Drafter, LookupDrafter, Speculation, StepCosts
 from .drafting import DraftPath, draft_rows, wants_of
+from .flight import Draw, Flight
 from .generation import Candidate
 from .interpreter import Interpreter
 from .report import EngineReport
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BLOCKS_PER_IDLE_STEP = 16  # of KV, saved while nothing runs
+MOST_WAITING_FOR_DRAFTS = 8  # sequences; with more, drafts are worth less than steps without a pause
 
 Outbox = list[tuple[bytes, RuntimeMessage]]
 
@@ -66,10 +69,17 @@ Outbox = list[tuple[bytes, RuntimeMessage]]
 class Engine:
     """Owns the model and the loop's state. Not thread-safe: one thread calls ``step``."""
 
-    def __init__(self, config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        """``accelerator``: in the place of the one that the config's device has."""
         from .loading import BLOCK_LEN, load_parts
 
-        parts = load_parts(config)
+        parts = load_parts(config, accelerator=accelerator)
         self.config = config
         self.model: Model = parts.model
         self.tokenizer: Tokenizer = parts.tokenizer
@@ -111,7 +121,12 @@ class Engine:
             max_rows=config.max_running,
             max_len=self.context_len,
             num_tokens=self.tokenizer.vocab_size,
+            accelerator=parts.accelerator,
+            use_graphs=config.cuda_graphs == "auto",
         )
+        self.overlaps = self.executor.accelerator is not None and config.overlap == "auto"
+        self._flight: Flight | None = None  # given to the device and not read yet
+        self._collected_s = -math.inf
         self._grammar_threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._grammars: dict[str, Future[constrained.CompiledGrammar]] = {}
         self._vocabulary: constrained.Vocabulary | None = None
@@ -144,7 +159,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self.interpreter.compiling)
+        return self.scheduler.has_work or bool(self.interpreter.compiling) or self._flight is not None
 
     def welcome(self) -> Welcome:
         return Welcome(
@@ -167,13 +182,21 @@ class Engine:
         interpreter = self.interpreter
         interpreter.check_deadlines()
         interpreter.advance()
-        plan = self.scheduler.plan()
+        if not (self._run_ahead() if self.overlaps else self._run()):
+            self._idle()
+        interpreter.advance()
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def _fail_unschedulable(self) -> None:
         for seq, error in self.scheduler.failed:
-            interpreter.fail_unschedulable(seq, error)
+            self.interpreter.fail_unschedulable(seq, error)
         self.scheduler.failed.clear()
-        if plan is not None:
-            self._run(plan)
-        elif interpreter.compiling:
+
+    def _idle(self) -> None:
+        """Nothing can be computed: let others have the processor while somebody waits for them."""
+        interpreter = self.interpreter
+        if interpreter.compiling:
             wait(
                 [owner.activity.future for owner in interpreter.compiling], timeout=0.005, return_when="FIRST_COMPLETED"
             )
@@ -181,9 +204,6 @@ class Engine:
             time.sleep(0.0005)  # blocks come from disk
         elif self.tiers is not None:
             self.tiers.write_behind(BLOCKS_PER_IDLE_STEP)
-        interpreter.advance()
-        outbox, self._outbox = self._outbox, []
-        return outbox
 
     def drop_client(self, client_id: bytes) -> None:
         """The client is gone; nobody reads what its programs would say."""
@@ -192,6 +212,7 @@ class Engine:
 
     def fail_all(self, error: PhloemError) -> Outbox:
         """End every program, after a fault that leaves the engine's state in doubt."""
+        self._flight = None
         for program in list(self.interpreter.programs.values()):
             self.interpreter.end_program(program, error)
         outbox, self._outbox = self._outbox, []
@@ -268,55 +289,127 @@ class Engine:
 
     # -- one forward --------------------------------------------------------------------------------------------------
 
-    def _run(self, plan: StepPlan) -> None:
+    def _run(self) -> bool:
+        """A step from beginning to end; False when there was nothing to run."""
+        plan = self.scheduler.plan()
+        self._fail_unschedulable()
+        if plan is None:
+            return False
+        flight = self._start(plan)
+        self._draw(flight)
+        self._collect(flight)
+        return True
+
+    def _run_ahead(self) -> bool:
+        """The next forward is given to the device, then the step before it is read; draws follow when that is known.
+
+            device   | forward n | draw n | forward n + 1            | draw n + 1 | forward n + 2
+            host       .. draw n | plan n + 1 | read n: text, grammars, masks | draw n + 1 | plan n + 2 | read n + 1
+
+        So each token is drawn with all known that it depends on, as if nothing ran ahead. A forward whose sequence has
+        turned out to be over was in vain: nothing is drawn from it, and its slot is free already.
+        """
+        before, self._flight = self._flight, None
+        if before is not None:
+            self._expect_draws(before)
+        plan = self.scheduler.plan()
+        self._fail_unschedulable()
+        flight = self._start(plan) if plan is not None else None
+        if before is not None:
+            self._collect(before)
+        if flight is not None:
+            self._draw(flight)
+            self._flight = flight
+        return before is not None or flight is not None
+
+    def _expect_draws(self, flight: Flight) -> None:
+        """Say which of the tokens that are being drawn the next plan may stand on: those that cannot be the last.
+
+        Few sequences wait for their token where guesses at the ones after it have been good: a draft is then more.
+        """
+        is_few = len(flight.draws) <= MOST_WAITING_FOR_DRAFTS
+        for draw in flight.draws:
+            candidate = draw.candidate
+            params = candidate.generation.op.params
+            if candidate.finish_reason or draw.draft is not None or draw.at >= self.executor.num_fed:
+                continue
+            if candidate.num_generated + 1 >= params.max_tokens or len(candidate.seq.tokens) + 1 >= self.context_len:
+                continue
+            if is_few and self.speculation is not None and candidate.waits_for_draft:
+                continue
+            self.scheduler.expect(candidate.seq, draw.at)
+
+    def _start(self, plan: StepPlan) -> Flight:
+        """Give the forward of ``plan`` to the device."""
         live = self.interpreter.live
         start_s = self.clock()
         plan, drafts = self._with_drafts(plan)
         logits = self.executor.forward(plan)  # [L, V]
         self.scheduler.complete(plan, live)
         self.report.count_step(plan, self.interpreter, live)
+        owners = [(live[row.seq_id], live[row.seq_id].tag) for row in plan.rows]
+        return Flight(plan, drafts, owners, logits, start_s)
+
+    def _draw(self, flight: Flight) -> None:
+        """Give the draws of a step to the device. All tokens before them are known."""
         first = 0
-        rows: list[SampleRow] = []
-        draws: list[tuple[Candidate, PlanRow, Draft | None, int]] = []  # the last: where its rows begin
-        for row in plan.rows:
-            seq = live[row.seq_id]
-            part = logits[first : first + row.num_logits - row.num_draft]
+        rows = flight.rows
+        for row, (seq, tag) in zip(flight.plan.rows, flight.owners, strict=True):
+            part = flight.logits[first : first + row.num_logits - row.num_draft]
             last = first + len(part) - 1
             first += row.num_logits
-            match seq.tag:
+            match tag:
                 case Candidate() as candidate:
-                    self._gather_prompt_logprobs(candidate, row.tokens_end - len(part), part)
+                    if candidate.finish_reason:
+                        continue  # its last token came while this forward ran
+                    self._want_prompt_logprobs(flight, candidate, row.tokens_end - len(part), part)
                     if row.tokens_end == len(seq.tokens):
-                        draft = drafts.get(row.seq_id)
-                        draws.append((candidate, row, draft, len(rows)))
+                        draft = flight.drafts.get(row.seq_id)
+                        flight.draws.append(Draw(candidate, row, draft, len(rows), seq.lease))
+                        self._note_prefilled(candidate)
                         if candidate.generation.op.params.max_tokens > 0:
                             rows.append(self._sample_row(candidate, last))
                             if draft is not None:
                                 left = candidate.generation.op.params.min_tokens - candidate.num_generated
                                 rows += draft_rows(draft, rows[-1], min_tokens_left=left)
-                case ScoreRow() as score_row:
-                    self._gather_scores(score_row, row.end - row.num_logits, part)
-                    if row.end == len(seq.tokens):
-                        self.interpreter.finish_score_row(score_row)
-        if draws:
-            sampled = self.executor.sample(logits, rows)
-            now_s = self.clock()
-            for candidate, *_ in draws:
-                self._note_first(candidate, now_s)
-                if candidate.generation.op.params.max_tokens == 0:
-                    candidate.finish_reason = "length"
-                    self.interpreter.finish_candidate(candidate)
-            for candidate, row, draft, at in draws:
-                if not candidate.finish_reason:  # else a sibling's grammar failed in this step
-                    end = at + 1 + (len(draft) if draft is not None else 0)
-                    self._accept(candidate, sampled[at:end], row, draft)
-        elapsed_s = self.clock() - start_s
+                case ScoreRow() as score_row if self.interpreter.live.get(row.seq_id) is seq:
+                    self._want_scores(flight, score_row, row, part)
+        if rows:
+            flight.drawn = self.executor.draw(flight.logits, rows)
+        flight.readback = self.executor.read(flight.tensors())
+
+    def _collect(self, flight: Flight) -> None:
+        """Read a step's results, and take them."""
+        assert flight.readback is not None
+        values = flight.readback.wait()
+        sampled: list[SampledToken] = []
+        if flight.drawn is not None:
+            count = len(flight.drawn.tensors())
+            sampled, values = flight.drawn.tokens(values[:count]), values[count:]
+        for tensors, take in flight.wants:
+            take(values[: len(tensors)])
+            values = values[len(tensors) :]
+        now_s = self.clock()
+        for draw in flight.draws:
+            generation = draw.candidate.generation
+            if generation.first_token_s == 0.0:
+                generation.first_token_s = now_s
+            if generation.op.params.max_tokens == 0 and not draw.candidate.finish_reason:
+                draw.candidate.finish_reason = "length"
+                self.interpreter.finish_candidate(draw.candidate)
+        for draw in flight.draws:
+            if not draw.candidate.finish_reason:  # else it was cancelled, or a sibling's grammar failed in this step
+                self.scheduler.settle(draw.candidate.seq)
+                self._accept(draw, sampled[draw.at : draw.end])
+        end_s = self.clock()
+        elapsed_s = end_s - max(flight.start_s, self._collected_s)
+        self._collected_s = end_s
         self.report.step_s += elapsed_s
         if self.tiers is not None:
             self.tiers.recompute_s_per_token = self.report.step_s / max(self.report.forward_tokens, 1)
         if self.speculation is not None:
-            self.speculation.observe_step(plan.num_tokens, elapsed_s)
-            self.speculation.sweep(live)
+            self.speculation.observe_step(flight.plan.num_tokens, elapsed_s)
+            self.speculation.sweep(self.interpreter.live)
 
     def _with_drafts(self, plan: StepPlan) -> tuple[StepPlan, dict[int, Draft]]:
         """``plan`` with the guesses that are worth running, and these by sequence."""
@@ -352,15 +445,15 @@ class Engine:
             banned=self.tokenizer.eos_ids | set(params.stop_token_ids) if too_short else frozenset(),
         )
 
-    def _note_first(self, candidate: Candidate, now_s: float) -> None:
+    @staticmethod
+    def _note_prefilled(candidate: Candidate) -> None:
         if candidate.prefilled_tokens < 0:
             candidate.prefilled_tokens = candidate.seq.num_run
             candidate.cached_tokens = candidate.seq.num_cached
-            if candidate.generation.first_token_s == 0.0:
-                candidate.generation.first_token_s = now_s
 
-    def _accept(self, candidate: Candidate, sampled: list[SampledToken], row: PlanRow, draft: Draft | None) -> None:
+    def _accept(self, draw: Draw, sampled: list[SampledToken]) -> None:
         """Take the drawn token, and as long as the draft foresaw what was taken, the one drawn after that."""
+        candidate, row, draft = draw.candidate, draw.row, draw.draft
         seq, start = candidate.seq, row.tokens_end
         followed = DraftPath(draft) if draft is not None else None
         num_followed = 0
@@ -381,9 +474,11 @@ class Engine:
             if candidate.record is not None:
                 at = start - candidate.prompt_len
                 candidate.record.note_drafted(at, at + num_followed)
-            self.scheduler.accept_draft(row, seq, followed.path)
+            if draw.has_slots:
+                self.scheduler.accept_draft(row, seq, followed.path)
             candidate.num_drafted += len(draft)
             candidate.num_accepted += num_followed
+        candidate.note_draft(0 if draft is None else num_followed)
         if self.speculation is not None and candidate.is_drafted:
             self.speculation.observe(seq.seq_id, seq.tokens.ids[start:], draft, num_followed)
         if candidate.finish_reason:
@@ -429,32 +524,55 @@ class Engine:
         top = tuple((i, p, show([i], skip_special=False)) for i, p in token.top)
         return TokenLogprob(token.token_id, token.logprob, show([token.token_id], skip_special=False), top)
 
-    def _gather_prompt_logprobs(self, candidate: Candidate, start: int, part: torch.Tensor) -> None:
+    def _want_prompt_logprobs(self, flight: Flight, candidate: Candidate, start: int, part: torch.Tensor) -> None:
         """``part[i]`` are the logits after token start + i; the prompt's own next tokens are looked up in them."""
         params = candidate.generation.op.params
         if not params.return_logprob or params.logprob_start_len < 0 or candidate.num_generated:
             return
+        ids = candidate.seq.tokens.ids
         if start == 0 and not candidate.prompt_logprobs and params.logprob_start_len == 0:
-            first = int(candidate.seq.tokens.ids[0])
-            candidate.prompt_logprobs.append(
-                TokenLogprob(first, None, self.tokenizer.decode([first], skip_special=False))
-            )
-        targets = candidate.seq.tokens.ids[start + 1 : min(start + 1 + len(part), candidate.prompt_len)]
-        if len(targets):
-            values = self.executor.logprobs_of(part[: len(targets)], targets)
-            tops = self.executor.top_logprobs(part[: len(targets)], params.top_logprobs_num)
-            for token_id, value, top in zip(targets.tolist(), values, tops, strict=True):
+            text = self.tokenizer.decode([int(ids[0])], skip_special=False)
+            candidate.prompt_logprobs.append(TokenLogprob(int(ids[0]), None, text))
+        targets = ids[start + 1 : min(start + 1 + len(part), candidate.prompt_len)].tolist()
+        if not targets:
+            return
+        part = part[: len(targets)]
+        tensors = [self.executor.logprobs_of(part, np.array(targets))]
+        if params.top_logprobs_num:
+            tensors += self.executor.top_logprobs(part, params.top_logprobs_num)
+
+        def take(values: list[torch.Tensor]) -> None:
+            tops: list[list[tuple[int, float]]] = [[]] * len(targets)
+            if len(values) > 1:
+                pairs = zip(values[1].tolist(), values[2].tolist(), strict=True)
+                tops = [list(zip(top_ids, logprobs, strict=True)) for top_ids, logprobs in pairs]
+            for token_id, value, top in zip(targets, values[0].tolist(), tops, strict=True):
                 candidate.prompt_logprobs.append(self._token_logprob(SampledToken(token_id, value, top)))
 
-    def _gather_scores(self, score_row: ScoreRow, start: int, part: torch.Tensor) -> None:
-        tokens = score_row.seq.tokens.ids
+        flight.want(tensors, take)
+
+    def _want_scores(self, flight: Flight, score_row: ScoreRow, row: PlanRow, part: torch.Tensor) -> None:
+        """``part`` are the logits of the row's last positions."""
+        seq = score_row.seq
+        tokens, start = seq.tokens.ids, row.end - row.num_logits
         targets = tokens[start + 1 : start + 1 + len(part)]
+        last_ids = list(score_row.last) if row.end == len(tokens) else []
+        tensors = []
         if len(targets):
-            score_row.inner.extend(self.executor.logprobs_of(part[: len(targets)], targets))
-        if start + len(part) == len(tokens) and len(part):
-            last_ids = np.fromiter(score_row.last, dtype=np.int32)
-            values = self.executor.logprobs_of(part[-1:].expand(len(last_ids), -1), last_ids)
-            score_row.last = dict(zip(last_ids.tolist(), values, strict=True))
+            tensors.append(self.executor.logprobs_of(part[: len(targets)], targets))
+        if last_ids:
+            tensors.append(self.executor.logprobs_of(part[-1:].expand(len(last_ids), -1), np.array(last_ids)))
+
+        def take(values: list[torch.Tensor]) -> None:
+            if self.interpreter.live.get(row.seq_id) is not seq:
+                return  # cancelled meanwhile
+            if len(targets):
+                score_row.take_inner(start + 1, values[0].tolist())
+            if last_ids:
+                score_row.last = dict(zip(last_ids, values[-1].tolist(), strict=True))
+                self.interpreter.finish_score_row(score_row)
+
+        flight.want(tensors, take)
 
     # -- for tests and the idle loop ----------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .program import OpState, SequenceState
     from .tracing import TokenRecord
 
+MOST_STEPS_WITHOUT_DRAFT = 31
+
 
 class Candidate:
     """One of the ``n`` continuations of a prompt. Its sequence's tokens are [0, prompt_len) prompt, then output."""
@@ -26,6 +28,8 @@ class Candidate:
         "cached_tokens",
         "decode_start_s",
         "detokenizer",
+        "draft_pause",
+        "draft_waits",
         "finish_reason",
         "generation",
         "healing",
@@ -74,6 +78,7 @@ class Candidate:
         self.healing: HealMatcher | None = None  # while the prompt's text is written again and no grammar is there
         self.num_asked = self.num_drafted = self.num_accepted = 0
         self.num_foreseen = 0  # drawn tokens that a draft had guessed
+        self.draft_pause, self.draft_waits = 0, 0  # see waits_for_draft
         self.finish_reason = ""
         self.matched_stop: str | int | None = None
         self.logprobs: list[TokenLogprob] = []
@@ -92,6 +97,20 @@ class Candidate:
     @property
     def text(self) -> str:
         return self.detokenizer.text
+
+    @property
+    def waits_for_draft(self) -> bool:
+        """Whether a guess at its next tokens is likely enough to wait until it can be made."""
+        return self.is_drafted and self.draft_waits <= 0
+
+    def note_draft(self, num_accepted: int) -> None:
+        """A step has accepted so many guesses, or had none. The longer none came true, the rarer it waits for one."""
+        if num_accepted:
+            self.draft_pause = self.draft_waits = 0
+        elif self.draft_waits > 0:
+            self.draft_waits -= 1
+        else:
+            self.draft_waits = self.draft_pause = min(2 * self.draft_pause + 1, MOST_STEPS_WITHOUT_DRAFT)
 
     def accept(self, token_id: int, logprob: TokenLogprob | None, tokenizer: Tokenizer, context_len: int) -> str:
         """Take a sampled token; the text that may be shown now. ``finish_reason`` is set when this was the last."""

@@ -12,6 +12,8 @@ import msgspec
 from ... import kernels
 from ...radix_cache import DiskTier, HostTier, Tiers
 from ..config import EngineConfig
+from ..executor import Accelerator
+from ..executor.accelerator import accelerator_of
 from ..memory import KVBlocks, KVPool
 from ..models import Model, load_model
 from ..protocol.errors import InvalidParams
@@ -38,9 +40,10 @@ class EngineParts:
     num_slots: int
     tiers: Tiers | None
     drafter: ModelDrafter | None = None
+    accelerator: Accelerator | None = None
 
 
-def load_parts(config: EngineConfig) -> EngineParts:
+def load_parts(config: EngineConfig, *, accelerator: Accelerator | None = None) -> EngineParts:
     """Raises UnknownModel, InvalidParams and what a broken file raises, each naming what is wrong."""
     kernels.set_threads(config.num_threads)
     path = resolve_model(config.model)
@@ -58,13 +61,14 @@ def load_parts(config: EngineConfig) -> EngineParts:
     check_scheduling(config)
     num_slots = config.num_slots or max(DEFAULT_SLOTS, context_len)
     shape = model.config
-    kv = KVPool(
-        shape.num_layers, num_slots, shape.num_kv_heads, shape.head_dim, dtype=model.kv_dtype, device=model.device
-    )
+    if accelerator is None:
+        accelerator = accelerator_of(model.device)
+    spare = 0 if accelerator is None else 1  # the executor's
+    kv = KVPool.for_model(shape, num_slots=num_slots + spare, dtype=model.kv_dtype, device=model.device)
     log.info("%s: context %d, %d KV slots", path.name, context_len, num_slots)
     tiers = make_tiers(config, path, model, kv)
     drafter = load_drafter(config, model, tokenizer, context_len=context_len)
-    return EngineParts(path, model, tokenizer, template, kv, context_len, num_slots, tiers, drafter)
+    return EngineParts(path, model, tokenizer, template, kv, context_len, num_slots, tiers, drafter, accelerator)
 
 
 def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, context_len: int) -> ModelDrafter | None:

@@ -43,6 +43,12 @@ class ScoreRow:
     def is_finished(self) -> bool:
         return all(not np.isnan(value) for value in self.last.values())
 
+    def take_inner(self, position: int, values: list[float]) -> None:
+        """The log-probabilities of the tokens from ``position`` on; again, where the row had to be run again."""
+        at = position - self.first
+        assert 0 <= at <= len(self.inner), (at, len(self.inner))
+        self.inner[at : at + len(values)] = values
+
 
 class Scoring:
     """``choices`` are continuations of ``owner``'s tokens; ``suffixes`` are their tokens from ``common`` on."""

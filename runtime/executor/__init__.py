@@ -1,5 +1,6 @@
 """Step plan in, logits and tokens out."""
 
-from .executor import Executor, SampledToken, SampleRow
+from .accelerator import Accelerator, Readback
+from .executor import Drawn, Executor, SampledToken, SampleRow
 
-__all__ = ["Executor", "SampleRow", "SampledToken"]
+__all__ = ["Accelerator", "Drawn", "Executor", "Readback", "SampleRow", "SampledToken"]

@@ -12,6 +12,9 @@ from ... import kernels
 from ..layers.batch import ForwardBatch
 from ..protocol.sampling import SamplingParams
 from ..scheduler import MAX_DRAFT_TOKENS, StepPlan
+from .accelerator import Accelerator, Readback, accelerator_of
+from .decode_graphs import DecodeGraphs
+from .device_batch import DeviceBatch
 from .replays import Replays
 
 if TYPE_CHECKING:
@@ -46,18 +49,71 @@ class SampledToken:
     top: list[tuple[int, float]] = field(default_factory=list)
 
 
-class Executor:
-    """Owns the slot table: row r holds the slots of the sequence that runs as row r, the last rows are for branches."""
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One step's draws, on the device. ``tops``: of the draws that want them, likeliest tokens and their logprobs."""
 
-    def __init__(self, model: Model, kv: KVPool, *, max_rows: int, max_len: int, num_tokens: int = 0) -> None:
-        """``num_tokens``: logits beyond it belong to no token (padded heads) and are never drawn; 0: all do."""
+    token_ids: torch.Tensor  # int64 [R]
+    logprobs: torch.Tensor  # float32 [R]
+    tops: dict[int, tuple[torch.Tensor, torch.Tensor]]
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.token_ids, self.logprobs, *(x for top in self.tops.values() for x in top)]
+
+    def tokens(self, values: list[torch.Tensor]) -> list[SampledToken]:
+        """``values``: what ``tensors`` hold, on the host."""
+        found = [SampledToken(*x) for x in zip(values[0].tolist(), values[1].tolist(), strict=True)]
+        for i, ids, logprobs in zip(self.tops, values[2::2], values[3::2], strict=True):
+            top = list(zip(ids[0].tolist(), logprobs[0].tolist(), strict=True))
+            found[i] = SampledToken(found[i].token_id, found[i].logprob, top)
+        return found
+
+
+class Executor:
+    """Owns the slot table: row r holds the slots of the sequence that runs as row r, the last rows are for branches.
+
+    On a CPU every call is done when it returns. With an ``accelerator`` none is: steps are given to the device one
+    after the other, and ``read`` says when their results are wanted.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kv: KVPool,
+        *,
+        max_rows: int,
+        max_len: int,
+        num_tokens: int = 0,
+        accelerator: Accelerator | None = None,
+        use_graphs: bool = True,
+    ) -> None:
+        """``num_tokens``: logits beyond it belong to no token (padded heads) and are never drawn; 0: all do.
+
+        With an accelerator the pool's last slot is the executor's: no sequence may have it.
+        """
         self.model = model
         self.kv = kv
         self.device = torch.device(model.device)
-        self.slot_table = np.zeros((max_rows + MAX_DRAFT_TOKENS, max_len), dtype=np.int32)
-        self._replays = Replays(model, kv) if self.device.type == "cpu" else None
+        self.accelerator = accelerator if accelerator is not None else accelerator_of(self.device)
         self._num_tokens = num_tokens or model.config.vocab_size
         self._mask_words = (model.config.vocab_size + 31) // 32
+        self._replays: Replays | None = None
+        self.graphs: DecodeGraphs | None = None
+        self.inputs: DeviceBatch | None = None
+        if self.accelerator is None:
+            self.slot_table = np.zeros((max_rows + MAX_DRAFT_TOKENS, max_len), dtype=np.int32)
+            self._replays = Replays(model, kv)
+            return
+        with torch.inference_mode():
+            spare_slot = kv.num_slots - 1
+            self.inputs = DeviceBatch(self.accelerator, max_rows=max_rows, max_len=max_len, spare_slot=spare_slot)
+            if use_graphs:
+                self.graphs = DecodeGraphs(model, kv, self.inputs)
+
+    @property
+    def num_fed(self) -> int:
+        """The next plan may stand on draws below this."""
+        return self.inputs.num_fed if self.inputs is not None else 0
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -65,18 +121,19 @@ class Executor:
 
         They are good until the next step.
         """
+        if self.inputs is not None:
+            logits = self.graphs.forward(plan) if self.graphs is not None else None
+            return self.model.forward(self.inputs.forward_batch(plan), self.kv) if logits is None else logits
         batch = ForwardBatch.from_plan(plan, self.slot_table, self.device)
         logits = self._replays.forward(batch) if self._replays is not None else None
         return self.model.forward(batch, self.kv) if logits is None else logits
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[SampledToken]:
-        """One token a row; ``logits`` may be changed in place."""
-        if not rows:
-            return []
+    def draw(self, logits: torch.Tensor, rows: list[SampleRow]) -> Drawn:
+        """One token a row; ``logits`` may be changed in place. The next plan may stand on these draws."""
         picked = [row.logits_row for row in rows]
         if picked != list(range(len(logits))):
-            logits = logits[torch.tensor(picked, device=logits.device)]
+            logits = logits[self._on_device(np.array(picked, dtype=np.int64))]
         batch = kernels.SampleBatch.from_params(
             [row.params for row in rows],
             uniforms=kernels.uniform(
@@ -86,28 +143,46 @@ class Executor:
         )
         self._constrain(logits, rows)
         sampled = kernels.sample(logits, batch)
-        ids, logprobs = sampled.token_ids.tolist(), sampled.logprobs.tolist()
-        tops: list[list[tuple[int, float]]] = [[] for _ in rows]
-        for i, row in enumerate(rows):
-            if row.params.return_logprob and row.params.top_logprobs_num:
-                tops[i] = self.top_logprobs(logits[i : i + 1], row.params.top_logprobs_num)[0]
-        return [SampledToken(*token) for token in zip(ids, logprobs, tops, strict=True)]
+        if self.inputs is not None:
+            self.inputs.take_draws(sampled.token_ids)
+        tops = {
+            i: kernels.top_logprobs(logits[i : i + 1], row.params.top_logprobs_num)
+            for i, row in enumerate(rows)
+            if row.params.return_logprob and row.params.top_logprobs_num
+        }
+        return Drawn(sampled.token_ids, sampled.logprobs, tops)
+
+    def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[SampledToken]:
+        """``draw``, waited for."""
+        if not rows:
+            return []
+        drawn = self.draw(logits, rows)
+        return drawn.tokens(self.read(drawn.tensors()).wait())
+
+    def read(self, tensors: list[torch.Tensor]) -> Readback:
+        """The values of what was computed, to be had later."""
+        return AtHand(tensors) if self.accelerator is None else self.accelerator.download(tensors)
+
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array) if self.accelerator is None else self.accelerator.upload(array)
 
     def _constrain(self, logits: torch.Tensor, rows: list[SampleRow]) -> None:
         """Padding, grammar masks, banned tokens, bias and penalties, in place."""
         if self._num_tokens < logits.shape[1]:
             logits[:, self._num_tokens :] = float("-inf")
-        if any(row.matcher is not None or row.mask is not None for row in rows):
-            mask = np.full((len(rows), self._mask_words), 0xFFFFFFFF, dtype=np.uint32)
-            for i, row in enumerate(rows):
+        masked = [i for i, row in enumerate(rows) if row.matcher is not None or row.mask is not None or row.banned]
+        if masked:
+            mask = np.full((len(masked), self._mask_words), 0xFFFFFFFF, dtype=np.uint32)
+            for words, i in zip(mask, masked, strict=True):
+                row = rows[i]
                 if row.matcher is not None:
-                    row.matcher.fill_mask(mask[i])
+                    row.matcher.fill_mask(words)
                 elif row.mask is not None:
-                    mask[i] = row.mask
-            kernels.apply_bitmask(logits, mask)
-        for i, row in enumerate(rows):
-            if row.banned:
-                logits[i, list(row.banned)] = float("-inf")
+                    words[:] = row.mask
+                for token_id in row.banned:
+                    words[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
+            every = None if len(masked) == len(rows) else self._on_device(np.array(masked, dtype=np.int64))
+            kernels.apply_bitmask(logits, self._on_device(mask.view(np.int32)), rows=every)
         kernels.apply_penalties(
             logits,
             [row.params for row in rows],
@@ -116,15 +191,21 @@ class Executor:
         )
 
     @torch.inference_mode()
-    def logprobs_of(self, logits: torch.Tensor, token_ids: np.ndarray) -> list[float]:
-        """log softmax(logits)[i, token_ids[i]] of each row."""
-        ids = torch.from_numpy(np.ascontiguousarray(token_ids, dtype=np.int64)).to(logits.device)
-        return kernels.gather_logprobs(logits, ids).tolist()
+    def logprobs_of(self, logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
+        """float32 [L]: log softmax(logits)[i, token_ids[i]] of each row."""
+        return kernels.gather_logprobs(logits, self._on_device(np.ascontiguousarray(token_ids, dtype=np.int64)))
 
     @torch.inference_mode()
-    def top_logprobs(self, logits: torch.Tensor, k: int) -> list[list[tuple[int, float]]]:
+    def top_logprobs(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each row the ``k`` likeliest tokens and their log-probabilities, likeliest first."""
-        if k == 0:
-            return [[] for _ in range(len(logits))]
-        ids, values = kernels.top_logprobs(logits, k)
-        return [list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+        return kernels.top_logprobs(logits, k)
+
+
+@dataclass(frozen=True, slots=True)
+class AtHand:
+    """Results that lie on the host already."""
+
+    tensors: list[torch.Tensor]
+
+    def wait(self) -> list[torch.Tensor]:
+        return self.tensors

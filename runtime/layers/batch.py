@@ -46,7 +46,9 @@ class ForwardBatch:
         wanted = np.array([row.num_logits for row in rows], dtype=np.int64)
         logits_rows = np.arange(wanted.sum()) + np.repeat(np.cumsum(lengths) - np.cumsum(wanted), wanted)
         if any(row.draft_parents is not None for row in rows):
-            row_ids, ends, num_tokens = _branched(rows, slot_table)
+            row_ids, ends, num_tokens, contexts = branched(rows, len(slot_table))
+            for table_row, slots in contexts:
+                slot_table[table_row, : len(slots)] = slots
         else:
             ends, num_tokens = np.array([row.end for row in rows], dtype=np.int32), lengths
             row_ids = np.array([row.row_id for row in rows], dtype=np.int32)
@@ -76,10 +78,16 @@ class ForwardBatch:
         return self.logits_rows.shape[0]
 
 
-def _branched(rows: tuple[PlanRow, ...], slot_table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Row ids, ends (int32) and numbers of tokens (int64) where some drafts are trees."""
+def branched(
+    rows: tuple[PlanRow, ...], table_len: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[int, np.ndarray]]]:
+    """Row ids, ends (int32) and numbers of tokens (int64) where some drafts are trees, and branches' rows of a table.
+
+    The table has ``table_len`` rows; branches take them from its end, each with the slots of all its positions.
+    """
     found: list[tuple[int, int, int]] = []
-    spare = len(slot_table)
+    contexts: list[tuple[int, np.ndarray]] = []
+    spare = table_len
     for row in rows:
         if row.draft_parents is None:
             found.append((row.row_id, row.end, len(row.token_ids)))
@@ -90,14 +98,12 @@ def _branched(rows: tuple[PlanRow, ...], slot_table: np.ndarray) -> tuple[np.nda
                 found.append((row.row_id, at + end, at - row.start + end))
                 continue
             spare -= 1
-            context = slot_table[spare]
             path = np.array([*before, *range(begin, end)], dtype=np.int64)
-            context[:at] = row.slot_ids[:at]
-            context[at : at + len(path)] = row.slot_ids[at + path]
+            contexts.append((spare, np.concatenate((row.slot_ids[:at], row.slot_ids[at + path]))))
             found.append((spare, at + len(path), end - begin))
     assert spare > max(row.row_id for row in rows), "more branches than the table has spare rows"
     row_ids, ends, num_tokens = zip(*found, strict=True)
-    return np.array(row_ids, np.int32), np.array(ends, np.int32), np.array(num_tokens, np.int64)
+    return np.array(row_ids, np.int32), np.array(ends, np.int32), np.array(num_tokens, np.int64), contexts
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

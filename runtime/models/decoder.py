@@ -57,6 +57,13 @@ class Model:
 
         Of ``batch`` the token ids are not read, so that kernel calls recorded here serve for others too.
         """
+        x = self.run_body(x, residual, batch, kv)
+        if not batch.num_logits:
+            return torch.empty(0, self.config.vocab_size, dtype=torch.float32, device=self.device)
+        return self.head(x)
+
+    def run_body(self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        """As ``run_layers``, but for the head: what it is given, [L, C]."""
         added: torch.Tensor | None = None  # to be summed with x; nothing is, before the first layer
         for layer in self.layers[:-1]:
             x, total = layer.attention_norm(x, added)
@@ -75,10 +82,10 @@ class Model:
         residual = residual if added is None else total
         if not batch.num_logits:
             last.attention.write(x, batch, kv, self.cos_sin)
-            return torch.empty(0, self.config.vocab_size, dtype=torch.float32, device=self.device)
+            return x[:0]
         x = last.attention(x, batch, kv, self.cos_sin)
         if batch.num_logits < batch.num_tokens:
             x, residual = x[batch.logits_rows], residual[batch.logits_rows]
         x, residual = last.mlp_norm(x, residual)
         x, _ = self.norm(last.mlp(x), residual)
-        return self.head(x)
+        return x

@@ -53,7 +53,7 @@ def watch(engine: Engine, spans: Spans) -> None:
         (engine.interpreter, "finish_candidate", "accept"),
         (engine.scheduler, "plan", "schedule"),
         (engine.scheduler, "complete", "schedule"),
-        (engine.executor, "sample", "sample"),
+        (engine.executor, "draw", "sample"),
         (engine.executor, "_constrain", "mask"),
     ):
         setattr(owner, method, _spanned(getattr(owner, method), name, spans))

@@ -17,6 +17,7 @@ class PlanRow(msgspec.Struct, frozen=True, eq=False):
 
     ``slot_ids`` (int32) covers positions [0, start + n); entries before ``stale_from`` are what the executor already
     holds for ``row_id``. Logits are wanted for the last ``num_logits`` of the n positions (0: a chunk inside a prompt).
+    A token id below 0 is one that the step before is drawing: ``-1 - i`` for its draw i.
     The last ``num_draft`` of the n are guesses of what follows the sequence; draft token i comes after draft token
     ``draft_parents[i]`` (< i; -1: after the sequence's last), or after i - 1 where there are no parents given. Trees
     lie in preorder.

@@ -21,7 +21,7 @@ def plan_row(seq: Sequence, n: int) -> PlanRow:
         seq.seq_id,
         seq.row_id,
         start,
-        seq.tokens.ids[start:end],
+        seq.tokens.span(start, end),
         lease.slot_ids[:end],
         stale_from,
         num_logits if num_logits > 0 else 0,

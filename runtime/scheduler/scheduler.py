@@ -111,6 +111,8 @@ class Scheduler:
 
     def park(self, seq: Sequence) -> None:
         """``seq`` has nothing to compute for now; its KV goes to the cache, locked while nobody needs the room."""
+        seq.coming = 0
+        seq.num_computed = min(seq.num_computed, len(seq.tokens))
         if seq.state == "running":
             made = len(seq.tokens) - seq.prompt_len
             if made > 0:
@@ -138,6 +140,17 @@ class Scheduler:
         """``program`` will submit nothing more: what only it used may be evicted."""
         self._program_orders.pop(program, None)
         self.cache.end_program(program)
+
+    def expect(self, seq: Sequence, draw: int) -> None:
+        """The next token of ``seq`` is draw number ``draw`` of the step being computed: it may be planned on."""
+        assert seq.state == "running" and seq.num_computed == len(seq.tokens), seq
+        seq.coming = -1 - draw
+        seq.tokens.foresee(seq.coming)
+        seq.logits_from = len(seq.tokens)
+
+    def settle(self, seq: Sequence) -> None:
+        """The draw that was expected is known: whoever calls appends it now, or parks ``seq`` without it."""
+        seq.coming = 0
 
     def commit(self, seq: Sequence) -> None:
         """Give what ``seq`` has computed to the cache, so that others find it."""
@@ -175,7 +188,7 @@ class Scheduler:
         prefills: list[Sequence] = []
         # Decodes first: they are short and somebody is reading along.
         for seq in tuple(self.running):
-            pending = len(seq.tokens) - seq.num_computed
+            pending = seq.num_pending
             if pending > 1:
                 prefills.append(seq)
             elif pending == 1 and budget > 0 and seq.state == "running" and self._make_room(seq, 1, rows):
@@ -204,7 +217,7 @@ class Scheduler:
             seq.num_run += n
             seq.num_computed = computed = row.start + n
             num_tokens[seq.tenant] = num_tokens.get(seq.tenant, 0) + n
-            if seq.lease is not None and (n > 1 or computed < len(seq.tokens)):
+            if seq.lease is not None and (n > 1 or computed < seq.length):
                 self.commit(seq)  # a prompt's chunk: siblings may be waiting for it
             if are_some_held:
                 self._release_held(seq, computed)
@@ -271,7 +284,7 @@ class Scheduler:
             seq = self.waiting.head(self.config.match_window, self._matched)
             if seq is None:
                 return
-            found = None if coming is None else coming.longest(seq, min(len(seq.tokens) - 1, seq.logits_from))
+            found = None if coming is None else coming.longest(seq, min(seq.length - 1, seq.logits_from))
             if found is not None and found[1] > self._matched(seq):
                 self.waiting.discard(seq)  # a running sequence is about to compute tokens that it needs as well
                 self._held.hold_behind(seq, *found)
@@ -306,14 +319,15 @@ class Scheduler:
     def _try_admit(self, seq: Sequence, budget: int, reserve: int) -> int:
         """Tokens that ``seq`` runs in this step; 0 when there is no room for it yet, or (state ``ended``) never."""
         cache = self.cache
-        if len(seq.tokens) > cache.num_slots:
-            self._fail(seq, len(seq.tokens))
+        if seq.length > cache.num_slots:
+            if not seq.coming:  # else the token may be its last one, and needs no slot
+                self._fail(seq, seq.length)
             return 0
         self._attach(seq)
         assert seq.lease is not None
         n = min(seq.num_pending, budget, self.config.prefill_chunk)
-        need = len(seq.tokens) - seq.lease.num_slots + reserve
-        need += sum(len(o.tokens) - o.lease.num_slots for o in self.running if o.lease and o.num_pending > 1)
+        need = seq.length - seq.lease.num_slots + reserve
+        need += sum(o.length - o.lease.num_slots for o in self.running if o.lease and o.num_pending > 1)
         if need > self._room:
             self._release_idle(need, seq)
             if self.running and need > self._room:
@@ -358,7 +372,7 @@ class Scheduler:
 
     def _attach(self, seq: Sequence) -> None:
         """Give a waiting sequence the longest usable KV: its own lease's, or the cache's."""
-        limit = min(len(seq.tokens) - 1, seq.logits_from)
+        limit = min(seq.length - 1, seq.logits_from)
         if seq.lease is None:
             seq.lease = self.cache.acquire(
                 seq.tokens.ids, namespace=seq.namespace, limit=limit, program=seq.program, priority=seq.priority
@@ -387,6 +401,8 @@ class Scheduler:
             except OutOfSlots as error:
                 if self._release_idle(error.need, seq):
                     continue
+                if seq.coming:
+                    return False  # its token may be the last; if not, it asks again when that is known
                 victim = self._victim(seq, rows)
                 if victim is not None:
                     self._preempt(victim)
@@ -407,7 +423,7 @@ class Scheduler:
             return
         # A decoding sequence takes a chunk: most steps then need no slot. Not when slots are short.
         ahead = self.config.slot_chunk - 1
-        if length >= len(seq.tokens) and ahead and self._room > missing + 2 * ahead * (1 + len(self.running)):
+        if length >= seq.length and ahead and self._room > missing + 2 * ahead * (1 + len(self.running)):
             missing += ahead if seq.num_run else seq.seq_id % (ahead + 1)  # not all in the same step
         lease.extend(missing)
 

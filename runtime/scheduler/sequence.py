@@ -1,7 +1,9 @@
 """A sequence as the scheduler sees it: tokens, a lease on their KV slots, and what is still to be computed.
 
-    tokens:  [0, num_computed) have KV in the lease's slots   [num_computed, len) pending
+    tokens:  [0, num_computed) have KV in the lease's slots   [num_computed, length) pending
 
+The last of them may be a token that is still being drawn, whose value nobody knows: ``length`` is then one more than
+``len(tokens)``.
 Knows nothing of text, programs' ops or sampling.
 """
 
@@ -43,6 +45,15 @@ class TokenBuffer:
         self._array[self._len] = token_id
         self._len += 1
 
+    def foresee(self, code: int) -> None:
+        """Write ``code`` where the next token will come, without counting it; ``span`` may read it."""
+        self._reserve(self._len + 1)
+        self._array[self._len] = code
+
+    def span(self, start: int, end: int) -> np.ndarray:
+        """A view of [start, end), which may hold what was foreseen last."""
+        return self._array[start:end]
+
     def truncate(self, length: int) -> None:
         assert 0 <= length <= self._len, (length, self._len)
         self._len = length
@@ -72,6 +83,7 @@ class Sequence:
         "admitted_s",
         "arrival_s",
         "blocked_on",
+        "coming",
         "deadline_s",
         "due",
         "lease",
@@ -124,6 +136,7 @@ class Sequence:
         self.lease: Lease | None = None
         self.row_id = -1
         self.num_computed = 0
+        self.coming = 0
         self.logits_from = 0
         self.blocked_on: tuple[Sequence, int] | None = None
         self.order = self.program_order = 0
@@ -142,8 +155,12 @@ class Sequence:
         self.num_forwards = 0
 
     @property
+    def length(self) -> int:
+        return len(self.tokens) + (self.coming < 0)
+
+    @property
     def num_pending(self) -> int:
-        return len(self.tokens) - self.num_computed
+        return self.length - self.num_computed
 
     def __repr__(self) -> str:
         return f"Sequence({self.seq_id}, {self.state}, {self.num_computed}/{len(self.tokens)})"

@@ -50,7 +50,7 @@ class DraftModel:
         shape = model.config
         kv = KVPool(
             1 + max(layer.attention.layer for layer in model.layers),
-            MAX_SEQUENCES * self.max_len,
+            MAX_SEQUENCES * self.max_len + 1,  # the last is the executor's, on a GPU
             shape.num_kv_heads,
             shape.head_dim,
             dtype=model.kv_dtype,

@@ -1,0 +1,87 @@
+"""Decode steps as CUDA graphs: one for each number of rows, rounded up, and each width of the slot table.
+
+A graph is made when its size first occurs, from the embedding to the last norm; the head follows it, so that graphs
+share all their memory and no logits lie in it. Rows that only fill up write to a slot of no sequence. Never decides
+what a step computes, and never waits for the device but where a graph is made.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..layers.batch import ForwardBatch
+from ..scheduler import StepPlan
+from .accelerator import Graph
+from .device_batch import DeviceBatch, decode_size_bytes
+
+if TYPE_CHECKING:
+    from ..memory import KVPool
+    from ..models import Model
+
+LEAST_WIDTH = 512  # positions; wider tables are powers of two, so that an attention grid fits its contexts
+
+
+def ladder(max_rows: int) -> tuple[int, ...]:
+    """The numbers of rows that have graphs: at most a quarter of a graph's rows are padding, beyond 8."""
+    sizes = [*(1, 2, 4, 8), *range(16, 64, 8), *range(64, 256, 16), *range(256, 1024, 32)]
+    last = min(max_rows, sizes[-1])
+    return (*(size for size in sizes if size < last), last)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    graph: Graph
+    hidden: torch.Tensor  # [rows, C]
+
+
+class DecodeGraphs:
+    """Owns the graphs of one model and pool, and the integers that they read, which lie at one address for all."""
+
+    def __init__(self, model: Model, kv: KVPool, inputs: DeviceBatch) -> None:
+        self._model, self._kv, self._inputs = model, kv, inputs
+        self.sizes = ladder(inputs.max_rows)
+        device = inputs.accelerator.device
+        self._static = torch.zeros(decode_size_bytes(self.sizes[-1]), dtype=torch.uint8, device=device)
+        self._starts = torch.arange(self.sizes[-1] + 1, dtype=torch.int32, device=device)
+        self._rows = torch.arange(self.sizes[-1], dtype=torch.int64, device=device)
+        self._captured: dict[tuple[int, int], Captured] = {}
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._captured)
+
+    def forward(self, plan: StepPlan) -> torch.Tensor | None:
+        """float32 logits [R, V]; None for a step that is not one token a row with logits for each, or of too many."""
+        rows = plan.rows
+        if len(rows) > self.sizes[-1] or any(len(row.token_ids) != 1 or row.num_logits != 1 for row in rows):
+            return None
+        size = self.sizes[bisect_left(self.sizes, len(rows))]
+        width = self._width(max(row.end for row in rows))
+        self._inputs.write_decode(plan, self._static, num_rows=size)
+        captured = self._captured.get((size, width))
+        if captured is None:
+            captured = self._captured[size, width] = self._capture(size, width)
+        captured.graph.replay()
+        return self._model.head(captured.hidden[: len(rows)])
+
+    def _width(self, longest: int) -> int:
+        return min(max(LEAST_WIDTH, 1 << (longest - 1).bit_length()), self._inputs.slot_table.shape[1])
+
+    def _capture(self, size: int, width: int) -> Captured:
+        inputs, model = self._inputs, self._model
+        views = inputs.decode_views(self._static, num_rows=size)
+        table = inputs.slot_table
+        batch = ForwardBatch(
+            **views, query_starts=self._starts[: size + 1], logits_rows=self._rows[:size], slot_table=table[:, :width]
+        )
+
+        def run() -> torch.Tensor:
+            table.view(-1)[batch.row_ids.long() * table.shape[1] + batch.positions] = batch.out_slots.int()
+            x = model.embedding(inputs.known(batch.token_ids))
+            return model.run_body(x, x.float(), batch, self._kv)
+
+        return Captured(*inputs.accelerator.capture(run))

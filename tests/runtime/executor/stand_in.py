@@ -1,0 +1,222 @@
+"""A GPU for machines without one: the step loop's copies, waits and graphs, and what breaks on a real one is refused.
+
+Work is done at once on the CPU, but what a real device would not have told yet cannot be read: results come from
+``wait`` alone. A graph's run is made again at each replay, and has to make the very calls that were captured, at the
+very addresses. ``HostReads`` finds the calls that would make a host wait.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import phloem
+import torch
+from phloem.kernels.backend import Backend
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ROOT = Path(phloem.__file__).resolve().parent
+
+
+class StandIn:
+    """``log`` has the names of what was asked, in order; ``graphs`` those that were made."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.log: list[str] = []
+        self.graphs: list[StandInGraph] = []
+        self.host_memory: set[int] = set()
+        self.is_capturing = False
+        self._held: list[torch.Tensor] = []
+
+    def upload(self, array: np.ndarray) -> torch.Tensor:
+        self._ask("upload")
+        return torch.from_numpy(array.copy())
+
+    def write(self, array: np.ndarray, into: torch.Tensor) -> None:
+        self._ask("write")
+        into[: len(array)].copy_(torch.from_numpy(array))
+
+    def download(self, tensors: Sequence[torch.Tensor]) -> "StandInReadback":
+        self._ask("download")
+        return StandInReadback(self, [x.clone() for x in tensors])
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> tuple["StandInGraph", torch.Tensor]:
+        self._ask("capture")
+        run()
+        graph = StandInGraph(self, run)
+        self.graphs.append(graph)
+        return graph, graph.result
+
+    def _ask(self, what: str) -> None:
+        assert not self.is_capturing, f"{what} inside a graph"
+        self.log.append(what)
+
+
+class StandInReadback:
+    def __init__(self, device: StandIn, values: list[torch.Tensor]) -> None:
+        self._device, self._values = device, values
+
+    def wait(self) -> list[torch.Tensor]:
+        self._device._ask("wait")
+        self._device._held = self._values
+        self._device.host_memory = {x.untyped_storage().data_ptr() for x in self._values}
+        return self._values
+
+
+class StandInGraph:
+    def __init__(self, device: StandIn, run: Callable[[], torch.Tensor]) -> None:
+        self._device, self._run = device, run
+        self.calls: list[tuple[object, ...]] = []
+        self.result, self.calls = self._traced()
+        self.num_replays = 0
+
+    def replay(self) -> None:
+        self._device._ask("replay")
+        result, calls = self._traced()
+        assert calls == self.calls, "a replay would not do what was captured"
+        self.result.copy_(result)
+        self.num_replays += 1
+
+    def _traced(self) -> tuple[torch.Tensor, list[tuple[object, ...]]]:
+        self._device.is_capturing = True
+        try:
+            with Trace() as trace, HostReads(self._device) as reads:
+                result = self._run()
+        finally:
+            self._device.is_capturing = False
+        assert not reads.found, reads.found
+        return result, trace.calls
+
+
+class Trace(TorchDispatchMode):
+    """The calls of torch's operators and of traced kernels: names, shapes, and the addresses that come from outside."""
+
+    current: "Trace | None" = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[object, ...]] = []
+        self._made: set[int] = set()
+        self._kept: list[torch.Tensor] = []  # else their memory would be given out again
+
+    def __enter__(self) -> "Trace":
+        Trace.current = self
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        Trace.current = None
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.note(str(func), (args, kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        self.made(out)
+        return out
+
+    def note(self, name: str, arguments: object) -> None:
+        self.calls.append((name, *(self._shown(x) for x in _leaves(arguments))))
+
+    def made(self, out: object) -> None:
+        for x in _leaves(out):
+            if isinstance(x, torch.Tensor):
+                self._made.add(x.untyped_storage().data_ptr())
+                self._kept.append(x)
+
+    def _shown(self, x: object) -> object:
+        if not isinstance(x, torch.Tensor):
+            return x
+        inside = x.untyped_storage().data_ptr() in self._made
+        return (tuple(x.shape), tuple(x.stride()), "made" if inside else x.data_ptr())
+
+
+def _leaves(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return _leaves(list(value.values()))
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]
+
+
+def traced(backend: Backend) -> Backend:
+    """``backend``, whose calls a trace sees too."""
+
+    def seen(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            trace = Trace.current
+            if trace is None:
+                return op(*args, **options)
+            trace.note(name, (args, options))
+            trace.__exit__(None, None, None)  # what a kernel does inside on a CPU is not what a graph holds
+            try:
+                out = op(*args, **options)
+            finally:
+                trace.__enter__()
+            trace.made(out)
+            return out
+
+        return call
+
+    return replace(backend, **{field.name: seen(field.name, getattr(backend, field.name)) for field in fields(backend)})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    what: str
+    file: str
+    line: int
+
+
+# What a host waits for on a GPU: a value, or pageable memory that is being copied.
+_READS = {
+    getattr(torch.Tensor, name)
+    for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "unique")
+}
+_READS |= {torch.nonzero, torch.masked_select, torch.unique, torch.tensor, torch.as_tensor}
+_LISTS = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+
+
+class HostReads(TorchFunctionMode):
+    """``found``: where the product's code made the host wait, but for what was read back. CPU kernels may do so."""
+
+    def __init__(self, device: StandIn) -> None:
+        super().__init__()
+        self.found: list[Place] = []
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        by_list = func in _LISTS and any(isinstance(x, list) for x in _indices(args[1]))
+        if (func in _READS or by_list) and not self._is_host(args):
+            place = _caller(getattr(func, "__name__", str(func)))
+            if place is not None:
+                self.found.append(place)
+        return func(*args, **(kwargs or {}))
+
+    def _is_host(self, args: Any) -> bool:
+        x = args[0] if args else None
+        return isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() in self._device.host_memory
+
+
+def _indices(index: object) -> list[object]:
+    return list(index) if isinstance(index, tuple) else [index]
+
+
+def _caller(what: str) -> Place | None:
+    """The line of the product that called torch; None if it was somebody else, or a kernel that runs on the host."""
+    frame: FrameType | None = sys._getframe(2)
+    inner = (str(Path(torch.__file__).parent), __file__)
+    while frame is not None and frame.f_code.co_filename.startswith(inner):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    file = Path(frame.f_code.co_filename).resolve()
+    if not file.is_relative_to(ROOT):
+        return None
+    inside = file.relative_to(ROOT).as_posix()
+    if inside.startswith(("kernels/cpu/", "tests/", ".venv/")):
+        return None
+    return Place(what, inside, frame.f_lineno)

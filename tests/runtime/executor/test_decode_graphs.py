@@ -1,0 +1,153 @@
+"""Decode steps from graphs give the very logits of eager steps, at addresses that stay, and padding harms nobody."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from phloem.kernels.backend import CPU, using
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.executor import Executor
+from phloem.runtime.executor.decode_graphs import LEAST_WIDTH, ladder
+from phloem.runtime.memory import KVPool
+from phloem.runtime.models import Model, load_model
+from phloem.runtime.scheduler.plan import PlanRow, StepPlan
+from phloem.tests.runtime.executor.stand_in import StandIn, traced
+
+MAX_ROWS, MAX_LEN, NUM_SLOTS = 12, 1400, 2000
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_path: Path) -> Model:
+    return load_model(tiny_model_path, EngineConfig(model="tiny", precision="float32"))
+
+
+class TwoWays:
+    """The same steps on the CPU's path and as a GPU would have them."""
+
+    def __init__(self, model: Model) -> None:
+        self.device = StandIn()
+        self.executors = []
+        for device in (None, self.device):
+            pool = KVPool.for_model(model.config, num_slots=NUM_SLOTS + 1, dtype=model.kv_dtype, device="cpu")
+            executor = Executor(model, pool, max_rows=MAX_ROWS, max_len=MAX_LEN, accelerator=device)
+            self.executors.append(executor)
+        self.rng = np.random.default_rng(0)
+        self.free = list(self.rng.permutation(NUM_SLOTS))
+        self.slots: list[list[int]] = [[] for _ in range(MAX_ROWS)]
+
+    def step(self, counts: dict[int, int], *, stale_from: int | None = None) -> torch.Tensor:
+        rows = []
+        for row, count in counts.items():
+            start = len(self.slots[row])
+            self.slots[row] += [self.free.pop() for _ in range(count)]
+            ids = self.rng.integers(0, 256, count).astype(np.int32)
+            slots = np.array(self.slots[row], dtype=np.int32)
+            rows.append(PlanRow(row, row, start, ids, slots, start if stale_from is None else stale_from, 1))
+        plan = StepPlan(0, tuple(rows))
+        want, got = (executor.forward(plan) for executor in self.executors)
+        assert torch.allclose(got, want, atol=1e-5), (got - want).abs().max()
+        return got
+
+
+def test_logits_are_those_of_eager_steps(model: Model) -> None:
+    both = TwoWays(model)
+    with using(traced(CPU)):
+        both.step({row: 3 + row for row in range(MAX_ROWS)})
+        for size in (1, 2, 3, 5, 8, 11, 12, 3, 1):
+            for _ in range(2):
+                both.step(dict.fromkeys(range(size), 1))
+    assert both.executors[1].graphs is not None
+    assert both.executors[1].graphs.num_graphs == 5  # 1, 2, 4, 8 and 12 rows
+    assert sum(graph.num_replays for graph in both.device.graphs) == 18
+
+
+def test_a_wider_table_is_another_graph_and_prompts_run_without(model: Model) -> None:
+    both = TwoWays(model)
+    both.step({0: LEAST_WIDTH - 1})
+    assert not both.device.graphs
+    for _ in range(3):
+        both.step({0: 1})
+    assert len(both.device.graphs) == 2
+    both.step({0: 1, 1: 4})
+    assert len(both.device.graphs) == 2
+
+
+def test_slots_that_changed_before_the_step_s_own_reach_the_table(model: Model) -> None:
+    both = TwoWays(model)
+    both.step({0: 20, 1: 9})
+    for executor in both.executors:  # a sibling's slots take the place of the row's own, with the same contents
+        for k in (*executor.kv.k, *executor.kv.v):
+            k[NUM_SLOTS - 5 : NUM_SLOTS] = k[torch.tensor(both.slots[0][3:8])]
+            k[torch.tensor(both.slots[0][3:8])] = 1e3
+    both.free = [slot for slot in both.free if slot < NUM_SLOTS - 5]
+    both.slots[0][3:8] = range(NUM_SLOTS - 5, NUM_SLOTS)
+    both.step({0: 1, 1: 1}, stale_from=3)
+
+
+def test_padding_writes_to_the_spare_slot_alone(model: Model) -> None:
+    both = TwoWays(model)
+    both.step(dict.fromkeys(range(3), 2))
+    ahead = both.executors[1]
+    before = [k.clone() for k in ahead.kv.k]
+    both.step(dict.fromkeys(range(3), 1))
+    written = {slots[-1] for slots in both.slots[:3]} | {NUM_SLOTS}
+    for old, new in zip(before, ahead.kv.k, strict=True):
+        changed = (old != new).flatten(1).any(1).nonzero().flatten().tolist()
+        assert set(changed) == written
+
+
+def test_a_draw_is_fed_to_the_next_step_without_the_host(model: Model) -> None:
+    both = TwoWays(model)
+    both.step({0: 4, 1: 6})
+    ahead = both.executors[1]
+    assert ahead.inputs is not None
+    with torch.inference_mode():
+        ahead.inputs.take_draws(torch.tensor([77, -1, 5]))
+    rows = []
+    for row, code in ((0, -3), (1, -1)):  # draws 2 and 0
+        start = len(both.slots[row])
+        slots = np.array([*both.slots[row], both.free.pop()], dtype=np.int32)
+        rows.append(PlanRow(row, row, start, np.array([code], dtype=np.int32), slots, start, 1))
+    known = [PlanRow(r.seq_id, r.row_id, r.start, np.array([i], dtype=np.int32), r.slot_ids, r.start, 1)
+             for r, i in zip(rows, (5, 77), strict=True)]  # fmt: skip
+    want = both.executors[0].forward(StepPlan(0, tuple(known)))
+    assert torch.allclose(ahead.forward(StepPlan(0, tuple(rows))), want, atol=1e-5)
+    assert both.device.log.count("wait") == 0
+
+
+def test_the_ladder_ends_at_the_most_rows_and_pads_little() -> None:
+    assert ladder(1) == (1,)
+    assert ladder(12) == (1, 2, 4, 8, 12)
+    for most in (64, 100, 256, 600):
+        sizes = ladder(most)
+        assert sizes[-1] == most and sizes == tuple(sorted(set(sizes)))
+        assert all(above - below <= max(below / 2, 8) for below, above in pairwise(sizes[3:]))
+
+
+def test_a_graph_that_would_replay_something_else_is_refused(model: Model) -> None:
+    device = StandIn()
+    held = [torch.zeros(3)]
+    with using(traced(CPU)):
+        graph, result = device.capture(lambda: held[0] + 1)
+        graph.replay()
+        held[0] = torch.ones(3)
+        with pytest.raises(AssertionError, match="not do what was captured"):
+            graph.replay()
+    assert result.tolist() == [1, 1, 1]
+
+
+def test_branches_of_a_tree_see_what_they_see_on_the_cpu(model: Model) -> None:
+    both = TwoWays(model)
+    both.step({0: 7, 1: 3})
+    rows = []
+    for row, parents in ((0, [-1, 0, 1, 0, -1]), (1, None)):
+        start, count = len(both.slots[row]), 6 if parents else 2
+        slots = np.array([*both.slots[row], *(both.free.pop() for _ in range(count))], dtype=np.int32)
+        ids = both.rng.integers(0, 256, count).astype(np.int32)
+        tree = None if parents is None else np.array(parents, dtype=np.int32)
+        rows.append(PlanRow(row, row, start, ids, slots, start, count, count - 1, tree))
+    plan = StepPlan(0, tuple(rows))
+    want, got = (executor.forward(plan) for executor in both.executors)
+    assert torch.allclose(got, want, atol=1e-5)
