@@ -17,6 +17,7 @@ _HOMES: dict[str, str] = {
     "Crusoe": ".lang.backend.crusoe",
     "DeadlineExceeded": ".runtime.protocol.errors",
     "DependencyFailed": ".runtime.protocol.errors",
+    "Distribution": ".lang.distribution",
     "Engine": ".runtime.llm",
     "EngineLost": ".runtime.protocol.errors",
     "InternalError": ".runtime.protocol.errors",
@@ -46,8 +47,12 @@ _HOMES: dict[str, str] = {
     "assistant": ".lang.api",
     "assistant_begin": ".lang.api",
     "assistant_end": ".lang.api",
+    "beam": ".lang.beam",
+    "best_of": ".lang.decoders",
     "connect": ".runtime.llm",
     "describe_tools": ".lang.api",
+    "distribution": ".lang.api",
+    "fit_temperature": ".lang.distribution",
     "flush_cache": ".lang.api",
     "function": ".lang.api",
     "gen": ".lang.api",
@@ -59,6 +64,7 @@ _HOMES: dict[str, str] = {
     "image": ".lang.api",
     "run_agent": ".lang.tools.agent",
     "run_agent_async": ".lang.tools.agent",
+    "sample": ".lang.decoders",
     "select": ".lang.api",
     "separate_reasoning": ".lang.api",
     "set_default_backend": ".lang.api",
@@ -72,6 +78,7 @@ _HOMES: dict[str, str] = {
     "user_begin": ".lang.api",
     "user_end": ".lang.api",
     "video": ".lang.api",
+    "vote": ".lang.decoders",
 }
 
 __all__ = ["__version__", *_HOMES]

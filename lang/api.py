@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from ..constrained.spec import GrammarSpec
@@ -14,6 +14,7 @@ from ..runtime.protocol.errors import InvalidRequest
 from . import ir
 from .backend.base_backend import BaseBackend, as_backend
 from .choices import ChoicesSamplingMethod, token_length_normalized
+from .distribution import SglDistribution
 from .function import SglFunction
 from .global_config import global_config
 from .grammar import Grammar
@@ -346,6 +347,31 @@ def select(
     if temperature:
         _check_draw(name, temperature, method)
     return ir.SglSelect(name, tuple(choices), temperature, method)
+
+
+def distribution(
+    name: str,
+    choices: Sequence[str],
+    *,
+    prior: Mapping[str, float] | None = None,
+    temperature: float = 1.0,
+) -> ir.SglExpr:
+    """How likely each of ``choices`` is here: ``s[name]`` is a ``Distribution``, and nothing is appended.
+
+    A choice's probability is that of its text, so a choice that another one begins with takes that one's share: end
+    them all alike (``" yes."``). ``prior``: probabilities to divide by, such as the ``Distribution`` of an input that
+    says nothing. ``temperature``: from ``fit_temperature``. See ``Distribution.calibrated``.
+    """
+    if not choices or isinstance(choices, str) or not all(_is_choice(c) for c in choices):
+        raise InvalidRequest(f"distribution({name!r}, {choices!r}): must be a list of non-empty strings, one or more")
+    texts = [choice for choice in choices if isinstance(choice, str)]
+    if len(set(texts)) != len(texts):
+        raise InvalidRequest(f"distribution({name!r}, {list(choices)!r}): a choice stands there twice")
+    if not isinstance(temperature, int | float) or not temperature > 0:
+        raise InvalidRequest(f"distribution({name!r}, temperature={temperature!r}): must be above 0")
+    if prior is not None and not isinstance(prior, Mapping):
+        raise InvalidRequest(f"distribution({name!r}, prior={prior!r}): must map each choice to a probability")
+    return SglDistribution(name, tuple(choices), prior, temperature)
 
 
 def _check_draw(name: str | None, temperature: Any, method: ChoicesSamplingMethod) -> None:

@@ -14,16 +14,16 @@ import msgspec
 
 from . import ir
 from .deciding import DecidedLeaf, seed_of
+from .decoders import Branch, DecodedLeaf
+from .distribution import DistributionLeaf
 from .function import SglFunction, resolve_backend
 from .graph import Graph
 from .nodes import (
     GenNode,
     HoleNode,
-    MarkNode,
     Node,
     PasteNode,
     PinNode,
-    RollbackNode,
     SelectNode,
     SettleNode,
     TextNode,
@@ -33,7 +33,7 @@ from .reasoning import SplitLeaf
 from .sequence import Message, Sequence
 from .state import ProgramState
 from .tracer import TraceError, TracerProgramState, trace_program
-from .values import Candidate, Captured, Constant, Gathered, Hole, Leaf, Piece, Span, Value
+from .values import Candidate, Captured, Constant, Gathered, Hole, Leaf, Picked, Piece, Span, Value
 
 if TYPE_CHECKING:
     from .backend.base_backend import BaseBackend
@@ -71,18 +71,9 @@ class CompiledFunction(SglFunction):
     def print_graph(self, backend: Any = None) -> None:
         self.trace_for(resolve_backend(backend)).print_graph_dfs()
 
-    def _run_body(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
-        program = state._program
-        program.body_thread = threading.get_ident()
-        try:
-            given = {**dict(zip(self._free_names(), args, strict=False)), **arguments}
-            replay(self.trace_for(program.backend), state, self._fill_holes(given, len(args)))
-        except BaseException as error:
-            program.abort(error)
-            if not isinstance(error, Exception):
-                raise
-        else:
-            program.end()
+    def _write(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        given = {**dict(zip(self._free_names(), args, strict=False)), **arguments}
+        replay(self.trace_for(state._program.backend), state, self._fill_holes(given, len(args)))
 
     def _free_names(self) -> list[str]:
         return [name for name in self.arg_names if name not in self.bind_arguments]
@@ -150,7 +141,7 @@ class _Replay:
                 if any(isinstance(value, ir.SglArgument) for value in overrides.values()):
                     overrides = {name: self._filled(value) for name, value in overrides.items()}
                     gen = msgspec.structs.replace(gen, overrides=overrides)
-                n = overrides.get("n") or program.sampling.get("n", 1)
+                n = overrides.get("n") or self._filled(node.defaults.get("n")) or program.sampling.get("n", 1)
                 if isinstance(node.leaf, SplitLeaf):
                     leaf: Leaf = node.leaf.again(program.lock)
                     assert isinstance(leaf, SplitLeaf)
@@ -159,11 +150,13 @@ class _Replay:
                 else:
                     leaf = Leaf(program.lock, gen.name, n=n, parse=gen.parse)
                 self._leaves[id(node.leaf)] = leaf
-                return GenNode(node.seq, leaf, gen, ir.sampling_of_fork(program.sampling, node.seq), n, program.stream)
+                return GenNode(node.seq, leaf, gen, self._sampling(node), n, program.stream)
             case SelectNode():
                 program = self._program
                 choices = tuple([self._filled(choice) for choice in node.choices])
-                if isinstance(node.leaf, DecidedLeaf):
+                if isinstance(node.leaf, DistributionLeaf):
+                    leaf = node.leaf.again(program.lock, choices)
+                elif isinstance(node.leaf, DecidedLeaf):
                     seed = seed_of(program.sampling, node.seq, len(program.log))
                     leaf = decided = node.leaf.again(program.lock, choices, seed)
                     self._leaves[id(node.leaf.answer)] = decided.answer
@@ -175,16 +168,24 @@ class _Replay:
                 leaf = Leaf(self._program.lock, None)
                 self._leaves[id(node.leaf)] = leaf
                 return PinNode(node.seq, leaf, node.ttl_s)
-            case MarkNode() | RollbackNode():
-                raise TraceError(
-                    "gen(retries=...) looks at its value, so it cannot be compiled; run the program instead"
-                )
             case SettleNode():
-                return SettleNode(node.seq, self._leaves[id(node.leaf)])
+                source = node.leaf
+                if isinstance(source, DecodedLeaf):
+                    decided = source.again(self._program.lock, self._branch)
+                    self._leaves[id(source)] = decided
+                return SettleNode(node.seq, self._leaves[id(source)], node.children)
             case PasteNode():
                 return PasteNode(node.seq, self._leaves[id(node.source)], node.index)
             case _:
                 return node
+
+    def _sampling(self, node: GenNode) -> Mapping[str, Any]:
+        """The run's defaults, under those of the regions (``s.sampling``) that the trace went through."""
+        sampling = self._program.sampling
+        if node.defaults:
+            region = {name: self._filled(value) for name, value in node.defaults.items()}
+            sampling = {**sampling, **region}
+        return ir.sampling_of_fork(sampling, node.seq)
 
     def _filled(self, value: Any) -> Any:
         return self._arguments[value.name] if isinstance(value, ir.SglArgument) else value
@@ -194,6 +195,11 @@ class _Replay:
         if isinstance(value, ir.SglExpr):
             raise TraceError(f"argument {name!r} of a compiled program is {value!r}; give it a str")
         return value if isinstance(value, str) else str(value)
+
+    def _branch(self, branch: Branch) -> Branch:
+        values = {name: self._value(value) for name, value in branch.values.items()}
+        pieces = [self._piece(piece) for piece in branch.span.pieces]
+        return Branch(Span(pieces), values, tuple([self._leaves[id(leaf)] for leaf in branch.asked]))
 
     def _piece(self, piece: Piece) -> Piece:
         if isinstance(piece, str):
@@ -214,6 +220,9 @@ class _Replay:
                 return Captured(self._leaves[id(value.leaf)], value.grammar, value.name)
             case Span():
                 return Span([self._piece(piece) for piece in value.pieces])
+            case Picked():
+                values = [None if item is None else self._value(item) for item in value.values]
+                return Picked(self._leaves[id(value.decision)], value.name, values)
             case Gathered():
                 return Gathered([self._value(item) for item in value.values])
             case Constant(value=ir.SglArgument(name=name)):

@@ -150,12 +150,16 @@ class SglFunction:
                 "known as it comes; leave out stream=True or num_api_spec_tokens"
             )
 
+    def _write(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        """What the body says, and nothing else."""
+        state.ret_value = self.func(state, *args, **arguments)
+
     def _run_body(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         """The body from beginning to end; what it raises is left in ``program.error``."""
         program = state._program
         program.body_thread = threading.get_ident()
         try:
-            state.ret_value = self.func(state, *args, **arguments)
+            self._write(state, args, arguments)
         except BaseException as error:
             program.abort(error)
             if not isinstance(error, Exception):
@@ -196,18 +200,18 @@ class SglFunction:
         return state
 
     async def _run_body_async(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
-        if not self.is_async:
-            self._run_body(state, args, arguments)
-            return
         program = state._program
         try:
-            state.ret_value = await self.func(state, *args, **arguments)
+            if self.is_async:
+                state.ret_value = await self.func(state, *args, **arguments)
+            else:
+                self._write(state, args, arguments)
         except BaseException as error:
             program.abort(error)
             if not isinstance(error, Exception):
                 raise
         else:
-            program.end()
+            await program.end_async()
 
     async def run_batch_async(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> list[ProgramState]:
         """``run_batch`` in the running event loop: everything in flight at once, or ``num_threads`` items at a time."""

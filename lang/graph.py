@@ -157,6 +157,11 @@ def _boxes(log: list[Node]) -> tuple[tuple[Box, ...], dict[int, int]]:
                 add(seq, "text", "image")
             case PinNode():
                 add(seq, "flow", f"pin {node.ttl_s:g} s")
+            case SettleNode(children=children) if children:
+                row = add(seq, "flow", f"go on with one of {len(children)}")
+                for child in children:
+                    if child in last:
+                        drafts[last[child]][3].append(row)
             case CloseNode() | SettleNode():
                 pass
     boxes = tuple([Box(seq, row, kind, label, tuple(to)) for row, (seq, kind, label, to) in enumerate(drafts)])

@@ -4,7 +4,7 @@ Never runs anything: an expression says what to append, ``program.Program`` appe
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -178,6 +178,18 @@ class SglMacro(SglExpr, frozen=True, eq=False):
 
     def append_to(self, sequence: Any) -> None:
         raise NotImplementedError
+
+
+class SglLooking(SglMacro, frozen=True, eq=False):
+    """A macro that looks at values on its way. ``steps`` yields what it has to know before it goes on: leaves, or
+    something to be awaited, whose result is sent back."""
+
+    def steps(self, sequence: Any) -> Generator[Any, Any, None]:
+        raise NotImplementedError
+
+    def append_to(self, sequence: Any) -> None:
+        sequence.program.allow_looking(self)
+        sequence.program.follow(self.steps(sequence))
 
 
 def _parts(value: object) -> tuple["SglExpr", ...] | None:

@@ -104,9 +104,26 @@ class RollbackNode(Node, frozen=True, eq=False, gc=False):
 
 
 class SettleNode(Node, frozen=True, eq=False, gc=False):
-    """Append the text of a leaf that no operation of the runtime has. The program makes it a ``TextNode`` in time."""
+    """Append what a leaf says that no operation of the runtime has. ``Settling`` makes other nodes of it in time.
+
+    Without ``children`` that is the leaf's text. With: what fork ``leaf.index`` of them holds; all of them end here.
+    """
 
     leaf: Leaf
+    children: tuple[int, ...] = ()
+
+
+class TokensNode(Node, frozen=True, eq=False, gc=False):
+    """Append tokens as they are. Only a runtime of ours has an operation for it."""
+
+    ids: tuple[int, ...]
+
+
+class TextSinceNode(Node, frozen=True, eq=False, gc=False):
+    """``leaf`` becomes the text since ``mark``."""
+
+    leaf: Leaf
+    mark: Leaf
 
 
 class CloseNode(Node, frozen=True, eq=False, gc=False):

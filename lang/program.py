@@ -6,29 +6,23 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..runtime.protocol.errors import Cancelled, InvalidRequest
 from ..runtime.protocol.messages import ProgramSettings
 from .global_config import global_config
-from .nodes import (
-    ForkNode,
-    GenNode,
-    JoinNode,
-    Node,
-    PinNode,
-    SelectNode,
-    SettleNode,
-    TextNode,
-)
+from .nodes import Node, SettleNode
 from .sequence import Sequence
-from .values import Leaf, Signal, Value, current_crew
+from .settling import AskingNode, Settling
+from .values import Leaf, Signal, Value, current_crew, wait_any, wait_any_async
 
 if TYPE_CHECKING:
     from .backend.base_backend import BaseBackend
+    from .state import ProgramState
     from .tools.format import ToolFormat
 
 
@@ -41,6 +35,7 @@ class Session(Protocol):
     """A backend's side of one program. ``decides_custom_choices``: it is given choice rules that users wrote."""
 
     decides_custom_choices: bool
+    eos_ids: frozenset[int] | None  # None: a backend that knows no tokens
     closed: Leaf  # resolves when the program has ended; ``meta`` is a dict of its costs
 
     def default_system(self) -> tuple[str, str] | None:
@@ -70,6 +65,7 @@ class Program:
     __slots__ = (
         "__weakref__",
         "_num_shipped",
+        "_settling",
         "_ship_lock",
         "arguments",
         "backend",
@@ -127,10 +123,17 @@ class Program:
         self.changed = Signal(self.lock) if stream else None
         self._num_shipped = 0
         self._ship_lock = threading.Lock()
+        self._settling: Settling | None = None  # of a program with values that Python decides
         self.sequences: list[Sequence | None] = []  # None: one that only the runtime sees
         self.is_ending = False
         self.session: Session = backend.open_session(self)  # must not hold this program: no cycle keeps it alive
         self.root = Sequence(self)
+
+    def state_of(self, sequence: Sequence) -> ProgramState:
+        """What a body holds in its hands of ``sequence``."""
+        from .state import ProgramState
+
+        return ProgramState(sequence)
 
     def new_seq(self, sequence: Sequence) -> int:
         self.sequences.append(sequence)
@@ -141,51 +144,58 @@ class Program:
         self.sequences.append(None)
         return len(self.sequences) - 1
 
-    def flush(self, *, is_awaited: bool = False) -> None:
-        """Ship what is queued. ``is_awaited``: this thread will do nothing but wait for it."""
+    def flush(self, *, is_awaited: bool = False) -> list[Leaf]:
+        """Ship what can be shipped; the values that have to be known before the rest can.
+
+        ``is_awaited``: this thread will do nothing but wait for it.
+        """
         with self._ship_lock:
             end = len(self.log)
-            if end == self._num_shipped:
-                return
+            if end == self._num_shipped and (self._settling is None or not self._settling.held):
+                return []
             nodes = self.log[self._num_shipped : end]
             self._num_shipped = end
-            if any(type(node) is SettleNode for node in nodes):
-                nodes = self._settle(nodes)
+            missing: list[Leaf] = []
+            if self._settling is None and any(type(node) is SettleNode for node in nodes):
+                self._settling = Settling()
+            if self._settling is not None:
+                nodes, missing = self._settling.settle(nodes, is_ending=self.is_ending)
             if nodes:
-                self._ship(nodes, is_awaited)
+                self.num_messages += 1
+                self.session.ship(nodes, is_awaited=is_awaited and not missing)
+            return missing
 
-    def _ship(self, nodes: list[Node], is_awaited: bool) -> None:
-        self.num_messages += 1
-        self.session.ship(nodes, is_awaited=is_awaited)
+    def ship(self, *, is_awaited: bool = False) -> None:
+        """Ship all that is queued, waiting where something has to be known first."""
+        while missing := self.flush(is_awaited=is_awaited):
+            if self.loop is not None:
+                self._refuse_to_block(missing[0])
+            wait_any(missing)
 
-    def _settle(self, nodes: list[Node]) -> list[Node]:
-        """Texts that are known only here, in their places. Where one is needed that is not known, it is waited for."""
-        settled: list[Node] = []
-        for i, node in enumerate(nodes):
-            if not isinstance(node, SettleNode):
-                settled.append(node)
-                continue
-            leaf = node.leaf
-            if not leaf.is_done:
-                if not _is_computed_on(node.seq, nodes[i + 1 :]) and self.is_ending:
-                    continue  # nothing is generated after it: the runtime need never see it
-                if settled:
-                    self._ship(settled, False)
-                    settled = []
-                if self.loop is not None:
-                    self._refuse_to_block(leaf)
-                leaf.wait_for(leaf.done)
-            if leaf.error is None:
-                settled.append(TextNode(node.seq, leaf.texts[0]))
-        return settled
+    async def ship_async(self) -> None:
+        """The same from an event loop, which goes on meanwhile."""
+        while missing := self.flush():
+            await wait_any_async(missing)
 
     def end(self) -> None:
         """The body has returned: close what is open and ship the rest."""
+        self._close_all()
+        self.ship(is_awaited=self.is_awaited)
+        self._finish_well()
+
+    async def end_async(self) -> None:
+        """``end`` of a run in an event loop."""
+        self._close_all()
+        await self.ship_async()
+        self._finish_well()
+
+    def _close_all(self) -> None:
         for sequence in self.sequences:
             if sequence is not None:
                 sequence.close()
         self.is_ending = True
-        self.flush(is_awaited=self.is_awaited)
+
+    def _finish_well(self) -> None:
         if global_config.verbosity >= 2:
             self._log_when_closed()
         self._finish()
@@ -205,17 +215,19 @@ class Program:
         self.error = error
         with self._ship_lock:
             unsent = self.log[self._num_shipped :]
-            was_sent = self._num_shipped > 0
+            if self._settling is not None:
+                unsent = self._settling.held + unsent
+                self._settling.held = []
             self._num_shipped = len(self.log)
         gone = Cancelled(f"the program's body raised {type(error).__name__}: {error}")
         gone.__cause__ = error
         for node in unsent:
-            if isinstance(node, GenNode | SelectNode | PinNode):
+            if isinstance(node, AskingNode | SettleNode):
                 node.leaf.fail(gone)
         for sequence in self.sequences:
             if sequence is not None:
                 sequence.is_closed = True
-        if was_sent:
+        if self.num_messages:
             self.session.cancel()
         else:
             self.session.closed.resolve((), {})
@@ -249,16 +261,51 @@ class Program:
             return
         if self.loop is not None:
             self._refuse_to_block(waiting[0])
-        self.flush(is_awaited=timeout_s is None and current_crew.get() is None)
+        is_awaited = timeout_s is None and current_crew.get() is None
+        while missing := self.flush(is_awaited=is_awaited):
+            if not (waiting := [leaf for leaf in waiting if not leaf.is_done]):
+                return
+            wait_any([*missing, *waiting], timeout_s)
         for leaf in reversed(waiting):  # the last to come first: most others are then there, and this wakes once
             leaf.wait_for(leaf.done, timeout_s)
+
+    def follow(self, steps: Generator[Any, Any, None]) -> None:
+        """Run what looks at values on its way, waiting for each."""
+        result: Any = None
+        try:
+            while True:
+                wanted = steps.send(result)
+                if inspect.isawaitable(wanted):
+                    if inspect.iscoroutine(wanted):
+                        wanted.close()
+                    raise InvalidRequest(
+                        "an async function was given to a program that is not async; make the program async def and "
+                        "write await s.append_async(...), or give a plain function"
+                    )
+                self.wait_leaves(wanted)
+                result = None
+        except StopIteration:
+            pass
+
+    async def follow_async(self, steps: Generator[Any, Any, None]) -> None:
+        """The same from an event loop."""
+        result: Any = None
+        try:
+            while True:
+                wanted = steps.send(result)
+                result = await wanted if inspect.isawaitable(wanted) else await self.wait_leaves_async(wanted)
+        except StopIteration:
+            pass
 
     async def wait_leaves_async(self, leaves: Iterable[Leaf]) -> None:
         """The same from an event loop, which goes on meanwhile."""
         waiting = [leaf for leaf in leaves if not leaf.is_done]
         if not waiting:
             return
-        self.flush()
+        while missing := self.flush():
+            if not (waiting := [leaf for leaf in waiting if not leaf.is_done]):
+                return
+            await wait_any_async([*missing, *waiting])
         for leaf in reversed(waiting):
             await leaf.wait_for_async(leaf.done)
 
@@ -266,12 +313,22 @@ class Program:
         if self.changed is not None and not self.is_inside:
             await self.changed.wait_for_async(lambda: self.is_over)
 
-    def _refuse_to_block(self, leaf: Leaf) -> None:
+    def allow_looking(self, expr: object) -> None:
+        """Raises where ``expr``, which looks at values as it is appended, cannot be."""
+        if self.loop is not None and self._is_in_own_loop():
+            raise InvalidRequest(
+                f"{expr!r} looks at what it generates, and waiting for that here would stop the event loop of this "
+                "async program; write await s.append_async(...) instead of s += ..."
+            )
+
+    def _is_in_own_loop(self) -> bool:
         try:
-            running = asyncio.get_running_loop()
+            return asyncio.get_running_loop() is self.loop
         except RuntimeError:
-            return
-        if running is not self.loop:
+            return False
+
+    def _refuse_to_block(self, leaf: Leaf) -> None:
+        if not self._is_in_own_loop():
             return
         name = "..." if leaf.name is None else repr(leaf.name)
         raise InvalidRequest(
@@ -282,12 +339,3 @@ class Program:
     def read(self, value: Value) -> Any:
         self.wait_leaves(value.leaves())
         return value.read()
-
-
-def _is_computed_on(seq: int, nodes: list[Node]) -> bool:
-    """Whether the model will run on this sequence again."""
-    return any(
-        (node.seq == seq and isinstance(node, GenNode | SelectNode | ForkNode | PinNode))
-        or (isinstance(node, JoinNode) and seq in node.children and node.mode != "gather_variable")
-        for node in nodes
-    )

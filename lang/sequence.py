@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ from .nodes import (
     TextNode,
 )
 from .types import ParseError
-from .values import Candidate, Captured, Constant, Gathered, Hole, Leaf, Piece, Span, Value
+from .values import Candidate, Captured, Constant, Gathered, Hole, Leaf, Picked, Piece, Span, Value
 
 if TYPE_CHECKING:
     from .program import Program
@@ -79,6 +80,7 @@ class Sequence:
         "pieces",
         "role",
         "role_start",
+        "sampling",
         "scopes",
         "seq",
         "variables",
@@ -96,6 +98,7 @@ class Sequence:
         self.messages: tuple[Message, ...] = () if parent is None else parent.messages
         self.images: tuple[str, ...] = () if parent is None else parent.images
         self.scopes: dict[str, int] | None = None if parent is None or not parent.scopes else parent.scopes.copy()
+        self.sampling: Mapping[str, Any] = program.sampling if parent is None else parent.sampling
         self.role: str | None = None if parent is None else parent.role
         self.role_start: int = 0 if parent is None else parent.role_start
         self.fork_at = len(self.pieces)
@@ -140,9 +143,10 @@ class Sequence:
     def _append_gen(self, expr: ir.SglGen) -> None:
         program = self.program
         if expr.retries:
-            self._gen_checked(expr)
+            program.allow_looking(expr)
+            program.follow(self._gen_checked(expr))
             return
-        defaults, overrides = ir.sampling_of_fork(program.sampling, self.seq), expr.overrides
+        defaults, overrides = ir.sampling_of_fork(self.sampling, self.seq), expr.overrides
         n = overrides.get("n") or defaults.get("n", 1)
         leaf = Leaf(program.lock, expr.name, n=n, parse=expr.parse)
         self.pieces.append(leaf)
@@ -153,7 +157,13 @@ class Sequence:
             for name in expr.captures.names:
                 self.bind(name, Captured(leaf, expr.captures, name))
 
-    def _gen_checked(self, expr: ir.SglGen) -> None:
+    def steps_of(self, expr: object) -> Generator[Any, Any, None] | None:
+        """Of what looks at values as it is appended; None for what does not."""
+        if isinstance(expr, ir.SglLooking):
+            return expr.steps(self)
+        return self._gen_checked(expr) if isinstance(expr, ir.SglGen) and expr.retries else None
+
+    def _gen_checked(self, expr: ir.SglGen) -> Generator[list[Leaf], None, None]:
         """Generate, look, and go back to generate again while the value is wrong and tries are left.
 
         Again means warmer and with another seed: a greedy generation would only repeat itself.
@@ -168,7 +178,7 @@ class Sequence:
             if attempt == expr.retries:
                 return
             leaf = self.leaves[-1]
-            program.wait_leaves([leaf])
+            yield [leaf]
             try:
                 leaf.read()
                 return
@@ -177,9 +187,9 @@ class Sequence:
             self.leaves.pop()
             del self.pieces[num_pieces:]
             self.log.append(RollbackNode(self.seq, mark))
-            given = {**program.sampling, **expr.overrides}
+            given = {**self.sampling, **expr.overrides}
             warmer = {
-                "temperature": max(given.get("temperature", 1.0), 0.7),
+                "temperature": max(given.get("temperature", 1.0), _RETRY_TEMPERATURE),
                 "seed": given.get("seed", 0) + attempt + 1,
             }
             once = msgspec.structs.replace(once, overrides={**expr.overrides, **warmer})
@@ -233,7 +243,7 @@ class Sequence:
             case Hole():
                 self.pieces.append(value)
                 self.log.append(HoleNode(self.seq, value.name))
-            case Captured():
+            case Captured() | Picked():
                 self.program.read(value)  # a part of a text is known with that text
                 self._append_str(value.text())
             case _:

@@ -11,13 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..runtime.protocol.errors import InvalidRequest
-from ..runtime.protocol.messages import GenMeta, SelectMeta
 from ..runtime.protocol.ops import JoinMode
 from . import ir
-from .meta import meta_info
 from .program import Program
 from .sequence import Sequence
-from .values import Candidate, Gathered, Leaf, Span, Value
+from .values import Candidate, Gathered, Leaf, Picked, Span, Value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +42,16 @@ class ProgramState:
             raise InvalidRequest("s += None: there is nothing to append; did a function forget to return its text?")
         self._sequence.append(other)
         return self
+
+    async def append_async(self, expr: ir.SglExpr | str) -> None:
+        """``s += expr`` of an async program, for what looks at its values: ``gen(retries=...)``, ``beam(...)``."""
+        if expr is None:
+            self += expr
+        for part in expr.expr_list if isinstance(expr, ir.SglExprList) else (expr,):
+            if (steps := self._sequence.steps_of(part)) is None:
+                self._sequence.append(part)
+            else:
+                await self._program.follow_async(steps)
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._sequence.set(name, value)
@@ -98,6 +106,26 @@ class ProgramState:
         group = self.fork(1, position_ids_offset)
         yield group[0]
         group.join()
+
+    @contextmanager
+    def sampling(self, **parameters: Any) -> Iterator[None]:
+        """Sampling defaults of every gen inside the block, over those of ``run()``; forks made inside keep them.
+
+        ``with s.sampling(temperature=0.0, top_p=0.9): ...``
+        """
+        sequence = self._sequence
+        unknown = [name for name in parameters if name not in ir.SAMPLING_NAMES]
+        if unknown:
+            known = ", ".join(sorted(ir.SAMPLING_NAMES))
+            raise InvalidRequest(f"s.sampling({unknown[0]}=...): there is no such parameter; there are {known}")
+        if "seed" in parameters:
+            raise InvalidRequest("s.sampling(seed=...): a seed belongs to a whole run, run(seed=...), or to one gen")
+        outside = sequence.sampling
+        sequence.sampling = {**outside, **ir.sampling_overrides(parameters)}
+        try:
+            yield
+        finally:
+            sequence.sampling = outside
 
     # -- tools --------------------------------------------------------------------------------------------------------
 
@@ -424,7 +452,7 @@ def _as_text(value: Any) -> str:
 def _chunks_of(program: Program, value: Any) -> Iterator[str]:
     if isinstance(value, Leaf):
         if program.is_inside:
-            program.flush()
+            program.ship()
         yield from value.read_chunks()
     else:
         program.wait_leaves(value.leaves())
@@ -433,7 +461,7 @@ def _chunks_of(program: Program, value: Any) -> Iterator[str]:
 
 async def _chunks_of_async(program: Program, value: Any) -> AsyncIterator[str]:
     if program.is_inside:
-        program.flush()
+        await program.ship_async()
     if isinstance(value, Leaf):
         async for chunk in value.read_chunks_async():
             yield chunk
@@ -446,9 +474,11 @@ def _meta(value: Any) -> Any:
     match value:
         case Leaf():
             value.raise_error()
-            return meta_info(value.meta) if isinstance(value.meta, GenMeta | SelectMeta) else value.meta
+            return value.told()
         case Candidate():
             return _meta(value.leaf)
+        case Picked():
+            return _meta(value.value())
         case Gathered():
             return [_meta(item) for item in value.values]
         case _:

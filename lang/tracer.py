@@ -34,6 +34,7 @@ class TraceSession:
 
     def __init__(self, session: Session) -> None:
         self.decides_custom_choices = session.decides_custom_choices
+        self.eos_ids = session.eos_ids
         self.closed = session.closed
         self._session = session
 
@@ -69,6 +70,14 @@ class TraceProgram(Program):
                 f"the value of {leaf.name!r} is not known while the program is traced; "
                 f"paste it with s.ref({leaf.name!r}), or run the program instead of compiling it"
             )
+
+    def state_of(self, sequence: Sequence) -> ProgramState:
+        return TracerProgramState(sequence)
+
+    def allow_looking(self, expr: object) -> None:
+        raise TraceError(
+            f"{expr!r} looks at what it generates, so it can be neither traced nor compiled; run the program instead"
+        )
 
 
 class TracerProgramState(ProgramState):

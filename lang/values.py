@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..runtime.protocol.messages import GenMeta, SelectMeta
+from .meta import meta_info
 from .types import parse_or_explain
 
 if TYPE_CHECKING:
@@ -84,6 +86,29 @@ class Signal:
             await woken
 
 
+def wait_any(leaves: Sequence[Leaf], timeout_s: float | None = None) -> None:
+    """Block the thread until one of them has changed; ``TimeoutError`` after ``timeout_s``."""
+    crew = current_crew.get()
+    if crew is not None:
+        crew.lend()
+    gate = threading.Semaphore(0)
+    for leaf in leaves:
+        if leaf.subscribe(leaf.done, gate.release):
+            return
+    if not gate.acquire(timeout=timeout_s):
+        raise TimeoutError(f"nothing came within {timeout_s} s")
+
+
+async def wait_any_async(leaves: Sequence[Leaf]) -> None:
+    """The same without a thread: the running event loop goes on meanwhile."""
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+    for leaf in leaves:
+        if leaf.subscribe(leaf.done, lambda: _wake(loop, woken)):
+            return
+    await woken
+
+
 def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]) -> None:
     try:
         is_here = asyncio.get_running_loop() is loop
@@ -122,7 +147,7 @@ class Leaf(Signal):
     ``read`` gives a text, a list of ``n`` texts, or what ``parse`` makes of the text.
     """
 
-    __slots__ = ("chunks", "error", "is_done", "meta", "n", "name", "op", "parse", "partial", "texts")
+    __slots__ = ("chunks", "error", "index", "is_done", "meta", "n", "name", "op", "parse", "partial", "texts")
 
     def __init__(
         self, lock: threading.Lock, name: str | None, *, n: int = 1, parse: Callable[[str], Any] | None = None
@@ -134,6 +159,7 @@ class Leaf(Signal):
         self.parse = parse
         self.op = -1
         self.is_done = False
+        self.index = 0  # of the fork that a decision has picked
         self.texts: Sequence[str] = ()
         self.partial: Sequence[str] = ()
         self.meta: Any = None
@@ -168,6 +194,10 @@ class Leaf(Signal):
 
     def belongs_to(self, lock: threading.Lock) -> bool:
         return self._lock is lock
+
+    def told(self) -> Any:
+        """What the backend told of it, under the names that programs read."""
+        return meta_info(self.meta) if isinstance(self.meta, GenMeta | SelectMeta) else self.meta
 
     # -- read by the program ------------------------------------------------------------------------------------------
 
@@ -337,6 +367,33 @@ class Span:
         return "".join([piece if isinstance(piece, str) else piece.text() for piece in self.pieces])
 
     text = read
+
+
+class Picked:
+    """What variable ``name`` is in the fork that ``decision`` picks; None in ``values`` for a fork without it."""
+
+    __slots__ = ("decision", "name", "values")
+
+    def __init__(self, decision: Leaf, name: str | None, values: Sequence[Value | None]) -> None:
+        self.decision = decision
+        self.name = name
+        self.values = values
+
+    def leaves(self) -> Iterable[Leaf]:
+        return (self.decision,)  # it is decided when all that it decides on is there
+
+    def value(self) -> Value:
+        self.decision.raise_error()
+        found = self.values[self.decision.index]
+        if found is None:
+            raise KeyError(f"the fork that was picked has no variable {self.name!r}")
+        return found
+
+    def read(self) -> Any:
+        return self.value().read()
+
+    def text(self) -> str:
+        return self.value().text()
 
 
 class Gathered:

@@ -46,6 +46,7 @@ _Steps = Generator[GenNode | SelectNode, Any, None]
 
 class InterpretedSession:
     decides_custom_choices = True
+    eos_ids: frozenset[int] | None = None
 
     def __init__(self, backend: BaseBackend, program: Program) -> None:
         self._backend = backend
@@ -415,7 +416,8 @@ class InterpretedSession:
 
     def _keep(self, executor: StreamExecutor, node: GenNode | SelectNode, texts: list[str], meta: Any) -> None:
         name = node.leaf.name
-        executor.text_ += texts[0]
+        if isinstance(node, GenNode) or node.append:
+            executor.text_ += texts[0]
         executor.variables[name] = texts if len(texts) > 1 else texts[0]
         executor.meta_info[name] = meta
         node.leaf.resolve(texts, meta)

@@ -50,7 +50,10 @@ from ..nodes import (
     RollbackNode,
     SelectNode,
     TextNode,
+    TextSinceNode,
+    TokensNode,
 )
+from ..settling import AskingNode
 from ..values import Leaf
 from .base_backend import BaseBackend
 
@@ -140,6 +143,7 @@ class CompiledSession:
         "_settings",
         "_template",
         "closed",
+        "eos_ids",
         "id",
     )
 
@@ -150,6 +154,8 @@ class CompiledSession:
         self._settings = program.settings
         self._num_submits = 0
         self._template = backend.client.welcome.template
+        welcome = backend.client.welcome
+        self.eos_ids: frozenset[int] | None = frozenset((*welcome.eos_ids, *welcome.template.stop_token_ids))
         self.id = backend.new_program_id()
         self.closed = Leaf(program.lock, None)
         self._leaves: dict[int, Leaf] = {}
@@ -198,7 +204,7 @@ class CompiledSession:
         try:
             found, leaves = self._lower(nodes)
         except PhloemError as error:
-            self._give_up(error, [node.leaf for node in nodes if isinstance(node, GenNode | SelectNode | PinNode)])
+            self._give_up(error, [node.leaf for node in nodes if isinstance(node, AskingNode)])
             return
         self._pending.append(leaves)
         settings, self._settings = self._settings, None  # they travel with the first
@@ -223,7 +229,7 @@ class CompiledSession:
     def _fail_unsent(self, nodes: list[Node]) -> None:
         cause = self._errors[0]
         for node in nodes:
-            if isinstance(node, GenNode | SelectNode | PinNode):
+            if isinstance(node, AskingNode):
                 error = DependencyFailed(f"the program ended before this: {cause}")
                 error.__cause__ = cause
                 node.leaf.fail(error)
@@ -300,6 +306,14 @@ class CompiledSession:
                     found.append(ops.Mark(op=op, seq=seq))
                 case RollbackNode():
                     found.append(ops.Rollback(op=op, seq=seq, to=node.mark.op))
+                case TokensNode():
+                    found.append(ops.Special(op=op, seq=seq, ids=node.ids))
+                case TextSinceNode():
+                    leaf = node.leaf
+                    leaf.op = op
+                    self._leaves[op] = leaf
+                    leaves.append(leaf)
+                    found.append(ops.Mark(op=op, seq=seq, begin=node.mark.op))
                 case CloseNode():
                     found.append(ops.Close(op=op, seq=seq))
                 case _:

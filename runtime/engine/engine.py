@@ -173,6 +173,7 @@ class Engine:
             limits=self.limits,
             capabilities=("text", *(f"grammar:{kind}" for kind in constrained.GRAMMAR_KINDS)),
             cache_events_url=self.cache_events_url,
+            eos_ids=tuple(sorted(self.tokenizer.eos_ids)),
         )
 
     def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> Outbox:

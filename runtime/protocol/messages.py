@@ -150,7 +150,8 @@ class Limits(msgspec.Struct, frozen=True):
 class Welcome(Message, tag="welcome"):
     """``model_path`` lets a client on the same machine load the tokenizer. ``capabilities`` names what is served.
 
-    ``cache_events_url``: a PUB socket that tells of cached blocks (see ``cache_events``); empty: none.
+    ``cache_events_url``: a PUB socket that tells of cached blocks (see ``cache_events``); empty: none. ``eos_ids``: the
+    tokens that end a text.
     """
 
     version: int
@@ -164,6 +165,7 @@ class Welcome(Message, tag="welcome"):
     capabilities: tuple[str, ...] = ()
     heartbeat_s: float = 1.0
     cache_events_url: str = ""
+    eos_ids: tuple[int, ...] = ()
 
 
 class Accepted(Message, tag="accepted"):

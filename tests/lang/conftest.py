@@ -1,8 +1,10 @@
 """Fixtures of the language's tests: a backend over the string engine, and a fake third party's backend."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import phloem
 import pytest
 from phloem.lang.backend.phloem_backend import PhloemBackend
 from phloem.tests.lang.loopback import Loopback
@@ -20,3 +22,10 @@ def connect() -> Iterator[Callable[..., PhloemBackend]]:
     yield make
     for client in clients:
         client.close()
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_model_path: Path) -> Iterator[phloem.Engine]:
+    """A real engine with a tiny random model, for what strings cannot show."""
+    with phloem.Engine(model=str(tiny_model_path), precision="float32", num_slots=8192) as engine:
+        yield engine

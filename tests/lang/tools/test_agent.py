@@ -200,12 +200,6 @@ def test_run_tools_wants_calls(connect):
 # -- on an engine -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_model_path):
-    with phloem.Engine(model=str(tiny_model_path), precision="float32", num_slots=8192) as engine:
-        yield engine
-
-
 @phloem.tool
 def move(steps: int, to: bool) -> str:
     """Move."""

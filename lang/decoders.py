@@ -1,0 +1,340 @@
+"""Decoders: several ways on from here are tried in forks, and one is picked by a rule.
+
+The text goes on with the fork that is picked, token by token what it generated. Rules that look at log-probabilities or
+count votes hold nothing up: the program waits only where something is generated after them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Generator, Mapping
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..runtime.protocol.errors import InvalidRequest, Unsupported
+from . import ir
+from .choices import values_of
+from .distribution import DistributionLeaf
+from .function import SglFunction
+from .nodes import CloseNode, JoinNode, SettleNode
+from .types import ParseError
+from .values import Gathered, Leaf, Picked, Span, Value
+
+if TYPE_CHECKING:
+    from .sequence import Sequence
+
+Body = ir.SglExpr | str | Callable[[Any], Any]
+MAX_BRANCHES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One fork as a rule sees it. ``asked`` are its generations and selections."""
+
+    span: Span
+    values: Mapping[str | None, Value]
+    asked: tuple[Leaf, ...]
+
+    @property
+    def text(self) -> str:
+        """What was written, constants included."""
+        return self.span.read()
+
+    def __getitem__(self, name: str | None) -> Any:
+        if name not in self.values:
+            known = ", ".join(sorted(repr(n) for n in self.values if n is not None)) or "none"
+            raise InvalidRequest(f"no variable {name!r} was set in the branch; it has: {known}")
+        return self.values[name].read()
+
+    def logprobs(self) -> list[float]:
+        """Of every token that was generated in it."""
+        return [value for leaf in self.asked for value in _logprobs_of(leaf)]
+
+    def leaves(self) -> tuple[Leaf, ...]:
+        return (*self.asked, *[leaf for value in self.values.values() for leaf in value.leaves()])
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """``index`` of the branch that is picked; ``info`` is told under the decoder's name."""
+
+    index: int
+    info: dict[str, Any]
+
+
+def _logprobs_of(leaf: Leaf) -> list[float]:
+    leaf.raise_error()
+    if isinstance(leaf, DistributionLeaf):
+        return []  # it writes nothing
+    if isinstance(leaf, DecodedLeaf):
+        return leaf.picked.logprobs()
+    info = leaf.told() or {}
+    if "input_token_logprobs" in info and "index" in info:  # a selection: those of the choice that it took
+        tokens = info["input_token_logprobs"][info["index"]]
+    else:
+        tokens = info.get("output_token_logprobs")
+    if tokens is None:
+        raise Unsupported("best_of() compares log-probabilities, and this backend gave none; give best_of(score=...)")
+    return [value for value in values_of(tokens) if value is not None]
+
+
+Rule = Callable[[ListLike[Branch]], Decision]
+
+
+class DecodedLeaf(Leaf):
+    """What ``rule`` picks of ``branches``, as soon as they are there: ``index``, and its text."""
+
+    __slots__ = ("_branches", "_pending", "_rule")
+
+    def __init__(self, lock: threading.Lock, name: str | None, branches: ListLike[Branch], rule: Rule) -> None:
+        super().__init__(lock, name)
+        self._branches = branches
+        self._rule = rule
+        self._pending: list[Leaf] = []
+
+    def again(self, lock: threading.Lock, copy: Callable[[Branch], Branch]) -> DecodedLeaf:
+        """The same for another program."""
+        leaf = DecodedLeaf(lock, self.name, [copy(branch) for branch in self._branches], self._rule)
+        leaf.watch()
+        return leaf
+
+    def watch(self) -> None:
+        """Decide when all is there. Called once."""
+        self._pending = [leaf for branch in self._branches for leaf in branch.leaves()]
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._pending:
+            leaf = self._pending[-1]
+            if not leaf.subscribe(leaf.done, self._advance):
+                return
+            self._pending.pop()
+        try:
+            self.decide(self._rule(self._branches))
+        except Exception as error:  # of a generation, or of a key that a user wrote
+            self.fail(error)
+
+    @property
+    def picked(self) -> Branch:
+        return self._branches[self.index]
+
+    def decide(self, decision: Decision) -> None:
+        self.index = decision.index
+        self.resolve((self._branches[decision.index].text,), {"index": decision.index, **decision.info})
+
+
+class SglDecode(ir.SglMacro, frozen=True, eq=False):
+    """Try ``body`` in ``n`` forks; go on with the one that ``rule`` picks."""
+
+    body: Any
+    n: int
+    rule: Rule
+    name: str | None = None
+    needs_logprobs: bool = False
+
+    def append_to(self, sequence: Sequence) -> None:
+        children, branches = _try(sequence, self.body, self.n, needs_logprobs=self.needs_logprobs)
+        leaf = DecodedLeaf(sequence.program.lock, self.name, branches, self.rule)
+        _go_on(sequence, leaf, children, branches)
+        sequence.log.append(SettleNode(sequence.seq, leaf, tuple([child.seq for child in children])))
+        leaf.watch()
+
+    def __repr__(self) -> str:
+        return f"Decode({self.body!r}, n={self.n})"
+
+
+class SglScored(ir.SglLooking, frozen=True, eq=False):
+    """The same with a rule that takes its time: ``score`` of each branch, called in the program's own thread."""
+
+    body: Any
+    n: int
+    score: Callable[[Branch], Any]
+    name: str | None = None
+
+    def steps(self, sequence: Sequence) -> Generator[Any, Any, None]:
+        children, branches = _try(sequence, self.body, self.n)
+        yield [leaf for branch in branches for leaf in branch.leaves()]
+        scores: list[float] = []
+        for branch in branches:
+            score = self.score(branch)
+            if inspect.isawaitable(score):
+                score = yield score
+            scores.append(score)
+        index = max(range(len(scores)), key=lambda i: (scores[i], -i))
+        leaf = DecodedLeaf(sequence.program.lock, self.name, branches, _logprob_rule)
+        _go_on(sequence, leaf, children, branches)
+        leaf.decide(Decision(index, {"scores": scores}))
+        log = sequence.log
+        log.append(JoinNode(sequence.seq, (children[index].seq,), "concate_and_append"))
+        log += [CloseNode(child.seq) for child in children]
+
+    def __repr__(self) -> str:
+        return f"best_of({self.body!r}, n={self.n}, score={getattr(self.score, '__name__', self.score)!r})"
+
+
+class SglSample(ir.SglMacro, frozen=True, eq=False):
+    """``body`` in ``n`` forks; every variable is a list, the text goes on with the first."""
+
+    body: Any
+    n: int
+
+    def append_to(self, sequence: Sequence) -> None:
+        children, branches = _try(sequence, self.body, self.n)
+        first = children[0]
+        log = sequence.log
+        log.append(JoinNode(sequence.seq, (first.seq,), "concate_and_append"))
+        for child in children:
+            child.close()
+            sequence.leaves += child.leaves
+        sequence.pieces += first.pieces[first.fork_at :]
+        for name in dict.fromkeys(name for branch in branches for name in branch.values):
+            sequence.bind(name, Gathered([branch.values[name] for branch in branches if name in branch.values]))
+
+    def __repr__(self) -> str:
+        return f"sample({self.body!r}, n={self.n})"
+
+
+def _try(
+    sequence: Sequence, body: Body, n: int, *, needs_logprobs: bool = False
+) -> tuple[list[Sequence], list[Branch]]:
+    """``body`` in ``n`` forks of ``sequence``."""
+    children = sequence.fork(n)
+    for child in children:
+        if needs_logprobs:
+            child.sampling = {**child.sampling, "return_logprob": True}
+        _write(child, body)
+        if child.role != sequence.role or len(child.messages) != len(sequence.messages):
+            raise InvalidRequest(
+                "a role begins or ends inside a decoder; put the decoder into the role: "
+                "s += assistant(vote(gen(...), ...))"
+            )
+    branches = [
+        Branch(
+            Span(child.pieces[child.fork_at :]),
+            {name: child.variables[name] for name in child.fresh},
+            tuple(child.leaves),
+        )
+        for child in children
+    ]
+    return children, branches
+
+
+def _write(child: Sequence, body: Body) -> None:
+    if isinstance(body, ir.SglExpr | str):
+        child.append(body)
+        return
+    state = child.program.state_of(child)
+    said = body.func(state, **body.bind_arguments) if isinstance(body, SglFunction) else body(state)
+    if inspect.iscoroutine(said):
+        said.close()
+        raise InvalidRequest("the body of a decoder was an async function; give an expression or a plain function")
+    if isinstance(said, ir.SglExpr | str):
+        child.append(said)
+
+
+def _go_on(sequence: Sequence, leaf: DecodedLeaf, children: list[Sequence], branches: list[Branch]) -> None:
+    """``sequence`` takes the place of whichever fork ``leaf`` picks."""
+    for child in children:
+        child.is_closed = True  # ended where the decision is settled
+    sequence.leaves.append(leaf)
+    sequence.pieces.append(leaf)
+    for name in dict.fromkeys(name for branch in branches for name in branch.values):
+        sequence.bind(name, Picked(leaf, name, [branch.values.get(name) for branch in branches]))
+    if leaf.name is not None:
+        sequence.bind(leaf.name, leaf)
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+def _logprob_rule(branches: ListLike[Branch]) -> Decision:
+    """The branch whose tokens are likeliest on average."""
+    scores = []
+    for branch in branches:
+        found = branch.logprobs()
+        scores.append(sum(found) / len(found) if found else 0.0)
+    return Decision(max(range(len(scores)), key=lambda i: (scores[i], -i)), {"scores": scores})
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """The value of ``on`` that most branches agree on; of these the first branch. Unreadable values do not vote."""
+
+    on: str
+    key: Callable[[Any], Any] | None
+
+    def __call__(self, branches: ListLike[Branch]) -> Decision:
+        ballots: list[Any] = []
+        last: ParseError | None = None
+        for branch in branches:
+            try:
+                value = branch[self.on]
+            except ParseError as error:
+                ballots.append(None)
+                last = error
+                continue
+            if self.key is not None:
+                value = self.key(value)
+            ballots.append(value.strip() if isinstance(value, str) else value)
+        counts: list[tuple[Any, int]] = []  # values need not be hashable
+        for ballot in ballots:
+            if ballot is not None and not any(ballot == seen for seen, _ in counts):
+                counts.append((ballot, sum(ballot == other for other in ballots)))
+        if not counts:
+            raise last or InvalidRequest(f"vote(on={self.on!r}): every vote was None, so there is nothing to choose")
+        winner, count = max(counts, key=lambda item: item[1])  # the first of several
+        index = next(i for i, ballot in enumerate(ballots) if ballot is not None and ballot == winner)
+        return Decision(index, {"answer": winner, "votes": counts, "share": count / len(ballots)})
+
+
+# -- the words --------------------------------------------------------------------------------------------------------
+
+
+def sample(body: Body, n: int) -> ir.SglExpr:
+    """``body`` written ``n`` times over, at once. Every variable it sets is a list; the text goes on with the first.
+
+    ``body``: an expression, a function that is given a state to write on, or a whole program with its arguments bound
+    (``solve.bind(question=...)``).
+    """
+    return SglSample(_checked("sample", body, n), n)
+
+
+def best_of(body: Body, n: int, *, score: Callable[[Branch], Any] | None = None, name: str | None = None) -> ir.SglExpr:
+    """``body`` written ``n`` times over; the text and its variables go on with the best.
+
+    Best is what the model finds likeliest (mean log-probability of its tokens), or has the highest ``score(branch)``:
+    ``branch["x"]`` is a variable, ``branch.text`` all text, ``branch.logprobs()`` one number per token. With a score
+    the program waits here, and in an async program (where it may be async) it is
+    ``await s.append_async(best_of(...))``. ``s.get_meta_info(name)``: ``index`` and all ``scores``.
+    """
+    checked = _checked("best_of", body, n)
+    if score is not None:
+        if not callable(score):
+            raise InvalidRequest(f"best_of(score={score!r}): must be a function of a branch, or None")
+        return SglScored(checked, n, score, name)
+    return SglDecode(checked, n, _logprob_rule, name, needs_logprobs=True)
+
+
+def vote(
+    body: Body, n: int, *, on: str, key: Callable[[Any], Any] | None = None, name: str | None = None
+) -> ir.SglExpr:
+    """``body`` written ``n`` times over; the text goes on with the first whose ``on`` most agree with.
+
+    Self-consistency (Wang et al., 2023): many reasonings, one vote on the answer. ``key(value)`` is what is compared:
+    a quick function that does not wait; None does not vote. ``s.get_meta_info(name)``: ``answer``, ``votes`` (value and
+    count), ``share`` (of the winner), ``index``.
+    """
+    if not isinstance(on, str):
+        raise InvalidRequest(f"vote(on={on!r}): must be the name of a variable that the body sets")
+    return SglDecode(_checked("vote", body, n), n, Vote(on, key), name)
+
+
+def _checked(word: str, body: Any, n: Any) -> Any:
+    if not isinstance(n, int) or not 1 <= n <= MAX_BRANCHES:
+        raise InvalidRequest(f"{word}(n={n!r}): must be between 1 and {MAX_BRANCHES:,}")
+    if not isinstance(body, ir.SglExpr | str) and not callable(body):
+        raise InvalidRequest(f"{word}({body!r}): must be an expression, or a function that is given a state")
+    return body
