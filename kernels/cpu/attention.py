@@ -147,7 +147,7 @@ def paged_attention(
     if num_rows > 1:  # that may share
         vectors = max(vectors, max(1, _VECTORS // group) * group)
     parts = scratch("attention parts", num_parts * part_len, torch.float32)
-    scratch_len = vectors * (2 * padded + _KEYS + 2) + 2 * _KEYS * padded + 4 * _KEYS
+    scratch_len = -(-(vectors * (2 * padded + _KEYS + 2) + 2 * _KEYS * padded + 4 * _KEYS) // LANES) * LANES
     tiles = scratch("attention tiles", threads * scratch_len, torch.float32)
     _attend(
         q.data_ptr(),
