@@ -34,7 +34,7 @@ _ENGINE_HELP = {
     "precision": "of the weights; auto keeps 4-bit weights 4-bit and takes the fastest form of the others",
     "kv_dtype": "of keys and values; auto follows the precision",
     "max_seq_len": "longest sequence in tokens; 0: what the model was made for",
-    "num_slots": "tokens whose keys and values fit in memory at once; 0: sized from memory",
+    "num_slots": "tokens whose keys and values fit in memory at once; 0: what a GPU has room for",
     "max_running": "sequences that may run in one step",
     "max_waiting": "sequences that may wait before new ones are refused",
     "max_step_tokens": "tokens that one step computes at most",
@@ -55,6 +55,7 @@ _ENGINE_HELP = {
     "draft_model": "a smaller model with the same vocabulary that guesses too; self:N takes N of the model's layers",
     "cuda_graphs": "on a GPU, auto runs decode steps as CUDA graphs",
     "overlap": "on a GPU, auto does a step's host work while the next is computed",
+    "gpu_memory_fraction": "of a GPU's memory that the engine may take, keys and values what the rest leaves",
     "seed": "of sampling where a request names none",
     "num_threads": "CPU threads; 0: one per core",
     "client_timeout_s": "seconds after which a silent client's programs are cancelled",
@@ -324,8 +325,9 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
             options |= {"type": _weights, "default": {}, "metavar": "NAME=WEIGHT,..."}
             options["help"] = _ENGINE_HELP[field.name]
         else:
-            options["type"] = _NUMBERS.get(kind, kind)
-            options["metavar"] = {int: "N", float: "SECONDS"}.get(kind, field.name.upper())
+            is_share = field.name.endswith("_fraction")
+            options["type"] = _share if is_share else _NUMBERS.get(kind, kind)
+            options["metavar"] = "SHARE" if is_share else {int: "N", float: "SECONDS"}.get(kind, field.name.upper())
         group.add_argument(f"--{field.name.replace('_', '-')}", **options)
 
 
@@ -360,6 +362,16 @@ def _port(text: str) -> int:
     if port > 65535:
         raise argparse.ArgumentTypeError(f"{port} is no port; ports are 0 to 65535")
     return port
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
+    return share
 
 
 def _seconds(text: str) -> float:

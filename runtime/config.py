@@ -11,7 +11,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     """One engine. Sizes count tokens unless their name says otherwise.
 
     ``precision``: ``float32`` is the reference; ``auto`` takes the fastest that keeps the file's own weights (4-bit
-    tensors stay 4-bit). ``num_slots``: rows of the KV pool, 0 sizes it from memory. ``max_step_tokens`` is the token
+    tensors stay 4-bit). ``num_slots``: rows of the KV pool, 0: what fits. ``max_step_tokens`` is the token
     budget of one step, ``prefill_chunk`` the most of it that one sequence's prompt may take. ``speculative``: tokens
     are guessed ahead where that is expected to be faster, at most ``max_draft`` of a sequence in a step.
     ``draft_model``: a smaller model of the same vocabulary that guesses too; ``self:N`` is N of the model's own layers.
@@ -21,7 +21,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     tells which prefixes the cache took in and let go. ``eviction`` says which cached prefix goes first and ``order``
     which waiting sequence; among the first ``match_window`` of them the one with most tokens in the cache goes first.
     Tenants share by ``tenant_weights``, 1 where none is given. On a GPU, ``cuda_graphs`` runs decode steps as graphs,
-    and ``overlap`` does a step's work on the host while the device computes the next; neither changes an answer.
+    and ``overlap`` does a step's work on the host while the device computes the next; neither changes an answer. All
+    that the engine takes of its memory is ``gpu_memory_fraction`` of it: slots fill what weights and steps leave.
     """
 
     model: str
@@ -50,6 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     draft_model: str = ""
     cuda_graphs: Literal["auto", "off"] = "auto"
     overlap: Literal["auto", "off"] = "auto"
+    gpu_memory_fraction: float = 0.9
     seed: int = 0
     num_threads: int = 0
     client_timeout_s: float = 30.0

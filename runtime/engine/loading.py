@@ -21,6 +21,7 @@ from ..speculative import DraftModel, ModelDrafter, without_layers
 from ..tokenizer import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
 from ..weights import open_weights, resolve_model
 from ..weights.digest import weights_digest
+from .sizing import measured_slots
 
 log = logging.getLogger(__name__)
 
@@ -59,15 +60,19 @@ def load_parts(config: EngineConfig, *, accelerator: Accelerator | None = None) 
         raise InvalidParams("max_seq_len and num_slots must be 0 (automatic) or positive")
     context_len = config.max_seq_len or longest
     check_scheduling(config)
-    num_slots = config.num_slots or max(DEFAULT_SLOTS, context_len)
-    shape = model.config
+    drafter = load_drafter(config, model, tokenizer, context_len=context_len)
     if accelerator is None:
         accelerator = accelerator_of(model.device)
+    num_slots = config.num_slots
+    if not num_slots and accelerator is not None:
+        num_slots = measured_slots(model, accelerator, config, context_len=context_len)
+    elif not num_slots:
+        num_slots = max(DEFAULT_SLOTS, context_len)
+    shape = model.config
     spare = 0 if accelerator is None else 1  # the executor's
     kv = KVPool.for_model(shape, num_slots=num_slots + spare, dtype=model.kv_dtype, device=model.device)
     log.info("%s: context %d, %d KV slots", path.name, context_len, num_slots)
     tiers = make_tiers(config, path, model, kv)
-    drafter = load_drafter(config, model, tokenizer, context_len=context_len)
     return EngineParts(path, model, tokenizer, template, kv, context_len, num_slots, tiers, drafter, accelerator)
 
 

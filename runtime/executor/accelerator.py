@@ -50,6 +50,14 @@ class Accelerator(Protocol):
         """
         ...
 
+    def free_and_total_bytes(self) -> tuple[int, int]:
+        """The device's memory that nobody has, what is kept for later calls among it, and all of it."""
+        ...
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        """The most memory that ``run`` takes at a time, beyond what was taken before."""
+        ...
+
 
 class CudaAccelerator:
     """torch's current stream, pinned host memory, CUDA graphs."""
@@ -87,6 +95,19 @@ class CudaAccelerator:
         with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
             result = run()
         return graph, result
+
+    def free_and_total_bytes(self) -> tuple[int, int]:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self.device)
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        self.free_and_total_bytes()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_reserved(self.device)
+        run()
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_reserved(self.device) - before
 
 
 class CudaReadback:

@@ -1,6 +1,6 @@
-"""Where keys and values live, and how many fit. Never knows what they belong to."""
+"""Where keys and values live, and what they take. Never knows what they belong to."""
 
 from .kv_blocks import BlockFormat, KVBlocks
-from .kv_pool import KVPool, kv_budget_bytes, size_slots, slot_size_bytes
+from .kv_pool import KVPool, slot_size_bytes
 
-__all__ = ["BlockFormat", "KVBlocks", "KVPool", "kv_budget_bytes", "size_slots", "slot_size_bytes"]
+__all__ = ["BlockFormat", "KVBlocks", "KVPool", "slot_size_bytes"]

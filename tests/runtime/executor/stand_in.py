@@ -25,7 +25,10 @@ ROOT = Path(phloem.__file__).resolve().parent
 class StandIn:
     """``log`` has the names of what was asked, in order; ``graphs`` those that were made."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, memory: tuple[int, int] = (1 << 30, 1 << 30), peak_bytes: int = 0) -> None:
+        """``memory``: the bytes that are free, and all; ``peak_bytes``: of any step."""
+        self.memory, self.peak = memory, peak_bytes
+        self.trials: list[Callable[[], object]] = []
         self.device = torch.device("cpu")
         self.log: list[str] = []
         self.graphs: list[StandInGraph] = []
@@ -51,6 +54,14 @@ class StandIn:
         graph = StandInGraph(self, run)
         self.graphs.append(graph)
         return graph, graph.result
+
+    def free_and_total_bytes(self) -> tuple[int, int]:
+        return self.memory
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        self.trials.append(run)
+        run()
+        return self.peak
 
     def _ask(self, what: str) -> None:
         assert not self.is_capturing, f"{what} inside a graph"

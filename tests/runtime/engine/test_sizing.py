@@ -1,0 +1,49 @@
+"""On a GPU the pool is what fits beside the weights and the greatest step, by what the device says of its memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import Engine
+from phloem.runtime.engine.sizing import greatest_step
+from phloem.runtime.memory import slot_size_bytes
+from phloem.runtime.protocol.errors import InvalidParams, LimitExceeded
+from phloem.tests.runtime.executor.stand_in import StandIn
+
+MIB = 1 << 20
+
+
+def engine_on(path: Path, device: StandIn, **options: object) -> Engine:
+    config = EngineConfig(model=str(path), precision="float32", max_seq_len=256, num_threads=1, **options)  # type: ignore[arg-type]
+    return Engine(config, accelerator=device)
+
+
+def test_slots_take_what_weights_and_the_greatest_step_leave(tiny_model_path: Path) -> None:
+    device = StandIn(memory=(70 * MIB, 100 * MIB), peak_bytes=5 * MIB)
+    engine = engine_on(tiny_model_path, device, gpu_memory_fraction=0.8)
+    each = slot_size_bytes(engine.model.config, engine.kv.dtype)
+    assert engine.cache.num_slots == (80 - 30 - 2 * 5) * MIB // each - 1
+    assert engine.kv.num_slots == engine.cache.num_slots + 1  # the executor's
+    assert len(device.trials) == 2
+
+
+def test_a_given_number_of_slots_is_not_measured(tiny_model_path: Path) -> None:
+    device = StandIn()
+    assert engine_on(tiny_model_path, device, num_slots=700).cache.num_slots == 700
+    assert not device.trials
+
+
+def test_too_little_memory_names_what_takes_it_and_the_way_out(tiny_model_path: Path) -> None:
+    with pytest.raises(LimitExceeded, match=r"fraction 0\.5 of 104,857,600 bytes leaves 0 .* lower max_step_tokens"):
+        engine_on(tiny_model_path, StandIn(memory=(20 * MIB, 100 * MIB)), gpu_memory_fraction=0.5)
+    with pytest.raises(InvalidParams, match=r"gpu_memory_fraction=1\.5: must be above 0 and at most 1"):
+        engine_on(tiny_model_path, StandIn(), gpu_memory_fraction=1.5)
+
+
+def test_the_greatest_step_has_all_tokens_all_rows_and_the_longest_context() -> None:
+    plan = greatest_step(8, 100, context_len=500, num_slots=100)
+    assert plan.num_tokens == 100 and len(plan.rows) == 8
+    assert max(row.end for row in plan.rows) == 500
+    assert all(row.num_logits == 1 and len(row.slot_ids) == row.end for row in plan.rows)
+    assert max(int(np.max(row.slot_ids)) for row in plan.rows) < 100
