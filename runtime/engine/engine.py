@@ -130,6 +130,8 @@ class Engine:
         self._grammar_threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._grammars: dict[str, Future[constrained.CompiledGrammar]] = {}
         self._vocabulary: constrained.Vocabulary | None = None
+        # What the first grammar would have to wait for: the vocabulary's tables and compiled walks.
+        self._grammar_threads.submit(self._compile, GrammarSpec("json_schema", '{"type": "boolean"}'))
         self._outbox: Outbox = []
         self.report = EngineReport()
         self.speculation: Speculation | None = None

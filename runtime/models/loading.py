@@ -113,7 +113,7 @@ class _Loader:
         return stacked_linear(weights, biases, precision=self.precision, device=self.device)
 
     def norm(self, name: str, length: int) -> RMSNorm:
-        weight = as_float(self.read(name, (length,)))
+        weight = as_float(self.read(name, (length,))).clone()  # else these few bytes would keep the file mapped
         return RMSNorm(weight.to(self.device), self.config.rms_norm_eps)
 
     def read(self, name: str, shape: tuple[int, ...]) -> Weight:

@@ -62,8 +62,10 @@ class LoadResult:
         return statistics.median(self.decode_ms) if self.decode_ms else 0.0
 
 
-def run_load(engine: Engine, load: Load, *, spans: Spans | None = None, seed: int = 0) -> LoadResult:
-    """From an empty cache. Raises InvalidParams for a load that the engine cannot hold."""
+def run_load(
+    engine: Engine, load: Load, *, spans: Spans | None = None, seed: int = 0, flush: bool = True
+) -> LoadResult:
+    """From an empty cache, or from what is in it. Raises InvalidParams for a load that the engine cannot hold."""
     longest = load.prompt_tokens + load.new_tokens
     if not 0 <= load.shared_tokens <= load.prompt_tokens or min(load.rows, load.prompt_tokens, load.new_tokens) < 1:
         raise InvalidParams(f"{load}: rows and tokens are at least 1, and a prompt is as long as what it shares")
@@ -71,7 +73,8 @@ def run_load(engine: Engine, load: Load, *, spans: Spans | None = None, seed: in
         raise InvalidParams(f"{longest:,} tokens a row, but the model's context is {engine.context_len:,}")
     if load.rows > engine.config.max_running:
         raise InvalidParams(f"{load.rows} rows, but max_running is {engine.config.max_running}")
-    engine.cache.flush()
+    if flush:
+        engine.cache.flush()
     params = SamplingParams(max_tokens=load.new_tokens, temperature=0.0, ignore_eos=not load.grammar)
     grammar = GrammarSpec("json_schema", json.dumps(SCHEMA)) if load.grammar else None
     inbox: list[tuple[bytes, ClientMessage]] = [

@@ -1,5 +1,7 @@
 """A recording keeps what was called and where; what torch computed in between is noticed."""
 
+import subprocess
+import sys
 from itertools import pairwise
 
 import torch
@@ -68,3 +70,16 @@ def test_scratch_is_shared_by_name_and_other_memory_by_nobody() -> None:
     spans = sorted((x.data_ptr(), x.data_ptr() + len(x)) for x in places)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert all(x.data_ptr() % 64 == 0 for x in places)
+
+
+def test_a_recording_does_not_load_torchs_compiler() -> None:
+    program = """
+import sys, torch
+from phloem.kernels.cpu.recording import Arena, Recording
+with Recording(Arena()) as recording:
+    torch.empty(3).view(1, 3)
+assert recording.foreign is None
+print("torch._dynamo" in sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout.strip() == "False"

@@ -100,3 +100,12 @@ def test_fast_precisions_cost_little(
     losses = [torch.nn.functional.cross_entropy(logits[:-1], following) for logits in (exact, fast)]
     assert abs(float(losses[1] - losses[0])) < 0.03
     assert (fast.argmax(dim=-1) == exact.argmax(dim=-1)).float().mean() > 0.93
+
+
+def test_a_loaded_model_keeps_nothing_of_its_file_mapped(smollm2_path: Path) -> None:
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("only Linux says what is mapped")
+    before = maps.read_text().count(smollm2_path.name)
+    model = load_model(smollm2_path, EngineConfig(model=str(smollm2_path), max_seq_len=64))
+    assert model.layers and maps.read_text().count(smollm2_path.name) <= before

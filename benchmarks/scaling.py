@@ -1,0 +1,186 @@
+"""How a decode step's time grows with the batch, the context, and what else lies in the cache; memory; start-up.
+
+    python -m benchmarks.scaling [PART ...] [--model smollm2] [--quick] [--out FILE] [--images docs/images]
+
+Parts: batch, context, cached, memory, start; all by default. Steps are timed in this process, without a server; a point
+is the median of its steps, with their best beside it. Cached tokens are put into the tree without being computed: a
+step must not notice them. Memory and start-up are those of fresh processes.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import Engine
+from phloem.runtime.profiling import Load, run_load
+
+from . import RESULTS, header
+from .chart import line_chart
+from .serving import free_port, stop
+
+BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+CONTEXTS = (100, 500, 1000, 2000, 4000, 6000, 8000)
+CACHED = (0, 20_000, 50_000, 100_000, 150_000, 200_000)
+PREFIX_LEN = 500  # of each cached prefix
+MEMORY_TOKENS = 32_000
+NEW_TOKENS = 24
+Point = dict[str, float]
+
+
+def engine_of(model: str, **options: Any) -> Engine:
+    return Engine(EngineConfig(model=model, speculative="off", **options))
+
+
+def step_ms(engine: Engine, load: Load) -> Point:
+    run_load(engine, load)
+    times = sorted(run_load(engine, load, flush=False).decode_ms)
+    return {"best": times[0], "median": statistics.median(times), "worst": times[-1]}
+
+
+def batch(args: argparse.Namespace) -> list[Point]:
+    engine = engine_of(args.model)
+    points = []
+    for rows in BATCHES[:: 3 if args.quick else 1]:
+        new_tokens = NEW_TOKENS + rows // 2  # the rows must all have begun before the first ends
+        points.append({"x": rows, **step_ms(engine, Load(rows, 100, new_tokens))})
+        show("rows", points[-1])
+    engine.close()
+    return points
+
+
+def context(args: argparse.Namespace) -> list[Point]:
+    longest = max(CONTEXTS)
+    engine = engine_of(args.model, max_seq_len=min(8192, longest + NEW_TOKENS + 100))
+    points = []
+    for length in CONTEXTS[:: 3 if args.quick else 1]:
+        points.append({"x": length, **step_ms(engine, Load(1, length, NEW_TOKENS))})
+        show("tokens of context", points[-1])
+    engine.close()
+    return points
+
+
+def cached(args: argparse.Namespace) -> list[Point]:
+    points = []
+    engine = engine_of(args.model, num_slots=max(CACHED) + 4096)
+    numbers, held = np.random.default_rng(0), 0
+    load = Load(4, 100, NEW_TOKENS)
+    run_load(engine, load)
+    for goal in CACHED[:: 3 if args.quick else 1]:
+        while held < goal:
+            tokens = numbers.integers(0, engine.vocab_size, PREFIX_LEN).astype(np.int32)
+            lease = engine.cache.acquire(tokens)
+            lease.extend(PREFIX_LEN - lease.num_slots)
+            lease.commit(tokens)
+            lease.release()
+            held += PREFIX_LEN
+        times = sorted(run_load(engine, load, flush=False, seed=goal + 1).decode_ms)
+        points.append({"x": goal, "best": times[0], "median": statistics.median(times), "worst": times[-1]})
+        show("cached tokens", points[-1])
+    engine.close()
+    return points
+
+
+def memory(args: argparse.Namespace) -> list[Point]:
+    """Of a process that has an engine, has served 16 rows, and whose pool holds 32,000 tokens."""
+    found = subprocess.run(
+        [sys.executable, "-m", "phloem.benchmarks.scaling", "--inner-memory", "--model", args.model],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    peak = float(found.stdout.split()[-1])
+    print(f"{MEMORY_TOKENS:,} cached tokens: peak {peak / 1e9:.2f} GB")
+    return [{"x": MEMORY_TOKENS, "peak_bytes": peak}]
+
+
+def inner_memory(args: argparse.Namespace) -> None:
+    engine = engine_of(args.model)
+    run_load(engine, Load(16, 200, NEW_TOKENS))
+    for cache in (*engine.kv.k, *engine.kv.v):  # memory is taken when it is first written
+        cache[:MEMORY_TOKENS] = 1.0
+    run_load(engine, Load(16, 200, NEW_TOKENS))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def start(args: argparse.Namespace) -> list[Point]:
+    """From starting the server's process to the first token of a streamed answer, twice: the second finds caches."""
+    points: list[Point] = []
+    for turn in (1, 2):
+        port = free_port()
+        began = time.monotonic()
+        process = subprocess.Popen([sys.executable, "-m", "phloem", "serve", args.model, "--port", str(port)])
+        try:
+            points.append({"x": turn, "seconds": first_token_s(port, args.model, began)})
+        finally:
+            stop(process)
+        print(f"start {turn}: {points[-1]['seconds']:.2f} s to the first token", flush=True)
+    return points
+
+
+def first_token_s(port: int, model: str, began: float) -> float:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "stream": True}
+    while time.monotonic() - began < 300:
+        try:
+            with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=60) as answer:
+                answer.raise_for_status()
+                for line in answer.iter_lines():
+                    if '"content":"' in line and '"content":""' not in line:
+                        return time.monotonic() - began
+        except httpx.TransportError:
+            time.sleep(0.05)
+    raise SystemExit("no first token after 300 s")
+
+
+def show(what: str, point: Point) -> None:
+    print(f"{point['x']:>9,.0f} {what}: {point['median']:.2f} ms a step (best {point['best']:.2f})", flush=True)
+
+
+PARTS = {"batch": batch, "context": context, "cached": cached, "memory": memory, "start": start}
+CHARTS = {
+    "batch": ("Decode step against the batch, contexts of 100 tokens", "rows"),
+    "context": ("Decode step of one row against its context", "tokens of context"),
+    "cached": ("Decode step of 4 rows against what else is cached", "tokens in the cache"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--quick", action="store_true", help="every third point")
+    parser.add_argument("--out", type=Path, default=RESULTS / "scaling.json")
+    parser.add_argument("--images", type=Path, help="write a chart of each part there")
+    parser.add_argument("--inner-memory", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if unknown := [part for part in args.parts if part not in PARTS]:
+        parser.error(f"unknown part {unknown[0]!r}; they are: {', '.join(PARTS)}")
+    if args.inner_memory:
+        inner_memory(args)
+        return 0
+    report: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    report |= header() | {"model": args.model}
+    print(*(f"{key}: {value}" for key, value in report.items() if key not in PARTS), sep="\n")
+    for part in args.parts or PARTS:
+        print(f"\n{part}")
+        report[part] = PARTS[part](args)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        if args.images and part in CHARTS:
+            title, label = CHARTS[part]
+            lines = {kind: [(p["x"], p[kind]) for p in report[part]] for kind in ("median", "best")}
+            args.images.mkdir(parents=True, exist_ok=True)
+            (args.images / f"step-{part}.svg").write_text(line_chart(title, label, "milliseconds", lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
