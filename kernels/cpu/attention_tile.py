@@ -1,0 +1,293 @@
+"""One tile of attention: 64 keys and values laid out for products, scores made weights. Never decides whose turn it is.
+
+Everything is at addresses; ``attention`` says where and how long. Words are pairs of bfloat16 (``tiles``).
+"""
+
+import numpy as np
+from numba import njit
+
+from .tiles import WORDS, multiply_tile, pair_rows, store_weights, transpose_tile
+from .vector import (
+    BFLOAT16,
+    FLOAT32,
+    LANES,
+    choose16,
+    exp,
+    exp16,
+    get,
+    get_f32,
+    get_i32,
+    get_i64,
+    highest16,
+    load16,
+    load16_f32,
+    max16,
+    prefetch,
+    put_f32,
+    put_i64,
+    splat16,
+    store16_f32,
+    sum16,
+)
+
+KEYS = 64  # of a tile
+LOWEST = np.float32(-3.0e38)  # of no score: finite, so that the difference of two is a number
+_MINUS_INF = np.float32(-np.inf)
+
+_tile_4x4, _tile_3x4, _tile_2x4, _tile_1x4 = (multiply_tile(rows, 4) for rows in (4, 3, 2, 1))
+_tile_4x1, _tile_3x1, _tile_2x1, _tile_1x1 = (multiply_tile(rows, 1) for rows in (4, 3, 2, 1))
+_words_4x4, _words_3x4, _words_2x4, _words_1x4 = (multiply_tile(rows, 4, words=True) for rows in (4, 3, 2, 1))
+_words_4x1, _words_3x1, _words_2x1, _words_1x1 = (multiply_tile(rows, 1, words=True) for rows in (4, 3, 2, 1))
+_transpose_f32, _transpose_bf16, _transpose_words = (transpose_tile(kind) for kind in (FLOAT32, BFLOAT16, WORDS))
+
+
+@njit
+def load_queries(
+    q: int,
+    q_step: int,
+    kind: int,
+    begin: int,
+    end: int,
+    first_head: int,
+    group: int,
+    head_dim: int,
+    padded: int,
+    scale: np.float32,
+    queries: int,
+    in_words: bool,
+) -> None:
+    if in_words:
+        to = 0
+        for token in range(begin, end):
+            row = q + 2 * (token * q_step + first_head * head_dim)
+            for _ in range(group):
+                for d in range(0, head_dim // 2, LANES):
+                    store16_f32(queries, to + d, load16_f32(row, d))
+                row += 2 * head_dim
+                to += padded
+        return
+    whole = head_dim - head_dim % LANES
+    factor = splat16(scale)
+    vector = 0
+    for token in range(begin, end):
+        for head in range(first_head, first_head + group):
+            at = token * q_step + head * head_dim
+            for d in range(0, whole, LANES):
+                store16_f32(queries, vector + d, load16(q, at + d, kind) * factor)
+            for d in range(whole, head_dim):
+                put_f32(queries, vector + d, get(q, at + d, kind) * scale)
+            vector += padded
+
+
+@njit
+def find_keys(
+    cache: int, kind: int, table: int, first: int, count: int, num_kv_heads: int, head: int, head_dim: int, to: int
+) -> None:
+    """Addresses of ``count`` rows, and again of the last up to a multiple of 16."""
+    size = 2 if kind == BFLOAT16 else 4
+    for j in range((count + LANES - 1) // LANES * LANES):
+        slot = get_i32(table, first + min(j, count - 1))
+        put_i64(to, j, cache + (slot * num_kv_heads + head) * head_dim * size)
+
+
+@njit
+def load_keys(addresses: int, kind: int, count: int, head_dim: int, keys: int) -> None:
+    """Columns 0 to ``count`` of ``keys``, filled up to a multiple of 16 with copies of the last key."""
+    whole = head_dim - head_dim % LANES
+    for j in range(0, count, LANES):
+        for d in range(0, whole, LANES):
+            to = keys + 4 * (d * KEYS + j)
+            if kind == BFLOAT16:
+                _transpose_bf16(addresses + 8 * j, d, to, KEYS)
+            else:
+                _transpose_f32(addresses + 8 * j, d, to, KEYS)
+        for i in range(j, j + LANES):
+            for d in range(whole, head_dim):
+                put_f32(keys, d * KEYS + i, get(get_i64(addresses, i), d, kind))
+
+
+@njit
+def load_key_words(addresses: int, count: int, head_dim: int, keys: int) -> None:
+    """The same with two neighbouring numbers of a key in each word."""
+    for j in range(0, count, LANES):
+        for d in range(0, head_dim // 2, LANES):
+            _transpose_words(addresses + 8 * j, d, keys + 4 * (d * KEYS + j), KEYS)
+
+
+@njit
+def load_values(
+    cache: int,
+    kind: int,
+    table: int,
+    first: int,
+    count: int,
+    num_kv_heads: int,
+    head: int,
+    head_dim: int,
+    padded: int,
+    values: int,
+) -> None:
+    whole = head_dim - head_dim % LANES
+    for j in range(count):
+        at, to = (get_i32(table, first + j) * num_kv_heads + head) * head_dim, j * padded
+        for d in range(0, whole, LANES):
+            store16_f32(values, to + d, load16(cache, at + d, kind))
+        for d in range(whole, head_dim):
+            put_f32(values, to + d, get(cache, at + d, kind))
+        for d in range(head_dim, padded):
+            put_f32(values, to + d, np.float32(0.0))
+
+
+@njit
+def load_value_words(
+    cache: int, table: int, first: int, count: int, num_kv_heads: int, head: int, head_dim: int, values: int
+) -> None:
+    """Words of two neighbouring keys' values; after the last of an odd number, whose weight is 0, itself again."""
+    for j in range(0, count, 2):
+        at = cache + 2 * (get_i32(table, first + j) * num_kv_heads + head) * head_dim
+        other = cache + 2 * (get_i32(table, first + min(j + 1, count - 1)) * num_kv_heads + head) * head_dim
+        to = values + 2 * j * head_dim
+        for d in range(0, head_dim, LANES):
+            pair_rows(at + 2 * d, other + 2 * d, to + 4 * d)
+
+
+@njit
+def ask_for(
+    cache: int, kind: int, table: int, first: int, count: int, num_kv_heads: int, head: int, head_dim: int
+) -> None:
+    """Has the rows of a tile fetched from memory while something else is computed."""
+    row_bytes = head_dim * (2 if kind == BFLOAT16 else 4)
+    for j in range(count):
+        at = cache + (get_i32(table, first + j) * num_kv_heads + head) * row_bytes
+        for offset in range(0, row_bytes, 64):
+            prefetch(at + offset)
+
+
+@njit
+def multiply(
+    a: int, a_step: int, b: int, b_step: int, c: int, c_step: int, num_rows: int, num_vectors: int, count: int
+) -> None:
+    """c [rows, 16 * vectors] += a [rows, count] @ b [count, 16 * vectors]."""
+    row = 0
+    while row < num_rows:
+        rows = min(4, num_rows - row)
+        left, to = a + 4 * row * a_step, c + 4 * row * c_step
+        v = 0
+        while v + 4 <= num_vectors:
+            right, at = b + 4 * LANES * v, to + 4 * LANES * v
+            if rows == 4:
+                _tile_4x4(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 3:
+                _tile_3x4(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 2:
+                _tile_2x4(left, a_step, right, b_step, at, c_step, count)
+            else:
+                _tile_1x4(left, a_step, right, b_step, at, c_step, count)
+            v += 4
+        while v < num_vectors:
+            right, at = b + 4 * LANES * v, to + 4 * LANES * v
+            if rows == 4:
+                _tile_4x1(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 3:
+                _tile_3x1(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 2:
+                _tile_2x1(left, a_step, right, b_step, at, c_step, count)
+            else:
+                _tile_1x1(left, a_step, right, b_step, at, c_step, count)
+            v += 1
+        row += rows
+
+
+@njit
+def multiply_words(
+    a: int, a_step: int, b: int, b_step: int, c: int, c_step: int, num_rows: int, num_vectors: int, count: int
+) -> None:
+    """The same of words: ``count`` of them in a row of a."""
+    row = 0
+    while row < num_rows:
+        rows = min(4, num_rows - row)
+        left, to = a + 4 * row * a_step, c + 4 * row * c_step
+        v = 0
+        while v + 4 <= num_vectors:
+            right, at = b + 4 * LANES * v, to + 4 * LANES * v
+            if rows == 4:
+                _words_4x4(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 3:
+                _words_3x4(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 2:
+                _words_2x4(left, a_step, right, b_step, at, c_step, count)
+            else:
+                _words_1x4(left, a_step, right, b_step, at, c_step, count)
+            v += 4
+        while v < num_vectors:
+            right, at = b + 4 * LANES * v, to + 4 * LANES * v
+            if rows == 4:
+                _words_4x1(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 3:
+                _words_3x1(left, a_step, right, b_step, at, c_step, count)
+            elif rows == 2:
+                _words_2x1(left, a_step, right, b_step, at, c_step, count)
+            else:
+                _words_1x1(left, a_step, right, b_step, at, c_step, count)
+            v += 1
+        row += rows
+
+
+@njit
+def weigh(
+    scores: int,
+    sums: int,
+    vectors: int,
+    padded: int,
+    columns: int,
+    group: int,
+    offset: int,
+    window: int,
+    scale: np.float32,
+    soft_cap: np.float32,
+    in_words: bool,
+) -> None:
+    """Scaled scores become weights against the highest so far; what was summed against a lower one is scaled down.
+
+    ``offset`` is the position of the block's first query, counted from the tile's first key.
+    """
+    highests = sums + 4 * vectors * padded
+    weights = highests + 4 * vectors
+    cap, one, two, inf = splat16(soft_cap), splat16(1.0), splat16(2.0), splat16(_MINUS_INF)
+    scales = splat16(scale)
+    for vector in range(vectors):
+        position = offset + vector // group
+        line = vector * KEYS
+        # Bit j: the query sees key j of the tile.
+        stop = min(max(position + 1, 0), KEYS)
+        start = min(max(position - window + 1, 0), KEYS) if window > 0 else 0
+        top = splat16(LOWEST)
+        for v in range(columns):
+            first = LANES * v
+            score = load16_f32(scores, line + first) * scales
+            if soft_cap != 0.0:
+                score = cap * (one - two / (exp16(two * (score / cap)) + one))
+            if start > first or stop < first + LANES:
+                seen = (1 << min(max(stop - first, 0), LANES)) - 1
+                seen &= ~((1 << min(max(start - first, 0), LANES)) - 1)
+                score = choose16(seen, score, inf)
+            store16_f32(scores, line + first, score)
+            top = max16(score, top)
+        old = get_f32(highests, vector)
+        new = max(old, highest16(top))
+        if new > old:
+            keep = exp(old - new)
+            put_f32(highests, vector, new)
+            put_f32(weights, vector, get_f32(weights, vector) * keep)
+            factor = splat16(keep)
+            for d in range(0, padded, LANES):
+                store16_f32(sums, vector * padded + d, load16_f32(sums, vector * padded + d) * factor)
+        total, base = splat16(0.0), splat16(new)
+        for v in range(columns):
+            weight = exp16(load16_f32(scores, line + LANES * v) - base)
+            if in_words:
+                store_weights(scores + 4 * line + 2 * LANES * v, weight)
+            else:
+                store16_f32(scores, line + LANES * v, weight)
+            total = total + weight
+        put_f32(weights, vector, get_f32(weights, vector) + sum16(total))
