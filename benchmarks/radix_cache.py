@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from phloem.radix_cache import POLICIES, RadixCache
+from phloem.radix_cache import RadixCache
 
 from . import RESULTS, header
 
@@ -86,7 +86,7 @@ def throughput(repeats: int, num_prompts: int) -> dict[str, Spread]:
 
 
 def filled(num_tokens: int, *, spare: int) -> tuple[RadixCache, Prompts]:
-    cache = RadixCache(num_tokens + spare, policy=POLICIES["lru"])
+    cache = RadixCache(num_tokens + spare)
     prompts = Prompts(num_stems=max(num_tokens // PROMPT_LEN // 20, 1))
     while cache.num_cached < num_tokens - PROMPT_LEN:
         for tokens in prompts.make(max((num_tokens - cache.num_cached) // PROMPT_LEN, 1)):

@@ -15,10 +15,11 @@ import numpy as np
 
 from .blocks import BlockNames, Follower
 from .events import BlockEvents, Event
+from .history import History
 from .lease import Lease
 from .node import Namespace, Node
 from .pins import Pins
-from .policies import Policy, program_aware
+from .policies import WITH_HISTORY, Policy, program_aware
 from .slots import OutOfSlots, SlotPool
 from .tiers import Tiers
 from .tree import RadixTree, as_tokens
@@ -88,7 +89,9 @@ class RadixCache:
                 raise ValueError(f"block_len={block_len}, but the tiers keep blocks of {tiers.block_len} tokens")
             followers.append(tiers)
         self.tiers = tiers
-        self._tree = RadixTree(policy, BlockNames(block_len, followers) if followers else None)
+        self._history = History(num_slots) if policy in WITH_HISTORY and reuse else None
+        observer = BlockNames(block_len, followers) if followers else None
+        self._tree = RadixTree(policy, observer, history=self._history)
         self._pins = Pins(self._tree, max_tokens=int(pin_share * num_slots), clock=clock)
         self._leases: set[Lease] = set()
         self._num_leased = 0
@@ -106,17 +109,22 @@ class RadixCache:
         limit: int | None = None,
         program: str = "",
         priority: int = 0,
+        is_again: bool = False,
     ) -> Lease:
         """A lease on the longest prefix of ``tokens`` that the tree holds, at most ``limit`` tokens of it.
 
-        ``program`` and ``priority`` (a lower number is more urgent) are noted on the path for the eviction policy.
+        ``program`` and ``priority`` (a lower number is more urgent) are noted on the path for the eviction policy, and
+        that these tokens were asked for, unless the same sequence asks ``is_again``.
         """
         self._pins.expire()
         self._num_lookups += 1
         self._num_looked_up += len(tokens)
         node = self._tree.root(namespace)
         if self.reuse:
-            found, equal = self._tree.find(node, as_tokens(tokens, limit))
+            tokens = as_tokens(tokens)
+            if self._history is not None and not is_again:
+                self._history.count(namespace, tokens)
+            found, equal = self._tree.find(node, tokens[:limit])
             if equal:
                 node = self._tree.node_at(found, equal)
                 self._num_hits += 1

@@ -18,12 +18,15 @@ EMPTY = np.empty(0, np.int32)
 class Node:
     """``lock_count`` counts the leases and pins on this node or below it, ``pin_count`` the pins among them.
 
-    ``programs`` are the running programs that touched the node. ``ticket`` is its number in the eviction queue, 0 when
-    it is not in it. ``names`` are those of the token blocks that end in this edge; kept only while events are on.
+    ``times`` is how often the path was asked for, as of when the node came up for eviction, and from ``cut_from`` on
+    the edge no more often. ``programs`` are the running programs that touched the node. ``ticket`` is its number in the
+    eviction queue, 0 when it is not in it. ``names`` are those of the token blocks that end in this edge; kept only
+    while events are on.
     """
 
     __slots__ = (
         "children",
+        "cut_from",
         "end",
         "hits",
         "last_use",
@@ -36,6 +39,7 @@ class Node:
         "programs",
         "slots",
         "ticket",
+        "times",
         "tokens",
     )
 
@@ -50,6 +54,8 @@ class Node:
         self.pin_count = 0
         self.last_use = 0
         self.hits = 0
+        self.times = 0
+        self.cut_from = 0
         self.priority = 0
         self.programs: set[str] | None = None
         self.ticket = 0

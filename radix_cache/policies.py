@@ -7,6 +7,7 @@ shrinks or one of its programs ends.
 """
 
 from collections.abc import Callable
+from math import log2
 
 from .node import Node
 
@@ -40,16 +41,17 @@ def priority(leaf: Node, age: float) -> Key:
 
 
 def program_aware(leaf: Node, age: float) -> Key:
-    """What no running program has touched first, then least recently used, where each match counts as later use.
+    """What no running program has touched first, then by how lately it was used and how often it was asked for.
 
-    What was matched often comes back sooner than what was used once, a moment ago: beginnings outlive questions.
+    Being asked for twice as often is worth HALF_LIFE uses of the cache. All fades alike, so that the difference of two
+    keys stays the same as time goes on: a key is right until its leaf is used again.
     """
-    return (1.0 if leaf.programs else 0.0, leaf.last_use + MATCH_WORTH * min(leaf.hits, MOST_MATCHES))
+    return (1.0 if leaf.programs else 0.0, leaf.last_use / HALF_LIFE + log2(max(leaf.times, 1)))
 
 
 ATTENTION_DEPTH = 4096
-MATCH_WORTH = 200  # uses of the cache that one earlier match is worth
-MOST_MATCHES = 40  # beyond which they count no more: what was popular once must go in the end
+HALF_LIFE = 2000
+WITH_HISTORY = frozenset((program_aware,))  # those that look at ``times``
 
 POLICIES: dict[str, Policy] = {
     "lru": lru,

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from .eviction import EvictionQueue
+from .history import History
 from .node import EMPTY, Namespace, Node
 from .policies import Policy
 
@@ -56,7 +57,9 @@ class Observer(Protocol):
 
 
 class RadixTree:
-    def __init__(self, policy: Policy, observer: Observer | None = None) -> None:
+    """``history``, where there is one, is asked how often a leaf was asked for when it comes up for eviction."""
+
+    def __init__(self, policy: Policy, observer: Observer | None = None, *, history: History | None = None) -> None:
         self.roots: dict[Namespace, Node] = {}
         self.queue = EvictionQueue(policy)
         self.num_tokens = 0
@@ -65,6 +68,7 @@ class RadixTree:
         self.now = 0  # a count of uses: what policies take for time
         self.version = 0  # changes whenever tokens come or go
         self.observer = observer
+        self.history = history
         self._touched: dict[str, set[Node]] = {}  # by running program
 
     def root(self, namespace: Namespace) -> Node:
@@ -149,6 +153,8 @@ class RadixTree:
             assert leaf.lock_count == 0 and not leaf.children
             size = len(leaf.tokens)
             keep = max(size - n, 0)
+            if self.history is not None:
+                keep = max(keep, leaf.cut_from - leaf.start)  # what lies before was asked for more often
             if self.observer is not None:
                 self.observer.evicted(leaf, leaf.start + keep, cause)
             freed.append(leaf.slots[keep:])
@@ -158,7 +164,10 @@ class RadixTree:
                 leaf.tokens = compact(leaf.tokens[:keep])
                 leaf.slots = compact(leaf.slots[:keep])
                 leaf.end -= size - keep
-                self.queue.offer(leaf)
+                if leaf.end > leaf.cut_from and self.history is not None:
+                    self.queue.offer(leaf)  # what is left was asked for as often as what went
+                else:
+                    self._offer(leaf)
             else:
                 self._remove(leaf)
         self.version += 1
@@ -177,9 +186,14 @@ class RadixTree:
     def _let_go(self, leaf: Node) -> None:
         """An unlocked node without children goes into the queue; a root goes away."""
         if leaf.parent is not None:
-            self.queue.offer(leaf)
+            self._offer(leaf)
         else:
             self.drop_root_if_unused(leaf)
+
+    def _offer(self, leaf: Node) -> None:
+        if self.history is not None:
+            leaf.times, leaf.cut_from = self.history.times(leaf)
+        self.queue.offer(leaf)
 
     def _split(self, node: Node, position: int) -> Node:
         """Cut the edge at ``position``. ``node`` keeps its identity as the lower half, where leases may end."""

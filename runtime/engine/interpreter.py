@@ -561,6 +561,7 @@ class Interpreter:
             self._next_seq_id,
             tokens,
             program=program.cache_key,
+            kind=program.usage_rows[1],
             namespace=program.namespace,
             priority=program.settings.priority,
             tenant=program.settings.tenant,

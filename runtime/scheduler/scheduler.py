@@ -21,6 +21,7 @@ from .config import SchedulerConfig
 from .counters import SchedulerCounters
 from .draft import Draft
 from .held import Held
+from .parked import Parked
 from .plan import PlanRow, StepPlan
 from .rows import drafted_row, plan_row
 from .sequence import Sequence
@@ -49,7 +50,7 @@ class Scheduler:
             ORDERS[config.order], max_overtaken=config.max_overtaken, tenant_weights=config.tenant_weights
         )
         self.running: list[Sequence] = []  # most urgent, then longest waited, first
-        self.parked: dict[int, Sequence] = {}
+        self.parked = Parked()
         self.counters = SchedulerCounters()
         self.expected_new = 0.0  # tokens that a sequence makes, by those that ended lately
         self.failed: list[tuple[Sequence, PoolTooSmall]] = []
@@ -88,7 +89,7 @@ class Scheduler:
         assert seq.state in ("new", "parked"), seq
         assert len(seq.tokens) > 0, seq
         if seq.state == "parked":
-            del self.parked[seq.seq_id]
+            self.parked.take(seq, self.clock(), came_back=True)
         if seq.lease is not None:
             self._holding[seq.seq_id] = seq
         self._order += 1
@@ -102,6 +103,7 @@ class Scheduler:
         seq.num_cached = seq.num_run = seq.num_forwards = 0
         seq.state = "waiting"
         seq.blocked_on = None
+        seq.has_asked = False
         seq.num_restored = seq.num_preempted = 0
         reading = self._read_ahead(seq)
         if reading is None:
@@ -126,13 +128,13 @@ class Scheduler:
                 self.waiting.discard(seq)
             self._holding.pop(seq.seq_id, None)
         seq.state = "parked"
-        self.parked[seq.seq_id] = seq
+        self.parked.add(seq, self.clock())
 
     def remove(self, seq: Sequence) -> None:
         """``seq`` is over; what was computed stays in the cache."""
         if seq.state in ("running", "waiting"):
             self.park(seq)
-        self.parked.pop(seq.seq_id, None)
+        self.parked.take(seq, self.clock(), came_back=False)
         self.drop_lease(seq)
         seq.state = "ended"
 
@@ -174,6 +176,7 @@ class Scheduler:
             seq.lease.release()
             seq.lease = None
             self._holding.pop(seq.seq_id, None)
+            self.parked.note_released(seq)
         seq.num_computed = 0
 
     # -- one step -----------------------------------------------------------------------------------------------------
@@ -375,8 +378,14 @@ class Scheduler:
         limit = min(seq.length - 1, seq.logits_from)
         if seq.lease is None:
             seq.lease = self.cache.acquire(
-                seq.tokens.ids, namespace=seq.namespace, limit=limit, program=seq.program, priority=seq.priority
+                seq.tokens.ids,
+                namespace=seq.namespace,
+                limit=limit,
+                program=seq.program,
+                priority=seq.priority,
+                is_again=seq.has_asked,
             )
+            seq.has_asked = True
             if self.cache.tiers is not None:
                 num_restored = self.cache.tiers.restore(seq.lease, seq.tokens.ids, limit=limit)
                 seq.num_restored += num_restored
@@ -430,15 +439,19 @@ class Scheduler:
     def _release_idle(self, need: int, seq: Sequence) -> bool:
         """Let go of what idle sequences but ``seq`` hold until ``need`` slots could be had.
 
-        The parked go first, the longest parked of them, then those that wait, the last come.
+        The parked go first, those whose slots bring least, then those that wait, the last come.
         """
         if self._room >= need:
             return False
         released = False
-        for other in (*self.parked.values(), *reversed(self._holding.values())):
+        now_s = self.clock()
+        while self._room < need and (parked := self.parked.first_to_go(now_s)) is not None:
+            self.drop_lease(parked)
+            released = True
+        for other in tuple(reversed(self._holding.values())):
             if self._room >= need:
                 break
-            if other.lease is not None and other is not seq:
+            if other is not seq:
                 self.drop_lease(other)
                 released = True
         return released

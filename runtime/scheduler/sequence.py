@@ -71,12 +71,12 @@ class TokenBuffer:
 class Sequence:
     """Owned by the engine; the scheduler alone changes ``lease``, ``row_id`` and ``num_computed``.
 
-    ``logits_from``: logits are wanted for every pending position at or after it. ``tag`` is the engine's own.
-    ``synced``: positions whose slots the executor's table already holds. Since the last submit ``num_cached`` tokens
-    were found in the cache (with those ``num_restored`` from host memory or disk, after preemptions too) and
-    ``num_run`` were computed, in ``num_forwards`` steps. ``max_new`` bounds the tokens
-    that will be made (-1: not known) and ``prompt_len`` is the length at submit. ``rank``, ``due`` and the orders are
-    the waiting queue's.
+    ``kind`` names what pauses alike: programs of one name. ``logits_from``: logits are wanted for every pending
+    position at or after it. ``tag`` is the engine's own. ``synced``: positions whose slots the executor's table already
+    holds. Since the last submit ``num_cached`` tokens were found in the cache (with those ``num_restored`` from host
+    memory or disk, after preemptions too) and ``num_run`` were computed, in ``num_forwards`` steps. ``max_new`` bounds
+    the tokens that will be made (-1: not known) and ``prompt_len`` is the length at submit. ``rank``, ``due`` and the
+    orders are the waiting queue's.
     """
 
     __slots__ = (
@@ -86,6 +86,8 @@ class Sequence:
         "coming",
         "deadline_s",
         "due",
+        "has_asked",
+        "kind",
         "lease",
         "logits_from",
         "matched",
@@ -98,6 +100,7 @@ class Sequence:
         "num_restored",
         "num_run",
         "order",
+        "parked_s",
         "priority",
         "program",
         "program_order",
@@ -118,6 +121,7 @@ class Sequence:
         tokens: TokenBuffer,
         *,
         program: str = "",
+        kind: str = "",
         namespace: str = "",
         priority: int = 0,
         tenant: str = "",
@@ -127,6 +131,7 @@ class Sequence:
         self.seq_id = seq_id
         self.tokens = tokens
         self.program = program
+        self.kind = kind
         self.namespace = namespace
         self.priority = priority
         self.tenant = tenant
@@ -146,6 +151,8 @@ class Sequence:
         self.max_new = -1
         self.prompt_len = 0
         self.arrival_s = 0.0
+        self.parked_s = 0.0
+        self.has_asked = False  # the cache for its tokens, since it was submitted
         self.admitted_s = 0.0
         self.synced = 0
         self.num_cached = 0

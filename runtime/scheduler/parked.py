@@ -1,0 +1,106 @@
+"""Sequences that have nothing to compute, and which of them gives up its slots first. Never frees a slot itself.
+
+Whose slots bring least is first: expected returns per second for which they would still be kept. How long sequences
+pause is learned by kind (a program's name) from those that came back or ended. Where pauses have an end, as those of
+tools do, who has paused longest comes back next, and the latest is to go; where some never end, it is the other way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from .sequence import Sequence
+
+BOUNDS_S = tuple(0.01 * 1.4**i for i in range(48))  # up to a day
+MIN_PAUSES = 20  # before which a kind is taken to be as all are
+MAX_PAUSES = 2000  # at which all count half, so that what has changed is learned again
+MAX_KINDS = 64
+
+
+class Pauses:
+    """Pauses by length: of those who came back, and of those who ended."""
+
+    __slots__ = ("_all", "_came_back", "num")
+
+    def __init__(self) -> None:
+        self._came_back = [0.0] * (len(BOUNDS_S) + 1)
+        self._all = [0.0] * (len(BOUNDS_S) + 1)
+        self.num = 0.0
+
+    def note(self, pause_s: float, *, came_back: bool) -> None:
+        if self.num >= MAX_PAUSES:
+            self._came_back = [n / 2 for n in self._came_back]
+            self._all = [n / 2 for n in self._all]
+            self.num /= 2
+        i = bisect_right(BOUNDS_S, pause_s)
+        self._all[i] += 1
+        self._came_back[i] += came_back
+        self.num += 1
+
+    def worth(self, elapsed_s: float) -> float:
+        """Returns per second of keeping a sequence that has paused ``elapsed_s`` until it comes back or ends."""
+        first = bisect_right(BOUNDS_S, elapsed_s)
+        returns = seconds = 0.0
+        for i in range(first, len(BOUNDS_S)):
+            low, high = BOUNDS_S[i - 1] if i else 0.0, BOUNDS_S[i]
+            share = 1.0
+            if i == first:
+                share, low = (high - elapsed_s) / (high - low), elapsed_s
+            returns += share * self._came_back[i]
+            seconds += share * self._all[i] * ((low + high) / 2 - elapsed_s)
+        return returns / seconds if seconds > 0 else 0.0
+
+
+class Parked:
+    """By kind in the order of parking, those with slots apart."""
+
+    __slots__ = ("_all_pauses", "_by_id", "_pauses", "_with_slots")
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Sequence] = {}
+        self._with_slots: dict[str, dict[int, Sequence]] = {}
+        self._pauses: dict[str, Pauses] = {}
+        self._all_pauses = Pauses()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, seq: Sequence, now_s: float) -> None:
+        seq.parked_s = now_s
+        self._by_id[seq.seq_id] = seq
+        if seq.lease is not None:
+            self._with_slots.setdefault(self._kind(seq), {})[seq.seq_id] = seq
+
+    def take(self, seq: Sequence, now_s: float, *, came_back: bool) -> None:
+        """``seq`` is parked no more: it has tokens to compute again, or has ended."""
+        if self._by_id.pop(seq.seq_id, None) is None:
+            return
+        self.note_released(seq)
+        for pauses in (self._all_pauses, self._pauses[self._kind(seq)]):
+            pauses.note(now_s - seq.parked_s, came_back=came_back)
+
+    def note_released(self, seq: Sequence) -> None:
+        """``seq`` has no slots any more."""
+        kind = self._kind(seq)
+        here = self._with_slots.get(kind)
+        if here is not None and here.pop(seq.seq_id, None) is not None and not here:
+            del self._with_slots[kind]
+
+    def first_to_go(self, now_s: float) -> Sequence | None:
+        """Of each kind the longest parked and the last are looked at; where nothing is known, the longest goes."""
+        best: tuple[float, float, int] | None = None
+        for kind, here in self._with_slots.items():
+            pauses = self._pauses[kind]
+            if pauses.num < MIN_PAUSES:
+                pauses = self._all_pauses
+            for seq in (next(iter(here.values())), next(reversed(here.values()))):
+                worth = pauses.worth(now_s - seq.parked_s) if pauses.num >= MIN_PAUSES else 0.0
+                place = (worth, seq.parked_s, seq.seq_id)
+                best = place if best is None or place < best else best
+        return None if best is None else self._by_id[best[2]]
+
+    def _kind(self, seq: Sequence) -> str:
+        """Its own while there are few; once a kind is known it stays."""
+        kind = seq.kind if seq.kind in self._pauses or len(self._pauses) < MAX_KINDS else ""
+        self._pauses.setdefault(kind, Pauses())
+        return kind

@@ -1,0 +1,150 @@
+"""How often prefixes were asked for: against counting in a dict, however the tree cuts the paths."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from phloem.radix_cache import POLICIES, RadixCache
+from phloem.radix_cache.history import BLOCK, MOST, History, _weights
+
+
+def text(first: int, n: int) -> np.ndarray:
+    return np.arange(first, first + n, dtype=np.int32)
+
+
+def serve(cache: RadixCache, tokens: np.ndarray, **options: object) -> int:
+    """A whole request; returns how much of it was found."""
+    lease = cache.acquire(tokens, limit=len(tokens) - 1, **options)
+    found = lease.num_cached
+    lease.extend(len(tokens) - found)
+    lease.commit(tokens)
+    lease.release()
+    return found
+
+
+def nodes_of(cache: RadixCache) -> dict[tuple[int, ...], object]:
+    """Every node by the tokens of its path."""
+    found = {}
+
+    def walk(node, before):
+        tokens = before + tuple(node.tokens.tolist())
+        found[tokens] = node
+        for child in node.children.values():
+            walk(child, tokens)
+
+    for root in cache._tree.roots.values():
+        for child in root.children.values():
+            walk(child, ())
+    return found
+
+
+def test_counts_are_those_of_a_dict_however_the_paths_are_cut():
+    rng = random.Random(3)
+    cache, asked = RadixCache(100_000), Counter()
+    stems = [[rng.randrange(50) for _ in range(rng.randrange(1, 200))] for _ in range(12)]
+    for _ in range(300):
+        # Distinct last blocks: nobody goes on where another ended.
+        tokens = [*rng.choice(stems), *(rng.randrange(50) for _ in range(40))]
+        if rng.random() < 0.5:
+            tokens = tokens[: rng.randrange(1, len(tokens))] + [rng.randrange(10**6) for _ in range(40)]
+        serve(cache, np.array(tokens, np.int32))
+        asked.update(tuple(tokens[:n]) for n in range(BLOCK, len(tokens) + 1, BLOCK))
+    history, nodes = cache._history, nodes_of(cache)
+    assert len(nodes) > 300
+    wrong = 0
+    for path, node in nodes.items():
+        times, cut_from = history.times(node)
+        whole = len(path) // BLOCK * BLOCK
+        true = asked[path[:whole]] if whole else 0
+        assert times >= true or times == 0 == whole, "never less than the truth"
+        wrong += times > true
+        assert node.start <= cut_from <= node.end
+        blocks = [n for n in range(BLOCK, len(path) + 1, BLOCK) if n > node.start]
+        if blocks and times == true:
+            above = [n for n in blocks if asked[path[:n]] > times]
+            assert cut_from >= max(above, default=node.start)
+    assert wrong < 0.02 * len(nodes)
+
+
+def test_what_was_evicted_is_known_when_it_comes_again():
+    """Two popular beginnings, each asked for now and then among what comes once: the pool holds a tenth of it all."""
+    found = {}
+    for policy in ("lru", "program_aware"):
+        rng = random.Random(1)
+        cache = RadixCache(1200, policy=POLICIES[policy])
+        found[policy] = 0
+        for i in range(400):
+            stem = text(1000 * rng.randrange(1, 3), 300) if rng.random() < 0.2 else text(10**6 + 1000 * i, 300)
+            found[policy] += serve(cache, np.concatenate((stem, text(10**7 + 1000 * i, 100))))
+        cache.check()
+    assert found["lru"] > 0 and found["program_aware"] > 1.3 * found["lru"]
+
+
+def test_a_chats_next_turn_makes_its_history_no_more_popular_but_others_do():
+    history, cache = History(10_000), RadixCache(10_000)
+    chat = text(0, 100)
+    for _ in range(5):
+        history.count("", chat)
+        chat = np.concatenate((chat, text(chat[-1] + 1, 90)))
+    serve(cache, chat)
+    (node,) = nodes_of(cache).values()
+    assert history.times(node)[0] == 0  # its last turn was not asked for
+    serve(cache, chat[:200])
+    node = next(node for path, node in nodes_of(cache).items() if len(path) in (199, 200))
+    assert history.times(node)[0] == 1
+    for n in range(3):
+        history.count("", np.concatenate((chat[:200], text(10**6 + 1000 * n, 50))))
+    assert history.times(node)[0] == 4
+
+
+def test_the_same_again_counts_again_but_not_a_second_try():
+    cache = RadixCache(1000)
+    tokens = text(0, 64)
+    for _ in range(3):
+        serve(cache, tokens)
+    serve(cache, tokens, is_again=True)
+    (node,) = (node for path, node in nodes_of(cache).items() if len(path) == 64)
+    assert cache._history.times(node)[0] == 3
+
+
+def test_namespaces_are_counted_apart():
+    cache = RadixCache(1000)
+    for namespace, times in (("a", 3), ("b", 1)):
+        for n in range(times):
+            serve(cache, np.concatenate((text(0, 64), text(1000 * (n + 1), 32))), namespace=namespace)
+    for root in cache._tree.roots.values():
+        (node,) = root.children.values()
+        assert cache._history.times(node)[0] == (3 if root.namespace == "a" else 1) or len(node.tokens) > 64
+
+
+def test_old_counts_fade_and_none_overflows():
+    history, cache = History(100), RadixCache(1000)
+    serve(cache, text(0, 32))
+    (node,) = nodes_of(cache).values()
+    for _ in range(3 * MOST):
+        history._num_counted = 0
+        history.count("", text(0, 32))
+    assert history.times(node)[0] == MOST
+    history._num_counted = history.num_until_halved
+    history.count("", text(5000, 32))
+    assert history.times(node)[0] == MOST // 2
+
+
+def test_positions_beyond_any_seen_before_change_nothing_that_was_counted():
+    history, cache = History(100_000), RadixCache(100_000)
+    history.count("", text(0, 32))
+    long = text(0, 20_000)
+    history.count("", long)
+    assert len(history._weights) >= 20_000 and (_weights(7) == history._weights[:7]).all()
+    serve(cache, long)
+    (node,) = nodes_of(cache).values()
+    assert history.times(node)[0] == 1
+    serve(cache, np.concatenate((text(0, 32), text(10**6, 32))))
+    assert history.times(nodes_of(cache)[tuple(range(32))])[0] == 1  # the long one went on from there
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "size_aware", "priority"])
+def test_policies_that_look_at_no_history_keep_none(policy):
+    assert RadixCache(100, policy=POLICIES[policy])._history is None
+    assert RadixCache(100, reuse=False)._history is None
