@@ -30,6 +30,7 @@ _OK, _FAILED, _INTERRUPTED = 0, 2, 130
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _ENGINE_HELP = {
+    "weights": "random ones need only the model's config and tokenizer, to measure its speed",
     "device": "where to run: cpu, cuda, cuda:1",
     "precision": "of the weights; auto keeps 4-bit weights 4-bit and takes the fastest form of the others",
     "kv_dtype": "of keys and values; auto follows the precision",

@@ -1,7 +1,7 @@
 """The ops of the decoder and of sampling for each device, and the reference of each. Never imports upwards."""
 
 from .batch import LogitEdits, SampleBatch, Sampled
-from .ops import paged_attention, rms_norm, rope_write_kv, silu_mul
+from .ops import mixture, paged_attention, rms_norm, rope_write_kv, route, silu_mul
 from .sampling import apply_bitmask, apply_edits, apply_penalties, gather_logprobs, sample, top_logprobs, uniform
 from .threads import set_kernel_threads, set_threads
 from .warm_up import warm_up
@@ -14,9 +14,11 @@ __all__ = [
     "apply_edits",
     "apply_penalties",
     "gather_logprobs",
+    "mixture",
     "paged_attention",
     "rms_norm",
     "rope_write_kv",
+    "route",
     "sample",
     "set_kernel_threads",
     "set_threads",

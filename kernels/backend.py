@@ -21,6 +21,8 @@ class Backend:
     rms_norm: Callable[..., tuple[Tensor, Tensor]]
     rope_write_kv: Callable[..., None]
     silu_mul: Callable[[Tensor], Tensor]
+    route: Callable[..., tuple[Tensor, Tensor]]
+    mixture: Callable[..., Tensor]
     paged_attention: Callable[..., Tensor]
     apply_bitmask: Callable[..., Tensor]
     apply_edits: Callable[[Tensor, LogitEdits], Tensor]
@@ -33,6 +35,8 @@ REFERENCE = Backend(
     rms_norm=reference.rms_norm,
     rope_write_kv=reference.rope_write_kv,
     silu_mul=reference.silu_mul,
+    route=reference.route,
+    mixture=reference.mixture,
     paged_attention=reference.paged_attention,
     apply_bitmask=reference.apply_bitmask,
     apply_edits=reference.apply_edits,

@@ -41,6 +41,27 @@ def silu_mul(x: Tensor) -> Tensor:
     return backend_of(x).silu_mul(x)
 
 
+def route(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tensor, Tensor]:
+    """``(weights float32 [T, top_k], experts int32 [T, top_k])``: the likeliest first, lower ids among equals.
+
+    weights = softmax(logits [T, E]) at the experts, divided by their sum if ``normalise``
+    """
+    if not 0 < top_k <= logits.shape[-1]:
+        raise ValueError(f"top {top_k} experts: must be between 1 and the layer's {logits.shape[-1]}")
+    return backend_of(logits).route(logits, top_k, normalise=normalise)
+
+
+def mixture(
+    x: Tensor,  # [T, C]
+    gate_up: Tensor,  # [E, 2I, C]
+    down: Tensor,  # [E, C, I]
+    weights: Tensor,  # float32 [T, top_k]
+    ids: Tensor,  # int32 [T, top_k]
+) -> Tensor:  # [T, C] in x's dtype
+    """A mixture of experts: ``sum over k of weights[t, k] * down[e] @ silu_mul(gate_up[e] @ x[t])``, e = ids[t, k]."""
+    return backend_of(x).mixture(x, gate_up, down, weights, ids)
+
+
 def paged_attention(
     q: Tensor,  # [T, Hq, D]
     k_cache: Tensor,  # [S, Hkv, D]

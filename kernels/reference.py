@@ -85,6 +85,24 @@ def paged_attention(
     return out
 
 
+def route(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tensor, Tensor]:
+    shares = logits.float().softmax(dim=-1)
+    found = torch.sort(shares, dim=-1, descending=True, stable=True)
+    weights, ids = found.values[:, :top_k], found.indices[:, :top_k]
+    if normalise:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights.contiguous(), ids.int()
+
+
+def mixture(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in ids.unique().tolist():
+        tokens, ranks = (ids == expert).nonzero(as_tuple=True)
+        each = silu_mul(x[tokens] @ gate_up[expert].T) @ down[expert].T
+        out.index_add_(0, tokens, each.float() * weights[tokens, ranks].unsqueeze(1))
+    return out.to(x.dtype)
+
+
 def apply_bitmask(logits: Tensor, mask: Tensor, *, rows: Tensor | None = None) -> Tensor:
     vocab_size = logits.shape[-1]
     shifts = torch.arange(32, dtype=torch.int32, device=mask.device)

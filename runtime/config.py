@@ -10,10 +10,11 @@ Precision = Literal["auto", "float32", "bfloat16", "int4"]
 class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One engine. Sizes count tokens unless their name says otherwise.
 
-    ``precision``: ``float32`` is the reference; ``auto`` takes the fastest that keeps the file's own weights (4-bit
-    tensors stay 4-bit). ``num_slots``: rows of the KV pool, 0: what fits. ``max_step_tokens`` is the token
-    budget of one step, ``prefill_chunk`` the most of it that one sequence's prompt may take. ``speculative``: tokens
-    are guessed ahead where that is expected to be faster, at most ``max_draft`` of a sequence in a step.
+    ``weights``: ``random`` ones of the model's shape need none of its files but config and tokenizer, and say noise, at
+    the model's speed. ``precision``: ``float32`` is the reference; ``auto`` takes the fastest that keeps the file's own
+    weights (4-bit tensors stay 4-bit). ``num_slots``: rows of the KV pool, 0: what fits. ``max_step_tokens`` is the
+    token budget of one step, ``prefill_chunk`` the most of it that one sequence's prompt may take. ``speculative``:
+    tokens are guessed ahead where that is expected to be faster, at most ``max_draft`` of a sequence in a step.
     ``draft_model``: a smaller model of the same vocabulary that guesses too; ``self:N`` is N of the model's own layers.
     ``host_cache_bytes``: memory for KV that the pool has no room for; ``disk_cache``: a folder for more of it, which a
     restart finds again, up to ``disk_cache_bytes``. ``cache_format`` is how both keep numbers: ``auto`` as the pool
@@ -26,6 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     """
 
     model: str
+    weights: Literal["file", "random"] = "file"
     device: str = "cpu"
     precision: Precision = "auto"
     kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -58,6 +58,7 @@ def test_serve_takes_every_setting_of_the_engine(model: str, served: Served) -> 
                 "speculative": "off",
                 "cuda_graphs": "off",
                 "overlap": "off",
+                "weights": "random",
                 "gpu_memory_fraction": 0.5,
                 "cache_format": "int8",
                 "eviction": "lru",

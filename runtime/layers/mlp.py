@@ -13,3 +13,7 @@ class MLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [T, C] -> [T, C]
         return self.down(silu_mul(self.gate_up(x)))
+
+    @property
+    def needs_torch_threads(self) -> bool:
+        return self.gate_up.needs_torch_threads or self.down.needs_torch_threads

@@ -9,6 +9,7 @@ from ..layers.batch import ForwardBatch
 from ..layers.embedding import Embedding
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
+from ..layers.moe import MoE
 from ..layers.norm import RMSNorm
 from ..memory import KVPool
 from ..weights.model_config import ModelConfig
@@ -19,7 +20,7 @@ class DecoderLayer:
     attention_norm: RMSNorm
     attention: Attention
     mlp_norm: RMSNorm
-    mlp: MLP
+    mlp: MLP | MoE
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class Model:
     @property
     def needs_torch_threads(self) -> bool:
         """Whether any product is torch's own, so that torch should have the machine's threads."""
-        layers = [(x.attention.qkv, x.attention.output, x.mlp.gate_up, x.mlp.down) for x in self.layers]
-        return any(linear.needs_torch_threads for layer in (*layers, (self.head,)) for linear in layer)
+        layers = [(x.attention.qkv, x.attention.output, x.mlp) for x in self.layers]
+        return any(part.needs_torch_threads for layer in (*layers, (self.head,)) for part in layer)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:

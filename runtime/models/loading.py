@@ -11,9 +11,11 @@ from ..layers.attention import Attention
 from ..layers.embedding import Embedding
 from ..layers.linear import Linear, LinearPrecision, Weight, as_float, stacked_linear
 from ..layers.mlp import MLP
+from ..layers.moe import MoE
 from ..layers.norm import RMSNorm
 from ..layers.rotary import cos_sin_table
 from ..protocol.errors import InvalidParams, UnknownModel, Unsupported
+from ..weights.random_folder import RandomFolder
 from ..weights.weight_file import WeightFile, open_weights
 from .decoder import DecoderLayer, Model
 from .names import TensorNames
@@ -21,14 +23,14 @@ from .names import TensorNames
 
 def load_model(path: Path | str, config: EngineConfig) -> Model:
     """``path`` as ``open_weights`` takes it. Positions go up to ``max_seq_len``, or as far as the model was trained."""
-    file = open_weights(path)
+    device = _device(config.device)
+    file = RandomFolder(Path(path), device=device) if config.weights == "random" else open_weights(path)
     trained = file.config.max_positions
     if config.max_seq_len > trained:
         raise InvalidParams(
             f"max_seq_len {config.max_seq_len:,} is beyond the {trained:,} positions of {file.path}; lower it",
             where="max_seq_len",
         )
-    device = _device(config.device)
     model = _Loader(file, precision_of(config, device), device).model(config.max_seq_len or trained)
     if config.kv_dtype != "auto":
         model = replace(model, kv_dtype=getattr(torch, config.kv_dtype))
@@ -76,7 +78,7 @@ class _Loader:
 
     def layer(self, i: int) -> DecoderLayer:
         config = self.config
-        hidden, inner = config.hidden_size, config.intermediate_size
+        hidden = config.hidden_size
         q_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         q_norm = k_norm = None
         if config.qk_norm:
@@ -96,10 +98,37 @@ class _Loader:
                 k_norm=k_norm,
             ),
             mlp_norm=self.norm(self.names.of_layer(i, "mlp_norm"), hidden),
-            mlp=MLP(
-                self.linear(i, {"gate": inner, "up": inner}, hidden, has_bias=config.mlp_bias),
-                self.linear(i, {"down": hidden}, inner, has_bias=config.mlp_bias),
-            ),
+            mlp=self.mixture(i) if config.num_experts else self.mlp(i),
+        )
+
+    def mlp(self, i: int) -> MLP:
+        hidden, inner, has_bias = self.config.hidden_size, self.config.intermediate_size, self.config.mlp_bias
+        return MLP(
+            self.linear(i, {"gate": inner, "up": inner}, hidden, has_bias=has_bias),
+            self.linear(i, {"down": hidden}, inner, has_bias=has_bias),
+        )
+
+    def mixture(self, i: int) -> MoE:
+        config = self.config
+        hidden, inner, count = config.hidden_size, config.expert_size, config.num_experts
+        gate_up = torch.empty((count, 2 * inner, hidden), dtype=self.dtype, device=self.device)
+        down = torch.empty((count, hidden, inner), dtype=self.dtype, device=self.device)
+        for expert in range(count):
+            for into, key, shape in (
+                (gate_up[expert, :inner], "expert_gate", (inner, hidden)),
+                (gate_up[expert, inner:], "expert_up", (inner, hidden)),
+                (down[expert], "expert_down", (hidden, inner)),
+            ):
+                into.copy_(as_float(self.read(self.names.of_expert(i, expert, key), shape), self.dtype))
+        router = self.read(self.names.of_layer(i, "router"), (count, hidden))
+        precision: LinearPrecision = "float32" if self.dtype == torch.float32 else "bfloat16"
+        return MoE(
+            # Which experts are taken is decided in float32: bfloat16 has ties.
+            stacked_linear([router], precision=precision, device=self.device, out_dtype=torch.float32),
+            gate_up,
+            down,
+            top_k=config.experts_per_token,
+            normalise=config.normalised_experts,
         )
 
     def linear(self, layer: int, rows: dict[str, int], row_len: int, *, has_bias: bool) -> Linear:

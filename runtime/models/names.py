@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..protocol.errors import Unsupported
 from ..weights.model_config import ModelConfig
 
-# Ours -> (Hugging Face's, llama.cpp's); {} is the layer.
+# Ours -> (Hugging Face's, llama.cpp's); {} is the layer, a second one the expert.
 _MODEL = {
     "embedding": ("model.embed_tokens.weight", "token_embd.weight"),
     "norm": ("model.norm.weight", "output_norm.weight"),
@@ -37,6 +37,12 @@ _QK_NORM = {
     "q_norm": ("model.layers.{}.self_attn.q_norm.weight", "blk.{}.attn_q_norm.weight"),
     "k_norm": ("model.layers.{}.self_attn.k_norm.weight", "blk.{}.attn_k_norm.weight"),
 }
+_EXPERTS = {
+    "router": ("model.layers.{}.mlp.gate.weight", ""),
+    "expert_gate": ("model.layers.{}.mlp.experts.{}.gate_proj.weight", ""),
+    "expert_up": ("model.layers.{}.mlp.experts.{}.up_proj.weight", ""),
+    "expert_down": ("model.layers.{}.mlp.experts.{}.down_proj.weight", ""),
+}
 _FORMATS = ("safetensors", "gguf")
 # Tables that are computed here, or read with the config.
 _DERIVED = ("rotary_emb.inv_freq", "rope_freqs.weight")
@@ -56,10 +62,12 @@ class TensorNames:
         ):
             if wanted:
                 layer |= names
+        if config.num_experts:
+            layer = {key: names for key, names in layer.items() if key not in ("gate", "up", "down")} | _EXPERTS
         model = {key: names for key, names in _MODEL.items() if key != "head" or not config.tied_embeddings}
         self._model = {key: names[column] for key, names in model.items()}
         self._layer = {key: names[column] for key, names in layer.items()}
-        self._num_layers = config.num_layers
+        self._num_layers, self._num_experts = config.num_layers, config.num_experts
 
     def of_model(self, key: str) -> str:
         return self._model[key]
@@ -67,10 +75,15 @@ class TensorNames:
     def of_layer(self, layer: int, key: str) -> str:
         return self._layer[key].format(layer)
 
+    def of_expert(self, layer: int, expert: int, key: str) -> str:
+        return self._layer[key].format(layer, expert)
+
     def refuse_strangers(self, present: Sequence[str], *, source: str) -> None:
         """Raises Unsupported when a file holds tensors that this model would leave unused: it is another model."""
         known = set(self._model.values())
-        known |= {name.format(i) for name in self._layer.values() for i in range(self._num_layers)}
+        for name in self._layer.values():
+            experts = range(self._num_experts) if name.count("{}") > 1 else range(1)
+            known |= {name.format(i, expert) for i in range(self._num_layers) for expert in experts}
         strangers = [name for name in present if name not in known and not name.endswith(_DERIVED)]
         if strangers:
             shown = ", ".join(strangers[:4]) + (", ..." if len(strangers) > 4 else "")

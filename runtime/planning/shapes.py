@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..protocol.errors import InvalidParams
+from ..protocol.errors import InvalidParams, Unsupported
 from ..weights.model_config import ModelConfig
 
 WEIGHT_BYTES = {4: 0.625, 8: 1.0625, 16: 2.0, 32: 4.0}  # with scales and zeros of groups of 32
@@ -33,6 +33,8 @@ class Shape:
 
     @classmethod
     def of_config(cls, name: str, config: ModelConfig) -> Shape:
+        if config.num_experts:
+            raise Unsupported(f"{name}: {config.num_experts} experts; plans are made for models without")
         return cls(
             name,
             config.num_layers,

@@ -43,7 +43,11 @@ RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorsRope
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """One decoder-only transformer. ``layer_windows``: each layer's sliding window in tokens, 0 for none."""
+    """One decoder-only transformer. ``layer_windows``: each layer's sliding window in tokens, 0 for none.
+
+    With ``num_experts`` the feed-forward blocks are mixtures: each token takes the ``experts_per_token`` likeliest, of
+    ``expert_size`` inner dimensions each, weighted by their shares, which add up to one if ``normalised_experts``.
+    """
 
     family: str
     num_layers: int
@@ -63,6 +67,10 @@ class ModelConfig(msgspec.Struct, frozen=True):
     mlp_bias: bool = False
     qk_norm: bool = False
     layer_windows: tuple[int, ...] = ()
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    normalised_experts: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
@@ -76,6 +84,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
             )
         if self.head_dim < 2 or self.head_dim % 2:
             raise Unsupported(f"model config: head_dim is {self.head_dim}; rope needs an even number")
+        if self.num_experts and not 0 < self.experts_per_token <= self.num_experts:
+            raise Unsupported(
+                f"model config: {self.experts_per_token} experts a token; it must be between 1 and {self.num_experts}"
+            )
+        if self.num_experts and self.expert_size < 1:
+            raise Unsupported(f"model config: expert_size is {self.expert_size}; it must be at least 1")
         if self.layer_windows and len(self.layer_windows) != self.num_layers:
             raise Unsupported(f"model config: {len(self.layer_windows)} layer windows for {self.num_layers} layers")
 
@@ -83,7 +97,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return self.layer_windows[layer] if self.layer_windows else 0
 
 
-HF_FAMILIES = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"}
+HF_FAMILIES = {name: name for name in ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")}
+_QK_NORMED = ("qwen3", "qwen3_moe")
 GGUF_FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
@@ -119,7 +134,7 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
         intermediate_size=read.integer("intermediate_size"),
         num_heads=heads,
         num_kv_heads=read.integer("num_key_value_heads", heads),
-        head_dim=read.integer("head_dim", 128 if family == "qwen3" else hidden // heads),
+        head_dim=read.integer("head_dim", 128 if family in _QK_NORMED else hidden // heads),
         vocab_size=read.integer("vocab_size"),
         max_positions=max_positions,
         rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
@@ -129,8 +144,9 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
         qkv_bias=attention_bias or family == "qwen2",
         output_bias=attention_bias,
         mlp_bias=bool(data.get("mlp_bias", False)),
-        qk_norm=family == "qwen3",
+        qk_norm=family in _QK_NORMED,
         layer_windows=_hf_windows(data, family, num_layers, source),
+        **(_hf_experts(read) if family == "qwen3_moe" else {}),
         bos_id=data.get("bos_token_id"),
         eos_ids=ids_of(data.get("eos_token_id")),
     )
@@ -209,6 +225,19 @@ class _Reader:
     def refuse(self, key: str, why: str) -> None:
         if self.data.get(key):
             raise Unsupported(f"{self.source}: {key} is set: {why}")
+
+
+def _hf_experts(read: _Reader) -> dict[str, Any]:
+    """The fields of a mixture of experts."""
+    read.refuse("mlp_only_layers", "some layers without experts are not served; all layers must have them")
+    if (step := read.integer("decoder_sparse_step", 1)) != 1:
+        raise Unsupported(f"{read.source}: decoder_sparse_step {step} is not served; only 1 is, experts in all layers")
+    return {
+        "num_experts": read.integer("num_experts"),
+        "experts_per_token": read.integer("num_experts_per_tok"),
+        "expert_size": read.integer("moe_intermediate_size"),
+        "normalised_experts": bool(read.data.get("norm_topk_prob", False)),
+    }
 
 
 def _hf_rope(rope: dict[str, Any], max_positions: int, source: str) -> RopeScaling | None:

@@ -21,11 +21,7 @@ class SafetensorsFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        data = _read_json(path / "config.json")
-        config = config_from_hf(data, source=str(path / "config.json"))
-        if (path / "generation_config.json").is_file():
-            more = ids_of(_read_json(path / "generation_config.json").get("eos_token_id"))
-            config = msgspec.structs.replace(config, eos_ids=tuple(dict.fromkeys((*config.eos_ids, *more))))
+        config = read_folder_config(path)
         self._files = {shard: _open(path / shard) for shard in _shards(path)}
         self._homes = {name: shard for shard, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         if config.tied_embeddings and "lm_head.weight" in self._homes and "model.embed_tokens.weight" in self._homes:
@@ -43,6 +39,15 @@ class SafetensorsFolder:
         if found.dtype not in _FLOATS:
             raise Unsupported(f"{self.path}: tensor {name} is of {found.dtype}; read are float32, float16 and bfloat16")
         return found
+
+
+def read_folder_config(path: Path) -> ModelConfig:
+    """From config.json, and generation_config.json where there is one."""
+    config = config_from_hf(_read_json(path / "config.json"), source=str(path / "config.json"))
+    if (path / "generation_config.json").is_file():
+        more = ids_of(_read_json(path / "generation_config.json").get("eos_token_id"))
+        config = msgspec.structs.replace(config, eos_ids=tuple(dict.fromkeys((*config.eos_ids, *more))))
+    return config
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -14,6 +14,15 @@ from phloem.tests.runtime.models.tiny import make_tiny_gguf, make_tiny_model
 
 FLOAT32 = EngineConfig(model="tiny", precision="float32")
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+EXPERTS: dict[str, Any] = {
+    "family": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": False,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama_tied": {"tied": True},
@@ -33,6 +42,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"family": "qwen3"},
     "qwen3_wide_heads": {"family": "qwen3", "head_dim": 32, "tied": True},
+    "qwen3_moe": EXPERTS,
+    "qwen3_moe_normalised": EXPERTS | {"norm_topk_prob": True},
+    "qwen3_moe_one_expert": EXPERTS | {"num_experts": 3, "num_experts_per_tok": 1, "tied": True},
 }
 
 

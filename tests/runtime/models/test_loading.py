@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.models import load_model
 from phloem.runtime.protocol.errors import InvalidParams, UnknownModel, Unsupported
+from phloem.tests.runtime.models.stepping import Stepper
 from phloem.tests.runtime.models.tiny import make_tiny_gguf, make_tiny_model
 from safetensors.torch import load_file, save_file
 
@@ -93,3 +95,25 @@ def test_a_gguf_file_loads_at_every_precision(tmp_path: Path) -> None:
     path = make_tiny_gguf(tmp_path / "tiny.gguf", seed=1, kinds={"": "Q4_1", "v_proj": "Q8_0"})
     for precision in ("float32", "bfloat16", "int4", "auto"):
         assert load_model(path, config(precision=precision)).config.num_layers == 2
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_moe"])
+def test_random_weights_need_a_config_alone_and_keep_activations_of_order_one(family: str, tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    path = make_tiny_model(tmp_path, seed=0, family=family, hidden_size=256, **(experts if "moe" in family else {}))
+    for file in path.glob("*.safetensors"):
+        file.unlink()
+    model = load_model(path, EngineConfig(model="tiny", precision="float32", weights="random"))
+    logits = Stepper(model).prefill(0, np.arange(40, dtype=np.int32))
+    assert logits.isfinite().all() and 0.3 < float(logits.std()) < 3.0
+    assert bool((model.embedding.weight != 0).all(dim=1).any())
+
+
+def test_a_mixture_with_layers_without_experts_is_refused(tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    path = make_tiny_model(tmp_path / "a", seed=0, family="qwen3_moe", **experts, mlp_only_layers=[1])
+    with pytest.raises(Unsupported, match="mlp_only_layers is set: some layers without experts are not served"):
+        load_model(path, EngineConfig(model="tiny"))
+    path = make_tiny_model(tmp_path / "b", seed=0, family="qwen3_moe", **(experts | {"num_experts_per_tok": 5}))
+    with pytest.raises(Unsupported, match="5 experts a token; it must be between 1 and 4"):
+        load_model(path, EngineConfig(model="tiny"))

@@ -43,7 +43,11 @@ def make_tiny_model(
     """Write config.json, safetensors and tokenizer files into ``folder``; ``extra`` goes into config.json as it is."""
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
-        "architectures": [{"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]],
+        "architectures": [
+            {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}[
+                family
+            ]
+        ],
         "model_type": family,
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
@@ -91,20 +95,25 @@ def tiny_tensors(config: dict[str, Any], *, seed: int) -> dict[str, torch.Tensor
         at = f"model.layers.{i}."
         vector(at + "input_layernorm.weight", hidden, 1.0)
         vector(at + "post_attention_layernorm.weight", hidden, 1.0)
+        blocks = ["mlp"]
+        if family == "qwen3_moe":
+            blocks = [f"mlp.experts.{expert}" for expert in range(config["num_experts"])]
+            inner = config["moe_intermediate_size"]
+            matrix(f"{at}mlp.gate.weight", config["num_experts"], hidden, gain=2.0)
         for part, rows, columns in (
             ("self_attn.q_proj", q_len, hidden),
             ("self_attn.k_proj", kv_len, hidden),
             ("self_attn.v_proj", kv_len, hidden),
             ("self_attn.o_proj", hidden, q_len),
-            ("mlp.gate_proj", inner, hidden),
-            ("mlp.up_proj", inner, hidden),
-            ("mlp.down_proj", hidden, inner),
+            *((f"{block}.gate_proj", inner, hidden) for block in blocks),
+            *((f"{block}.up_proj", inner, hidden) for block in blocks),
+            *((f"{block}.down_proj", hidden, inner) for block in blocks),
         ):
             matrix(f"{at}{part}.weight", rows, columns, gain=2.0)
             attention = config.get("attention_bias", False) or (family == "qwen2" and "o_proj" not in part)
             if attention if "self_attn" in part else config.get("mlp_bias", False):
                 vector(f"{at}{part}.bias", rows, 0.0)
-        if family == "qwen3":
+        if family in ("qwen3", "qwen3_moe"):
             vector(at + "self_attn.q_norm.weight", head_dim, 1.0)
             vector(at + "self_attn.k_norm.weight", head_dim, 1.0)
     return found

@@ -1,0 +1,25 @@
+"""The feed-forward block of a mixture of experts: each token goes through a few of many. Never sees positions."""
+
+import torch
+
+from ...kernels import mixture, route
+from .linear import Linear
+
+
+class MoE:
+    """``gate_up`` [E, 2I, C], gates first, and ``down`` [E, C, I] hold the experts; ``router`` gives float32 [T, E]."""
+
+    def __init__(
+        self, router: Linear, gate_up: torch.Tensor, down: torch.Tensor, *, top_k: int, normalise: bool
+    ) -> None:
+        self.router = router
+        self.gate_up, self.down = gate_up, down
+        self.top_k, self.normalise = top_k, normalise
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [T, C] -> [T, C]
+        weights, ids = route(self.router(x), self.top_k, normalise=self.normalise)
+        return mixture(x, self.gate_up, self.down, weights, ids)
+
+    @property
+    def needs_torch_threads(self) -> bool:
+        return True  # the experts' products are torch's on a CPU

@@ -1,0 +1,56 @@
+"""Random weights of the shapes that a config.json asks for: to measure speed, which does not depend on their values.
+
+They are made on the device when they are read, and are of the sizes that keep activations near one. Never read a file
+of weights, and never zeros, which some devices compute faster.
+"""
+
+from pathlib import Path
+
+import torch
+
+from .model_config import ModelConfig
+from .safetensors_file import read_folder_config
+
+
+class RandomFolder:
+    """A folder's config, and tensors under Hugging Face names. Two reads of one name give different tensors."""
+
+    format = "safetensors"
+
+    def __init__(self, path: Path, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+        self.path = path
+        self.config: ModelConfig = read_folder_config(path)
+        self._device = torch.device(device)
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+
+    def names(self) -> list[str]:
+        return []  # as many as are asked for
+
+    def tensor(self, name: str) -> torch.Tensor:
+        shape = _shape_of(name, self.config)
+        made = torch.randn(shape, generator=self._generator, device=self._device, dtype=torch.bfloat16)
+        if len(shape) == 1:
+            return made.mul_(0.1).add_(0.0 if name.endswith("bias") else 1.0)
+        return made.mul_(1.0 if "embed_tokens" in name else shape[1] ** -0.5)
+
+
+def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:
+    hidden, dim = config.hidden_size, config.head_dim
+    q_len, kv_len = config.num_heads * dim, config.num_kv_heads * dim
+    inner = config.expert_size if ".experts." in name else config.intermediate_size
+    part, kind = name.split(".")[-2:]
+    rows, columns = {
+        "embed_tokens": (config.vocab_size, hidden),
+        "lm_head": (config.vocab_size, hidden),
+        "q_proj": (q_len, hidden),
+        "k_proj": (kv_len, hidden),
+        "v_proj": (kv_len, hidden),
+        "o_proj": (hidden, q_len),
+        "q_norm": (dim, 0),
+        "k_norm": (dim, 0),
+        "gate": (config.num_experts, hidden),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }.get(part, (hidden, 0))  # the others are norms
+    return (rows, columns) if columns and kind == "weight" else (rows,)
