@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.protocol.errors import InvalidRequest
@@ -41,6 +42,7 @@ class BodyCrew:
         self._left = deque(enumerate(items))
         self._lock = threading.Lock()
         self._num_threads = 0
+        self._programs: list[Program] = []
         self._wanted = -1  # the item that is waited for
 
     def lend(self) -> None:
@@ -79,6 +81,13 @@ class BodyCrew:
             self.changed.notify()
         return True
 
+    def stop(self) -> None:
+        """Begin no more, and cancel what runs."""
+        self._left.clear()
+        for program in self._programs:
+            if not program.session.closed.is_done:
+                program.session.cancel()
+
     def wait(self, index: int) -> ProgramState:
         """The state of one item, once its body has ended. Called by one thread only."""
         self._wanted = index
@@ -98,6 +107,7 @@ class BodyCrew:
             is_awaited=is_awaited,
             num_api_spec_tokens=function.num_api_spec_tokens,
         )
+        self._programs.append(program)
         state = ProgramState(program.root)
         function._run_body(state, (), arguments)
         return state
@@ -110,18 +120,23 @@ def run_batch(
     if not order.items:
         return []
     if function.is_async:
+        name = function.__name__
+        if options.options.get("generator_style"):
+            raise InvalidRequest(
+                f"generator_style: the states of an async program come in an event loop; "
+                f"write async for state in {name}.iter_batch_async(...)"
+            )
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(_run_all(order))
-        name = function.__name__
         raise InvalidRequest(
             f"run_batch() of the async program {name}() cannot start a second event loop inside the running one; "
             f"write await {name}.run_batch_async(...)"
         )
     states = _unbounded(order) if order.limit is None else _bounded(order, order.limit)
     if options.options.get("progress_bar"):
-        states = _with_progress(states, len(order.items), function.__name__)
+        states = _with_progress(states, order)
     if options.options.get("generator_style"):
         return states
     if order.limit is None and not options.options.get("progress_bar"):
@@ -131,7 +146,28 @@ def run_batch(
 
 async def run_batch_in_loop(function: SglFunction, batch: Sequence[Any], options: RunOptions) -> list[ProgramState]:
     order = _Order(function, batch, options)
+    if options.options.get("generator_style"):
+        raise InvalidRequest(
+            f"generator_style: write async for state in {function.__name__}.iter_batch_async(...), which yields each "
+            "state as it ends"
+        )
     return await _run_all(order) if order.items else []
+
+
+async def iter_batch_in_loop(
+    function: SglFunction, batch: Sequence[Any], options: RunOptions
+) -> AsyncIterator[ProgramState]:
+    order = _Order(function, batch, options)
+    tasks = _tasks_of(order) if order.items else []
+    try:
+        with _progress(order) as advance:
+            for task in tasks:
+                state = await task
+                advance()
+                yield state
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 class _Order:
@@ -165,6 +201,19 @@ class _Order:
 
 async def _run_all(order: _Order) -> list[ProgramState]:
     """Every item on the running loop, in order; an item that fails keeps its error."""
+    tasks = _tasks_of(order)
+    with _progress(order) as advance:
+        for task in tasks:
+            task.add_done_callback(lambda _: advance())
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _tasks_of(order: _Order) -> list[asyncio.Task[ProgramState]]:
+    """One per item, started in order."""
     function, options, backend = order.function, order.options, order.backend
     loop = asyncio.get_running_loop()
 
@@ -181,18 +230,22 @@ async def _run_all(order: _Order) -> list[ProgramState]:
         state = ProgramState(program.root)
         await function._run_body_async(state, (), arguments)
         closed = program.session.closed
-        await closed.wait_for_async(closed.done)
+        try:
+            await closed.wait_for_async(closed.done)
+        except asyncio.CancelledError:
+            program.session.cancel()
+            raise
         return state
 
     if order.limit is None:
-        return list(await asyncio.gather(*[run_one(item) for item in order.items]))
+        return [loop.create_task(run_one(item)) for item in order.items]
     gate = asyncio.Semaphore(order.limit)
 
     async def run_gated(arguments: dict[str, Any]) -> ProgramState:
         async with gate:
             return await run_one(arguments)
 
-    return list(await asyncio.gather(*[run_gated(item) for item in order.items]))
+    return [loop.create_task(run_gated(item)) for item in order.items]
 
 
 def _precache(function: SglFunction, backend: BaseBackend) -> None:
@@ -211,17 +264,23 @@ def _finish(state: ProgramState) -> ProgramState:
 def _unbounded(order: _Order) -> Iterator[ProgramState]:
     """Every item in flight at once; in order."""
     crew = BodyCrew(order.function, order.backend, order.items, order.options, MAX_WAITING_BODIES)
-    crew.start()
-    for index in range(len(order.items)):
-        yield _finish(crew.wait(index))
+    try:
+        crew.start()
+        for index in range(len(order.items)):
+            yield _finish(crew.wait(index))
+    finally:
+        crew.stop()
 
 
 def _all_at_once(order: _Order) -> list[ProgramState]:
     """The same, all of them: waits for the last first, for when it has ended most others have too."""
     crew = BodyCrew(order.function, order.backend, order.items, order.options, MAX_WAITING_BODIES)
-    crew.start()
-    for index in range(len(order.items) - 1, -1, -1):
-        _finish(crew.wait(index))
+    try:
+        crew.start()
+        for index in range(len(order.items) - 1, -1, -1):
+            _finish(crew.wait(index))
+    finally:
+        crew.stop()
     return [crew.wait(index) for index in range(len(order.items))]
 
 
@@ -233,17 +292,30 @@ def _bounded(order: _Order, limit: int) -> Iterator[ProgramState]:
         while crew.work_one(wait=True):
             pass
 
-    for _ in range(min(limit, len(order.items))):
-        threading.Thread(target=work, name=f"{order.function.__name__}-batch", daemon=True).start()
-    for index in range(len(order.items)):
-        yield crew.wait(index)
+    try:
+        for _ in range(min(limit, len(order.items))):
+            threading.Thread(target=work, name=f"{order.function.__name__}-batch", daemon=True).start()
+        for index in range(len(order.items)):
+            yield crew.wait(index)
+    finally:
+        crew.stop()
 
 
-def _with_progress(states: Iterator[ProgramState], total: int, name: str) -> Iterator[ProgramState]:
+def _with_progress(states: Iterator[ProgramState], order: _Order) -> Iterator[ProgramState]:
+    with _progress(order) as advance:
+        for state in states:
+            advance()
+            yield state
+
+
+@contextmanager
+def _progress(order: _Order) -> Iterator[Callable[[], None]]:
+    """A bar where the batch asks for one; what is given is called once per finished item."""
+    if not order.options.options.get("progress_bar"):
+        yield lambda: None
+        return
     from rich.progress import Progress
 
     with Progress(transient=False) as bar:
-        task = bar.add_task(name, total=total)
-        for state in states:
-            bar.advance(task)
-            yield state
+        task = bar.add_task(order.function.__name__, total=len(order.items))
+        yield lambda: bar.advance(task)

@@ -171,8 +171,7 @@ class _Replay:
             case SettleNode():
                 source = node.leaf
                 if isinstance(source, DecodedLeaf):
-                    decided = source.again(self._program.lock, self._branch)
-                    self._leaves[id(source)] = decided
+                    self._leaves[id(source)] = source.again(self._program.lock, self._branch)
                 return SettleNode(node.seq, self._leaves[id(source)], node.children)
             case PasteNode():
                 return PasteNode(node.seq, self._leaves[id(node.source)], node.index)

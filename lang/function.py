@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.protocol.errors import InvalidRequest
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = frozenset(ProgramSettings.__struct_fields__) - {"name"}  # a program is called as its function is
 _RUN_OPTIONS = frozenset(("backend", "stream", "use_thread"))
-_BATCH_OPTIONS = frozenset(("backend", "num_threads", "progress_bar", "generator_style", "stream"))
+_BATCH_OPTIONS = frozenset(("backend", "num_threads", "progress_bar", "generator_style"))
 
 
 class RunOptions:
@@ -219,12 +219,22 @@ class SglFunction:
 
         return await run_batch_in_loop(self, batch_kwargs, self._batch_options(kwargs))
 
+    def iter_batch_async(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> AsyncIterator[ProgramState]:
+        """``async for state in program.iter_batch_async(items)``: each state as soon as it and those before it ended.
+
+        Leaving the loop early cancels what still runs.
+        """
+        from .batch import iter_batch_in_loop
+
+        return iter_batch_in_loop(self, batch_kwargs, self._batch_options(kwargs))
+
     def run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> list[ProgramState] | Iterator[ProgramState]:
         """Run once per item (a dict of arguments, or a tuple in their order); the states in that order.
 
         All items are in flight at once; ``num_threads=k`` holds it to k at a time. An item whose body raises gives a
         state whose ``error()`` is that exception and whose values raise it. ``progress_bar=True`` shows one;
-        ``generator_style=True`` yields each state as soon as it and those before it have finished.
+        ``generator_style=True`` yields each state as soon as it and those before it have finished (of an async program:
+        ``iter_batch_async``). Leaving it early, or Ctrl-C, cancels what still runs.
         """
         from .batch import run_batch
 
@@ -232,6 +242,11 @@ class SglFunction:
 
     def _batch_options(self, given: dict[str, Any]) -> RunOptions:
         options = RunOptions(self, given, _BATCH_OPTIONS)
+        if "stream" in options.arguments:
+            raise InvalidRequest(
+                "run_batch(stream=...): a batch gives whole states; generator_style=True yields each as it ends, and "
+                "run(..., stream=True) of one program yields its text as it comes"
+            )
         if options.arguments:
             raise InvalidRequest(
                 f"run_batch() does not know {', '.join(map(repr, options.arguments))}; arguments of the program stand "

@@ -3,7 +3,6 @@
 Never runs anything: an expression says what to append, ``program.Program`` appends it.
 """
 
-import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..runtime.protocol.errors import InvalidRequest
 from ..runtime.protocol.sampling import SamplingParams
 from .choices import ChoicesSamplingMethod, token_length_normalized
 from .grammar import Grammar
+from .sampling_params import SglSamplingParams
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
 REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
@@ -30,125 +30,6 @@ REGEX_OF_DTYPE: dict[Any, str] = {
     "str": REGEX_STR,
 }
 NUMBER_STOPS = (" ", "\n")  # a number of a ``dtype`` ends at a blank, which is not part of it
-
-
-@dataclasses.dataclass(slots=True)
-class SglSamplingParams:
-    """The sampling of one generation as a ``BaseBackend`` receives it, under SGLang's names.
-
-    ``stop`` and the lists are tuples; ``None`` means that the backend's own default holds.
-    """
-
-    max_new_tokens: int = 128
-    min_new_tokens: int = 0
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    stop_regex: tuple[str, ...] = ()
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    ignore_eos: bool = False
-    seed: int | None = None
-    logit_bias: dict[int, float] | None = None
-    return_logprob: bool | None = None
-    logprob_start_len: int | None = None
-    top_logprobs_num: int | None = None
-    return_text_in_logprobs: bool | None = None
-    json_schema: str | None = None
-    dtype: Any = None
-    regex: str | None = None
-    ebnf: str | None = None
-
-    def clone(self) -> "SglSamplingParams":
-        return dataclasses.replace(self)
-
-    def to_openai_kwargs(self) -> dict[str, Any]:
-        """Of a completions or chat call; what that API does not know is refused by name."""
-        self._refuse("OpenAI", "top_k", "min_p", "regex", "ebnf", "stop_token_ids", "stop_regex", "ignore_eos")
-        kwargs: dict[str, Any] = {
-            "max_tokens": self.max_new_tokens,
-            "stop": list(self.stop) or None,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-        }
-        if self.n > 1:
-            kwargs["n"] = self.n
-        if self.seed is not None:
-            kwargs["seed"] = self.seed
-        if self.logit_bias:
-            kwargs["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
-        return kwargs
-
-    def to_anthropic_kwargs(self) -> dict[str, Any]:
-        self._refuse("Anthropic", "n", "min_p", "regex", "ebnf", "json_schema", "frequency_penalty", "presence_penalty")
-        kwargs: dict[str, Any] = {
-            "max_tokens": self.max_new_tokens,
-            "stop_sequences": list(self.stop),
-            "temperature": min(self.temperature, 1.0),
-        }
-        if self.top_p != 1.0:
-            kwargs["top_p"] = self.top_p
-        if self.top_k != -1:
-            kwargs["top_k"] = self.top_k
-        return kwargs
-
-    def to_litellm_kwargs(self) -> dict[str, Any]:
-        return self.to_openai_kwargs()
-
-    def to_vertexai_kwargs(self) -> dict[str, Any]:
-        """Of a ``generate_content`` call: its ``config``."""
-        self._refuse("Vertex AI", "min_p", "regex", "ebnf", "stop_token_ids", "stop_regex", "ignore_eos", "logit_bias")
-        kwargs: dict[str, Any] = {
-            "max_output_tokens": self.max_new_tokens,
-            "stop_sequences": list(self.stop),
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-        }
-        if self.top_k != -1:
-            kwargs["top_k"] = self.top_k
-        if self.n > 1:
-            kwargs["candidate_count"] = self.n
-        for name in ("frequency_penalty", "presence_penalty"):
-            if value := getattr(self, name):
-                kwargs[name] = value
-        if self.seed is not None:
-            kwargs["seed"] = self.seed
-        return kwargs
-
-    def to_srt_kwargs(self) -> dict[str, Any]:
-        """Of ``POST /generate``: field ``sampling_params``."""
-        kwargs: dict[str, Any] = {
-            "max_new_tokens": self.max_new_tokens,
-            "min_new_tokens": self.min_new_tokens,
-            "n": self.n,
-            "stop": list(self.stop),
-            "stop_token_ids": list(self.stop_token_ids),
-            "stop_regex": list(self.stop_regex),
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "ignore_eos": self.ignore_eos,
-        }
-        for name in ("regex", "json_schema", "ebnf"):
-            if (value := getattr(self, name)) is not None:
-                kwargs[name] = value
-        return kwargs
-
-    def _refuse(self, api: str, *names: str) -> None:
-        default = SglSamplingParams()
-        for name in names:
-            if (value := getattr(self, name)) != getattr(default, name):
-                raise InvalidRequest(f"{name}={value!r}: the {api} API has no such parameter; leave it out", where=name)
 
 
 class TraceError(InvalidRequest, TypeError):

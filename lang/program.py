@@ -293,7 +293,11 @@ class Program:
         try:
             while True:
                 wanted = steps.send(result)
-                result = await wanted if inspect.isawaitable(wanted) else await self.wait_leaves_async(wanted)
+                result = None
+                if inspect.isawaitable(wanted):
+                    result = await wanted
+                else:
+                    await self.wait_leaves_async(wanted)
         except StopIteration:
             pass
 

@@ -6,7 +6,6 @@ Chat models write whole assistant turns; completion models go on with any text. 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -102,8 +101,7 @@ class OpenAI(BaseBackend):
         if params.json_schema is not None:
             if not self.is_chat_model:
                 raise Unsupported(f"{self.model_name} is a completion model and takes no json_schema; use a chat model")
-            schema = {"name": "answer", "schema": json.loads(params.json_schema), "strict": True}
-            kwargs["response_format"] = {"type": "json_schema", "json_schema": schema}
+            kwargs["response_format"] = params.response_format()
         if self.is_chat_model:
             return {"model": self.model_name, "messages": chat_messages(s, "OpenAI"), **kwargs}
         return {"model": self.model_name, "prompt": s.text_, **kwargs}

@@ -1,5 +1,6 @@
 """Many runs at once: order, failures, threads and how many are in flight."""
 
+import asyncio
 import threading
 import time
 
@@ -99,3 +100,46 @@ def test_generator_style_yields_in_order_as_they_finish(connect):
 def test_a_progress_bar_counts_finished_items(connect, capsys):
     ask.run_batch([("a",), ("b",)], backend=connect(reply=echo), progress_bar=True)
     assert "ask" in capsys.readouterr().out
+
+
+def test_leaving_a_batch_early_cancels_what_still_runs(connect):
+    backend = connect(reply=lambda prompt, op: " w" * 400, step_s=0.002)
+    states = ask.run_batch([(str(i),) for i in range(8)], backend=backend, generator_style=True, max_new_tokens=400)
+    next(states)
+    states.close()
+    assert len(backend.client.cancels) == 0 or all(c.op is None for c in backend.client.cancels)
+    deadline = time.monotonic() + 10
+    while backend.client.engine.programs and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not backend.client.engine.programs
+
+
+def test_a_batch_of_an_async_program_counts_and_yields_too(connect, capsys):
+    @function
+    async def body(s, q):
+        s += q + gen("a")
+        await s.get("a")
+
+    items = [{"q": str(i)} for i in range(5)]
+    backend = connect()
+    assert len(body.run_batch(items, backend=backend, progress_bar=True)) == 5
+    assert "100%" in capsys.readouterr().out
+
+    async def main():
+        seen = [state["a"] async for state in body.iter_batch_async(items, backend=backend, num_threads=2)]
+        left = body.iter_batch_async(items, backend=backend)
+        async for _ in left:
+            break
+        await left.aclose()
+        with pytest.raises(errors.InvalidRequest, match=r"async for state in body.iter_batch_async"):
+            await body.run_batch_async(items, backend=backend, generator_style=True)
+        return seen
+
+    assert len(asyncio.run(main())) == 5
+    with pytest.raises(errors.InvalidRequest, match=r"async for state in body.iter_batch_async"):
+        body.run_batch(items, backend=backend, generator_style=True)
+
+
+def test_a_batch_does_not_stream_text_and_says_what_does(connect):
+    with pytest.raises(errors.InvalidRequest, match=r"generator_style=True yields each as it ends"):
+        ask.run_batch([("1",)], backend=connect(), stream=True)
