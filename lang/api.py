@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 import re
@@ -76,6 +77,12 @@ def gen(name: str | None = None, *args: Any, **kwargs: Any) -> ir.SglExpr:
     ``tools`` (functions) may be called in the text: ``s[name]`` is a ``ToolCalls``. ``tool_choice``: auto, required,
     none, or a tool's name; ``parallel_tool_calls=False``: one call at most.
     """
+    unknown = kwargs.keys() - _GEN_NAMES
+    if unknown:
+        word = min(unknown)
+        near = difflib.get_close_matches(word, _GEN_NAMES, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(_GEN_NAMES))}"
+        raise TypeError(f"gen({name!r}) has no argument {word!r}{hint}")
     if not args:
         return _gen(name, **kwargs)
     first = args[0]
@@ -202,6 +209,9 @@ def _gen(
     if retries:
         raise InvalidRequest(f"gen({name!r}, retries={retries}) needs a type whose checks could fail")
     return ir.SglGen(name, overrides, grammar)
+
+
+_GEN_NAMES = frozenset(inspect.signature(_gen).parameters)
 
 
 def _tool_gen(plain: ir.SglGen, tools: Sequence[Any], choice: str | None, parallel: bool | None) -> ir.SglExpr:

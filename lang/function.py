@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import difflib
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -52,10 +53,21 @@ class RunOptions:
                 sampling[name] = value
             elif name in _SETTINGS:
                 settings[name] = value
+            elif function.takes_any or options is not _RUN_OPTIONS:
+                self.arguments[name] = value
             else:
-                self.arguments[name] = value  # for **kwargs of the function, or its own TypeError
+                raise TypeError(_no_such_argument(function, name, options))
         self.sampling = sampling_overrides(sampling)
         self.settings = ProgramSettings(**settings, name=function.__name__)
+
+
+def _no_such_argument(function: SglFunction, name: str, options: frozenset[str]) -> str:
+    own = ", ".join(function.arg_names) or "no arguments"
+    near = difflib.get_close_matches(name, [*function.arg_names, *options, *SAMPLING_NAMES, *_SETTINGS], 1)
+    hint = (
+        f"did you mean {near[0]!r}?" if near else "run() also takes sampling parameters, backend=, stream=, deadline_s="
+    )
+    return f"{function.__name__}() takes {own}; it was given {name!r}, an unexpected keyword argument; {hint}"
 
 
 class SglFunction:

@@ -122,6 +122,8 @@ def as_backend(target: Any) -> BaseBackend:
         from .phloem_backend import PhloemBackend
 
         return PhloemBackend(client)
+    if isinstance(target, str) and "://" in target:
+        raise Unsupported(f"{target!r} is an address, no backend; write backend=phloem.RuntimeEndpoint({target!r})")
     raise Unsupported(
         f"{target!r} is no backend; give a phloem.Runtime, a phloem.Engine, phloem.connect(...), or a BaseBackend"
     )

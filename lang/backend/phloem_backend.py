@@ -6,6 +6,7 @@ Takes any object with the interface of a client: ``welcome, submit, cancel, quer
 from __future__ import annotations
 
 import itertools
+import re
 import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,10 @@ class PhloemBackend(BaseBackend):
         self.client = client
         self._prefix = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
+
+    def __repr__(self) -> str:
+        url = getattr(self.client, "url", "")
+        return f"<PhloemBackend {self.client.welcome.model}{f' at {url}' if url else ''}>"
 
     def new_program_id(self) -> str:
         return f"{self._prefix}-{next(self._numbers)}"
@@ -294,6 +299,11 @@ class CompiledSession:
                         settle(child)
                     found.append(ops.Join(op=op, seq=seq, children=node.children, mode=node.mode))
                 case ImageNode():
+                    welcome = self._client.welcome
+                    if "image" not in welcome.capabilities:
+                        raise Unsupported(
+                            f"image(...): {welcome.model} takes no images; give it text, or another model"
+                        )
                     found.append(ops.Image(op=op, seq=seq, hash=node.hash, data=node.data))
                 case PinNode():
                     leaf = node.leaf
@@ -361,11 +371,20 @@ class CompiledSession:
                     leaf.fail(lost)  # none is left, unless the runtime broke its promise
                 self.closed.resolve((), msgspec.structs.asdict(message.stats))
 
+    def _named(self, message: str) -> str:
+        """``message`` with generations called as the program calls them."""
+
+        def name_of(found: re.Match[str]) -> str:
+            leaf = self._leaves.get(int(found[1]))
+            return found[0] if leaf is None else f"{found[2].lower()}({leaf.name!r})"
+
+        return re.sub(r"op (\d+) \((Gen|Select) on sequence \d+\)", name_of, message)
+
     def _reject(self, infos: list[ErrorInfo], leaves: list[Leaf]) -> None:
-        error = from_info(infos[0])
-        if len(infos) > 1:
-            more = "; ".join(info.message for info in infos[1:4])
-            error = from_info(ErrorInfo(infos[0].kind, f"{infos[0].message} (and {len(infos) - 1} more: {more})"))
+        first, *others = [self._named(info.message) for info in infos]
+        if others:
+            first += f" (and {len(others)} more: {'; '.join(others[:3])})"
+        error = from_info(ErrorInfo(infos[0].kind, first, infos[0].where))
         self._errors.append(error)
         for leaf in leaves:
             leaf.fail(error)
