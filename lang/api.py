@@ -8,6 +8,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 from ..constrained.spec import GrammarSpec
@@ -67,7 +68,8 @@ _GEN_ORDER = (
 def gen(name: str | None = None, *args: Any, **kwargs: Any) -> ir.SglExpr:
     """Generate text here; ``s[name]`` will be it. What is None comes from ``run()``.
 
-    One of ``regex``, ``json_schema``, ``ebnf``, ``lark``, ``dtype`` or ``type`` restricts what can be written.
+    One of ``regex``, ``json_schema``, ``ebnf``, ``lark``, ``structural_tags``, ``dtype`` or ``type`` restricts what can
+    be written; ``grammar_options`` are its grammar's (``{"whitespace": "compact"}``, see ``constrained.compile``).
     ``choices`` makes it a ``select``. ``n > 1`` gives a list; the text goes on with its first.
 
     ``type``, also as second argument (``gen("age", int)``), makes ``s[name]`` a value of that type: see
@@ -129,6 +131,8 @@ def _gen(
     json_schema: Any = None,
     ebnf: str | None = None,
     lark: str | None = None,
+    structural_tags: Any = None,
+    grammar_options: Mapping[str, str | int | bool] | None = None,
     repetition_penalty: float | None = None,
     seed: int | None = None,
     logit_bias: dict[int, float] | None = None,
@@ -140,8 +144,8 @@ def _gen(
     parallel_tool_calls: bool | None = None,
 ) -> ir.SglExpr:
     if tools is not None:
-        given = (dtype, choices, regex, json_schema, ebnf, lark, type)
-        if any(value is not None for value in given) or retries:
+        given = (dtype, choices, regex, json_schema, ebnf, lark, structural_tags, type)
+        if any(value is not None for value in (*given, grammar_options)) or retries:
             raise InvalidRequest(
                 f"gen({name!r}, tools=...) says itself what can be written; give no type, grammar or choices"
             )
@@ -195,20 +199,37 @@ def _gen(
     if heal is not None:
         overrides["heal"] = heal
     grammar = None
-    if not (dtype is None and regex is None and json_schema is None and ebnf is None and lark is None):
+    is_free = dtype is None and regex is None and json_schema is None and ebnf is None and lark is None
+    if not (is_free and structural_tags is None):
         if type is not None:
             raise InvalidRequest(f"gen({name!r}) was given a type and a grammar; one of them says what can be written")
-        grammar = _grammar(dtype=dtype, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark)
+        grammar = _grammar(
+            dtype=dtype,
+            regex=regex,
+            json_schema=json_schema,
+            ebnf=ebnf,
+            lark=lark,
+            structural_tags=structural_tags,
+        )
     if tools is not None:
         return _tool_gen(ir.SglGen(name, overrides), tools, tool_choice, parallel_tool_calls)
     if isinstance(type, Grammar):
-        return ir.SglGen(name, overrides, type.spec(), captures=type if type.names else None)
+        spec = _with_options(name, type.spec(), grammar_options)
+        return ir.SglGen(name, overrides, spec, captures=type if type.names else None)
     if type is not None:
         typed = typed_text(type)
-        return ir.SglGen(name, overrides, typed.grammar, typed.parse, retries)
+        return ir.SglGen(name, overrides, _with_options(name, typed.grammar, grammar_options), typed.parse, retries)
     if retries:
         raise InvalidRequest(f"gen({name!r}, retries={retries}) needs a type whose checks could fail")
-    return ir.SglGen(name, overrides, grammar)
+    return ir.SglGen(name, overrides, _with_options(name, grammar, grammar_options))
+
+
+def _with_options(name: str | None, grammar: GrammarSpec | None, options: Any) -> GrammarSpec | None:
+    if options is None:
+        return grammar
+    if grammar is None:
+        raise InvalidRequest(f"gen({name!r}, grammar_options=...) has no grammar that they could be options of")
+    return replace(grammar, options={**grammar.options, **options})
 
 
 _GEN_NAMES = frozenset(inspect.signature(_gen).parameters)
@@ -257,8 +278,15 @@ def _grammar(
     json_schema: Any,
     ebnf: str | None,
     lark: str | None,
+    structural_tags: Any,
 ) -> GrammarSpec | None:
-    given = {"regex": regex, "json_schema": json_schema, "ebnf": ebnf, "lark": lark}
+    given = {
+        "regex": regex,
+        "json_schema": json_schema,
+        "ebnf": ebnf,
+        "lark": lark,
+        "structural_tags": structural_tags,
+    }
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise InvalidRequest(f"gen() was given {' and '.join(named)}; one grammar can hold, so give one")
@@ -276,6 +304,9 @@ def _grammar(
         return GrammarSpec("json_schema", _schema_text(json_schema))
     if ebnf is not None:
         return GrammarSpec("ebnf", ebnf)
+    if structural_tags is not None:
+        tags = structural_tags if isinstance(structural_tags, str) else json.dumps(structural_tags)
+        return GrammarSpec("structural_tags", tags)
     return None if lark is None else GrammarSpec("lark", lark)
 
 

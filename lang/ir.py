@@ -356,6 +356,9 @@ def to_sgl_params(
     if extra_stop:
         params.stop = (*params.stop, *extra_stop)
     if gen.grammar is not None:
+        if gen.grammar.options:
+            named = ", ".join(gen.grammar.options)
+            raise InvalidRequest(f"grammar_options ({named}) are not served by this backend; leave them out")
         match gen.grammar.kind:
             case "regex" if dtype is not None and not dtype_as_regex:
                 pass

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypedDict
 import pytest
 from phloem import function, gen
 from phloem.lang.grammar import integer, one_of, regex, text, words
+from phloem.lang.ir import to_sgl_params
 from phloem.lang.number_patterns import integer_pattern
 from phloem.lang.types import ParseError, typed_text
 from phloem.runtime.protocol import errors, ops
@@ -170,6 +171,21 @@ def test_impossible_types_are_refused_where_they_are_written():
         gen("a", retries=2)
     with pytest.raises(errors.InvalidRequest, match="regex and lark"):
         gen("a", regex="a", lark="b")
+    with pytest.raises(errors.InvalidRequest, match="grammar_options=.* has no grammar"):
+        gen("a", grammar_options={"whitespace": "compact"})
+
+
+def test_options_travel_with_a_grammar_and_with_a_types_own():
+    options = {"whitespace": "compact"}
+    for expr in (
+        gen("a", json_schema={"type": "object"}, grammar_options=options),
+        gen("a", Point, grammar_options=options),
+    ):
+        assert expr.grammar.kind == "json_schema" and expr.grammar.options == options
+    tags = {"tags": [{"begin": "<n>", "regex": "[0-9]", "end": "</n>"}]}
+    assert gen("a", structural_tags=tags).grammar.kind == "structural_tags"
+    with pytest.raises(errors.InvalidRequest, match=r"grammar_options \(whitespace\) are not served by this backend"):
+        to_sgl_params({}, gen("a", json_schema={}, grammar_options=options))
 
 
 def test_grammars_compose_and_their_captures_become_variables(connect):
