@@ -1,0 +1,171 @@
+"""The documentation says what is so: its code runs, its commands parse, its links lead somewhere.
+
+Blocks fenced ``python`` run, those of a page in order in one namespace; a block fenced ``text`` right after one is what
+it prints. ``py``, ``sh`` and ``console`` blocks are not run; of commands only their words are checked.
+"""
+
+import importlib
+import re
+import shlex
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
+_MODULE = re.compile(r"python -m ([\w.]+)")
+_MODEL = re.compile(r"\b(Runtime|Engine)\(")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    code: str
+    line: int  # of the code's first line in the page
+    printed: str | None  # what a text block right after it says
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text()
+    found = list(_FENCE.finditer(text))
+    blocks = []
+    for i, match in enumerate(found):
+        after = found[i + 1] if i + 1 < len(found) else None
+        is_answer = after is not None and after[1] == "text" and not text[match.end() : after.start()].strip()
+        line = text.count("\n", 0, match.start(2)) + 1
+        blocks.append(Block(match[1], match[2], line, after[2] if is_answer and after else None))
+    return blocks
+
+
+def _params() -> Iterator[object]:
+    for page in PAGES:
+        code = [block.code for block in blocks_of(page) if block.language == "python"]
+        if code:
+            marks = [pytest.mark.model] if _MODEL.search("".join(code)) else []
+            yield pytest.param(page, id=page.stem if page in DOCS else page.name, marks=marks)
+
+
+@pytest.fixture(scope="module")
+def runtime(smollm2_path):
+    with importlib.import_module("phloem.runtime.llm").Runtime(model=str(smollm2_path)) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def shared_runtime(request, monkeypatch):
+    """``phloem.Runtime("smollm2", ...)`` is one engine for all pages; what options it is given are checked."""
+    phloem = importlib.import_module("phloem")
+    make_config = importlib.import_module("phloem.runtime.llm").make_config
+
+    def start(model: str | None = None, **options: object) -> object:
+        assert make_config(model, options).model == "smollm2"
+        runtime = request.getfixturevalue("runtime")
+        monkeypatch.setattr(runtime, "shutdown", lambda: None)
+        return runtime
+
+    monkeypatch.setattr(phloem, "Runtime", start)
+    yield
+    phloem.set_default_backend(None)
+
+
+@pytest.mark.parametrize("page", list(_params()))
+def test_code_of_page_runs_and_prints_what_the_page_says(page, shared_runtime, monkeypatch, capsys, tmp_path):
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)  # classes look their annotations up there
+    monkeypatch.chdir(tmp_path)
+    for block in blocks_of(page):
+        if block.language == "python":
+            code = compile("\n" * (block.line - 1) + block.code, str(page), "exec", dont_inherit=True)
+            exec(code, module.__dict__)
+            out = capsys.readouterr().out
+            if block.printed is not None:
+                assert out.strip() == block.printed.strip(), f"{page.name}, line {block.line}"
+
+
+def _commands(page: Path) -> Iterator[list[str]]:
+    """The words of every command in the page's ``sh`` and ``console`` blocks."""
+    for block in blocks_of(page):
+        if block.language not in ("sh", "console"):
+            continue
+        for line in block.code.replace("\\\n", " ").splitlines():
+            if block.language == "console" and not line.startswith("$ "):
+                continue
+            try:
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+            except ValueError:  # a quote that goes on in the next line: the text of a request
+                continue
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                del words[0]
+            if words:
+                yield words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_page_exist_and_parse(page):
+    cli = importlib.import_module("phloem.cli")
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for words in _commands(page):
+        command = Path(words[0]).name
+        if words[:3] == [words[0], "-m", "phloem"]:
+            command, words = "phloem", words[2:]
+        if command == "phloem" and len(words) > 1:
+            try:
+                cli._parser().parse_args([word for word in words[1:] if word not in ("&", "...")])
+            except SystemExit as end:
+                assert end.code == 0, f"{page.name}: {' '.join(words)}"
+        elif command == "make":
+            assert words[1] in targets, words
+        elif command in ("python", "pytest"):
+            for word in words[1:]:
+                if "/" in word and not word.startswith(("-", "/")):
+                    assert (ROOT / word.split("::")[0]).exists(), f"{page.name}: {word}"
+    for name in _MODULE.findall(page.read_text()):
+        place = ROOT.joinpath(*name.removeprefix("phloem.").split("."))
+        stands = place.with_suffix(".py").exists() or (place / "__init__.py").exists()
+        assert stands or name in ("phloem", "venv", "pip"), f"{page.name}: python -m {name}"
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_paths_of_page_lead_somewhere(page):
+    text = _FENCE.sub("", page.read_text())
+    for target in _LINK.findall(text):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        place = page if not path else (page.parent / path)
+        assert place.exists(), f"{page.name}: {target}"
+        if anchor:
+            anchors = {_anchor(heading) for heading in re.findall(r"^#+ (.*)$", place.read_text(), re.MULTILINE)}
+            assert anchor in anchors, f"{page.name}: {target}"
+    folders = {place.name for place in ROOT.iterdir() if place.is_dir()}
+    for path in _PATH.findall(text):
+        if path.split("/")[0] in folders:
+            assert (ROOT / path).exists(), f"{page.name}: `{path}`"
+
+
+def test_index_names_every_page():
+    index = (ROOT / "docs" / "README.md").read_text()
+    missing = [page.name for page in DOCS if page.name != "README.md" and f"({page.name})" not in index]
+    assert not missing
+    assert "docs/README.md" in (ROOT / "README.md").read_text()
+
+
+def test_a_page_that_is_wrong_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# P\n\n```python\nprint(1)\n```\n\n```text\n2\n```\n\n```sh\nphloem serv x  # no such\n```\n")
+    first, answer, command = blocks_of(page)
+    assert (first.language, first.line, first.printed) == ("python", 4, "2\n")
+    assert answer.printed is None and command.language == "sh"
+    assert list(_commands(page)) == [["phloem", "serv", "x"]]
