@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from phloem import function, gen
+from phloem import function, gen, vote
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.lang.backend.phloem_backend import PhloemBackend
 from phloem.runtime.protocol import messages, ops
@@ -64,6 +64,13 @@ class InstantApi(BaseBackend):
         return " ok", {}
 
 
+class InstantAsyncApi(InstantApi):
+    """The same for an event loop."""
+
+    async def generate_async(self, s: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
+        return " ok", {}
+
+
 class SlowApi(InstantApi):
     async def generate_async(self, s: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
         await asyncio.sleep(GEN_S)
@@ -92,6 +99,11 @@ def tree(s: Any, question: str) -> None:
     forks += lambda i: f"\nIdea {i}:" + gen("idea", max_tokens=32)
     forks.join()
     s += "\nBest of" + s.ref("idea", sep=",") + ":" + gen("best", max_tokens=32)
+
+
+@function
+def voting(s: Any, question: str) -> None:
+    s += question + vote(gen("thought") + gen("answer"), 8, on="answer") + "\nSo" + gen("end")
 
 
 @function
@@ -125,7 +137,7 @@ def main() -> None:
 
     runs, repeats = options.runs, options.repeats
     items = [{"question": f"number {i}?"} for i in range(runs)]
-    compiled, api = PhloemBackend(Instant()), InstantApi()
+    compiled, api, async_api = PhloemBackend(Instant()), InstantApi(), InstantAsyncApi()
     graph = linear.compile(backend=compiled)
 
     def one_by_one(program: Any, backend: BaseBackend, **kwargs: Any) -> Callable[[], None]:
@@ -135,6 +147,13 @@ def main() -> None:
 
         return run
 
+    def awaited(program: Any, backend: BaseBackend) -> Callable[[], None]:
+        async def run() -> None:
+            for item in items:
+                await program.run_async(**item, backend=backend)
+
+        return lambda: asyncio.run(run())
+
     def batch(program: Any, backend: BaseBackend, **kwargs: Any) -> Callable[[], Any]:
         return lambda: program.run_batch(items, backend=backend, **kwargs)
 
@@ -142,10 +161,15 @@ def main() -> None:
         ("3 gens, run()", one_by_one(linear, compiled), 3 * runs),
         ("3 gens, run_batch()", batch(linear, compiled), 3 * runs),
         ("3 gens, compile()d, run()", one_by_one(graph, compiled), 3 * runs),
+        ("3 gens, compile()d, run_batch()", batch(graph, compiled), 3 * runs),
+        ("3 gens, async def, await run()", awaited(linear_async, compiled), 3 * runs),
+        ("3 gens, async def, run_batch()", batch(linear_async, compiled), 3 * runs),
         ("fork(8) + join + gen, run()", one_by_one(tree, compiled), 9 * runs),
         ("3 gens, third party's backend, run(use_thread=False)", one_by_one(linear, api, use_thread=False), 3 * runs),
         ("3 gens, third party's backend, run_batch(num_threads=1)", batch(linear, api, num_threads=1), 3 * runs),
         ("3 gens, third party's backend, run_batch()", batch(linear, api), 3 * runs),
+        ("3 gens, third party's async backend, run_batch()", batch(linear, async_api), 3 * runs),
+        ("3 gens, third party's async backend, async def", batch(linear_async, async_api), 3 * runs),
     ]
     print(f"\nmicroseconds per generation, {runs} runs, {repeats} repeats: median (lowest to highest)")
     for name, run, num_gens in cases:
@@ -170,7 +194,12 @@ def main() -> None:
         print(f"  {name:56} {statistics.median(times):7.3f}  {spread}")
 
     print("\nmessages per run")
-    for name, program in (("3 gens", linear), ("fork(8) + join + gen", tree), ("one branch on a value", branching)):
+    for name, program in (
+        ("3 gens", linear),
+        ("fork(8) + join + gen", tree),
+        ("one branch on a value", branching),
+        ("vote of 8 + gen", voting),
+    ):
         print(f"  {name:56} {program.run('why?', backend=compiled).stats()['messages']}")
 
 

@@ -177,8 +177,8 @@ def test_an_argument_that_nobody_takes_is_named_with_the_nearest(backend, given,
 
 
 def test_a_parameter_out_of_its_limits_is_named_with_its_gen(engine):
-    s = function(lambda s: s.__iadd__("a" + gen("x", temperature=-1) + gen("y"))).run(backend=engine)
-    with pytest.raises(errors.PhloemError, match=r"temperature=-1: must be between 0 and 100, in gen\('x'\)"):
+    s = function(lambda s: s.__iadd__("a" + gen("x", temperature=-1.0) + gen("y"))).run(backend=engine)
+    with pytest.raises(errors.PhloemError, match=r"temperature=-1.0: must be between 0 and 100, in gen\('x'\)"):
         s["x"]
 
 
