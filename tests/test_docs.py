@@ -162,6 +162,18 @@ def test_index_names_every_page():
     assert "docs/README.md" in (ROOT / "README.md").read_text()
 
 
+def test_every_flag_of_the_engine_is_explained():
+    page = (ROOT / "docs" / "operations.md").read_text()
+    fields = importlib.import_module("phloem.runtime.config").EngineConfig.__struct_fields__
+    assert not [name for name in fields if name != "model" and f"`--{name.replace('_', '-')}`" not in page]
+
+
+def test_every_public_name_is_in_some_page():
+    text = "".join(page.read_text() for page in PAGES)
+    names = importlib.import_module("phloem").__all__
+    assert not [name for name in names if not re.search(rf"\b{name}\b", text)]
+
+
 def test_a_page_that_is_wrong_is_noticed(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# P\n\n```python\nprint(1)\n```\n\n```text\n2\n```\n\n```sh\nphloem serv x  # no such\n```\n")
