@@ -191,7 +191,7 @@ def test_memory_is_flat(record):
 
 def test_the_cache_was_short_and_sequences_were_cut_off(engine, record):
     """Else the tests above would claim too much."""
-    assert max(record.need_tokens) > 5 * NUM_SLOTS
+    assert max(record.need_tokens) > 10 * NUM_SLOTS, record.need_tokens
     assert record.num_cancelled > record.num_requests // 50 and record.num_partial > record.num_requests // 200
     assert engine.scheduler.num_preemptions > record.num_requests // 100
     assert engine.scheduler.counters.num_swapped_back > 0 and engine.tiers.counters.restored > record.num_requests // 10

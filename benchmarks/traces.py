@@ -1,0 +1,216 @@
+"""Traces of calls to a model, drawn by rule and seed: what programs of each shape ask for, and when. Runs nothing."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of tokens at one place of the tree of all prompts; token ids are its own, [first, first + length)."""
+
+    index: int
+    first: int
+    length: int
+
+
+class Paths:
+    """The tree of all prompts of a trace: equal labels below equal parents are the same tokens."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self._next = 0
+        self._known: dict[tuple[int, str], Span] = {}
+
+    def add(self, path: tuple[Span, ...], label: str, length: int) -> tuple[Span, ...]:
+        key = (path[-1].index if path else -1, label)
+        if key not in self._known:
+            self._known[key] = Span(len(self.spans), self._next, length)
+            self.spans.append(self._known[key])
+            self._next += length
+        return (*path, self._known[key])
+
+    def names(self) -> list[tuple[str, ...]]:
+        """For each span the labels on the way to it: the same in every draw of a trace."""
+        names: list[tuple[str, ...]] = [()] * len(self.spans)
+        for (parent, label), span in self._known.items():  # parents come before their children
+            names[span.index] = (*(names[parent] if parent >= 0 else ()), label)
+        return names
+
+
+@dataclass(slots=True)
+class Call:
+    """One generation: it starts ``delay_s`` after the last of ``after`` ended; ``line`` is its sequence."""
+
+    program: "TraceProgram"
+    line: int
+    prompt: tuple[Span, ...]
+    output: tuple[Span, ...]
+    delay_s: float = 0.0
+    after: tuple["Call", ...] = ()
+    # what became of it
+    arrival_s: float = 0.0
+    first_s: float = 0.0
+    end_s: float = -1.0
+    computed: int = 0
+    before: list["Call"] = field(default_factory=list)
+    num_open: int = 0
+
+    @property
+    def prompt_len(self) -> int:
+        return sum(span.length for span in self.prompt)
+
+    @property
+    def num_new(self) -> int:
+        return self.output[-1].length
+
+
+@dataclass(slots=True)
+class TraceProgram:
+    name: str
+    start_s: float
+    tenant: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def call(
+        self,
+        paths: Paths,
+        line: int,
+        prompt: tuple[Span, ...],
+        num_new: int,
+        *,
+        delay_s: float = 0.0,
+        after: tuple[Call, ...] = (),
+    ) -> Call:
+        output = paths.add(prompt, f"out {self.name} {len(self.calls)}", max(1, num_new))
+        call = Call(self, line, prompt, output, delay_s, after)
+        self.calls.append(call)
+        return call
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    name: str
+    paths: Paths
+    programs: list[TraceProgram]
+
+    @property
+    def num_distinct(self) -> int:
+        return sum(span.length for span in self.paths.spans)
+
+
+def chat(n: int, rate: float, rng: random.Random) -> Trace:
+    """Conversations of 2 to 10 turns below one of 4 system prompts; people think for about 10 s."""
+    paths, programs = Paths(), []
+    for i, program in enumerate(_arrivals("chat", n, rate, rng)):
+        path = paths.add((), f"system {i % 4}", 400)
+        last: tuple[Call, ...] = ()
+        for turn in range(rng.randint(2, 10)):
+            path = paths.add(path, f"{i} turn {turn}", _length(rng, 60))
+            call = program.call(
+                paths, 0, path, _length(rng, 150), delay_s=rng.expovariate(0.1) if turn else 0.0, after=last
+            )
+            path, last = call.output, (call,)
+        programs.append(program)
+    return Trace("chat", paths, programs)
+
+
+def http_chat(n: int, rate: float, rng: random.Random) -> Trace:
+    """The same conversations from clients that send the whole text each time: a turn is a program of its own."""
+    conversations = chat(n, rate, rng)
+    programs = []
+    for conversation in conversations.programs:
+        for turn, call in enumerate(conversation.calls):
+            call.program = TraceProgram(
+                f"{conversation.name} {turn}", conversation.start_s, conversation.tenant, [call]
+            )
+            programs.append(call.program)
+    return Trace("http_chat", conversations.paths, programs)
+
+
+def few_shot(n: int, rate: float, rng: random.Random) -> Trace:
+    """Single questions below one of 40 sets of examples, drawn by Zipf's law."""
+    paths, programs = Paths(), []
+    weights = [1 / (k + 1) for k in range(40)]
+    for i, program in enumerate(_arrivals("few_shot", n, rate, rng)):
+        shots = rng.choices(range(40), weights)[0]
+        path = paths.add(paths.add((), f"shots {shots}", 600 + 50 * shots), f"question {i}", _length(rng, 80))
+        program.call(paths, 0, path, _length(rng, 40))
+        programs.append(program)
+    return Trace("few_shot", paths, programs)
+
+
+def tree_of_thought(n: int, rate: float, rng: random.Random) -> Trace:
+    """Three levels of 4 proposals, each judged by a call of its own; the best two go on."""
+    paths, programs = Paths(), []
+    for i, program in enumerate(_arrivals("tree", n, rate, rng)):
+        root = paths.add(paths.add((), "instructions", 500), f"{i} task", _length(rng, 300))
+        front: list[tuple[tuple[Span, ...], tuple[Call, ...]]] = [(root, ())]
+        line = 0
+        for level in range(3):
+            judged: list[tuple[tuple[Span, ...], Call]] = []
+            for path, after in front:
+                for branch in range(4):
+                    line += 1
+                    ask = paths.add(path, f"{i} propose {level} {branch} {line}", 20)
+                    thought = program.call(paths, line, ask, _length(rng, 120), after=after)
+                    judge = paths.add(thought.output, f"{i} judge", 30)
+                    judged.append((thought.output, program.call(paths, line, judge, 4, after=(thought,))))
+            votes = tuple(call for _, call in judged)
+            front = [(path, votes) for path, _ in rng.sample(judged, 2)]
+        programs.append(program)
+    return Trace("tree_of_thought", paths, programs)
+
+
+def agents(n: int, rate: float, rng: random.Random) -> Trace:
+    """Agents of 4 to 14 steps below one of 3 long tool descriptions; a tool takes 0.2 to 8 s and answers at length."""
+    paths, programs = Paths(), []
+    for i, program in enumerate(_arrivals("agents", n, rate, rng)):
+        path = paths.add(paths.add((), f"tools {i % 3}", 1500), f"{i} task", _length(rng, 100))
+        last: tuple[Call, ...] = ()
+        for step in range(rng.randint(4, 14)):
+            call = program.call(
+                paths, 0, path, _length(rng, 60), delay_s=rng.uniform(0.2, 8.0) if step else 0.0, after=last
+            )
+            path, last = paths.add(call.output, f"{i} result {step}", _length(rng, 250)), (call,)
+        programs.append(program)
+    return Trace("agents", paths, programs)
+
+
+def rag(n: int, rate: float, rng: random.Random) -> Trace:
+    """Questions over 3 of 300 documents, drawn by Zipf's law, the more popular first, below one instruction."""
+    paths, programs = Paths(), []
+    weights = [1 / (k + 1) for k in range(300)]
+    lengths = [_length(rng, 500) for _ in range(300)]
+    for i, program in enumerate(_arrivals("rag", n, rate, rng)):
+        path = paths.add((), "instruction", 100)
+        for document in sorted({rng.choices(range(300), weights)[0] for _ in range(3)}):
+            path = paths.add(path, f"document {document}", lengths[document])
+        program.call(paths, 0, paths.add(path, f"question {i}", _length(rng, 40)), _length(rng, 100))
+        programs.append(program)
+    return Trace("rag", paths, programs)
+
+
+TRACES: dict[str, tuple[Callable[[int, float, random.Random], Trace], int, float, tuple[int, int]]] = {
+    # name: (maker, programs, programs per second, slots of the pool: roomy and tight)
+    # Roomy holds what live programs need and what is popular, but not what ended programs leave behind.
+    "chat": (chat, 1200, 4.0, (200_000, 120_000)),
+    "http_chat": (http_chat, 1200, 4.0, (200_000, 120_000)),
+    "few_shot": (few_shot, 3000, 60.0, (80_000, 40_000)),
+    "tree_of_thought": (tree_of_thought, 150, 1.5, (30_000, 20_000)),
+    "agents": (agents, 400, 3.0, (200_000, 120_000)),
+    "rag": (rag, 2000, 15.0, (360_000, 60_000)),
+}
+
+
+def _arrivals(name: str, n: int, rate: float, rng: random.Random) -> list[TraceProgram]:
+    at, made = 0.0, []
+    for i in range(n):
+        at += rng.expovariate(rate)
+        # Of four tenants the first sends half.
+        made.append(TraceProgram(f"{name} {i}", at, f"tenant {rng.choices(range(4), (3, 1, 1, 1))[0]}"))
+    return made
+
+
+def _length(rng: random.Random, mean: int) -> int:
+    return max(2, int(rng.gammavariate(2.0, mean / 2.0)))
