@@ -53,7 +53,7 @@ _ENGINE_HELP = {
     "jump_forward": "append text that a grammar forces at once instead of decoding it",
     "speculative": "auto guesses tokens ahead where that is faster; no answer changes",
     "max_draft": "tokens guessed ahead of one sequence at most",
-    "draft_model": "a smaller model with the same vocabulary that guesses too; self:N takes N of the model's layers",
+    "draft_model": "a smaller model that guesses too; self:N is N of the model's layers, eagle:FILE a trained head",
     "cuda_graphs": "on a GPU, auto runs decode steps as CUDA graphs",
     "overlap": "on a GPU, auto does a step's host work while the next is computed",
     "gpu_memory_fraction": "of a GPU's memory that the engine may take, keys and values what the rest leaves",
@@ -206,6 +206,26 @@ def _plan(args: argparse.Namespace) -> int:
     return _OK
 
 
+def _train_drafter(args: argparse.Namespace) -> int:
+    from .runtime.engine import Engine
+    from .runtime.training import QUESTIONS, collect, train_eagle
+
+    documents = [path.read_text() for path in args.text]
+    engine = Engine(EngineConfig(model=args.model, device="cpu", num_slots=8192, max_seq_len=args.max_seq_len))
+    try:
+        with _progress_bars("count") as progress:
+            corpus = collect(engine, QUESTIONS, documents, max_tokens=args.tokens, progress=progress)
+            report = train_eagle(engine, corpus, args.out, minutes=args.minutes, progress=progress)
+    finally:
+        engine.close()
+    print(
+        f"{report.steps} steps in {report.seconds:.0f} s on {corpus.num_tokens:,} tokens: loss {report.first_loss:.2f} "
+        f"-> {report.last_loss:.2f}; on texts held out the head says what the model says in {report.first:.0%}, "
+        f"after its own guess in {report.second:.0%}\n{args.out}: use it with --draft-model eagle:{args.out}"
+    )
+    return _OK
+
+
 def _resolved_config(args: argparse.Namespace) -> EngineConfig:
     """The config of the flags. Fetches the model first, where there is a terminal to show it on."""
     from .runtime.weights.resolve import resolve_model
@@ -276,6 +296,19 @@ def _parser() -> argparse.ArgumentParser:
     bench.set_defaults(run=_bench)
 
     _add_plan(commands)
+
+    train = commands.add_parser(
+        "train-drafter",
+        help="train a head that guesses ahead of a model",
+        description="Train an EAGLE-style head on what the model itself says, and on given text, in minutes.",
+    )
+    train.add_argument("model", metavar="MODEL", help=models)
+    train.add_argument("--out", type=Path, required=True, metavar="HEAD.safetensors", help="where it is written")
+    train.add_argument("--text", type=Path, nargs="*", default=[], metavar="FILE", help="text to train on as well")
+    train.add_argument("--tokens", type=_at_least_one, default=40_000, metavar="N", help="of text to train on")
+    train.add_argument("--minutes", type=_seconds, default=5.0, metavar="M", help="of training, after the text is made")
+    train.add_argument("--max-seq-len", type=_count, default=0, metavar="N", help="of the model that is run")
+    train.set_defaults(run=_train_drafter)
 
     doctor = commands.add_parser("doctor", help="show what this machine can run")
     doctor.set_defaults(run=_doctor)
@@ -401,14 +434,14 @@ def _set_up_logging(level: str) -> None:
 
 
 @contextmanager
-def _progress_bars() -> Iterator[Progress]:
-    """One bar on stderr for whatever is being fetched; nothing is drawn where there is nothing to fetch."""
+def _progress_bars(unit: Literal["bytes", "count"] = "bytes") -> Iterator[Progress]:
+    """One bar on stderr for whatever is being fetched or made; nothing is drawn where there is nothing to do."""
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    bars = Bars(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+    amount = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "bytes" else (rich.MofNCompleteColumn(),)
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *amount, rich.TimeRemainingColumn())
+    bars = rich.Progress(*columns, console=Console(stderr=True))
     task = bars.add_task("", start=False, visible=False)
     shown = ""
 

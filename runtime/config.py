@@ -15,7 +15,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     weights (4-bit tensors stay 4-bit). ``num_slots``: rows of the KV pool, 0: what fits. ``max_step_tokens`` is the
     token budget of one step, ``prefill_chunk`` the most of it that one sequence's prompt may take. ``speculative``:
     tokens are guessed ahead where that is expected to be faster, at most ``max_draft`` of a sequence in a step.
-    ``draft_model``: a smaller model of the same vocabulary that guesses too; ``self:N`` is N of the model's own layers.
+    ``draft_model``: a smaller model of the same vocabulary that guesses too; ``self:N`` is N of the model's own layers,
+    ``eagle:FILE`` a head that ``phloem train-drafter`` has made.
     ``host_cache_bytes``: memory for KV that the pool has no room for; ``disk_cache``: a folder for more of it, which a
     restart finds again, up to ``disk_cache_bytes``. ``cache_format`` is how both keep numbers: ``auto`` as the pool
     does, ``int8`` and ``fp8`` in a quarter to a half of that, no longer exact. ``cache_events_url``: where a PUB socket

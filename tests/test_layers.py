@@ -24,7 +24,7 @@ ROWS: list[set[str] | list[str]] = [
     {"runtime.executor"},
     {"runtime.speculative"},
     {"runtime.engine"},
-    ["runtime.process", "runtime.llm", "runtime.profiling", "runtime.planning"],
+    ["runtime.process", "runtime.llm", "runtime.profiling", "runtime.planning", "runtime.training"],
     {"runtime.server", "runtime.cluster"},
 ]
 # The face may import everything; nothing imports the face, except for the package's own version.

@@ -351,7 +351,7 @@ class Engine:
         self.scheduler.complete(plan, live)
         self.report.count_step(plan, self.interpreter, live)
         owners = [(live[row.seq_id], live[row.seq_id].tag) for row in plan.rows]
-        return Flight(plan, drafts, owners, logits, start_s)
+        return Flight(plan, drafts, owners, logits, self.executor.features, start_s)
 
     def _draw(self, flight: Flight) -> None:
         """Give the draws of a step to the device. All tokens before them are known."""
@@ -403,7 +403,7 @@ class Engine:
         for draw in flight.draws:
             if not draw.candidate.finish_reason:  # else it was cancelled, or a sibling's grammar failed in this step
                 self.scheduler.settle(draw.candidate.seq)
-                self._accept(draw, sampled[draw.at : draw.end])
+                self._accept(draw, sampled[draw.at : draw.end], flight)
         end_s = self.clock()
         elapsed_s = end_s - max(flight.start_s, self._collected_s)
         self._collected_s = end_s
@@ -454,7 +454,7 @@ class Engine:
             candidate.prefilled_tokens = candidate.seq.num_run
             candidate.cached_tokens = candidate.seq.num_cached
 
-    def _accept(self, draw: Draw, sampled: list[SampledToken]) -> None:
+    def _accept(self, draw: Draw, sampled: list[SampledToken], flight: Flight) -> None:
         """Take the drawn token, and as long as the draft foresaw what was taken, the one drawn after that."""
         candidate, row, draft = draw.candidate, draw.row, draw.draft
         seq, start = candidate.seq, row.tokens_end
@@ -484,6 +484,11 @@ class Engine:
         candidate.note_draft(0 if draft is None else num_followed)
         if self.speculation is not None and candidate.is_drafted:
             self.speculation.observe(seq.seq_id, seq.tokens.ids[start:], draft, num_followed)
+            if self.speculation.readers:
+                path, at = [] if followed is None else followed.path, flight.rows[draw.at].logits_row
+                features = flight.features[[at, *(at + 1 + i for i in path)]]
+                for reader in self.speculation.readers:
+                    reader.read(seq.seq_id, start - 1, features)
         if candidate.finish_reason:
             if self.speculation is not None and candidate.is_drafted:
                 self.speculation.rest(seq.seq_id)

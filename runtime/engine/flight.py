@@ -50,6 +50,7 @@ class Flight:
     drafts: dict[int, Draft]
     owners: list[tuple[Sequence, object]]  # of each row: the sequence and its tag
     logits: torch.Tensor
+    features: torch.Tensor  # what they were made from, on a CPU
     start_s: float
     draws: list[Draw] = field(default_factory=list)
     rows: list[SampleRow] = field(default_factory=list)

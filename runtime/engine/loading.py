@@ -17,7 +17,7 @@ from ..executor.accelerator import accelerator_of
 from ..memory import KVBlocks, KVPool
 from ..models import Model, load_model
 from ..protocol.errors import InvalidParams
-from ..speculative import DraftModel, ModelDrafter, without_layers
+from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
 from ..tokenizer import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
 from ..weights import open_weights, resolve_model
 from ..weights.digest import weights_digest
@@ -89,6 +89,12 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
             message = f"draft_model={name!r}: self:N takes N of the model's layers, 1 to {most}"
             raise InvalidParams(message, where="draft_model")
         return ModelDrafter(DraftModel(without_layers(model, int(count)), max_len=context_len), source="own layers")
+    if name.startswith("eagle:"):
+        if model.device.type != "cpu":
+            message = f"draft_model={name!r}: a head runs on the CPU only; name a smaller model, or self:N"
+            raise InvalidParams(message, where="draft_model")
+        head = load_eagle(Path(name.removeprefix("eagle:")), model, vocab_hash=tokenizer.vocab_hash)
+        return ModelDrafter(EagleGuesser(head, model), source="eagle")
     path = resolve_model(name)
     other = load_tokenizer(path)
     if other.vocab_hash != tokenizer.vocab_hash:

@@ -95,6 +95,7 @@ class Executor:
         self.kv = kv
         self.device = torch.device(model.device)
         self.accelerator = accelerator if accelerator is not None else accelerator_of(self.device)
+        self.features = torch.empty(0)  # [L, C] of the last step, what its logits were made from; good until the next
         self._num_tokens = num_tokens or model.config.vocab_size
         self._mask_words = (model.config.vocab_size + 31) // 32
         self._replays: Replays | None = None
@@ -125,8 +126,17 @@ class Executor:
             logits = self.graphs.forward(plan) if self.graphs is not None else None
             return self.model.forward(self.inputs.forward_batch(plan), self.kv) if logits is None else logits
         batch = ForwardBatch.from_plan(plan, self.slot_table, self.device)
-        logits = self._replays.forward(batch) if self._replays is not None else None
-        return self.model.forward(batch, self.kv) if logits is None else logits
+        found = self._replays.forward(batch) if self._replays is not None else None
+        if found is None:
+            features = self.model.features(batch, self.kv)
+            found = features, self.model.logits_of(features)
+        self.features, logits = found
+        return logits
+
+    @torch.inference_mode()
+    def features_of(self, plan: StepPlan) -> torch.Tensor:
+        """What ``forward`` would make the logits from, [L, C]."""
+        return self.model.features(ForwardBatch.from_plan(plan, self.slot_table, self.device), self.kv)
 
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, rows: list[SampleRow]) -> Drawn:

@@ -32,19 +32,23 @@ class Recorded:
     embedded: torch.Tensor  # [T, C], the activations' type
     residual: torch.Tensor  # float32 [T, C]
     batch: ForwardBatch
+    features: torch.Tensor  # [T, C], the activations' type
     logits: torch.Tensor  # float32 [T, V]
 
 
 class Replays:
-    """Owns the tapes of one model, one pool and one slot table. Logits are good until the next step."""
+    """Owns the tapes of one model, one pool and one slot table. What comes of a step is good until the next."""
 
     def __init__(self, model: Model, kv: KVPool) -> None:
         self._model, self._kv = model, kv
         self._arena = Arena()
         self._kept: OrderedDict[Shape, Recorded | None] = OrderedDict()  # None: something of it cannot be recorded
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """float32 [T, V]; None for a step that is not of few tokens with logits for each, or not of our kernels."""
+    def forward(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Features [T, C] and logits float32 [T, V].
+
+        None for a step that is not of few tokens with logits for each, or not of our kernels.
+        """
         num_tokens = batch.num_tokens
         if num_tokens > MAX_TOKENS or batch.num_logits != num_tokens or not team().can_replay:
             return None
@@ -57,9 +61,9 @@ class Replays:
             return None
         _fill(recorded, self._model.embedding(batch.token_ids), batch)
         team().replay(recorded.tape)
-        return recorded.logits
+        return recorded.features, recorded.logits
 
-    def _record(self, shape: Shape, batch: ForwardBatch) -> torch.Tensor:
+    def _record(self, shape: Shape, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
         self._arena.restart()
         embedded = self._model.embedding(batch.token_ids)
         held = self._like(embedded), self._like(embedded, torch.float32)
@@ -75,14 +79,15 @@ class Replays:
         held[0].copy_(embedded)
         held[1].copy_(embedded)
         with Recording(self._arena) as recording:
-            logits = self._model.run_layers(*held, kept, self._kv)
+            features = self._model.run_body(*held, kept, self._kv)
+            logits = self._model.logits_of(features)
         recorded = None
         if recording.foreign is None:
-            recorded = Recorded(Tape(recording), *held, kept, logits)
+            recorded = Recorded(Tape(recording), *held, kept, features, logits)
         self._kept[shape] = recorded
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
-        return logits
+        return features, logits
 
     def _like(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._arena.empty(tuple(x.shape), dtype or x.dtype)

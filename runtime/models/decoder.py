@@ -50,18 +50,25 @@ class Model:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """float32 logits [L, V] of ``batch.logits_rows``; the batch's keys and values are in ``kv`` afterwards."""
+        return self.logits_of(self.features(batch, kv))
+
+    @torch.inference_mode()
+    def features(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        """[L, C], what the head makes the logits of ``batch.logits_rows`` from."""
         x = self.embedding(batch.token_ids)  # [T, C]
-        return self.run_layers(x, x.float(), batch, kv)
+        return self.run_body(x, x.float(), batch, kv)
+
+    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
+        if not len(features):
+            return torch.empty(0, self.config.vocab_size, dtype=torch.float32, device=self.device)
+        return self.head(features)
 
     def run_layers(self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """The logits of embedded tokens x [T, C]; ``residual`` is x in float32, and neither is changed.
 
         Of ``batch`` the token ids are not read, so that kernel calls recorded here serve for others too.
         """
-        x = self.run_body(x, residual, batch, kv)
-        if not batch.num_logits:
-            return torch.empty(0, self.config.vocab_size, dtype=torch.float32, device=self.device)
-        return self.head(x)
+        return self.logits_of(self.run_body(x, residual, batch, kv))
 
     def run_body(self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """As ``run_layers``, but for the head: what it is given, [L, C]."""

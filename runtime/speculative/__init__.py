@@ -3,6 +3,7 @@
 from .costs import StepCosts
 from .draft_model import DraftModel, without_layers
 from .drafter import Drafter, Price, Proposal, Want
+from .eagle import EagleGuesser, EagleHead, EagleShape, load_eagle
 from .lookup import LookupDrafter
 from .model_drafter import ModelDrafter
 from .speculation import Speculation
@@ -10,6 +11,9 @@ from .speculation import Speculation
 __all__ = [
     "DraftModel",
     "Drafter",
+    "EagleGuesser",
+    "EagleHead",
+    "EagleShape",
     "LookupDrafter",
     "ModelDrafter",
     "Price",
@@ -17,5 +21,6 @@ __all__ = [
     "Speculation",
     "StepCosts",
     "Want",
+    "load_eagle",
     "without_layers",
 ]

@@ -41,6 +41,7 @@ class DraftModel:
     """Sequences of at most ``max_len`` tokens; a context of the longest takes ``max_len`` slots of its pool."""
 
     token_ids: np.ndarray | None = None  # its logits are of all tokens
+    reads_features = False
 
     def __init__(self, model: Model, *, max_len: int, num_tokens: int = 0) -> None:
         """``num_tokens``: logits beyond it belong to no token; 0: all do."""
@@ -85,6 +86,8 @@ class DraftModel:
         context.read[known : len(tokens)] = tokens[known:]
         context.num_read = len(tokens)
         return found[:, : self.num_tokens]
+
+    def read(self, seq_id: int, position: int, features: torch.Tensor) -> None: ...
 
     def forget(self, seq_id: int) -> None:
         context = self._contexts.pop(seq_id, None)

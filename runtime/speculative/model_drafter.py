@@ -32,6 +32,7 @@ class Guesser(Protocol):
 
     token_ids: np.ndarray | None
     max_len: int
+    reads_features: bool
 
     def num_unread(self, seq_id: int, tokens: np.ndarray) -> int:
         """How many of ``tokens`` it has to read before it can say what follows; 0: it cannot."""
@@ -39,6 +40,10 @@ class Guesser(Protocol):
 
     def logits(self, seq_id: int, tokens: np.ndarray) -> Tensor:
         """[1, V] after ``tokens``: those of the sequence, and what was guessed since."""
+        ...
+
+    def read(self, seq_id: int, position: int, features: Tensor) -> None:
+        """The target's features [n, C] of the sequence's tokens from ``position`` on, for whoever goes on from them."""
         ...
 
     def forget(self, seq_id: int) -> None: ...
@@ -114,6 +119,9 @@ class ModelDrafter:
                 return tokens, said
             if token in want.ends or len(tokens) == want.limit:
                 return tokens, said
+
+    def read(self, seq_id: int, position: int, features: Tensor) -> None:
+        self.guesser.read(seq_id, position, features)
 
     def observe(self, seq_id: int, made: np.ndarray) -> None:
         record = self._records.get(seq_id)

@@ -18,6 +18,7 @@ import numpy as np
 from ..scheduler import MAX_DRAFT_TOKENS, Draft
 from .costs import StepCosts
 from .drafter import Drafter, Price, Proposal, Want
+from .model_drafter import ModelDrafter
 
 _LEAST_GAIN = 1.02  # in expected tokens per second: what is known of chances and costs is not exact
 # Sizes that steps with drafts do not have: kernels work in fours and eights, and few sizes are soon known.
@@ -25,7 +26,10 @@ _UNUSUAL = np.array([n > 4 and n % (2 if n <= 8 else 4 if n <= 32 else 8) != 0 f
 
 
 class Speculation:
-    """Owns the drafters and what is known of costs and gains. ``proposed`` and ``accepted`` count by drafter."""
+    """Owns the drafters and what is known of costs and gains. ``proposed`` and ``accepted`` count by drafter.
+
+    ``readers`` go on from the model's features, and are given those of the tokens that were made.
+    """
 
     def __init__(self, drafters: Sequence[Drafter], *, max_draft: int, costs: StepCosts) -> None:
         self.drafters = tuple(drafters)
@@ -34,6 +38,7 @@ class Speculation:
         self.proposed: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
         self.saved_s = 0.0
+        self.readers = [d for d in drafters if isinstance(d, ModelDrafter) and d.guesser.reads_features]
         self._known: set[int] = set()
         self._step: tuple[int, int, int] | None = None  # tokens without drafts, sequences, draft tokens accepted
         self._drafting_s = 0.0  # what guessing took of the step

@@ -1,0 +1,131 @@
+"""Every drafter with every circumstance: greedy, sampled, penalised, stopped and constrained requests all say the same.
+
+The requests are those of ``test_equality``; a cancelled one has said a beginning of what it would have said.
+"""
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import Engine
+from phloem.runtime.protocol import messages as m
+from phloem.runtime.speculative import (
+    Drafter,
+    DraftModel,
+    EagleGuesser,
+    EagleShape,
+    LookupDrafter,
+    ModelDrafter,
+    Speculation,
+    load_eagle,
+    without_layers,
+)
+from phloem.tests.runtime.engine.driver import CLIENT, Driver
+from phloem.tests.runtime.speculative.oracle import Free, Oracle
+from phloem.tests.runtime.speculative.test_equality import made, submit_all
+from safetensors.torch import save_file
+
+
+@pytest.fixture(scope="module")
+def truth(tiny_model_path):
+    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=4096, speculative="off"))
+    driver = Driver(engine, check=False)
+    outcomes = submit_all(driver, n=1)
+    driver.run()
+    texts = []
+    for i, (name, outcome) in enumerate(outcomes.items()):
+        prompt = engine.tokenizer.encode(f"the {name} sap rises, the sap falls; " * (1 + i % 3), at_start=True)
+        texts += [[*prompt, *c.token_ids] for c in outcome.done[1].meta.candidates]
+    engine.close()
+    return made(outcomes), texts
+
+
+@pytest.fixture(scope="module")
+def head_path(tiny_model_path, tmp_path_factory) -> Path:
+    """A head that has learnt nothing: what it guesses is wrong nearly always."""
+    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=512))
+    shape = EagleShape(engine.tokenizer.vocab_hash, 64, 128, 4, 2, 16, window=32)
+    engine.close()
+    rng = torch.Generator().manual_seed(2)
+    tensors = {name: 0.1 * torch.randn(size, generator=rng) for name, size in shape.tensor_shapes(100).items()}
+    path = tmp_path_factory.mktemp("head") / "head.safetensors"
+    metadata = {name: str(value) for name, value in msgspec.to_builtins(shape).items()}
+    save_file({**tensors, "token_ids": torch.arange(60, 160, dtype=torch.int32)}, path, metadata=metadata)
+    return path
+
+
+def drafters_of(name: str, engine: Engine, texts: list[list[int]], head_path: Path) -> list[Drafter]:
+    def lookup() -> Drafter:
+        return LookupDrafter(lambda ids, space, limit: engine.cache.continuation(ids, namespace=space, limit=limit))
+
+    match name:
+        case "lookup":
+            return [lookup()]
+        case "tree":
+            return [Oracle(texts, vocab_size=engine.vocab_size, lies=0.2, tree=True)]
+        case "model":
+            return [lookup(), ModelDrafter(DraftModel(engine.model, max_len=400), source="draft model")]
+        case "layers":
+            return [ModelDrafter(DraftModel(without_layers(engine.model, 1), max_len=400), source="own layers")]
+    head = load_eagle(head_path, engine.model, vocab_hash=engine.tokenizer.vocab_hash)
+    return [lookup(), ModelDrafter(EagleGuesser(head, engine.model), source="eagle")]
+
+
+class Cheap(Free):
+    """Rows cost nothing, and a token of the target is worth a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.estimate[:] = 1.0
+
+
+CIRCUMSTANCES = {
+    "plain": {},
+    "chunked": {"prefill_chunk": 9, "max_step_tokens": 40},
+    "preempted": {"num_slots": 260, "max_running": 12},
+    "all": {"prefill_chunk": 9, "max_step_tokens": 40, "num_slots": 260, "max_running": 12},
+}
+
+
+@pytest.mark.parametrize(
+    ("circumstance", "cancelled"),
+    [("plain", False), ("chunked", False), ("preempted", True), ("all", False), ("all", True)],
+    ids=["plain", "chunked", "preempted and cancelled", "chunked and preempted", "all"],
+)
+@pytest.mark.parametrize("drafter", ["lookup", "tree", "model", "layers", "eagle"])
+def test_drafts_change_nothing(tiny_model_path, truth, head_path, drafter, circumstance, cancelled):
+    said, texts = truth
+    options = {"num_slots": 4096, **CIRCUMSTANCES[circumstance]}
+    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", **options))
+    found = drafters_of(drafter, engine, texts, head_path)
+    engine.speculation = speculation = Speculation(found, max_draft=4, costs=Cheap())
+    driver = Driver(engine, check=False)
+    outcomes = submit_all(driver, n=1)
+    rng = random.Random(f"{drafter} {circumstance}")
+    gone = rng.sample(list(outcomes), 4) if cancelled else []
+    for name in gone:
+        for _ in range(rng.randrange(4)):
+            driver.step()
+        if 1 not in outcomes[name].ends:
+            driver.say(m.Cancel(f"p{1 + list(outcomes).index(name)}"))
+    driver.run()
+    engine.check()
+    whole = {name: outcome for name, outcome in outcomes.items() if 1 in outcome.done}
+    assert set(outcomes) - set(whole) <= set(gone)
+    for name, (texts_made, _, candidates) in made(whole).items():
+        assert texts_made == said[name][0], name
+        for ours, theirs in zip(candidates, said[name][2], strict=True):
+            assert ours[:-1] == theirs[:-1], name
+            assert ours[-1] == pytest.approx(theirs[-1], abs=1e-3), name
+    for name in set(outcomes) - set(whole):
+        for whole_text, partial in zip(said[name][0], outcomes[name].failed[1].partial, strict=False):
+            assert whole_text.startswith(partial), name
+    if not cancelled:
+        assert sum(speculation.proposed.values()) > 0
+    engine.drop_client(CLIENT)
+    engine.check()
+    assert engine.cache.num_leased == 0 and engine.cache.num_locked == 0
+    engine.close()
