@@ -5,6 +5,7 @@ it prints. ``py``, ``sh`` and ``console`` blocks are not run; of commands only t
 """
 
 import importlib
+import json
 import re
 import shlex
 import sys
@@ -12,6 +13,7 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -160,6 +162,21 @@ def test_index_names_every_page():
     missing = [page.name for page in DOCS if page.name != "README.md" and f"({page.name})" not in index]
     assert not missing
     assert "docs/README.md" in (ROOT / "README.md").read_text()
+
+
+def test_the_readmes_table_is_what_was_measured():
+    readme = (ROOT / "README.md").read_text()
+    measured = json.loads((ROOT / "benchmarks" / "results" / "serving.json").read_text())
+    assert measured["command"].removeprefix("python ") in readme
+    rows = [
+        re.findall(r"[\d,.]+", line) for line in readme[readme.index("## Measured") :].splitlines() if "ms |" in line
+    ]
+    assert len(rows) == len(measured["workloads"])
+    for (*_, tokens_per_s, first_ms, token_ms, cached), found in zip(rows, measured["workloads"], strict=True):
+        assert float(tokens_per_s.replace(",", "")) == round(median(found["tokens_per_s"])), found["workload"]
+        assert float(first_ms.replace(",", "")) == round(found["ttft_p50_ms"]), found["workload"]
+        assert abs(float(token_ms) - found["token_ms"]) <= (0.05 if "." in token_ms else 0.5), found["workload"]
+        assert float(cached) == round(100 * found["cached_tokens"] / found["prompt_tokens"]), found["workload"]
 
 
 def test_every_flag_of_the_engine_is_explained():
