@@ -13,6 +13,7 @@ from phloem.runtime.engine import Engine
 from phloem.runtime.protocol.ops import AnyOp, Close, Fork, Gen, GrammarSpec, Select, Text
 from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import Driver
+from phloem.tests.runtime.executor.stand_in import HostReads, StandIn, traced
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
@@ -34,9 +35,10 @@ def program() -> list[AnyOp]:
     ]
 
 
-def values(path: Path) -> list[object]:
+def values(path: Path, accelerator: StandIn | None = None) -> list[object]:
     engine = Engine(
-        EngineConfig(model=str(path), precision="float32", prefill_chunk=16, num_slots=512, max_seq_len=128)
+        EngineConfig(model=str(path), precision="float32", prefill_chunk=16, num_slots=512, max_seq_len=128),
+        accelerator=accelerator,
     )
     outcome = Driver(engine).run(program())
     return [outcome.value(op) for op in (2, 3, 5, 6)]
@@ -58,3 +60,13 @@ def test_a_program_through_triton_kernels_gives_what_the_cpu_path_gives(tiny_mod
     with using(replace(backend, paged_attention=counted)):
         assert values(tiny_model_path) == expected
     assert calls >= 10
+
+
+def test_the_gpu_s_loop_with_its_graphs_and_kernels_gives_what_the_cpu_path_gives(tiny_model_path: Path) -> None:
+    """All of the CUDA path but CUDA: a step ahead, graphs, the Triton kernels; and no kernel's caller waits."""
+    expected = values(tiny_model_path)
+    device = StandIn()
+    with using(traced(triton_backend())), HostReads(device) as reads:
+        assert values(tiny_model_path, device) == expected
+    assert reads.found == []
+    assert device.graphs and all(graph.num_replays for graph in device.graphs)
