@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
-import random
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -267,93 +266,37 @@ def elementwise(bench: Bench) -> None:
 
 # -- the engine -------------------------------------------------------------------------------------------------------
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "Qwen3-0.6B": {
-        "family": "qwen3",
-        "num_layers": 28,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_heads": 16,
-        "num_kv_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151_936,
-        "tied": True,
-        "max_positions": 4096,
-    },
-    "Llama-3-8B": {
-        "family": "llama",
-        "num_layers": 32,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_heads": 32,
-        "num_kv_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 128_256,
-        "max_positions": 4096,
-    },
-}
-
 
 def engine(bench: Bench) -> None:
-    """256 requests of 100 to 1,024 tokens in and out (nano-vllm's benchmark), then a lone stream of an 8B model."""
+    """Published shapes with random weights: 256 requests at once, a lone stream, a mixture of experts."""
+    from .gpu_engine import TOYS, WORKLOADS, serve
+
     if bench.smoke:
-        _serve(bench, "tiny", {}, num_requests=3, most=12, longest=12)
+        # A graph of the stand-in's holds the calls of kernels, not what the interpreter does in them.
+        from phloem.tests.runtime.executor.stand_in import traced
+
+        with using(traced(triton_backend())):
+            for workload in TOYS:
+                for found in serve(workload, bench.machine, is_smoke=True):
+                    note = f"{found.steps} steps, {found.graphs} graphs"
+                    bench.figures.append(Figure("engine", found.case, None, note=note))
+                    print(_line(bench.figures[-1]), flush=True)
         return
-    _serve(bench, "Qwen3-0.6B", SHAPES["Qwen3-0.6B"], num_requests=256, most=1024, longest=1024)
-    _serve(bench, "Llama-3-8B", SHAPES["Llama-3-8B"], num_requests=1, most=100, longest=128)
-
-
-def _serve(bench: Bench, name: str, shape: dict[str, Any], *, num_requests: int, most: int, longest: int) -> None:
-    from phloem.runtime.config import EngineConfig
-    from phloem.runtime.engine import Engine
-    from phloem.runtime.protocol.messages import Failed, Submit
-    from phloem.runtime.protocol.ops import Close, Gen, Special
-    from phloem.runtime.protocol.sampling import SamplingParams
-    from phloem.tests.runtime.models.tiny import VOCAB_SIZE, make_tiny_model
-
-    rng = random.Random(0)
-    least = min(100, most // 2)
-    prompts = [
-        [rng.randrange(min(10_000, VOCAB_SIZE - 3)) for _ in range(rng.randint(least, most))]
-        for _ in range(num_requests)
-    ]
-    lengths = [rng.randint(min(100, longest // 2), longest) for _ in range(num_requests)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = make_tiny_model(Path(folder) / name, seed=0, dtype=bench.dtype, **shape)
-        config = EngineConfig(
-            model=str(path),
-            device=bench.device.type,
-            precision="float32" if bench.smoke else "bfloat16",
-            max_running=max(num_requests, 1),
-            num_slots=sum(map(len, prompts)) + sum(lengths) + 1024,
-            max_seq_len=2048 if not bench.smoke else 64,
-            max_waiting=num_requests + 1,
-        )
-        server = Engine(config)
-    inbox = []
-    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        params = SamplingParams(max_tokens=length, temperature=0.6, ignore_eos=True, seed=i)
-        ops = [Special(op=0, seq=0, ids=tuple(prompt)), Gen(op=1, seq=0, params=params), Close(op=2, seq=0)]
-        inbox.append((b"bench", Submit(program=str(i), ops=ops)))
-    start = time.perf_counter()
-    outbox = server.step(inbox)
-    steps = 1
-    while server.has_work:
-        outbox += server.step([])
-        steps += 1
-    seconds = time.perf_counter() - start
-    failures = [message for _, message in outbox if isinstance(message, Failed)]
-    if failures:
-        raise SystemExit(f"engine, {name}: {failures[0].error}")
-    tokens = sum(lengths)
-    case = f"{name}, {num_requests} requests, {tokens:,} tokens out"
-    if bench.smoke:
-        bench.figures.append(Figure("engine", case, None, note=f"{steps} steps"))
-    else:
-        bench.figures.append(
-            Figure("engine", case, None, 1e3 * seconds, note=f"{tokens / seconds:,.0f} tokens/s, {steps} steps")
-        )
-    print(_line(bench.figures[-1]), flush=True)
+    for workload in WORKLOADS:
+        for found in serve(workload, bench.machine, is_smoke=False):
+            note = f"{found.steps} steps, {found.graphs} graphs"
+            note += f", {found.num_tokens / found.seconds:,.0f} tokens/s, host {found.host_ms:.2f} ms a step"
+            figures = [
+                Figure("engine", found.case, None, 1e3 * found.seconds, 1e3 * found.least_s, "memory", note=note)
+            ]
+            if workload.num_requests == 1:
+                name = f"{workload.shape}, batch 1"
+                figures.append(Figure("decode step", name, None, found.step_ms, found.least_step_ms, "memory"))
+            for figure in figures:
+                bench.figures.append(figure)
+                print(_line(figure), flush=True)
+        gc.collect()  # the next model needs the memory
+        torch.cuda.empty_cache()
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import reference
 from .batch import LogitEdits, SampleBatch, Sampled
-from .cpu import activation, attention, edits, norm, rope, sampling
+from .cpu import activation, attention, edits, experts, norm, rope, sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Backend:
     rms_norm: Callable[..., tuple[Tensor, Tensor]]
     rope_write_kv: Callable[..., None]
     silu_mul: Callable[[Tensor], Tensor]
-    route: Callable[..., tuple[Tensor, Tensor]]
-    mixture: Callable[..., Tensor]
+    route_experts: Callable[..., tuple[Tensor, Tensor]]
+    mix_experts: Callable[..., Tensor]
     paged_attention: Callable[..., Tensor]
     apply_bitmask: Callable[..., Tensor]
     apply_edits: Callable[[Tensor, LogitEdits], Tensor]
@@ -35,8 +35,8 @@ REFERENCE = Backend(
     rms_norm=reference.rms_norm,
     rope_write_kv=reference.rope_write_kv,
     silu_mul=reference.silu_mul,
-    route=reference.route,
-    mixture=reference.mixture,
+    route_experts=reference.route_experts,
+    mix_experts=reference.mix_experts,
     paged_attention=reference.paged_attention,
     apply_bitmask=reference.apply_bitmask,
     apply_edits=reference.apply_edits,
@@ -50,6 +50,7 @@ CPU = replace(
     rms_norm=norm.rms_norm,
     rope_write_kv=rope.rope_write_kv,
     silu_mul=activation.silu_mul,
+    mix_experts=experts.mix_experts,
     paged_attention=attention.paged_attention,
     apply_bitmask=edits.apply_bitmask,
     apply_edits=edits.apply_edits,

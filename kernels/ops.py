@@ -41,17 +41,17 @@ def silu_mul(x: Tensor) -> Tensor:
     return backend_of(x).silu_mul(x)
 
 
-def route(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tensor, Tensor]:
+def route_experts(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tensor, Tensor]:
     """``(weights float32 [T, top_k], experts int32 [T, top_k])``: the likeliest first, lower ids among equals.
 
     weights = softmax(logits [T, E]) at the experts, divided by their sum if ``normalise``
     """
     if not 0 < top_k <= logits.shape[-1]:
         raise ValueError(f"top {top_k} experts: must be between 1 and the layer's {logits.shape[-1]}")
-    return backend_of(logits).route(logits, top_k, normalise=normalise)
+    return backend_of(logits).route_experts(logits, top_k, normalise=normalise)
 
 
-def mixture(
+def mix_experts(
     x: Tensor,  # [T, C]
     gate_up: Tensor,  # [E, 2I, C]
     down: Tensor,  # [E, C, I]
@@ -59,7 +59,7 @@ def mixture(
     ids: Tensor,  # int32 [T, top_k]
 ) -> Tensor:  # [T, C] in x's dtype
     """A mixture of experts: ``sum over k of weights[t, k] * down[e] @ silu_mul(gate_up[e] @ x[t])``, e = ids[t, k]."""
-    return backend_of(x).mixture(x, gate_up, down, weights, ids)
+    return backend_of(x).mix_experts(x, gate_up, down, weights, ids)
 
 
 def paged_attention(

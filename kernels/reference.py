@@ -85,7 +85,7 @@ def paged_attention(
     return out
 
 
-def route(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tensor, Tensor]:
+def route_experts(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tensor, Tensor]:
     shares = logits.float().softmax(dim=-1)
     found = torch.sort(shares, dim=-1, descending=True, stable=True)
     weights, ids = found.values[:, :top_k], found.indices[:, :top_k]
@@ -94,12 +94,11 @@ def route(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tensor, Tenso
     return weights.contiguous(), ids.int()
 
 
-def mixture(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+def mix_experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for expert in ids.unique().tolist():
-        tokens, ranks = (ids == expert).nonzero(as_tuple=True)
-        each = silu_mul(x[tokens] @ gate_up[expert].T) @ down[expert].T
-        out.index_add_(0, tokens, each.float() * weights[tokens, ranks].unsqueeze(1))
+    for expert in range(gate_up.shape[0]):  # all of them: which are taken is not known without waiting for the device
+        share = torch.where(ids == expert, weights, 0.0).sum(dim=1, keepdim=True)  # [T, 1]
+        out += share * (silu_mul(x @ gate_up[expert].T) @ down[expert].T).float()
     return out.to(x.dtype)
 
 

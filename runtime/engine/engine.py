@@ -384,7 +384,9 @@ class Engine:
     def _collect(self, flight: Flight) -> None:
         """Read a step's results, and take them."""
         assert flight.readback is not None
+        asked_s = self.clock()
         values = flight.readback.wait()
+        self.report.wait_s += self.clock() - asked_s
         sampled: list[SampledToken] = []
         if flight.drawn is not None:
             count = len(flight.drawn.tensors())

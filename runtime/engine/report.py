@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class EngineReport:
-    """Counters since the start. ``forward_tokens`` were run; ``step_s`` is the time in steps that had a forward."""
+    """Counters since the start. ``forward_tokens`` were run; ``step_s`` is the time in steps that had a forward, and
+    ``wait_s`` what of it the host waited for a device's results.
+    """
 
     started_s: float = field(default_factory=time.time)
     steps: int = 0
     forward_tokens: int = 0
     forward_rows: int = 0
     step_s: float = 0.0
+    wait_s: float = 0.0
 
     def count_step(self, plan: StepPlan, interpreter: Interpreter, live: dict[int, Sequence]) -> None:
         self.steps += 1
@@ -74,6 +77,7 @@ class EngineReport:
             "forward_tokens": self.forward_tokens,
             "forward_rows": self.forward_rows,
             "step_seconds": self.step_s,
+            "wait_seconds": self.wait_s,
             **_drafts(engine.speculation),
             "running": len(scheduler.running),
             "waiting": scheduler.num_waiting,

@@ -2,7 +2,7 @@
 
 import torch
 
-from ...kernels import mixture, route
+from ...kernels import mix_experts, route_experts
 from .linear import Linear
 
 
@@ -17,8 +17,8 @@ class MoE:
         self.top_k, self.normalise = top_k, normalise
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [T, C] -> [T, C]
-        weights, ids = route(self.router(x), self.top_k, normalise=self.normalise)
-        return mixture(x, self.gate_up, self.down, weights, ids)
+        weights, ids = route_experts(self.router(x), self.top_k, normalise=self.normalise)
+        return mix_experts(x, self.gate_up, self.down, weights, ids)
 
     @property
     def needs_torch_threads(self) -> bool:

@@ -119,11 +119,15 @@ def tiny_tensors(config: dict[str, Any], *, seed: int) -> dict[str, torch.Tensor
     return found
 
 
-def write_byte_tokenizer(folder: Path) -> None:
-    """tokenizer.json and tokenizer_config.json: token b is the byte b, then three special tokens, and ChatML."""
+def write_byte_tokenizer(folder: Path, *, vocab_size: int = VOCAB_SIZE) -> None:
+    """tokenizer.json and tokenizer_config.json: token b is the byte b, then three special tokens, and ChatML.
+
+    Tokens beyond these are there to be drawn, and stand for no text that is ever made into tokens.
+    """
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     names = {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+    names |= {f"[{id_}]": id_ for id_ in range(VOCAB_SIZE, vocab_size)}
     specials = {"<|endoftext|>": END_OF_TEXT, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
