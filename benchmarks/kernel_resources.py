@@ -17,8 +17,19 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from phloem.kernels.triton import activation, attention, bitmask, edits, norm, rope, sampling
-from phloem.kernels.triton.config import CONFIGS
+from phloem.kernels.triton import (
+    activation,
+    attention,
+    bitmask,
+    edits,
+    experts,
+    grouped,
+    norm,
+    quantized,
+    rope,
+    sampling,
+)
+from phloem.kernels.triton.config import CONFIGS, AttentionConfig, Config, ProductConfig
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -48,40 +59,68 @@ class Resources:
     local: int
 
 
+def attention_builds(config: Config) -> Iterator[Build]:
+    llama = HEADS["Llama-3-8B"]
+    for model, heads in HEADS.items():
+        for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
+            yield attention_build(f"attention {kind} {model}", shape, heads)
+            yield attention_build(f"attention {kind} {model} window, cap", shape, heads, ("HAS_WINDOW", "HAS_SOFT_CAP"))
+    for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
+        yield attention_build(f"attention {kind} Llama-3-8B fp8 pool", shape, llama, pool="*u8")
+    yield attention_build("attention tree Llama-3-8B", config.prefill, llama, ("HAS_TREE",))
+    # A shared prefix, and what is left to the rows: of one token, and of several.
+    for kind, shape in (("prefix", config.shared), ("suffix of one token", config.decode)):
+        yield attention_build(f"attention shared {kind} Llama-3-8B", shape, llama, ("HAS_RANGE", "HAS_SOFT_CAP"))
+    yield attention_build(
+        "attention shared prefix Llama-3-8B fp8 pool", config.shared, llama, ("HAS_RANGE",), pool="*u8"
+    )
+
+
+def attention_build(
+    name: str,
+    shape: AttentionConfig,
+    heads: tuple[int, int, int],
+    flags: tuple[str, ...] = (),
+    *,
+    pool: str = "*bf16",
+) -> Build:
+    num_kv_heads, group, head_dim = heads
+    tables = ("slot_table", "row_ids", "query_starts", "kv_lens", "block_rows", "block_tokens")
+    sizes = ("window", "q_stride", "table_stride", "num_parts", "first_part", "split_len")
+    return Build(
+        name,
+        attention.attention_kernel,
+        {
+            **dict.fromkeys(("q", "out"), "*bf16"),
+            **dict.fromkeys(("k_cache", "v_cache"), pool),
+            **dict.fromkeys((*tables, "range_starts", "range_ends"), "*i32"),
+            "tree": "*i64",
+            **dict.fromkeys(("part_sums", "part_logs"), "*fp32"),
+            **dict.fromkeys(("scale", "soft_cap"), "fp32"),
+            **dict.fromkeys(sizes, "i32"),
+        },
+        {
+            "NUM_KV_HEADS": num_kv_heads,
+            "GROUP": group,
+            "HEAD_DIM": head_dim,
+            "PADDED_DIM": head_dim,
+            "BLOCK_M": max(shape.block_m, triton.next_power_of_2(group)),
+            "BLOCK_N": shape.block_n_fp8 or shape.block_n if pool == "*u8" else shape.block_n,
+            "IS_SPLIT": shape.split_len > 0,
+            **{flag: flag in flags for flag in ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_TREE", "HAS_RANGE")},
+            "PRODUCTS": tl.bfloat16,
+        },
+        shape.num_warps,
+        shape.num_stages,
+        ("q_stride", "table_stride", "split_len"),
+    )
+
+
 def builds(arch: int) -> Iterator[Build]:
     """Every kernel at the configurations shipped for ``arch``."""
     config = CONFIGS[arch]
-    pointers = dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16")
-    tables = ("slot_table", "row_ids", "query_starts", "kv_lens", "block_rows", "block_tokens")
-    for model, (num_kv_heads, group, head_dim) in HEADS.items():
-        for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
-            for window, cap in ((False, False), (True, True)):
-                yield Build(
-                    f"attention {kind} {model}{' window, cap' if window else ''}",
-                    attention.attention_kernel,
-                    {
-                        **pointers,
-                        **dict.fromkeys(tables, "*i32"),
-                        **dict.fromkeys(("part_sums", "part_logs"), "*fp32"),
-                        **dict.fromkeys(("scale", "soft_cap"), "fp32"),
-                        **dict.fromkeys(("window", "q_stride", "table_stride", "num_splits", "split_len"), "i32"),
-                    },
-                    {
-                        "NUM_KV_HEADS": num_kv_heads,
-                        "GROUP": group,
-                        "HEAD_DIM": head_dim,
-                        "PADDED_DIM": head_dim,
-                        "BLOCK_M": max(shape.block_m, triton.next_power_of_2(group)),
-                        "BLOCK_N": shape.block_n,
-                        "HAS_WINDOW": window,
-                        "HAS_SOFT_CAP": cap,
-                        "IS_SPLIT": shape.split_len > 0,
-                        "PRODUCTS": tl.bfloat16,
-                    },
-                    shape.num_warps,
-                    shape.num_stages,
-                    ("q_stride", "table_stride", "split_len"),
-                )
+    yield from attention_builds(config)
+    yield from product_builds(config)
     yield Build(
         "attention join",
         attention.join_kernel,
@@ -104,27 +143,36 @@ def builds(arch: int) -> Iterator[Build]:
             norm.warps_of(block),
             aligned=("width",),
         )
-    yield Build(
-        "rope_write_kv 128",
-        rope.rope_write_kv_kernel,
-        {
-            **dict.fromkeys(("q", "k", "v", "k_cache", "v_cache"), "*bf16"),
-            "cos_sin": "*fp32",
-            **dict.fromkeys(("positions", "out_slots"), "*i64"),
-            **dict.fromkeys(("q_stride", "k_stride", "v_stride", "num_heads", "num_kv_heads", "rotary"), "i32"),
-        },
-        {"HEAD_DIM": 128, "HALF": 64, "WHOLE": 128},
-        1,
-        aligned=("q_stride", "k_stride", "v_stride", "rotary"),
-    )
-    yield Build(
-        "silu_mul",
-        activation.silu_mul_kernel,
-        {"x": "*bf16", "y": "*bf16", "width": "i32"},
-        {"BLOCK": config.elementwise_block},
-        config.elementwise_warps,
-        aligned=("width",),
-    )
+    for name, pool, normed in (
+        ("rope_write_kv 128", "*bf16", False),
+        ("rope_write_kv 128 fp8 pool", "*u8", False),
+        ("norm_rope_write_kv 128", "*bf16", True),
+        ("norm_rope_write_kv 128 fp8 pool", "*u8", True),
+    ):
+        yield Build(
+            name,
+            rope.rope_write_kv_kernel,
+            {
+                **dict.fromkeys(("q", "k", "v"), "*bf16"),
+                **dict.fromkeys(("k_cache", "v_cache"), pool),
+                **dict.fromkeys(("cos_sin", "q_norm", "k_norm"), "*fp32"),
+                "eps": "fp32",
+                **dict.fromkeys(("positions", "out_slots"), "*i64"),
+                **dict.fromkeys(("q_stride", "k_stride", "v_stride", "num_heads", "num_kv_heads", "rotary"), "i32"),
+            },
+            {"HEAD_DIM": 128, "HALF": 64, "WHOLE": 128, "HAS_NORM": normed},
+            1,
+            aligned=("q_stride", "k_stride", "v_stride", "rotary"),
+        )
+    for name in ("silu_mul", "gelu_mul"):
+        yield Build(
+            name,
+            activation.gated_kernel,
+            {"x": "*bf16", "y": "*bf16", "width": "i32"},
+            {"GELU": name == "gelu_mul", "BLOCK": config.elementwise_block},
+            config.elementwise_warps,
+            aligned=("width",),
+        )
     yield Build(
         "apply_bitmask",
         bitmask.apply_bitmask_kernel,
@@ -184,6 +232,57 @@ def logit_builds() -> Iterator[Build]:
         {"SEEN": 1 << 30, "BLOCK": edits.BLOCK},
         4,
     )
+
+
+def product_builds(config: Config) -> Iterator[Build]:
+    for size, shape in (("few", config.quantized_few), ("many", config.quantized_many)):
+        for kind, stored in (("int4", "*u8"), ("int8", "*i8"), ("fp8", "*u8")):
+            yield Build(
+                f"product {kind}, {size} rows",
+                quantized.quantized_product_kernel,
+                {
+                    **dict.fromkeys(("x", "out", "bias"), "*bf16"),
+                    "weight": stored,
+                    **dict.fromkeys(("scale", "zero"), "*fp32" if kind == "fp8" else "*fp16"),
+                    **dict.fromkeys(("num_rows", "width_out", "width_in", "num_groups", "x_stride"), "i32"),
+                },
+                {
+                    "KIND": kind,
+                    "GROUP_LEN": 128 if kind == "fp8" else 32,
+                    "HAS_BIAS": True,
+                    **_blocks(shape),
+                },
+                shape.num_warps,
+                shape.num_stages,
+                ("width_out", "width_in", "x_stride"),
+            )
+    for size, shape in (("few", config.grouped_few), ("many", config.grouped_many)):
+        for adds in (False, True):
+            yield Build(
+                f"grouped product{' added' if adds else ''}, {size} rows",
+                grouped.grouped_product_kernel,
+                {
+                    **dict.fromkeys(("x", "weight", "out"), "*bf16"),
+                    **dict.fromkeys(("order", "block_groups", "block_firsts", "group_starts"), "*i32"),
+                    "row_scale": "*fp32",
+                    **dict.fromkeys(("num_groups", "width_out", "width_in", "divide", "x_stride", "out_stride"), "i32"),
+                },
+                {"HAS_SCALE": True, "ADDS": adds, **_blocks(shape)},
+                shape.num_warps,
+                shape.num_stages,
+                ("width_out", "width_in", "x_stride", "out_stride"),
+            )
+    yield Build(
+        "route 8 of 128 experts",
+        experts.route_kernel,
+        {"logits": "*bf16", "weights": "*fp32", "ids": "*i32", "num_experts": "i32"},
+        {"TOP_K": 8, "NORMALISE": True, "BLOCK": 128},
+        1,
+    )
+
+
+def _blocks(shape: ProductConfig) -> dict[str, Any]:
+    return {"BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n, "BLOCK_K": shape.block_k, "PRODUCTS": tl.bfloat16}
 
 
 def resources(build: Build, arch: int) -> Resources:

@@ -1,29 +1,54 @@
 """The ops of the decoder and of sampling for each device, and the reference of each. Never imports upwards."""
 
 from .batch import LogitEdits, SampleBatch, Sampled
-from .ops import mix_experts, paged_attention, rms_norm, rope_write_kv, route_experts, silu_mul
+from .groups import Groups
+from .ops import (
+    add_adapters,
+    draft_tree,
+    gelu_mul,
+    mix_experts,
+    norm_rope_write_kv,
+    paged_attention,
+    quantized_product,
+    rms_norm,
+    rope_write_kv,
+    route_experts,
+    shared_prefix_attention,
+    silu_mul,
+    tree_attention,
+)
+from .quantized_weight import QuantizedWeight
 from .sampling import apply_bitmask, apply_edits, apply_penalties, gather_logprobs, sample, top_logprobs, uniform
 from .threads import set_kernel_threads, set_threads
 from .warm_up import warm_up
 
 __all__ = [
+    "Groups",
     "LogitEdits",
+    "QuantizedWeight",
     "SampleBatch",
     "Sampled",
+    "add_adapters",
     "apply_bitmask",
     "apply_edits",
     "apply_penalties",
+    "draft_tree",
     "gather_logprobs",
+    "gelu_mul",
     "mix_experts",
+    "norm_rope_write_kv",
     "paged_attention",
+    "quantized_product",
     "rms_norm",
     "rope_write_kv",
     "route_experts",
     "sample",
     "set_kernel_threads",
     "set_threads",
+    "shared_prefix_attention",
     "silu_mul",
     "top_logprobs",
+    "tree_attention",
     "uniform",
     "warm_up",
 ]

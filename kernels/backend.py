@@ -20,24 +20,37 @@ class Backend:
 
     rms_norm: Callable[..., tuple[Tensor, Tensor]]
     rope_write_kv: Callable[..., None]
+    norm_rope_write_kv: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
+    gelu_mul: Callable[[Tensor], Tensor]
+    paged_attention: Callable[..., Tensor]
+    tree_attention: Callable[..., Tensor]
+    shared_prefix_attention: Callable[..., Tensor]
+    quantized_product: Callable[..., Tensor]
     route_experts: Callable[..., tuple[Tensor, Tensor]]
     mix_experts: Callable[..., Tensor]
-    paged_attention: Callable[..., Tensor]
+    add_adapters: Callable[..., Tensor]
     apply_bitmask: Callable[..., Tensor]
     apply_edits: Callable[[Tensor, LogitEdits], Tensor]
     sample: Callable[[Tensor, SampleBatch], Sampled]
     gather_logprobs: Callable[[Tensor, Tensor], Tensor]
     top_logprobs: Callable[[Tensor, int], tuple[Tensor, Tensor]]
+    reads_packed_weights: bool = False  # quantized_product never makes the weight whole
 
 
 REFERENCE = Backend(
     rms_norm=reference.rms_norm,
     rope_write_kv=reference.rope_write_kv,
+    norm_rope_write_kv=reference.norm_rope_write_kv,
     silu_mul=reference.silu_mul,
+    gelu_mul=reference.gelu_mul,
+    paged_attention=reference.paged_attention,
+    tree_attention=reference.paged_attention,
+    shared_prefix_attention=reference.shared_prefix_attention,
+    quantized_product=reference.quantized_product,
     route_experts=reference.route_experts,
     mix_experts=reference.mix_experts,
-    paged_attention=reference.paged_attention,
+    add_adapters=reference.add_adapters,
     apply_bitmask=reference.apply_bitmask,
     apply_edits=reference.apply_edits,
     sample=reference.sample,
@@ -49,9 +62,11 @@ CPU = replace(
     REFERENCE,
     rms_norm=norm.rms_norm,
     rope_write_kv=rope.rope_write_kv,
+    norm_rope_write_kv=rope.norm_rope_write_kv,
     silu_mul=activation.silu_mul,
     mix_experts=experts.mix_experts,
     paged_attention=attention.paged_attention,
+    shared_prefix_attention=attention.shared_prefix_attention,
     apply_bitmask=edits.apply_bitmask,
     apply_edits=edits.apply_edits,
     sample=sampling.sample,
@@ -73,8 +88,9 @@ def triton_backend() -> Backend:
     """The GPU's; imported with the first tensor that lies there."""
     from .triton import activation as triton_activation
     from .triton import attention as triton_attention
-    from .triton import bitmask
+    from .triton import bitmask, grouped, quantized
     from .triton import edits as triton_edits
+    from .triton import experts as triton_experts
     from .triton import norm as triton_norm
     from .triton import rope as triton_rope
     from .triton import sampling as triton_sampling
@@ -83,8 +99,17 @@ def triton_backend() -> Backend:
         REFERENCE,
         rms_norm=triton_norm.rms_norm,
         rope_write_kv=triton_rope.rope_write_kv,
+        norm_rope_write_kv=triton_rope.norm_rope_write_kv,
         silu_mul=triton_activation.silu_mul,
+        gelu_mul=triton_activation.gelu_mul,
         paged_attention=triton_attention.paged_attention,
+        tree_attention=triton_attention.paged_attention,
+        shared_prefix_attention=triton_attention.shared_prefix_attention,
+        quantized_product=quantized.quantized_product,
+        route_experts=triton_experts.route_experts,
+        mix_experts=triton_experts.mix_experts,
+        add_adapters=grouped.add_adapters,
+        reads_packed_weights=True,
         apply_bitmask=bitmask.apply_bitmask,
         apply_edits=triton_edits.apply_edits,
         sample=triton_sampling.sample,

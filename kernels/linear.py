@@ -6,13 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .backend import backend_of
 from .cpu import bfloat, integer
 from .machine import has_bfloat16_products, has_int4_products
+from .ops import quantized_product
+from .quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
+from .quantized_weight import dequantize as dequantize_packed
 
-Precision = Literal["auto", "float32", "bfloat16", "int4", "int8", "int16"]
+Precision = Literal["auto", "float32", "bfloat16", "int4", "int8", "int16", "fp8"]
 Group32 = tuple[Tensor, Tensor, Tensor]  # q uint8 [N, K] of 0..15, scale and zero float32 [N, K / 32]
 
 GROUP_LEN = 32
+FP8_GROUP_LEN = 128
 DEFAULT_INT4_ROWS = 8  # measured on two AVX-512 cores: 4-bit weights win below, bfloat16 from about 12 rows
 
 
@@ -37,7 +42,10 @@ class PackedLinear:
       then does not depend on how many rows there are;
     - ``int16`` is ``int8`` with x rounded to 16 bits: as good as exact for twice the arithmetic, which few rows do not
       feel;
+    - ``fp8`` rounds float weights to 8-bit floats (e4m3) with a scale for every 128 neighbours, and x to bfloat16;
     - ``auto`` is ``int8`` for 4-bit groups and ``bfloat16`` for float weights.
+
+    On a GPU all packed weights stay packed and x is rounded to bfloat16 alone, whatever the number of rows.
 
     On a CPU without byte products ``int8`` and ``int16`` become ``bfloat16``, and ``auto`` keeps 4-bit groups twice:
     as they are for up to ``int4_rows`` rows, for which reading weights is what costs, and as bfloat16 for more.
@@ -59,6 +67,10 @@ class PackedLinear:
         self.int4_rows = 0
         self._few: Product | None = None  # for up to int4_rows rows
         self._many: Product | None = None  # for more, or for all
+        packed = _packed(weight, precision)
+        if packed is not None:
+            self._many = PackedProduct(packed, bias, out_dtype)
+            return
         if isinstance(weight, tuple):
             if precision in ("auto", "int8", "int16") and _fits_bytes(*weight):
                 self._many = BytesProduct(weight, precision, bias, out_dtype)
@@ -74,6 +86,8 @@ class PackedLinear:
             if _fits_bytes(*groups):
                 self._many = BytesProduct(groups, precision, bias, out_dtype)
                 return
+        elif precision == "fp8" and self.shape[1] % FP8_GROUP_LEN == 0:
+            weight = dequantize_packed(pack_fp8(weight, group_len=FP8_GROUP_LEN))  # no kernel here, the same weights
         if self._few is None or precision == "auto":
             self._many = _float_product(weight, bias, precision, out_dtype)
 
@@ -110,6 +124,21 @@ class PackedLinear:
         if self._few is None:
             return self._many.describe()
         return f"{self._few.describe()} up to {self.int4_rows} rows, {self._many.describe()} beyond"
+
+
+class PackedProduct:
+    """4- and 8-bit weights that a GPU's kernel widens in its registers."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.out_dtype = out_dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return quantized_product(x, self.weight, bias=self.bias, out_dtype=self.out_dtype)
+
+    def describe(self) -> str:
+        return f"{self.weight.kind} packed"
 
 
 class FloatProduct:
@@ -220,6 +249,23 @@ def dequantize(weight: Group32) -> Tensor:
     q, scale, zero = weight
     groups = (q.float() - 8).view(*scale.shape, GROUP_LEN)
     return (groups * scale.unsqueeze(-1) + zero.unsqueeze(-1)).view(q.shape)
+
+
+def _packed(weight: Tensor | Group32, precision: Precision) -> QuantizedWeight | None:
+    """The weight as a GPU's kernel reads it; None where there is no such kernel, or it is not to be packed or cannot be
+    cut into groups.
+    """
+    values = weight[0] if isinstance(weight, tuple) else weight
+    taken = backend_of(torch.empty(0, dtype=torch.bfloat16, device=values.device))
+    if precision == "float32" or not taken.reads_packed_weights or values.shape[1] % GROUP_LEN:
+        return None
+    if isinstance(weight, tuple):
+        return None if precision == "bfloat16" else pack_int4(*weight)
+    if precision in ("int8", "int16"):
+        return pack_int8(*quantize_int8(weight))
+    if precision == "fp8" and values.shape[1] % FP8_GROUP_LEN == 0:
+        return pack_fp8(weight, group_len=FP8_GROUP_LEN)
+    return None
 
 
 def _float_product(weight: Tensor, bias: Tensor | None, precision: Precision, out_dtype: torch.dtype | None) -> Product:

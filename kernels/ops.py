@@ -3,9 +3,14 @@
 T tokens, R rows, S slots, Hq/Hkv query and KV heads, D head size, V vocabulary, W = ceil(V / 32) mask words.
 """
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from .backend import backend_of
+from .groups import Groups
+from .quantized_weight import QuantizedWeight
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -31,9 +36,31 @@ def rope_write_kv(
 
     Pair i is (x[i], x[i + half]) with half = rotary size / 2; dimensions from the rotary size on are not turned:
     a, b = x[i], x[i + half];  x[i], x[i + half] = a * cos - b * sin, b * cos + a * sin
-    q, k and v may be slices of one fused projection: only their last two dimensions must be dense.
+    A cache of float8_e4m3fn takes the nearest of its numbers, none beyond 448. q, k and v may be slices of one fused
+    projection: only their last two dimensions must be dense.
     """
     backend_of(q).rope_write_kv(q, k, v, cos_sin, positions, k_cache, v_cache, out_slots)
+
+
+def norm_rope_write_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out_slots: Tensor,
+    *,
+    q_norm: Tensor,  # float32 [D]
+    k_norm: Tensor,  # float32 [D]
+    eps: float,
+) -> Tensor:  # [T, Hq, D]
+    """``rope_write_kv`` of q and k with each head normed first, as by ``rms_norm``. The turned queries come back: q
+    itself may or may not have become them.
+    """
+    inputs = (q, k, v, cos_sin, positions, k_cache, v_cache, out_slots)
+    return backend_of(q).norm_rope_write_kv(*inputs, q_norm=q_norm, k_norm=k_norm, eps=eps)
 
 
 def silu_mul(x: Tensor) -> Tensor:
@@ -60,6 +87,11 @@ def mix_experts(
 ) -> Tensor:  # [T, C] in x's dtype
     """A mixture of experts: ``sum over k of weights[t, k] * down[e] @ silu_mul(gate_up[e] @ x[t])``, e = ids[t, k]."""
     return backend_of(x).mix_experts(x, gate_up, down, weights, ids)
+
+
+def gelu_mul(x: Tensor) -> Tensor:
+    """[..., 2I] -> [..., I]: gelu(x[..., :I]) * x[..., I:], gelu by its tanh formula."""
+    return backend_of(x).gelu_mul(x)
 
 
 def paged_attention(
@@ -94,3 +126,77 @@ def paged_attention(
         sliding_window=sliding_window,
         soft_cap=soft_cap,
     )
+
+
+def tree_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    row_ids: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    *,
+    tree: Tensor,  # int64 [T]
+    scale: float,
+    soft_cap: float = 0.0,
+) -> Tensor:
+    """``paged_attention`` where each row's new tokens, up to 64, are a tree of drafts.
+
+    Token t sees its row's context and those new tokens j of it for which bit j of tree[t] is set: its ancestors and
+    itself (``draft_tree``).
+    """
+    inputs = (q, k_cache, v_cache, slot_table, row_ids, query_starts, kv_lens)
+    return backend_of(q).tree_attention(*inputs, tree=tree, scale=scale, soft_cap=soft_cap)
+
+
+def draft_tree(parents: Sequence[int]) -> list[int]:
+    """The bits of each token for ``tree_attention``; ``parents[j]`` < j, or -1: the context's end."""
+    if len(parents) > 64:
+        raise ValueError(f"a tree of {len(parents)} drafts: at most 64 fit, split it into rows")
+    bits: list[int] = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(f"parent {parent} of draft {node}: must come before it, or be -1")
+        bits.append((bits[parent] if parent >= 0 else 0) | 1 << node)
+    return [bit - (1 << 64) if bit >> 63 else bit for bit in bits]  # as int64
+
+
+def shared_prefix_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    row_ids: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    *,
+    group_starts: Tensor,  # int32 [G + 1]
+    prefix_lens: Tensor,  # int32 [G]
+    scale: float,
+    soft_cap: float = 0.0,
+) -> Tensor:
+    """``paged_attention`` of neighbouring rows that share a prefix, which is read once for all of them.
+
+    Rows [group_starts[g], group_starts[g + 1]) have the same slots in their first prefix_lens[g] tokens, 0 where they
+    share none; every new token lies beyond them. All rows are in some group. Results are those of ``paged_attention``
+    up to the order of sums.
+    """
+    inputs = (q, k_cache, v_cache, slot_table, row_ids, query_starts, kv_lens)
+    groups = {"group_starts": group_starts, "prefix_lens": prefix_lens}
+    return backend_of(q).shared_prefix_attention(*inputs, **groups, scale=scale, soft_cap=soft_cap)
+
+
+def quantized_product(
+    x: Tensor, weight: QuantizedWeight, *, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """``x [T, K] @ weight.T + bias -> [T, N]`` in ``out_dtype`` or x's; sums are float32."""
+    return backend_of(x).quantized_product(x, weight, bias=bias, out_dtype=out_dtype)
+
+
+def add_adapters(y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups, *, scales: Tensor) -> Tensor:
+    """y [T, N] += scales[t] * (x [T, K] @ down[a].T) @ up[a].T, in place, with a the token's adapter.
+
+    down [A, r, K], up [A, N, r], scales float32 [T]; a token of no group keeps its y.
+    """
+    return backend_of(x).add_adapters(y, x, down, up, adapters, scales=scales)

@@ -5,11 +5,15 @@ W = ceil(V / 32) mask words. Arithmetic is float32 (float64 where a probability 
 the first argument.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from .batch import LogitEdits, SampleBatch, Sampled
+from .groups import Groups
+from .quantized_weight import QuantizedWeight, dequantize
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -33,8 +37,27 @@ def rope_write_kv(
     out_slots: Tensor,
 ) -> None:
     q.copy_(_rotate(q, cos_sin, positions))
-    k_cache[out_slots] = _rotate(k, cos_sin, positions).to(k_cache.dtype)
-    v_cache[out_slots] = v.to(v_cache.dtype)
+    _store(k_cache, out_slots, _rotate(k, cos_sin, positions))
+    _store(v_cache, out_slots, v)
+
+
+def norm_rope_write_kv(q: Tensor, k: Tensor, *inputs: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float) -> Tensor:
+    q, k = rms_norm(q, q_norm, eps)[0], rms_norm(k, k_norm, eps)[0]
+    rope_write_kv(q, k, *inputs)
+    return q
+
+
+def _store(cache: Tensor, slots: Tensor, x: Tensor) -> None:
+    if cache.dtype == torch.float8_e4m3fn:  # bytes, since torch cannot index 8-bit floats on every device
+        x = x.float().clamp(-448, 448).to(cache.dtype).view(torch.uint8)
+        cache = cache.view(torch.uint8)
+    cache[slots] = x.to(cache.dtype)
+
+
+def _at(cache: Tensor, slots: Tensor) -> Tensor:
+    if cache.dtype == torch.float8_e4m3fn:
+        return cache.view(torch.uint8)[slots].view(cache.dtype).float()
+    return cache[slots].float()
 
 
 def _rotate(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
@@ -50,6 +73,11 @@ def silu_mul(x: Tensor) -> Tensor:
     return (torch.nn.functional.silu(gate) * up).to(x.dtype)
 
 
+def gelu_mul(x: Tensor) -> Tensor:
+    gate, up = x.float().chunk(2, dim=-1)
+    return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(x.dtype)
+
+
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -62,6 +90,7 @@ def paged_attention(
     scale: float,
     sliding_window: int = 0,
     soft_cap: float = 0.0,
+    tree: Tensor | None = None,
 ) -> Tensor:
     out = torch.empty_like(q, memory_format=torch.contiguous_format)  # [T, Hq, D]
     group = q.shape[1] // k_cache.shape[1]
@@ -69,8 +98,8 @@ def paged_attention(
     for r, (row_id, kv_len) in enumerate(zip(row_ids.tolist(), kv_lens.tolist(), strict=True)):
         begin, end = starts[r], starts[r + 1]
         slots = slot_table[row_id, :kv_len].long()
-        keys = k_cache[slots].float().repeat_interleave(group, dim=1)  # [len, Hq, D]
-        values = v_cache[slots].float().repeat_interleave(group, dim=1)
+        keys = _at(k_cache, slots).repeat_interleave(group, dim=1)  # [len, Hq, D]
+        values = _at(v_cache, slots).repeat_interleave(group, dim=1)
         scores = torch.einsum("thd,lhd->htl", q[begin:end].float(), keys) * scale
         if soft_cap:
             scores = soft_cap * torch.tanh(scores / soft_cap)
@@ -80,6 +109,10 @@ def paged_attention(
         hidden = key_at > at
         if sliding_window:
             hidden = hidden | (key_at <= at - sliding_window)
+        if tree is not None:
+            drafted = key_at - (kv_len - (end - begin))
+            seen = (tree[begin:end].unsqueeze(1) >> drafted.clamp_min(0)) & 1
+            hidden = hidden | ((drafted >= 0) & (seen == 0))
         weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
         out[begin:end] = torch.einsum("htl,lhd->thd", weights, values).to(q.dtype)
     return out
@@ -100,6 +133,29 @@ def mix_experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: 
         share = torch.where(ids == expert, weights, 0.0).sum(dim=1, keepdim=True)  # [T, 1]
         out += share * (silu_mul(x @ gate_up[expert].T) @ down[expert].T).float()
     return out.to(x.dtype)
+
+
+def shared_prefix_attention(
+    q: Tensor, *inputs: Tensor, group_starts: Tensor, prefix_lens: Tensor, **how: Any
+) -> Tensor:
+    """Groups change what is read, not what comes out."""
+    return paged_attention(q, *inputs, **how)
+
+
+def quantized_product(
+    x: Tensor, weight: QuantizedWeight, *, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    y = x.float() @ dequantize(weight).T
+    return (y if bias is None else y + bias.float()).to(out_dtype or x.dtype)
+
+
+def add_adapters(y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups, *, scales: Tensor) -> Tensor:
+    for adapter in adapters.ids.unique().tolist():
+        if adapter >= 0:
+            rows = (adapters.ids == adapter).nonzero().squeeze(1)
+            added = x[rows].float() @ down[adapter].float().T @ up[adapter].float().T
+            y[rows] = (y[rows].float() + added * scales[rows].unsqueeze(-1)).to(y.dtype)
+    return y
 
 
 def apply_bitmask(logits: Tensor, mask: Tensor, *, rows: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .. import reference
 from .entry import ARGS, TASK, entry
+from .norm import rms_norm
 from .tensors import KINDS, team_size
 from .vector import FLOAT32, LANES, get, get_i64, load16, put, store16, take_number
 
@@ -21,7 +22,7 @@ def rope_write_kv(
     v_cache: Tensor,
     out_slots: Tensor,
 ) -> None:
-    if not (_is_dense(q) and k_cache.is_contiguous() and v_cache.is_contiguous()):
+    if k_cache.element_size() == 1 or not (_is_dense(q) and k_cache.is_contiguous() and v_cache.is_contiguous()):
         reference.rope_write_kv(q, k, v, cos_sin, positions, k_cache, v_cache, out_slots)
         return
     num_tokens, num_heads, head_dim = q.shape
@@ -52,6 +53,13 @@ def rope_write_kv(
         head_dim,
         threads=team_size(num_tokens * (num_heads + 2 * k.shape[1]) * head_dim),
     )
+
+
+def norm_rope_write_kv(q: Tensor, k: Tensor, *inputs: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float) -> Tensor:
+    q, _ = rms_norm(q.contiguous(), q_norm, eps)
+    k, _ = rms_norm(k.contiguous(), k_norm, eps)
+    rope_write_kv(q, k, *inputs)
+    return q
 
 
 def _is_dense(x: Tensor) -> bool:

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .config import AttentionConfig, config_of
+from .config import AttentionConfig, Config, config_of
+from .fp8 import decode_fp8
 
 
 @triton.jit
@@ -28,6 +29,9 @@ def attention_kernel(
     kv_lens,
     block_rows,
     block_tokens,
+    tree,  # int64 [T]: bit j is set if the token sees new token j of its row
+    range_starts,  # int32 [R], range_ends: only these keys of the row are seen
+    range_ends,
     out,
     part_sums,
     part_logs,
@@ -36,7 +40,8 @@ def attention_kernel(
     window,
     q_stride,
     table_stride,
-    num_splits,
+    num_parts,  # splits of this and other launches
+    first_part,
     split_len,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -47,6 +52,8 @@ def attention_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    HAS_TREE: tl.constexpr,
+    HAS_RANGE: tl.constexpr,
     PRODUCTS: tl.constexpr,  # the type whose products are taken
 ):
     block = tl.program_id(0)
@@ -72,6 +79,12 @@ def attention_kernel(
     if IS_SPLIT:
         first_key = tl.maximum(first_key, split * split_len)
         end_key = tl.minimum(end_key, (split + 1) * split_len)
+    if HAS_RANGE:
+        first_key = tl.maximum(first_key, tl.load(range_starts + row))
+        end_key = tl.minimum(end_key, tl.load(range_ends + row))
+    if HAS_TREE:
+        begin = kv_len - end_token + tl.load(query_starts + row)  # the position of the row's first new token
+        visible = tl.load(tree + token, mask=valid, other=0)
 
     d = tl.arange(0, PADDED_DIM)
     in_head = d < HEAD_DIM
@@ -86,20 +99,27 @@ def attention_kernel(
         there = key < end_key
         slot = tl.load(table + key, mask=there, other=0).to(tl.int64)
         kv_at = slot * (NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
-        keys = tl.load(k_cache + kv_at[None, :] + d[:, None], mask=there[None, :] & in_head[:, None], other=0.0)
+        keys = tl.load(k_cache + kv_at[None, :] + d[:, None], mask=there[None, :] & in_head[:, None], other=0)
+        if k_cache.dtype.element_ty == tl.uint8:
+            keys = decode_fp8(keys)
         scores = tl.dot(queries, keys.to(PRODUCTS), out_dtype=tl.float32) * scale
         if HAS_SOFT_CAP:
             scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
         seen = there[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:
             seen = seen & (key[None, :] > position[:, None] - window)
+        if HAS_TREE:
+            drafted = tl.maximum(key - begin, 0)
+            seen = seen & ((key < begin)[None, :] | (((visible[:, None] >> drafted[None, :]) & 1) == 1))
         scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)  # a vector that has seen no key yet
         factor = tl.exp2(highest - shift)
         probability = tl.exp2(scores - shift[:, None])
         weight = weight * factor + tl.sum(probability, 1)
-        values = tl.load(v_cache + kv_at[:, None] + d[None, :], mask=there[:, None] & in_head[None, :], other=0.0)
+        values = tl.load(v_cache + kv_at[:, None] + d[None, :], mask=there[:, None] & in_head[None, :], other=0)
+        if v_cache.dtype.element_ty == tl.uint8:
+            values = decode_fp8(values)
         sums = sums * factor[:, None]
         sums = tl.dot(probability.to(PRODUCTS), values.to(PRODUCTS), sums)
         highest = higher
@@ -109,7 +129,7 @@ def attention_kernel(
     place = token.to(tl.int64) * num_heads + head
     stored = valid[:, None] & in_head[None, :]
     if IS_SPLIT:
-        part = place * num_splits + split
+        part = place * num_parts + first_part + split
         tl.store(part_sums + part[:, None] * HEAD_DIM + d[None, :], mixed, mask=stored)
         log = tl.where(empty, float("-inf"), highest + tl.log2(tl.where(empty, 1.0, weight)))
         tl.store(part_logs + part, log, mask=valid)
@@ -162,72 +182,181 @@ def paged_attention(
     scale: float,
     sliding_window: int = 0,
     soft_cap: float = 0.0,
+    tree: Tensor | None = None,
     config: AttentionConfig | None = None,
 ) -> Tensor:
-    """As ``kernels.paged_attention``. Splits and blocks follow from shapes alone, so nothing waits for the device."""
-    num_tokens, num_heads, head_dim = q.shape
-    num_rows, num_kv_heads = row_ids.shape[0], k_cache.shape[1]
-    group = num_heads // num_kv_heads
-    assert num_heads == group * num_kv_heads, (num_heads, num_kv_heads)
-    if q.stride(2) != 1 or (num_heads > 1 and q.stride(1) != head_dim):
-        q = q.contiguous()
-    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    """As ``kernels.paged_attention``; a pool of float8_e4m3fn is read as it is. Splits and blocks follow from shapes
+    alone, so nothing waits for the device.
+
+    ``tree`` (int64 [T]) makes of each row's new tokens a tree of drafts: token t sees new token j of its row where bit
+    j is set. Parents come before children, each token has its own bit, a row has up to 64 of them.
+    """
+    if tree is not None and sliding_window:
+        raise ValueError(f"a tree of drafts with a sliding window of {sliding_window}: only one of them, drop the tree")
+    num_tokens, num_rows = q.shape[0], row_ids.shape[0]
+    if config is None:
+        table = config_of(q.device)
+        config = table.decode if num_tokens == num_rows else table.prefill
+    q, out = _dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not num_tokens:
         return out
-    table = config_of(q.device)
-    if config is None:
-        config = table.decode if num_tokens == num_rows else table.prefill
+    num_splits = _num_splits(slot_table, config)
+    parts = _parts(q, num_splits if num_splits > 1 else 0)
+    rows = (slot_table, row_ids, query_starts, kv_lens)
+    options = (scale, soft_cap, sliding_window)
+    _attend(q, k_cache, v_cache, *rows, None, tree, out, parts, *options, num_splits, num_splits, 0, config)
+    if num_splits > 1:
+        _join(parts, out, num_splits)
+    return out
+
+
+def shared_prefix_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    row_ids: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    *,
+    group_starts: Tensor,
+    prefix_lens: Tensor,
+    scale: float,
+    soft_cap: float = 0.0,
+    config: Config | None = None,
+) -> Tensor:
+    """What ``paged_attention`` gives, with the keys that neighbouring rows share read once for all of them.
+
+    Rows ``group_starts[g]:group_starts[g + 1]`` (int32 [G + 1], over all rows) share the slots of their first
+    ``prefix_lens[g]`` tokens (int32 [G]); 0 where they share none. Every new token lies beyond the shared ones. The
+    queries of a group see its prefix as one long block, each row sees the rest, and the parts are joined by the log of
+    their weight (as in Hydragen, Juravsky et al. 2024).
+    """
+    num_tokens = q.shape[0]
+    table = config_of(q.device) if config is None else config
+    q, out = _dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not num_tokens:
+        return out
+    own = table.decode if num_tokens == row_ids.shape[0] else table.shared
+    shared_splits, own_splits = _num_splits(slot_table, table.shared), _num_splits(slot_table, own)
+    num_parts = shared_splits + own_splits
+    parts = _parts(q, num_parts)
+    options = (scale, soft_cap, 0)
+
+    group_starts, first_rows = group_starts.long(), group_starts[:-1].long()
+    query_starts_of_groups = query_starts[group_starts].int()
+    group_tokens = query_starts_of_groups[1:] - query_starts_of_groups[:-1]
+    # A group is one row whose new tokens come right after the prefix: each of them sees all of it.
+    rows = (slot_table, row_ids[first_rows], query_starts_of_groups, prefix_lens + group_tokens)
+    seen = (torch.zeros_like(prefix_lens), prefix_lens)
+    _attend(q, k_cache, v_cache, *rows, seen, None, out, parts, *options, shared_splits, num_parts, 0, table.shared)
+
+    groups = torch.searchsorted(group_starts, torch.arange(row_ids.shape[0], device=q.device), right=True) - 1
+    rows = (slot_table, row_ids, query_starts, kv_lens)
+    seen = (prefix_lens[groups], kv_lens)
+    _attend(q, k_cache, v_cache, *rows, seen, None, out, parts, *options, own_splits, num_parts, shared_splits, own)
+    _join(parts, out, num_parts)
+    return out
+
+
+def _attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    row_ids: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    seen: tuple[Tensor, Tensor] | None,
+    tree: Tensor | None,
+    out: Tensor,
+    parts: tuple[Tensor, Tensor],
+    scale: float,
+    soft_cap: float,
+    sliding_window: int,
+    num_splits: int,
+    num_parts: int,
+    first_part: int,
+    config: AttentionConfig,
+) -> None:
+    """One launch: into ``out``, or into ``num_splits`` of ``num_parts`` parts where there are several."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[1]
+    group = num_heads // num_kv_heads
+    assert num_heads == group * num_kv_heads, (num_heads, num_kv_heads)
     block_m = max(config.block_m, triton.next_power_of_2(group))
     block_rows, block_tokens = blocks_of(query_starts, num_tokens, block_m // group)
-    num_splits = triton.cdiv(slot_table.shape[1], config.split_len) if config.split_len else 1
-    parts = num_tokens * num_heads * num_splits if num_splits > 1 else 0
-    part_sums = torch.empty((parts, head_dim), dtype=torch.float32, device=q.device)
-    part_logs = torch.empty(parts, dtype=torch.float32, device=q.device)
+    range_starts, range_ends = (kv_lens, kv_lens) if seen is None else seen
     attention_kernel[(len(block_rows), num_kv_heads, num_splits)](
         q,
-        k_cache,
-        v_cache,
+        _as_bytes(k_cache),
+        _as_bytes(v_cache),
         slot_table,
         row_ids,
         query_starts,
         kv_lens,
         block_rows,
         block_tokens,
+        kv_lens if tree is None else tree,
+        range_starts,
+        range_ends,
         out,
-        part_sums,
-        part_logs,
+        *parts,
         scale,
         soft_cap,
         sliding_window,
         q.stride(0),
         slot_table.stride(0),
-        num_splits,
+        num_parts,
+        first_part,
         config.split_len,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
         PADDED_DIM=max(triton.next_power_of_2(head_dim), 16),
         BLOCK_M=block_m,
-        BLOCK_N=config.block_n,
+        BLOCK_N=config.block_n_fp8 or config.block_n if k_cache.element_size() == 1 else config.block_n,
         HAS_WINDOW=sliding_window > 0,
         HAS_SOFT_CAP=soft_cap > 0,
-        IS_SPLIT=num_splits > 1,
+        IS_SPLIT=num_parts > 1,
+        HAS_TREE=tree is not None,
+        HAS_RANGE=seen is not None,
         PRODUCTS=product_type(q),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    if num_splits > 1:
-        join_kernel[(num_tokens * num_heads,)](
-            part_sums,
-            part_logs,
-            out,
-            num_splits,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=max(triton.next_power_of_2(head_dim), 16),
-            BLOCK_SPLITS=16,
-            num_warps=1,
-        )
-    return out
+
+
+def _join(parts: tuple[Tensor, Tensor], out: Tensor, num_parts: int) -> None:
+    head_dim = out.shape[2]
+    join_kernel[(out.shape[0] * out.shape[1],)](
+        *parts,
+        out,
+        num_parts,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=max(triton.next_power_of_2(head_dim), 16),
+        BLOCK_SPLITS=16,
+        num_warps=1,
+    )
+
+
+def _parts(q: Tensor, num_parts: int) -> tuple[Tensor, Tensor]:
+    """(sums, logs of the weight) of each part of each query and head."""
+    parts = q.shape[0] * q.shape[1] * num_parts
+    sums = torch.empty((parts, q.shape[2]), dtype=torch.float32, device=q.device)
+    return sums, torch.empty(parts, dtype=torch.float32, device=q.device)
+
+
+def _num_splits(slot_table: Tensor, config: AttentionConfig) -> int:
+    return triton.cdiv(slot_table.shape[1], config.split_len) if config.split_len else 1
+
+
+def _dense(q: Tensor) -> Tensor:
+    return q if q.stride(2) == 1 and (q.shape[1] == 1 or q.stride(1) == q.shape[2]) else q.contiguous()
+
+
+def _as_bytes(cache: Tensor) -> Tensor:
+    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
 
 
 def product_type(q: Tensor) -> tl.dtype:

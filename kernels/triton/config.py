@@ -17,6 +17,18 @@ class AttentionConfig:
     num_warps: int
     num_stages: int
     split_len: int = 0  # keys of one program; 0: all
+    block_n_fp8: int = 0  # keys at a time of a pool of 8-bit numbers, whose bits cost registers; 0: block_n
+
+
+@dataclass(frozen=True, slots=True)
+class ProductConfig:
+    """A block of ``block_m`` rows by ``block_n`` columns of results, ``block_k`` terms at a time."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,11 @@ class Config:
 
     decode: AttentionConfig
     prefill: AttentionConfig
+    shared: AttentionConfig  # a prefix that many rows have in common
+    quantized_few: ProductConfig  # of up to 16 rows: weights are what is read
+    quantized_many: ProductConfig
+    grouped_few: ProductConfig  # of up to 16 rows a group
+    grouped_many: ProductConfig
     elementwise_block: int = 1024
     elementwise_warps: int = 4
 
@@ -32,11 +49,21 @@ class Config:
 CONFIGS = {
     80: Config(
         decode=AttentionConfig(block_m=16, block_n=64, num_warps=4, num_stages=2, split_len=512),
-        prefill=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=2),
+        prefill=AttentionConfig(block_m=128, block_n=64, block_n_fp8=32, num_warps=8, num_stages=2),
+        shared=AttentionConfig(block_m=128, block_n=64, block_n_fp8=32, num_warps=8, num_stages=2, split_len=512),
+        quantized_few=ProductConfig(block_m=16, block_n=32, block_k=128, num_warps=4, num_stages=3),
+        quantized_many=ProductConfig(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=3),
+        grouped_few=ProductConfig(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=3),
+        grouped_many=ProductConfig(block_m=64, block_n=128, block_k=64, num_warps=8, num_stages=3),
     ),
     90: Config(
         decode=AttentionConfig(block_m=16, block_n=128, num_warps=4, num_stages=2, split_len=1024),
         prefill=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
+        shared=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, split_len=1024),
+        quantized_few=ProductConfig(block_m=16, block_n=32, block_k=128, num_warps=4, num_stages=4),
+        quantized_many=ProductConfig(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=4),
+        grouped_few=ProductConfig(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=4),
+        grouped_many=ProductConfig(block_m=64, block_n=128, block_k=64, num_warps=8, num_stages=4),
     ),
 }
 

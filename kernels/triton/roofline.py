@@ -55,6 +55,16 @@ def attention(
     return Work(moved, 4.0 * seen * num_heads * head_dim)
 
 
+def shared_prefix_attention(
+    prefix_len: int, kv_lens: Sequence[int], *, num_heads: int, num_kv_heads: int, head_dim: int, element: int = 2
+) -> Work:
+    """One new token a row, the first ``prefix_len`` keys read once for all rows."""
+    shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "element": element}
+    whole = attention(kv_lens, [1] * len(kv_lens), **shape)
+    twice = (len(kv_lens) - 1) * prefix_len * (2 * num_kv_heads * head_dim * element + 4)
+    return Work(whole.bytes - twice, whole.flops)
+
+
 def rms_norm(rows: int, width: int, *, element: int = 2, residual_element: int = 0) -> Work:
     """``residual_element`` 0: without a residual."""
     return Work(rows * width * (2 * element + 2 * residual_element) + 4 * width, 6.0 * rows * width)

@@ -2,7 +2,7 @@
 
 import torch
 
-from ...kernels import paged_attention, rope_write_kv
+from ...kernels import norm_rope_write_kv, paged_attention, rope_write_kv
 from ..memory import KVPool
 from .batch import ForwardBatch
 from .linear import Linear
@@ -51,8 +51,9 @@ class Attention:
         """Put the tokens' keys and values into their slots; the rotated queries [T, H, D] come back."""
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        places = (cos_sin, batch.positions, kv.k[self.layer], kv.v[self.layer], batch.out_slots)
         if self.q_norm is not None and self.k_norm is not None:
-            q, _ = self.q_norm(q.contiguous())
-            k, _ = self.k_norm(k.contiguous())
-        rope_write_kv(q, k, v, cos_sin, batch.positions, kv.k[self.layer], kv.v[self.layer], batch.out_slots)
+            norms = {"q_norm": self.q_norm.weight, "k_norm": self.k_norm.weight}
+            return norm_rope_write_kv(q, k, v, *places, **norms, eps=self.q_norm.eps)
+        rope_write_kv(q, k, v, *places)
         return q

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from phloem.kernels import reference
+from phloem.kernels.cpu import rope as cpu_rope
 from phloem.tests.kernels.test_attention import CASES, Case
 
 attention, norm, rope, activation, bitmask, config = (
@@ -102,28 +103,37 @@ def test_rms_norm(dtype: torch.dtype, shape: tuple[int, int], residual_dtype: to
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(0, 8), (1, 2), (3, 70), (2, 4, 3000)])
-def test_silu_mul(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("name", ["silu_mul", "gelu_mul"])
+def test_gated_activations(dtype: torch.dtype, shape: tuple[int, ...], name: str) -> None:
     x = (4 * torch.randn(shape)).to(dtype)
-    torch.testing.assert_close(activation.silu_mul(x), reference.silu_mul(x), **close(dtype))
+    torch.testing.assert_close(getattr(activation, name)(x), getattr(reference, name)(x), **close(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "rotary"), [(9, 3, 64, 64), (4, 1, 24, 16), (2, 2, 8, 8)]
 )
-def test_rope_write_kv(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, rotary: int) -> None:
+def test_rope_write_kv(
+    dtype: torch.dtype, normed: bool, num_heads: int, num_kv_heads: int, head_dim: int, rotary: int
+) -> None:
     tokens = 5
     fused = torch.randn(tokens, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
     table = torch.randn(40, rotary)
     positions, slots = torch.tensor([3, 39, 0, 7, 8]), torch.tensor([4, 0, 6, 2, 9])
+    norms = {"q_norm": torch.rand(head_dim), "k_norm": torch.rand(head_dim), "eps": 1e-5}
     results = []
-    for write in (rope.rope_write_kv, reference.rope_write_kv):
+    for module in (rope, reference, cpu_rope):
         q, k, v = fused.clone().split((num_heads, num_kv_heads, num_kv_heads), dim=1)
         caches = [torch.zeros(11, num_kv_heads, head_dim, dtype=dtype) for _ in range(2)]
-        write(q, k, v, table, positions, *caches, slots)
+        if normed:
+            q = module.norm_rope_write_kv(q, k, v, table, positions, *caches, slots, **norms)
+        else:
+            module.rope_write_kv(q, k, v, table, positions, *caches, slots)
         results.append((q, *caches))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, **close(one.dtype))
+    for found in results[1:]:
+        for one, other in zip(results[0], found, strict=True):
+            torch.testing.assert_close(one, other, **close(one.dtype))
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 3000])
@@ -146,8 +156,8 @@ def test_every_kernel_of_the_folder_is_known_here() -> None:
     assert sorted(known) == [
         "apply_bitmask_kernel",
         "attention_kernel",
+        "gated_kernel",
         "join_kernel",
         "rms_norm_kernel",
         "rope_write_kv_kernel",
-        "silu_mul_kernel",
     ]

@@ -38,3 +38,13 @@ def test_sampling_reads_the_logits_once_and_penalties_go_over_the_vocabulary_twi
     assert roofline.sample(4, 1000).bytes == 4 * (4 * 1000 + 60)
     assert roofline.penalties(4, 1000, seen=10).bytes == 4 * (2 * 4 * 1000 + 120)
     assert roofline.sample(256, 128_256).bound(roofline.H200) == "memory"
+
+
+def test_a_shared_prefix_is_counted_once() -> None:
+    shape = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    lens = [8192 + 64] * 64
+    once = roofline.shared_prefix_attention(8192, lens, **shape)
+    apart = roofline.attention(lens, [1] * 64, **shape)
+    assert once.flops == apart.flops
+    assert apart.bytes - once.bytes == 63 * 8192 * (2 * 8 * 128 * 2 + 4)
+    assert apart.seconds(roofline.H200) / once.seconds(roofline.H200) > 10

@@ -1,0 +1,27 @@
+"""Numbers of 8 bits (e4m3: four of exponent, three of mantissa, no infinity) as bytes, on any architecture. sm_80 has
+no instruction for them, so bits are moved instead. Never scales: whoever stores a number scales it first.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def decode_fp8(byte):
+    """float32 of uint8: the fields lie as in float16, whose exponent counts from 8 lower; exact, subnormals too."""
+    wide = byte.to(tl.int16)
+    half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.int16)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def encode_fp8(x):
+    """uint8 of float32, rounded to nearest even; beyond 448 it is 448."""
+    bits = x.to(tl.int32, bitcast=True)
+    size = tl.minimum(tl.abs(x), 448.0)
+    own = size.to(tl.int32, bitcast=True)
+    normal = ((own + 0x7FFFF + ((own >> 20) & 1)) >> 20) - (120 << 3)
+    # Below 2^-6 the steps are of 2^-9; adding 2^23 rounds to a whole number and leaves it in the low bits.
+    small = (size * 512.0 + 8388608.0).to(tl.int32, bitcast=True) & 0xF
+    byte = tl.where(size < 0.015625, small, normal) | ((bits >> 24) & 0x80)
+    return byte.to(tl.uint8)

@@ -1,0 +1,121 @@
+"""Products of rows with the weights of their group: experts of a mixture, adapters of a batch. Never sorts activations:
+only the order of the rows is sorted, and each block gathers its own.
+
+    out[p] (+)= row_scale[p] * x[p // divide] @ weight[group_ids[p]].T        rows of group -1 are left alone
+
+Weights of each group that occurs are read once for every BLOCK_M rows of it; 2 * rows * N * K flops.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..groups import Groups
+from .attention import blocks_of, product_type
+from .config import ProductConfig, config_of
+
+
+@triton.jit
+def grouped_product_kernel(
+    x,
+    weight,
+    order,
+    block_groups,
+    block_firsts,
+    group_starts,
+    row_scale,
+    out,
+    num_groups,
+    width_out,
+    width_in,
+    divide,
+    x_stride,
+    out_stride,
+    HAS_SCALE: tl.constexpr,
+    ADDS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+):
+    block = tl.program_id(0)
+    group = tl.load(block_groups + block)
+    if (group < 0) | (group >= num_groups):  # no block, or the rows of no group
+        return
+    place = tl.load(block_firsts + block) + tl.arange(0, BLOCK_M)
+    valid = place < tl.load(group_starts + group + 1)
+    pair = tl.load(order + place, mask=valid, other=0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = column < width_out
+    rows = x + (pair // divide) * x_stride
+    lines = weight + (group.to(tl.int64) * width_out + column) * width_in
+    sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    for start in range(0, width_in, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        there = k < width_in
+        a = tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & there[None, :], other=0.0)
+        b = tl.load(lines[None, :] + k[:, None], mask=inside[None, :] & there[:, None], other=0.0)
+        sums = tl.dot(a.to(PRODUCTS), b.to(PRODUCTS), sums)
+    if HAS_SCALE:
+        sums = sums * tl.load(row_scale + pair, mask=valid, other=0.0)[:, None]
+    at = out + pair[:, None] * out_stride + column[None, :]
+    stored = valid[:, None] & inside[None, :]
+    if ADDS:
+        sums += tl.load(at, mask=stored, other=0.0).to(tl.float32)
+    tl.store(at, sums.to(out.dtype.element_ty), mask=stored)
+
+
+def grouped_product(
+    x: Tensor,  # [P / divide, K]
+    weight: Tensor,  # [groups, N, K]
+    groups: Groups,
+    *,
+    divide: int = 1,
+    row_scale: Tensor | None = None,  # float32 [P]
+    out: Tensor | None = None,
+    config: ProductConfig | None = None,
+) -> Tensor:
+    """float [P, N] in x's dtype; into ``out`` it is added. Rows of no group stay 0, or what they were."""
+    num_pairs = groups.order.shape[0]
+    assert weight.is_contiguous() and weight.shape[0] == groups.num_groups, weight.shape
+    assert x.shape == (num_pairs // divide, weight.shape[2]) and x.stride(1) == 1, (x.shape, weight.shape)
+    adds = out is not None
+    if out is None:
+        out = torch.zeros((num_pairs, weight.shape[1]), dtype=x.dtype, device=x.device)
+    if not num_pairs:
+        return out
+    if config is None:
+        table = config_of(x.device)
+        config = table.grouped_few if num_pairs <= 16 * groups.num_groups else table.grouped_many
+    block_groups, block_firsts = blocks_of(groups.starts, num_pairs, config.block_m)
+    grouped_product_kernel[(len(block_groups), triton.cdiv(weight.shape[1], config.block_n))](
+        x,
+        weight,
+        groups.order,
+        block_groups,
+        block_firsts,
+        groups.starts,
+        x if row_scale is None else row_scale,
+        out,
+        groups.num_groups,
+        weight.shape[1],
+        weight.shape[2],
+        divide,
+        x.stride(0),
+        out.stride(0),
+        HAS_SCALE=row_scale is not None,
+        ADDS=adds,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        PRODUCTS=product_type(x),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out
+
+
+def add_adapters(y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups, *, scales: Tensor) -> Tensor:
+    """Low-rank adapters gathered by token (Punica, Chen et al. 2023)."""
+    return grouped_product(grouped_product(x, down, adapters), up, adapters, row_scale=scales, out=y)

@@ -1,0 +1,126 @@
+"""Products with weights of 4 and 8 bits, made into the type of the products in registers. Never in memory.
+
+Weights are read as they are stored: 4, 8 or 8 bits each and a scale for every ``group_len`` neighbours of a row. A
+program has a block of results; neighbouring programs share weights, so for few rows each weight is read once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..quantized_weight import QuantizedWeight
+from .attention import product_type
+from .config import ProductConfig, config_of
+from .fp8 import decode_fp8
+
+
+@triton.jit
+def quantized_product_kernel(
+    x,
+    weight,
+    scale,
+    zero,
+    bias,
+    out,
+    num_rows,
+    width_out,
+    width_in,
+    num_groups,
+    x_stride,
+    KIND: tl.constexpr,
+    GROUP_LEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    valid = row < num_rows
+    inside = column < width_out
+    lines = column.to(tl.int64)
+    rows = x + row.to(tl.int64) * x_stride
+    sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    if KIND == "int4":
+        # Byte j of a group of 32: weight j in its low half, weight j + 16 in its high half.
+        for start in range(0, width_in // 2, BLOCK_K // 2):
+            byte = start + tl.arange(0, BLOCK_K // 2)
+            there = byte < width_in // 2
+            group = byte // 16
+            k = group * 32 + byte % 16
+            shown = inside[None, :] & there[:, None]
+            both = tl.load(weight + lines[None, :] * (width_in // 2) + byte[:, None], mask=shown, other=0)
+            at = lines[None, :] * num_groups + group[:, None]
+            step = tl.load(scale + at, mask=shown, other=0.0).to(tl.float32)
+            # w = (q - 8) * scale + zero
+            offset = tl.load(zero + at, mask=shown, other=0.0).to(tl.float32) - 8.0 * step
+            low = (both & 15).to(tl.float32) * step + offset
+            high = (both >> 4).to(tl.float32) * step + offset
+            asked = valid[:, None] & there[None, :]
+            first = tl.load(rows[:, None] + k[None, :], mask=asked, other=0.0).to(PRODUCTS)
+            second = tl.load(rows[:, None] + k[None, :] + 16, mask=asked, other=0.0).to(PRODUCTS)
+            sums = tl.dot(first, low.to(PRODUCTS), sums)
+            sums = tl.dot(second, high.to(PRODUCTS), sums)
+    else:
+        for start in range(0, width_in, BLOCK_K):
+            k = start + tl.arange(0, BLOCK_K)
+            there = k < width_in
+            shown = inside[None, :] & there[:, None]
+            stored = tl.load(weight + lines[None, :] * width_in + k[:, None], mask=shown, other=0)
+            if KIND == "fp8":
+                number = decode_fp8(stored)
+            else:
+                number = stored.to(tl.float32)
+            at = lines[None, :] * num_groups + k[:, None] // GROUP_LEN
+            step = tl.load(scale + at, mask=shown, other=0.0).to(tl.float32)
+            a = tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & there[None, :], other=0.0)
+            sums = tl.dot(a.to(PRODUCTS), (number * step).to(PRODUCTS), sums)
+    if HAS_BIAS:
+        sums += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    at = row.to(tl.int64)[:, None] * width_out + column[None, :]
+    tl.store(out + at, sums.to(out.dtype.element_ty), mask=valid[:, None] & inside[None, :])
+
+
+def quantized_product(
+    x: Tensor,
+    weight: QuantizedWeight,
+    *,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: ProductConfig | None = None,
+) -> Tensor:
+    """``x [T, K] @ weight.T + bias -> [T, N]`` in ``out_dtype`` or x's, with float32 sums."""
+    num_rows, width_in = x.shape
+    width_out = weight.shape[0]
+    assert width_in == weight.shape[1], (x.shape, weight.shape)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    out = torch.empty((num_rows, width_out), dtype=out_dtype or x.dtype, device=x.device)
+    if config is None:
+        table = config_of(x.device)
+        config = table.quantized_few if num_rows <= 16 else table.quantized_many
+    if num_rows:
+        quantized_product_kernel[(triton.cdiv(num_rows, config.block_m), triton.cdiv(width_out, config.block_n))](
+            x,
+            weight.values,
+            weight.scale,
+            weight.scale if weight.zero is None else weight.zero,
+            weight.scale if bias is None else bias,
+            out,
+            num_rows,
+            width_out,
+            width_in,
+            weight.scale.shape[1],
+            x.stride(0),
+            KIND=weight.kind,
+            GROUP_LEN=weight.group_len,
+            HAS_BIAS=bias is not None,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            BLOCK_K=config.block_k,
+            PRODUCTS=product_type(x),
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+    return out

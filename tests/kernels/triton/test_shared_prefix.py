@@ -1,0 +1,155 @@
+"""Trees of drafts, prefixes read once, and pools of 8-bit numbers: the GPU's attention, interpreted."""
+
+import importlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from phloem.kernels import (
+    draft_tree,
+    paged_attention,
+    reference,
+    rope_write_kv,
+    shared_prefix_attention,
+    tree_attention,
+)
+from phloem.tests.kernels.test_attention import CASES, Case
+from torch import Tensor
+
+attention, config, fp8, rope = (
+    importlib.import_module(f"phloem.kernels.triton.{name}") for name in ("attention", "config", "fp8", "rope")
+)
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+
+
+def small_splits() -> object:
+    table = config.CONFIGS[80]
+    return replace(table, decode=replace(table.decode, split_len=64), shared=replace(table.shared, split_len=64))
+
+
+def tree_reference(inputs: list[Tensor], parents: list[list[int]], scale: float) -> Tensor:
+    """Each token's path, one after the other: the context and the path's tokens alone, as an ordinary row."""
+    q, k_cache, v_cache, table, row_ids, starts, kv_lens = inputs
+    out = torch.empty_like(q)
+    for r, parent in enumerate(parents):
+        begin = int(kv_lens[r]) - len(parent)
+        for node in range(len(parent)):
+            path, at = [], node
+            while at >= 0:
+                path.append(at)
+                at = parent[at]
+            slots = table[row_ids[r], [*range(begin), *(begin + n for n in reversed(path))]].unsqueeze(0)
+            t = int(starts[r]) + node
+            out[t] = reference.paged_attention(
+                q[t : t + 1],
+                k_cache,
+                v_cache,
+                slots,
+                torch.tensor([0], dtype=torch.int32),
+                torch.tensor([0, 1], dtype=torch.int32),
+                torch.tensor([slots.shape[1]], dtype=torch.int32),
+                scale=scale,
+            )[0]
+    return out
+
+
+@pytest.mark.parametrize("split_len", [0, 32])
+def test_a_token_of_a_tree_sees_its_path_and_nothing_beside_it(split_len: int) -> None:
+    parents = [[-1, 0, 0, 1, 2, 2, -1], [-1], [-1, 0, 1, 2, 3]]
+    bits = [bit for parent in parents for bit in draft_tree(parent)]
+    inputs = Case((70, 9, 5), (7, 1, 5), num_heads=4, num_kv_heads=2, head_dim=16).inputs()
+    shape = replace(config.CONFIGS[80].prefill, split_len=split_len)
+    found = attention.paged_attention(*inputs, scale=0.2, tree=torch.tensor(bits), config=shape)
+    expected = tree_reference(inputs, parents, 0.2)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    by_op = tree_attention(*inputs, scale=0.2, tree=torch.tensor(bits))  # on the CPU
+    torch.testing.assert_close(by_op, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_tree_has_up_to_64_drafts_and_parents_come_first() -> None:
+    bits = draft_tree([-1, *range(63)])
+    assert bits[62] == 2**63 - 1 and bits[63] == -1  # every bit of an int64
+    with pytest.raises(ValueError, match="65 drafts: at most 64"):
+        draft_tree([-1] * 65)
+    with pytest.raises(ValueError, match="parent 1 of draft 1"):
+        draft_tree([-1, 1])
+
+
+def test_a_tree_with_a_window_is_refused() -> None:
+    inputs = CASES["one_token"].inputs()
+    with pytest.raises(ValueError, match="sliding window of 4"):
+        attention.paged_attention(*inputs, scale=0.2, sliding_window=4, tree=torch.ones(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("num_queries", [(1, 1, 1, 1, 1), (3, 1, 5, 1, 2)])
+@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
+def test_a_shared_prefix_read_once_gives_what_reading_it_for_each_row_gives(
+    num_queries: tuple[int, ...], soft_cap: float
+) -> None:
+    # Rows 0 to 2 share 90 tokens, row 3 shares none, row 4 has its whole context but the new tokens to itself.
+    inputs = Case((100, 97, 130, 40, 12), num_queries, num_heads=4, num_kv_heads=2, head_dim=16).inputs()
+    table, row_ids = inputs[3], inputs[4].long()
+    table[row_ids[1:3], :90] = table[row_ids[0], :90]
+    groups = {
+        "group_starts": torch.tensor([0, 3, 4, 5], dtype=torch.int32),
+        "prefix_lens": torch.tensor([90, 0, 10], dtype=torch.int32),
+    }
+    found = attention.shared_prefix_attention(*inputs, scale=0.2, soft_cap=soft_cap, config=small_splits(), **groups)
+    expected = reference.paged_attention(*inputs, scale=0.2, soft_cap=soft_cap)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    by_op = shared_prefix_attention(*inputs, scale=0.2, soft_cap=soft_cap, **groups)  # on the CPU
+    torch.testing.assert_close(by_op, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_no_rows_share_nothing() -> None:
+    inputs = CASES["none"].inputs()
+    groups = {"group_starts": torch.zeros(1, dtype=torch.int32), "prefix_lens": torch.zeros(0, dtype=torch.int32)}
+    assert attention.shared_prefix_attention(*inputs, scale=0.2, **groups).shape[0] == 0
+
+
+@triton.jit
+def encode_kernel(x, out, back, count, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    byte = fp8.encode_fp8(tl.load(x + at, mask=at < count, other=0.0))
+    tl.store(out + at, byte, mask=at < count)
+    tl.store(back + at, fp8.decode_fp8(byte), mask=at < count)
+
+
+def test_bytes_are_torch_s_8_bit_floats() -> None:
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    every = every[~every.isnan()].sort().values
+    between = (every[1:] + every[:-1]) / 2  # ties, which go to the even neighbour
+    x = torch.cat((every, between, between * 1.0001, torch.randn(500) * 100, torch.randn(500) * 0.01)).clamp(-448, 448)
+    out, back = torch.empty(len(x), dtype=torch.uint8), torch.empty(len(x))
+    encode_kernel[(1,)](x, out, back, len(x), BLOCK=2048)
+    assert torch.equal(back, x.to(torch.float8_e4m3fn).float())
+    assert torch.equal(out.view(torch.float8_e4m3fn).float(), back)
+    encode_kernel[(1,)](torch.tensor([1e9, -500.0]), out, back, 2, BLOCK=2)
+    assert back[:2].tolist() == [448.0, -448.0]
+
+
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_attention_over_a_pool_of_8_bit_numbers(name: str) -> None:
+    inputs = CASES[name].inputs()
+    stored = [torch.nan_to_num(cache).to(torch.float8_e4m3fn) for cache in inputs[1:3]]
+    expected = reference.paged_attention(inputs[0], *(cache.float() for cache in stored), *inputs[3:], scale=0.2)
+    for op in (attention.paged_attention, reference.paged_attention, paged_attention):
+        found = op(inputs[0], *stored, *inputs[3:], scale=0.2)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_keys_and_values_are_written_as_8_bit_numbers() -> None:
+    fused = 3 * torch.randn(5, 4, 24)
+    table, positions, slots = torch.randn(40, 16), torch.tensor([3, 39, 0, 7, 8]), torch.tensor([4, 0, 6, 2, 9])
+    q, k, v = fused.split((2, 1, 1), dim=1)
+    stored = [torch.zeros(11, 1, 24, dtype=torch.uint8).view(torch.float8_e4m3fn) for _ in range(2)]
+    exact = [torch.zeros(11, 1, 24) for _ in range(2)]
+    for write in (rope.rope_write_kv, rope_write_kv):
+        write(q.clone(), k, v, table, positions, *stored, slots)
+        write(q.clone(), k, v, table, positions, *exact, slots)
+        for one, other in zip(stored, exact, strict=True):
+            assert np.array_equal(one.float().numpy(), other.to(torch.float8_e4m3fn).float().numpy())
+            one.view(torch.uint8).zero_()
