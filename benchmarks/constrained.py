@@ -14,8 +14,6 @@ and xgrammar in the same way, where they are installed.
 import argparse
 import gc
 import json
-import random
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -24,11 +22,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from phloem.constrained import CompiledGrammar, GrammarError, Vocabulary, compile
+from phloem.constrained import GrammarError, Vocabulary, compile
 from phloem.runtime.tokenizer import Tokenizer, load_tokenizer
 from phloem.runtime.weights.resolve import resolve_model
 
 from . import RESULTS, header
+from .random_texts import walk_schemas
 
 # ruff: noqa: E501
 
@@ -468,72 +467,6 @@ def own_cases() -> Iterator[Case]:
         yield name, kind, text, [(instance, True) for instance in instances]
 
 
-def random_text(grammar: CompiledGrammar, rng: random.Random, *, most: int = 600) -> tuple[str, str | None]:
-    """A random walk through the masks that soon looks for the end: the text, and why it is none (None: it is one)."""
-    vocabulary = grammar.machine.vocabulary
-    matcher = grammar.matcher()
-    free = rng.randrange(30)
-    single = [t for t in range(len(vocabulary)) if len(vocabulary.tokens[t]) == 1]
-    out = b""
-    for step in range(most):
-        allowed = np.flatnonzero(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")).tolist()
-        if matcher.error is not None:
-            return out.decode(errors="replace"), matcher.error
-        if not allowed:
-            return out.decode(errors="replace"), "dead end"
-        if step < free and len(allowed) > 1:
-            token = rng.choice([t for t in rng.sample(allowed, min(8, len(allowed))) if t != vocabulary.eos] or allowed)
-        elif matcher.is_accepting():
-            return out.decode(), None
-        else:
-            row = matcher.mask()
-            firsts = rng.choice((b'"', b'"', b"}]", b"}]", b"}]", b":", b"tfn01"))
-            closing = [t for t in single if vocabulary.tokens[t] in firsts and int(row[t >> 5]) >> (t & 31) & 1]
-            dark = [t for t in allowed if vocabulary.tokens[t].strip() or t == vocabulary.eos] if not closing else []
-            token = rng.choice(closing or dark or allowed)
-        if not matcher.accept(token):
-            return out.decode(errors="replace"), matcher.error
-        out += b"" if token == vocabulary.eos else vocabulary.tokens[token]
-        if matcher.is_finished():
-            return out.decode(), None
-    return out.decode(errors="replace"), "unfinished"
-
-
-def walk_schemas(vocabulary: Vocabulary, cases: Iterable[Case], walks: int, order: str) -> Counter[str]:
-    """Random walks through every schema; each text has to satisfy jsonschema. Prints those that do not."""
-    import jsonschema
-
-    found: Counter[str] = Counter()
-    for name, _, text, _ in cases:
-        try:
-            grammar = compile("json_schema", text, vocabulary, property_order=order, format="annotate")
-        except GrammarError:
-            found["schemas refused"] += 1
-            continue
-        schema = json.loads(text)
-        validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
-        rng = random.Random(name)
-        for _ in range(walks):
-            result, why = random_text(grammar, rng)
-            if why is None:
-                twins: list[bool] = []
-                value = json.loads(result, object_pairs_hook=lambda pairs, t=twins: _note_twins(pairs, t))
-                try:
-                    why = None if validator.is_valid(value) else "names written twice" if any(twins) else "invalid"
-                except (RecursionError, jsonschema.exceptions._WrappedReferencingError, re.error):
-                    why = "the reference fails"
-            found[f"texts {why or 'valid'}" if why != "dead end" else why] += 1
-            if why in ("invalid", "dead end"):
-                print(f"    {name}: {why}: {result[:300]}")
-    return found
-
-
-def _note_twins(pairs: list[tuple[str, Any]], twins: list[bool]) -> dict[str, Any]:
-    """JSON lets an object write a name twice; names that no keyword mentions are not kept track of."""
-    twins.append(len({k for k, _ in pairs}) < len(pairs))
-    return dict(pairs)
-
-
 def engines(tokenizer: Tokenizer, with_peers: bool) -> Iterator[Engine]:
     yield Phloem(tokenizer.vocabulary())
     for peer in (Guidance, XGrammar) if with_peers else ():
@@ -559,7 +492,8 @@ def main() -> None:
     args = parser.parse_args()
     tokenizer = load_tokenizer(resolve_model(args.model))
     if args.walks:
-        found = walk_schemas(tokenizer.vocabulary(), bench_cases(args.data, args.limit), args.walks, args.order)
+        cases = ((name, text) for name, _, text, _ in bench_cases(args.data, args.limit))
+        found = walk_schemas(tokenizer.vocabulary(), cases, args.walks, args.order)
         print("  ".join(f"{name} {count:,}" for name, count in sorted(found.items())))
         return
     sets: dict[str, tuple[list[Case], dict[str, str]]] = {"grammars of this file": (list(own_cases()), {})}

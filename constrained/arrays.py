@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .formulas import FALSE, TRUE, Leaf
-from .spec import GrammarTooComplex
 
 if TYPE_CHECKING:
     from .values import Values
 
-MAX_ASKED = 8
 Answers = Callable[[int], bool]
 
 
@@ -164,16 +162,13 @@ class Arrays:
                 if self.alive(self._step(whole, lambda a: True)):
                     parts.append(formulas.conjunction([self._asked(formulas.nodes[p][1]) for p, _ in clause]))
             return formulas.disjunction(parts)
-        if len(asked) > MAX_ASKED:
-            raise GrammarTooComplex(f"one array item is asked {len(asked)} schemas at once; the limit is {MAX_ASKED}")
-        parts = []
-        for chosen in range(1 << len(asked)):
-            true = {a for i, a in enumerate(asked) if chosen >> i & 1}
-            if self.alive(self._step(must, lambda a, true=true: a == TRUE or a in true)):  # type: ignore[misc]
-                parts.append(formulas.conjunction([a if a in true else formulas.negation(a) for a in asked]))
-        if len(parts) == 1 << len(asked):
-            return TRUE
-        return formulas.disjunction(parts)
+        ways = self.values.answers(asked, "one array item")
+        parts = [
+            formula
+            for true, formula in ways
+            if self.alive(self._step(must, lambda a, true=true: a == TRUE or a in true))  # type: ignore[misc]
+        ]
+        return TRUE if len(parts) == len(ways) else formulas.disjunction(parts)
 
     def first_demand(self, formula: int) -> int:
         """What the first item of an array must satisfy."""

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterable
 from decimal import Decimal
 
-from .arrays import MAX_ASKED
 from .code_points import ANY
 from .documents import Document, Json, Place, escape, read_json
 from .formats import FORMATS
@@ -18,6 +17,7 @@ from .values import Kind, Values
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 COUNTS = tuple(low + what for what in ("Length", "Items", "Properties", "Contains") for low in ("min", "max"))
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+MAX_UNIQUE = 24  # values that items are kept apart among: 24 cost a quarter of a second to compile, 64 three
 ANNOTATIONS = frozenset(
     (
         "title",
@@ -561,7 +561,7 @@ def _item_values(schema: Json) -> list[Json] | None:
     if not isinstance(listed, list) or any(isinstance(v, (dict, list)) for v in listed):
         return None
     values = list({(type(v) is bool, v): v for v in listed}.values())  # 1 and 1.0 are one, 1 and true are not
-    return values if len(values) <= MAX_ASKED else None
+    return values if len(values) <= MAX_UNIQUE else None
 
 
 def _is_encodable(text: str) -> bool:
@@ -611,4 +611,4 @@ def option_values(options: dict[str, object], allowed: Iterable[str]) -> dict[st
     return {name: str(options.get(name, choices[0])) for name, choices in known.items()}
 
 
-__all__ = ["MAX_ASKED", "Schemas", "option_values"]
+__all__ = ["Schemas", "option_values"]

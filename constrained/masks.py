@@ -308,13 +308,16 @@ class Masks:
             scratch, lowest = control[walk.SCRATCH], control[walk.LOWEST]
             self._supply(num_wanted)
             control[walk.SCRATCH], control[walk.LOWEST] = scratch, lowest
-            if count < 0:  # once more with more room: setting a bit twice does no harm
-                self._pending[self._turn ^ 1] = np.zeros((4 * len(out), 5), np.int64)
-                self._room_for_exits(4 * len(self._exits))
-                self._room_for_notes(4 * len(self._noted))
-            else:
+            if count >= 0:
                 self._turn ^= 1
                 num_pending = count
+            # else once more with more room: setting a bit twice does no harm
+            elif count == walk.SHORT_OF_NOTES:
+                self._room_for_notes(2 * len(self._noted))
+            elif count == walk.SHORT_OF_EXITS:
+                self._room_for_exits(4 * len(self._exits))
+            else:
+                self._pending[self._turn ^ 1] = np.zeros((4 * len(out), 5), np.int64)
 
     def _supply(self, num_wanted: int) -> None:
         """Make the rows and returns that a walk asked for."""
@@ -407,5 +410,5 @@ class Masks:
 
     def _having(self, mark: bytes) -> np.ndarray:
         vocabulary = self.vocabulary
-        has = np.fromiter((mark in t for t in vocabulary.tokens), bool, len(vocabulary))
-        return has & vocabulary.is_text
+        before = np.concatenate([[0], np.cumsum(vocabulary.token_bytes[:-1] == mark[0])])
+        return (np.diff(before[vocabulary.token_offsets]) > 0) & vocabulary.is_text

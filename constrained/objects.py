@@ -21,8 +21,8 @@ from .spec import GrammarTooComplex
 if TYPE_CHECKING:
     from .values import Values
 
-MAX_ASKED = 8
 MAX_PATTERNS = 6
+MAX_PLACINGS = 5_000
 QUOTE = 0x22
 
 
@@ -289,14 +289,30 @@ class Objects:
                 return False
         used = {shape.index[name] + 1 for name in needed}
         # Broken rules and names need a property that breaks them: one of those needed anyway, or one more.
-        wanted: list[tuple[str, object]] = [("rule", leaf) for leaf in broken]
-        wanted += [("name", expr) for expr, sign in name_rules if not sign]
+        wanted: list[list[tuple[int, int]]] = []
+        others = [c for c in self._all_classes(shape, seen) if c not in used and (broken or name_rules) and possible(c)]
+        for leaf in broken:
+            asks = {cls: self._asked(leaf, shape, cls) for cls in (*sorted(used), *others)}
+            if any(values.is_surely_impossible(formulas.conjunction([demand(cls), asks[cls]])) for cls in used):
+                continue  # broken whatever is written there
+            breaking = {cls: formulas.negation(asked) for cls, asked in asks.items()}
+            wanted.append(
+                [(cls, b) for cls, b in breaking.items() if values.satisfiable(formulas.conjunction([demand(cls), b]))]
+            )
+        for expr, sign in name_rules:
+            if not sign:
+                classes = (*sorted(used), *others)
+                wanted.append([(cls, TRUE) for cls in classes if not self._matches(expr, shape, cls)])
         if wanted or low > len(used):
-            return self._place(shape, seen, wanted, used, {}, low, high, demand, possible)
+            wanted.sort(key=len)
+            return self._place(shape, seen, wanted, used, {}, low, high, demand, possible, [0])
         return True
 
-    def _place(self, shape, seen, wanted, used, extra, low, high, demand, possible) -> bool:
-        """Whether properties can be chosen that break all of ``wanted`` and are between low and high in number."""
+    def _place(self, shape, seen, wanted, used, extra, low, high, demand, possible, fuel) -> bool:
+        """Whether properties can be chosen that break all of ``wanted`` and are between low and high in number.
+
+        ``wanted``: for each thing to break the classes that can, with what their value must satisfy.
+        """
         formulas = self.formulas
         if len(used) > high:
             return False
@@ -312,19 +328,17 @@ class Objects:
                 elif cls not in used and possible(cls):
                     more += 1
             return low <= min(high, len(used) + more)
-        (kind, what), rest = wanted[0], wanted[1:]
-        for cls in [*sorted(used), *[c for c in self._all_classes(shape, seen) if c not in used]]:
-            if cls not in used and not possible(cls):
+        fuel[0] += 1
+        if fuel[0] > MAX_PLACINGS:
+            raise GrammarTooComplex(
+                f"an object that must break several schemas can do so in more than {MAX_PLACINGS:,} ways; "
+                "use fewer negations (not, oneOf, if) of object schemas"
+            )
+        for cls, breaking in wanted[0]:
+            further = {**extra, cls: formulas.conjunction([extra.get(cls, TRUE), breaking])}
+            if breaking != TRUE and not self.values.satisfiable(formulas.conjunction([demand(cls), further[cls]])):
                 continue
-            further = dict(extra)
-            if kind == "rule":
-                breaking = formulas.negation(self._asked(what, shape, cls))
-                further[cls] = formulas.conjunction([extra.get(cls, TRUE), breaking])
-                if not self.values.satisfiable(formulas.conjunction([demand(cls), further[cls]])):
-                    continue
-            elif self._matches(what, shape, cls):
-                continue
-            if self._place(shape, seen, rest, used | {cls}, further, low, high, demand, possible):
+            if self._place(shape, seen, wanted[1:], used | {cls}, further, low, high, demand, possible, fuel):
                 return True
         return False
 
@@ -366,15 +380,9 @@ class Objects:
                         parts.append(formulas.conjunction(asked_by(whole)))
                 demand = formulas.disjunction(parts)
             else:
-                if len(asked) > MAX_ASKED:
-                    raise GrammarTooComplex(
-                        f"one property is asked {len(asked)} schemas at once; the limit is {MAX_ASKED}"
-                    )
-                for chosen in range(1 << len(asked)):
-                    true = {a for i, a in enumerate(asked) if chosen >> i & 1}
-                    if self._alive(shape, seen, self._step(must, shape, cls, true)):
-                        parts.append(formulas.conjunction([a if a in true else formulas.negation(a) for a in asked]))
-                demand = TRUE if len(parts) == 1 << len(asked) else formulas.disjunction(parts)
+                ways = self.values.answers(asked, "one property")
+                parts = [f for true, f in ways if self._alive(shape, seen, self._step(must, shape, cls, true))]
+                demand = TRUE if len(parts) == len(ways) else formulas.disjunction(parts)
         if not self.values.satisfiable(demand):
             demand = FALSE
         found = self._demands[key] = demand, tuple(sorted(observed))

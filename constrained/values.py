@@ -4,7 +4,7 @@ A value is asked a *must* formula, which it has to satisfy, and *observers*, of 
 Whatever is offered can be completed: a state is made only if some value is left in it.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -16,10 +16,12 @@ from .machine import COMPACT, FLEXIBLE, Machine
 from .numbers import Numbers
 from .objects import Objects
 from .scalars import Scalars
+from .spec import GrammarTooComplex
 
 Kind = Literal["null", "true", "false", "string", "number", "array", "object"]
 KINDS: tuple[Kind, ...] = ("null", "true", "false", "string", "number", "array", "object")
 CLOSE = 1 << 30  # the result of a first item that is the closing bracket
+MAX_ANSWERS = 256
 
 
 class Source(Protocol):
@@ -112,6 +114,37 @@ class Values:
             self._proved[key] = True
             return True
         return self.prove(key, lambda: self._satisfiable(formula))
+
+    def is_surely_impossible(self, formula: int) -> bool:
+        """Whether no value satisfies the formula, as far as can be told without looking into arrays and objects."""
+        for kind in KINDS:
+            if kind in ("array", "object"):
+                if self.expand(formula, kind) != FALSE:
+                    return False
+            elif self.satisfiable_kind(formula, kind):
+                return False
+        return True
+
+    def answers(self, asked: Sequence[int], what: str) -> list[tuple[set[int], int]]:
+        """The ways one value can answer several schemas at once: which it satisfies, and the formula of such values."""
+        formulas = self.formulas
+        found: list[tuple[set[int], int]] = [(set(), TRUE)]
+        for schema in asked:
+            split = [
+                answer
+                for true, formula in found
+                for answer in (
+                    (true | {schema}, formulas.conjunction([formula, schema])),
+                    (true, formulas.conjunction([formula, formulas.negation(schema)])),
+                )
+            ]
+            found = [(true, formula) for true, formula in split if self.satisfiable(formula)]
+            if len(found) > MAX_ANSWERS:
+                raise GrammarTooComplex(
+                    f"{what} is asked {len(asked)} schemas at once, which can be answered in more than "
+                    f"{MAX_ANSWERS} ways; make the schemas exclude each other, or ask fewer"
+                )
+        return found
 
     def _satisfiable(self, formula: int) -> bool:
         node = self.formulas.nodes[formula]

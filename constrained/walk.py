@@ -36,6 +36,7 @@ CONTROL_SIZE = 44
 ) = range(13)  # fmt: skip
 TRIE_SIZE = 13
 
+SHORT_OF_REGIONS, SHORT_OF_EXITS, SHORT_OF_NOTES = -1, -2, -3  # what a walk's lists lack room for
 OK, DEAD, MISS_ROW, MISS_AFTER, FULL, EXIT, EXIT_AFTER = range(7)
 UNBOUNDED = 1 << 40  # an upper bound that is none
 EXITED = 1 << 30  # where a barrier goes on: the walk stops there and is taken up for each real frame
@@ -310,7 +311,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     A region is a node's subtree, entered in the configuration before the node's byte, or after it where ``taken``.
     A first region of node -1 is the whole trie. Where something is missing goes to ``out`` [capacity, 5], what is
     missing to ``WANTED`` [capacity, 3] (kind, a, b), each once; where a barrier is popped to ``EXITS`` [capacity, 3]
-    (node, result, taken). Returns how many of the first two there are, -1 first if a list is too short.
+    (node, result, taken). Returns how many of the first two there are; ``SHORT_OF_...`` first if a list is too short.
 
     Unless ``NUM_NOTED`` is negative, inner nodes that lead to an accepting state are noted in ``NOTED``.
 
@@ -412,7 +413,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                     continue
                 if num_noted >= 0 and accepting[s] != 0 and ends[at] > at + 1:
                     if num_noted >= control[NOTED_SIZE]:
-                        return -1, num_wanted
+                        return SHORT_OF_NOTES, num_wanted
                     noted[num_noted] = at
                     num_noted += 1
                 state_at[d] = s
@@ -423,14 +424,14 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                 continue
             if status in (EXIT, EXIT_AFTER):
                 if num_exits >= control[EXITS_SIZE]:
-                    return -1, num_wanted
+                    return SHORT_OF_EXITS, num_wanted
                 exits[3 * num_exits] = at
                 exits[3 * num_exits + 1] = control[MISS_B]
                 exits[3 * num_exits + 2] = 1 if status == EXIT_AFTER else 0
                 num_exits += 1
             elif status != DEAD:
                 if num_out >= len(out):
-                    return -1, num_wanted
+                    return SHORT_OF_REGIONS, num_wanted
                 out[num_out, 0] = at
                 out[num_out, 1] = state_at[d - 1]
                 out[num_out, 2] = aux_at[d - 1]

@@ -219,7 +219,27 @@ def test_items_of_few_values_are_unique(vocabulary: Vocabulary, items: Any, good
     walk_all(grammar, lambda text: jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), walks=5)
 
 
-@pytest.mark.parametrize("items", [{"type": "string"}, {"enum": list(range(9))}, {"enum": [[1], 2]}, True])
+def test_a_property_may_be_asked_many_schemas_that_exclude_each_other(vocabulary: Vocabulary) -> None:
+    """Eleven branches ask of ``kind`` and ``x`` each: 2,048 ways to answer, of which twelve are possible."""
+    kinds = [f"k{i}" for i in range(11)]
+    branches = [{"properties": {"kind": {"const": k}, "x": {"const": i}}} for i, k in enumerate(kinds)]
+    schema = {"type": "object", "required": ["kind", "x"], "oneOf": branches, "additionalProperties": False}
+    schema["properties"] = {"kind": {"type": "string"}, "x": {"type": "integer"}}
+    grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order="any")
+    for value in ({"kind": "k3", "x": 3}, {"x": 10, "kind": "k10"}):
+        assert takes(grammar, as_json(value))
+    for value in ({"kind": "k3", "x": 4}, {"x": 10, "kind": "k9"}, {"kind": "k11", "x": 0}):
+        assert not takes(grammar, as_json(value))
+
+
+def test_too_many_ways_to_answer_are_refused_with_their_number(vocabulary: Vocabulary) -> None:
+    branches = [{"contains": {"required": [c]}, "maxContains": 1} for c in "abcdefghijkl"]
+    schema = json.dumps({"type": "array", "items": {"type": "object"}, "allOf": branches})
+    with pytest.raises(GrammarError, match="asked 13 schemas at once, .* more than 256 ways"):
+        compile("json_schema", schema, vocabulary)
+
+
+@pytest.mark.parametrize("items", [{"type": "string"}, {"enum": list(range(25))}, {"enum": [[1], 2]}, True])
 def test_items_of_many_values_are_not_kept_apart_in_silence(vocabulary: Vocabulary, items: Any) -> None:
     schema = json.dumps({"type": "array", "items": items, "uniqueItems": True})
     with pytest.raises(GrammarError, match='unsupported: uniqueItems; on_unsupported="check_after".*at #/uniqueItems'):

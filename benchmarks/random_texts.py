@@ -1,0 +1,186 @@
+"""Random texts from a schema's masks: tokens drawn freely for a while, then the shortest way found to the end.
+
+Every token goes through the mask, the ones of the way to the end too: a mask that forbids what can be completed, or
+allows what cannot, is found. Never asks the reference; ``walk_schemas`` does, of each text.
+"""
+
+import heapq
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from phloem.constrained import CompiledGrammar, GrammarError, Matcher, Vocabulary, compile
+from phloem.constrained.machine import Machine
+from phloem.constrained.walk import ENDS
+
+PLAIN = bytes([*range(0x21, 0x5C), *range(0x5D, 0x7F), 0x20, 0x80, 0x90, 0xA0, 0xBF])
+UNHEARD_OF = b'"no such property":'
+MAX_TRIED = 20_000  # configurations looked at for the next step of the way to the end
+MAX_TOKENS = 6_000
+
+
+class RandomTexts:
+    """Texts of one grammar of JSON. ``names`` are property names that it may require."""
+
+    def __init__(self, grammar: CompiledGrammar, names: Iterable[str]) -> None:
+        self.grammar = grammar
+        self.vocabulary = grammar.machine.vocabulary
+        self.names = [json.dumps(name, ensure_ascii=False).encode() + b":" for name in names]
+        tokens = self.vocabulary.tokens
+        self.ids = {tokens[t]: t for t in range(len(tokens) - 1, -1, -1) if self.vocabulary.is_text[t]}
+        self.longest = min(16, max(map(len, self.ids)))
+
+    def draw(self, rng: random.Random) -> tuple[str, str | None]:
+        """A text, and why it is none (None: it is one)."""
+        matcher = self.grammar.matcher()
+        out = bytearray()
+        problem = self._wander(matcher, rng, out) or self._finish(matcher, out)
+        return out.decode(errors="replace"), problem
+
+    def _wander(self, matcher: Matcher, rng: random.Random, out: bytearray) -> str | None:
+        for _ in range(rng.randrange(30)):
+            allowed = np.flatnonzero(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little"))
+            if matcher.error is not None or not len(allowed):
+                return matcher.error or "dead end"
+            token = int(allowed[rng.randrange(len(allowed))])
+            if token == self.vocabulary.eos:
+                return None
+            if not matcher.accept(token):
+                return f"allowed but refused: {matcher.error}"
+            out += self.vocabulary.tokens[token]
+        return None
+
+    def _finish(self, matcher: Matcher, out: bytearray) -> str | None:
+        machine = self.grammar.machine
+        for _ in range(MAX_TOKENS):
+            if matcher.is_accepting():
+                return None
+            try:
+                way = self._way_on(machine, matcher._configs[-1], PLAIN)
+                way = way or self._way_on(machine, matcher._configs[-1], PLAIN + b"\\")
+            except GrammarError as error:
+                return str(error)
+            if way is None:
+                return "no way on found"
+            at = 0
+            while at < len(way):
+                length = next(n for n in range(self.longest, 0, -1) if way[at : at + n] in self.ids)
+                token = self.ids[way[at : at + length]]
+                mask = matcher.mask()
+                if matcher.error is not None:
+                    return matcher.error
+                if not int(mask[token >> 5]) >> (token & 31) & 1 or not matcher.accept(token):
+                    return f"{self.vocabulary.tokens[token]!r} can be completed but is not allowed"
+                at += length
+            out += way
+        return "unfinished"
+
+    def _way_on(self, machine: Machine, start: int, alphabet: bytes) -> bytes | None:
+        """Bytes to the end, out of a value, or to the next property it may need."""
+        depth_of = machine.stack_depths
+        configs = machine.configs
+        start_depth = depth_of[configs[start][2]]
+        heap = [(start_depth, 0, start, b"")]
+        seen = {start}
+        while heap and len(seen) < MAX_TRIED:
+            depth, length, config, way = heapq.heappop(heap)
+            if way and (depth < start_depth or machine.may_end(config)):
+                return way
+            if (not way or way[-1:] in b"{,") and machine.advance_bytes(config, b"}") < 0:
+                any_other = machine.advance_bytes(config, UNHEARD_OF)
+                for name in self.names:
+                    if machine.advance_bytes(config, name) not in (-1, any_other):
+                        self.names.remove(name)  # the last to be tried next time
+                        self.names.append(name)
+                        return way + name
+            for byte in self._bytes_of(machine, configs[config][0], alphabet):
+                following = machine.advance_bytes(config, bytes([byte]))
+                if following >= 0 and following not in seen:
+                    seen.add(following)
+                    heapq.heappush(heap, (depth_of[configs[following][2]], length + 1, following, way + bytes([byte])))
+        return None
+
+    @staticmethod
+    def _bytes_of(machine: Machine, state: int, alphabet: bytes) -> list[int]:
+        """One byte for each way a state goes on."""
+        row = machine.row(state)
+        found = {int(row[byte]): byte for byte in reversed(alphabet) if row[byte] > 0}
+        return [*found.values(), *(b",]}" if machine.arrays[ENDS][state] else b"")]
+
+
+def property_names(schema: Any) -> list[str]:
+    """The names that a schema mentions, those in lists that may require them first."""
+    return list(dict.fromkeys((*_required(schema), *_described(schema))))
+
+
+def _required(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if key in ("required", "dependentRequired", "dependencies"):
+                yield from _strings(value)
+            yield from _required(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _required(value)
+
+
+def _described(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "properties" and isinstance(value, dict):
+                yield from value
+            yield from _described(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _described(value)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        if isinstance(inner, str):
+            yield inner
+        else:
+            yield from _strings(inner)
+
+
+def walk_schemas(vocabulary: Vocabulary, cases: Iterable[tuple[str, str]], walks: int, order: str) -> Counter[str]:
+    """Random texts of every schema (name, text); each has to satisfy jsonschema. Prints those that do not."""
+    import jsonschema
+
+    found: Counter[str] = Counter()
+    for name, text in cases:
+        try:
+            grammar = compile("json_schema", text, vocabulary, property_order=order, format="annotate")
+        except GrammarError:
+            found["schemas refused"] += 1
+            continue
+        schema = json.loads(text)
+        validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
+        texts = RandomTexts(grammar, property_names(schema))
+        rng = random.Random(name)
+        for _ in range(walks):
+            result, problem = texts.draw(rng)
+            found["walks"] += 1
+            if problem is None:
+                twins: list[bool] = []
+                value = json.loads(result, object_pairs_hook=lambda pairs, t=twins: _note_twins(pairs, t))
+                try:
+                    problem = "invalid" if not validator.is_valid(value) else None
+                except (RecursionError, jsonschema.exceptions._WrappedReferencingError, re.error):
+                    problem = "the reference fails"
+                if problem == "invalid" and any(twins):
+                    problem = "names written twice"
+            found[problem or "valid"] += 1
+            if problem is not None:
+                print(f"    {name}: {problem}: {' '.join(result.split())[:300]}")
+    return found
+
+
+def _note_twins(pairs: list[tuple[str, Any]], twins: list[bool]) -> dict[str, Any]:
+    """JSON lets an object write a name twice; names that no keyword mentions are not kept track of."""
+    twins.append(len({k for k, _ in pairs}) < len(pairs))
+    return dict(pairs)
