@@ -1,11 +1,14 @@
 """Drafts off against on: copying, JSON, code edits, chat, and sixteen chats at once, in one engine, taking turns.
 
-    python -m benchmarks.speculation                                     # the default model
-    python -m benchmarks.speculation --model qwen2.5-coder-1.5b --repeats 2
-    python -m benchmarks.speculation --model qwen2.5-coder-1.5b --draft-model qwen2.5-coder-0.5b --only code chat
+    python -m benchmarks.speculation                                                     # SmolLM2, about 4 minutes
+    python -m benchmarks.speculation --model qwen2.5-coder-1.5b --repeats 1 --max-tokens 96            # about 7
+    python -m benchmarks.speculation --model qwen2.5-coder-1.5b --draft-model qwen2.5-coder-0.5b \
+        --repeats 1 --max-tokens 96 --only code chat                                                   # about 5
 
-Greedy. Each repeat meets an empty cache and drafters that have seen none of its text; the first repeat is not counted:
-in it kernels are prepared and costs learnt. Tokens per second are of decoding alone, and of the whole for the load.
+Greedy. Each answer meets an empty cache and drafters that have seen none of its text, and is made without drafts and
+with, one after the other, in alternating order. A shorter run before prepares kernels and learns costs. Tokens per
+second are of decoding alone, and of the whole for the load. With a draft model its guesses are also forced for a while,
+and what they would gain is reckoned from what they are worth and cost.
 """
 
 import argparse
@@ -20,6 +23,7 @@ from ..runtime.engine import Engine
 from ..runtime.protocol import messages as m
 from ..runtime.protocol import ops as o
 from ..runtime.protocol.sampling import SamplingParams
+from ..runtime.speculative import ModelDrafter, Speculation, StepCosts
 from . import RESULTS, header
 from .prose import DOCUMENT
 
@@ -150,28 +154,69 @@ def ask(engine: Engine, questions: list[str], *, speculative: bool, max_tokens: 
 def measure(engine: Engine, workload: str, *, repeats: int, max_tokens: int) -> Figures:
     figures = Figures(workload)
     groups = [LOAD] if workload == "load of 16" else [[question] for question in WORKLOADS[workload]]
-    for repeat in range(repeats + 1):
-        speeds: dict[bool, float] = {}
-        said: dict[bool, list[Answer]] = {}
-        for speculative in (False, True) if repeat % 2 else (True, False):
-            answers: list[Answer] = []
-            seconds = 0.0
-            for group in groups:
+    for group in groups:  # prepares kernels, and learns what steps cost
+        for speculative in (True, False):
+            ask(engine, group, speculative=speculative, max_tokens=max_tokens // 3)
+    for repeat in range(repeats):
+        tokens = {False: 0, True: 0}
+        seconds = {False: 0.0, True: 0.0}
+        for i, group in enumerate(groups):
+            said: dict[bool, list[Answer]] = {}
+            for speculative in (False, True) if (repeat + i) % 2 else (True, False):
                 found, elapsed_s = ask(engine, group, speculative=speculative, max_tokens=max_tokens)
-                answers += found
-                seconds += elapsed_s if len(group) > 1 else found[0].decode_s
-            speeds[speculative] = sum(len(answer.tokens) for answer in answers) / seconds
-            said[speculative] = answers
-        if not repeat:
-            continue
-        figures.off.append(speeds[False])
-        figures.on.append(speeds[True])
-        figures.drafted += sum(answer.drafted for answer in said[True])
-        figures.accepted += sum(answer.accepted for answer in said[True])
-        figures.tokens += sum(len(answer.tokens) for answer in said[True])
-        figures.forwards += sum(answer.forwards for answer in said[True])
-        figures.same &= [a.tokens for a in said[True]] == [a.tokens for a in said[False]]
+                said[speculative] = found
+                tokens[speculative] += sum(len(answer.tokens) for answer in found)
+                seconds[speculative] += elapsed_s if len(group) > 1 else found[0].decode_s
+            figures.drafted += sum(answer.drafted for answer in said[True])
+            figures.accepted += sum(answer.accepted for answer in said[True])
+            figures.forwards += sum(answer.forwards for answer in said[True])
+            figures.same &= [a.tokens for a in said[True]] == [a.tokens for a in said[False]]
+        figures.tokens += tokens[True]
+        figures.off.append(tokens[False] / seconds[False])
+        figures.on.append(tokens[True] / seconds[True])
     return figures
+
+
+@dataclass(slots=True)
+class Arithmetic:
+    """A draft model alone: ``share`` of its guesses come true, each takes ``cost`` of the target's step, and a step
+    that verifies k of them takes ``steps[k]`` of one without. Chains of k then run at ``gains[k]`` of the speed:
+
+        (1 + share + .. + share^k) / (steps[k] + k * cost)
+    """
+
+    workload: str
+    share: float
+    cost: float
+    steps: list[float]
+    gains: list[float]
+
+
+def reckon(engine: Engine, drafter: ModelDrafter, workload: str, *, max_tokens: int) -> Arithmetic:
+    """Force the drafter's guesses on a workload's questions, and reckon what chains of 0 to 6 gain."""
+    learnt = engine.speculation
+    assert learnt is not None
+    right, judged = drafter.num_right, drafter.num_judged
+    engine.speculation = Speculation([drafter], max_draft=4, costs=_Forced(slope=0.0))
+    for question in WORKLOADS[workload]:
+        ask(engine, [question], speculative=True, max_tokens=max_tokens)
+    engine.speculation = learnt
+    share = (drafter.num_right - right) / max(drafter.num_judged - judged, 1)
+    estimate = learnt.costs.estimate
+    cost = float(drafter.token_s / estimate[1])
+    steps = [float(estimate[1 + k] / estimate[1]) for k in range(7)]
+    gains = [sum(share**i for i in range(k + 1)) / (steps[k] + k * cost) for k in range(7)]
+    return Arithmetic(workload, share, cost, steps, gains)
+
+
+class _Forced(StepCosts):
+    """A token is worth a second and its row nothing: whatever can be guessed is run."""
+
+    def __init__(self, *, slope: float) -> None:
+        super().__init__(slope=slope)
+        self.estimate[:] = 1.0
+
+    def observe(self, num_tokens: int, seconds: float) -> None: ...
 
 
 def table(figures: list[Figures]) -> str:
@@ -194,7 +239,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--draft-model", default="")
     parser.add_argument("--speculative", default="auto")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--only", nargs="*", default=[*WORKLOADS, "load of 16"])
     args = parser.parse_args(argv)
@@ -202,18 +247,34 @@ def main(argv: list[str] | None = None) -> None:
     engine = Engine(EngineConfig(model=args.model, num_slots=8192, speculative=args.speculative, **options))
     found = header()
     print(f"{found['machine']}\ncommit {found['commit']}, {found['command']}\n")
-    figures = [measure(engine, name, repeats=args.repeats, max_tokens=args.max_tokens) for name in args.only]
-    print(table(figures))
+    figures = []
+    for name in args.only:
+        figures.append(measure(engine, name, repeats=args.repeats, max_tokens=args.max_tokens))
+        print(table(figures[-1:]).splitlines()[-1], flush=True)
+    print("\n" + table(figures))
     metrics = engine.report.metrics(engine)
     for name in ("drafted_tokens", "accepted_tokens", "draft_saved_seconds"):
         print(f"{name}: {metrics[name]}")
+    arithmetic: list[Arithmetic] = []
     if engine.speculation is not None:
         estimate = engine.speculation.costs.estimate
         shown = ", ".join(f"{n}: {estimate[n] / estimate[1]:.2f}" for n in (2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32))
         print(f"cost of a step by tokens, against one ({estimate[1] * 1e3:.1f} ms): {shown}")
+        for drafter in engine.speculation.drafters:
+            if isinstance(drafter, ModelDrafter):
+                names = [name for name in args.only if name in WORKLOADS]
+                arithmetic += [reckon(engine, drafter, name, max_tokens=args.max_tokens // 2) for name in names]
+    for a in arithmetic:
+        gains = ", ".join(f"{k}: {gain:.2f}" for k, gain in enumerate(a.gains))
+        print(
+            f"{a.workload}: {a.share:.0%} of the draft model's guesses are right, each takes {a.cost:.2f} of a step; "
+            f"speed by length of its chains: {gains}"
+        )
     RESULTS.mkdir(exist_ok=True)
-    name = f"speculation_{args.model.replace('/', '_')}{'_drafted' if args.draft_model else ''}.json"
-    (RESULTS / name).write_text(json.dumps({**found, "figures": [asdict(f) for f in figures]}, indent=1))
+    kind = args.draft_model.split(":")[0].replace("/", "_")
+    name = f"speculation_{args.model.replace('/', '_')}{'_with_' + kind if kind else ''}.json"
+    kept = {**found, "figures": [asdict(f) for f in figures], "arithmetic": [asdict(a) for a in arithmetic]}
+    (RESULTS / name).write_text(json.dumps(kept, indent=1))
     engine.close()
 
 

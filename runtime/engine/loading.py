@@ -88,7 +88,7 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
         if not count.isdecimal() or not 1 <= int(count) <= most:
             message = f"draft_model={name!r}: self:N takes N of the model's layers, 1 to {most}"
             raise InvalidParams(message, where="draft_model")
-        return ModelDrafter(DraftModel(without_layers(model, int(count)), max_len=context_len), source="own layers")
+        return ModelDrafter(DraftModel(without_layers(model, int(count)), max_len=context_len), source="own_layers")
     if name.startswith("eagle:"):
         if model.device.type != "cpu":
             message = f"draft_model={name!r}: a head runs on the CPU only; name a smaller model, or self:N"
@@ -105,7 +105,7 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
         )
     trained = open_weights(path).config.max_positions
     draft = load_model(path, msgspec.structs.replace(config, max_seq_len=min(context_len, trained)))
-    return ModelDrafter(DraftModel(draft, max_len=context_len, num_tokens=tokenizer.vocab_size), source="draft model")
+    return ModelDrafter(DraftModel(draft, max_len=context_len, num_tokens=tokenizer.vocab_size), source="draft_model")
 
 
 def check_scheduling(config: EngineConfig) -> None:

@@ -111,11 +111,11 @@ class EngineReport:
 def _drafts(speculation: Speculation | None) -> dict[str, Any]:
     """Of drafts: tokens guessed and come true, by who guessed, and the time that is thought to have been saved."""
     if speculation is None:
-        return {"drafted_tokens": {}, "accepted_tokens": {}, "draft_saved_seconds": 0.0}
+        return {"drafted_tokens": {}, "accepted_tokens": {}, "draft_saved_seconds": {}}
     return {
         "drafted_tokens": dict(speculation.proposed),
         "accepted_tokens": dict(speculation.accepted),
-        "draft_saved_seconds": speculation.saved_s,
+        "draft_saved_seconds": dict(speculation.saved_s),
     }
 
 

@@ -68,7 +68,12 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Guesses what follows sequences. Told about every token that was made, whoever guessed it."""
+    """Guesses what follows sequences. Told about every token that was made, whoever guessed it.
+
+    ``source``: what the time it takes is counted under; its drafts may have other names.
+    """
+
+    source: str
 
     def propose(self, want: Want, price: Price) -> Proposal | None:
         """A guess of at most ``want.limit`` tokens, which may be cut, or not be run at all.

@@ -31,6 +31,8 @@ Continuation = Callable[[np.ndarray, str, int], np.ndarray]
 class LookupDrafter:
     """``continuation(tokens, namespace, limit)``: what the cache holds after exactly these tokens."""
 
+    source = "lookup"
+
     def __init__(self, continuation: Continuation, *, min_match: int = 2) -> None:
         self.min_match = min_match
         self.acceptance = Acceptance(_FACTORS, keep=0.995)

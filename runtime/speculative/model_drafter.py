@@ -73,6 +73,7 @@ class ModelDrafter:
         self.source = source
         self.token_s = 0.0  # of a guess; 0: none has been made
         self.read_s = 0.0  # of a token that is only read
+        self.num_right = self.num_judged = 0  # of guesses that followed nothing but right ones
         self._all = _Record(rate=0.7, trust=0.9)
         self._records: dict[int, _Record] = {}
         self._idle = 0
@@ -130,6 +131,8 @@ class ModelDrafter:
         n = min(len(record.proposed), len(made))
         right = common_prefix_len(record.proposed[:n], made[:n])
         judged = min(right + 1, n)
+        self.num_right += right
+        self.num_judged += judged
         if judged:
             said = float(record.said[:judged].sum())
             record.add(right, judged, said, _OWN)

@@ -9,9 +9,9 @@ is largest; what a prompt's chunk in the same step costs is paid either way. Nev
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,8 +25,20 @@ _LEAST_GAIN = 1.02  # in expected tokens per second: what is known of chances an
 _UNUSUAL = np.array([n > 4 and n % (2 if n <= 8 else 4 if n <= 32 else 8) != 0 for n in range(1024)])
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step on its way: its tokens without drafts, the sequences that decode in it, and by who guessed what came."""
+
+    num_tokens: int
+    num_decoding: int
+    drafting_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    drafted: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+
+
 class Speculation:
-    """Owns the drafters and what is known of costs and gains. ``proposed`` and ``accepted`` count by drafter.
+    """Owns the drafters and what is known of costs and gains. ``proposed``, ``accepted`` and ``saved_s``
+    (an estimate, against the same steps without drafts) count by drafter.
 
     ``readers`` go on from the model's features, and are given those of the tokens that were made.
     """
@@ -37,15 +49,14 @@ class Speculation:
         self.costs = costs
         self.proposed: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
-        self.saved_s = 0.0
+        self.saved_s: defaultdict[str, float] = defaultdict(float)
         self.readers = [d for d in drafters if isinstance(d, ModelDrafter) and d.guesser.reads_features]
         self._known: set[int] = set()
-        self._step: tuple[int, int, int] | None = None  # tokens without drafts, sequences, draft tokens accepted
-        self._drafting_s = 0.0  # what guessing took of the step
+        self._step: _Step | None = None
 
     def propose(self, wants: Sequence[Want], *, num_tokens: int) -> dict[int, Draft]:
         """The drafts to run, by sequence, in a step that has ``num_tokens`` without them."""
-        start_s = time.perf_counter()
+        self._step = _Step(num_tokens, len(wants))
         price = self._price(num_tokens, len(wants))
         drafts: dict[int, Draft] = {}
         gains: list[np.ndarray] = []
@@ -61,9 +72,7 @@ class Speculation:
                 drafts[want.seq_id] = draft
                 gains.append(reached)
                 owners.append(want.seq_id)
-        self._step = (num_tokens, len(wants), 0)
         lengths = self._lengths(gains, num_tokens=num_tokens, num_decoding=len(wants))
-        self._drafting_s = time.perf_counter() - start_s
         return {owner: drafts[owner].cut(n) for owner, n in zip(owners, lengths, strict=True) if n}
 
     def observe(self, seq_id: int, made: np.ndarray, draft: Draft | None, num_accepted: int) -> None:
@@ -74,23 +83,25 @@ class Speculation:
             self.proposed[draft.source] += len(draft)
             self.accepted[draft.source] += num_accepted
             if self._step is not None:
-                num_tokens, num_decoding, accepted = self._step
-                self._step = (num_tokens, num_decoding, accepted + num_accepted)
+                self._step.drafted[draft.source] += len(draft)
+                self._step.accepted[draft.source] += num_accepted
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step of ``num_tokens``, drafts and what it took to guess them included, took so long."""
-        drafting_s, self._drafting_s = self._drafting_s, 0.0
-        if self._step is not None:
-            without, num_decoding, num_accepted = self._step
-            self._step = None
-            if num_decoding:
-                estimate = self.costs.estimate
-                last = len(estimate) - 1
-                each = estimate[min(num_decoding, last)] / num_decoding
-                self.saved_s -= drafting_s
-                if num_tokens > without:
-                    self.saved_s += float(num_accepted * each + estimate[min(without, last)] - seconds + drafting_s)
-        self.costs.observe(num_tokens, seconds - drafting_s)
+        step, self._step = self._step, None
+        if step is None or not step.num_decoding:
+            self.costs.observe(num_tokens, seconds)
+            return
+        estimate = self.costs.estimate
+        last = len(estimate) - 1
+        each_s = float(estimate[min(step.num_decoding, last)]) / step.num_decoding
+        seconds -= sum(step.drafting_s.values())
+        extra_s = seconds - float(estimate[min(step.num_tokens, last)])
+        for source, drafting_s in step.drafting_s.items():
+            self.saved_s[source] -= drafting_s
+        for source, count in step.drafted.items():
+            self.saved_s[source] += step.accepted[source] * each_s - extra_s * count / step.drafted.total()
+        self.costs.observe(num_tokens, seconds)
 
     def rest(self, seq_id: int) -> None:
         """A generation of the sequence has ended."""
@@ -123,7 +134,10 @@ class Speculation:
         """The guess that is expected to gain most, as far as the grammar and the end of the text let it be right."""
         best: Proposal | None = None
         for drafter in self.drafters:
+            start_s = time.perf_counter()
             found = drafter.propose(want, price)
+            if self._step is not None:
+                self._step.drafting_s[drafter.source] += time.perf_counter() - start_s
             if found is None:
                 continue
             if found.draft.parents is not None:

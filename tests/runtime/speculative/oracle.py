@@ -11,6 +11,8 @@ from phloem.runtime.speculative import Price, Proposal, Speculation, StepCosts, 
 class Oracle:
     """``texts``: whole token sequences. ``lies``: the share of wrong guesses. ``tree``: with wrong branches."""
 
+    source = "oracle"
+
     def __init__(
         self, texts: list[list[int]], *, vocab_size: int, lies: float, seed: int = 0, tree: bool = False
     ) -> None:

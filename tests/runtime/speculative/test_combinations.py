@@ -67,9 +67,9 @@ def drafters_of(name: str, engine: Engine, texts: list[list[int]], head_path: Pa
         case "tree":
             return [Oracle(texts, vocab_size=engine.vocab_size, lies=0.2, tree=True)]
         case "model":
-            return [lookup(), ModelDrafter(DraftModel(engine.model, max_len=400), source="draft model")]
+            return [lookup(), ModelDrafter(DraftModel(engine.model, max_len=400), source="draft_model")]
         case "layers":
-            return [ModelDrafter(DraftModel(without_layers(engine.model, 1), max_len=400), source="own layers")]
+            return [ModelDrafter(DraftModel(without_layers(engine.model, 1), max_len=400), source="own_layers")]
     head = load_eagle(head_path, engine.model, vocab_hash=engine.tokenizer.vocab_hash)
     return [lookup(), ModelDrafter(EagleGuesser(head, engine.model), source="eagle")]
 
