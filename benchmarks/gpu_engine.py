@@ -7,6 +7,7 @@ from memory and to compute the prompts, at the rates measured on it.
 
 from __future__ import annotations
 
+import gc
 import random
 import tempfile
 import time
@@ -75,6 +76,8 @@ def serve(workload: Workload, machine: Machine, *, is_smoke: bool) -> list[Resul
         path = write_shape(workload.shape, Path(folder) / "shape", is_toy=is_smoke)
         engine = _engine(path, workload, is_smoke=is_smoke)
     results = []
+    gc.collect()
+    gc.freeze()  # as the engine's own process does
     try:
         warm_ups = 0 if is_smoke else 1
         for round_, overlaps in enumerate((*[True] * (warm_ups + 1), *[False] * workload.compares)):
@@ -86,6 +89,7 @@ def serve(workload: Workload, machine: Machine, *, is_smoke: bool) -> list[Resul
                 results.append(found)
     finally:
         engine.close()
+        gc.unfreeze()
     return results
 
 

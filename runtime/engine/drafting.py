@@ -9,9 +9,9 @@ For a guess that is certain this is the rejection rule of Leviathan et al. (2023
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from ..executor import SampleRow
@@ -83,7 +83,7 @@ def draft_rows(draft: Draft, first: SampleRow, *, min_tokens_left: int) -> list[
             before = tokens if parent < 0 else rows[parent].token_ids
             text = np.append(before, draft.token_ids[i])
         rows.append(
-            replace(
+            msgspec.structs.replace(
                 first,
                 logits_row=first.logits_row + i + 1,
                 token_ids=text,

@@ -358,25 +358,26 @@ class Engine:
         first = 0
         rows = flight.rows
         for row, (seq, tag) in zip(flight.plan.rows, flight.owners, strict=True):
-            part = flight.logits[first : first + row.num_logits - row.num_draft]
-            last = first + len(part) - 1
+            at, count = first, row.num_logits - row.num_draft
             first += row.num_logits
             match tag:
                 case Candidate() as candidate:
                     if candidate.finish_reason:
                         continue  # its last token came while this forward ran
-                    self._want_prompt_logprobs(flight, candidate, row.tokens_end - len(part), part)
+                    if candidate.wants_prompt_logprobs:
+                        part = flight.logits[at : at + count]
+                        self._want_prompt_logprobs(flight, candidate, row.tokens_end - count, part)
                     if row.tokens_end == len(seq.tokens):
                         draft = flight.drafts.get(row.seq_id)
                         flight.draws.append(Draw(candidate, row, draft, len(rows), seq.lease))
                         self._note_prefilled(candidate)
                         if candidate.generation.op.params.max_tokens > 0:
-                            rows.append(self._sample_row(candidate, last))
+                            rows.append(self._sample_row(candidate, at + count - 1))
                             if draft is not None:
                                 left = candidate.generation.op.params.min_tokens - candidate.num_generated
                                 rows += draft_rows(draft, rows[-1], min_tokens_left=left)
                 case ScoreRow() as score_row if self.interpreter.live.get(row.seq_id) is seq:
-                    self._want_scores(flight, score_row, row, part)
+                    self._want_scores(flight, score_row, row, flight.logits[at : at + count])
         if rows:
             flight.drawn = self.executor.draw(flight.logits, rows)
         flight.readback = self.executor.read(flight.tensors())
@@ -537,8 +538,6 @@ class Engine:
     def _want_prompt_logprobs(self, flight: Flight, candidate: Candidate, start: int, part: torch.Tensor) -> None:
         """``part[i]`` are the logits after token start + i; the prompt's own next tokens are looked up in them."""
         params = candidate.generation.op.params
-        if not params.return_logprob or params.logprob_start_len < 0 or candidate.num_generated:
-            return
         ids = candidate.seq.tokens.ids
         if start == 0 and not candidate.prompt_logprobs and params.logprob_start_len == 0:
             text = self.tokenizer.decode([int(ids[0])], skip_special=False)

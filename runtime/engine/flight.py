@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..executor import SampleRow
 from ..scheduler import Draft, PlanRow, Sequence, StepPlan
 from .generation import Candidate
@@ -21,8 +23,7 @@ if TYPE_CHECKING:
     from ..executor import Drawn, Readback
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A token to be drawn for ``candidate``, and one after each token of its draft: draws [at, at + 1 + drafted)."""
 
     candidate: Candidate

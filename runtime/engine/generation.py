@@ -99,6 +99,11 @@ class Candidate:
         return self.detokenizer.text
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        params = self.generation.op.params
+        return params.return_logprob and params.logprob_start_len >= 0 and not self.num_generated
+
+    @property
     def waits_for_draft(self) -> bool:
         """Whether a guess at its next tokens is likely enough to wait until it can be made."""
         return self.is_drafted and self.draft_waits <= 0

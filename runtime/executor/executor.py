@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import torch
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from ..models import Model
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One token to be drawn. ``token_ids`` are prompt and output so far; the draw depends on (seed, their number).
 
     What a grammar allows is what ``matcher`` says, or ``mask`` (uint32 words) where it was asked before.
@@ -40,13 +40,12 @@ class SampleRow:
     mask: np.ndarray | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True, gc=False):
     """``logprob``: of the model's distribution after mask, bias and penalties, before temperature."""
 
     token_id: int
     logprob: float
-    top: list[tuple[int, float]] = field(default_factory=list)
+    top: list[tuple[int, float]] = []
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ It outlives a step that fails, and leaves nobody waiting when it ends.
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import threading
@@ -123,6 +124,8 @@ def run_engine(
 
         make_engine = Engine
     engine = make_engine(config)
+    gc.collect()
+    gc.freeze()  # what is loaded stays: looking through all of it again for garbage would hold up steps
     stopping = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -146,6 +149,7 @@ def run_engine(
         for number, handler in before.items():
             signal.signal(number, handler)
         engine.close()
+        gc.unfreeze()
         if publisher is not None:
             publisher.close()
         context.term()

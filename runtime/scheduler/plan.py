@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 
-class PlanRow(msgspec.Struct, frozen=True, eq=False):
+class PlanRow(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One sequence's part of a step.
 
     ``slot_ids`` (int32) covers positions [0, start + n); entries before ``stale_from`` are what the executor already

@@ -1,8 +1,8 @@
 """Drawn tokens have the target's distribution with drafts as without: a chi-square test on a small vocabulary."""
 
 import math
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -81,7 +81,7 @@ def drawn(params: P, draft: Draft, num_texts: int) -> dict[tuple[int, ...], int]
             key = text[1 : LENGTH + 1]
             counts[key] = counts.get(key, 0) + len(members)
             continue
-        found = draws(replace(first, token_ids=np.array(text, np.int32)), np.array(members, np.int64))
+        found = draws(msgspec.structs.replace(first, token_ids=np.array(text, np.int32)), np.array(members, np.int64))
         for token in np.unique(found).tolist():
             more = [seed for seed, one in zip(members, found.tolist(), strict=True) if one == token]
             groups.setdefault((*text, token), []).extend(more)
