@@ -35,7 +35,7 @@ class Backend:
     sample: Callable[[Tensor, SampleBatch], Sampled]
     gather_logprobs: Callable[[Tensor, Tensor], Tensor]
     top_logprobs: Callable[[Tensor, int], tuple[Tensor, Tensor]]
-    reads_packed_weights: bool = False  # quantized_product never makes the weight whole
+    reads_packed: bool = False  # weights of 4 and 8 bits and pools of 8-bit floats, as they are stored
 
 
 REFERENCE = Backend(
@@ -109,7 +109,7 @@ def triton_backend() -> Backend:
         route_experts=triton_experts.route_experts,
         mix_experts=triton_experts.mix_experts,
         add_adapters=grouped.add_adapters,
-        reads_packed_weights=True,
+        reads_packed=True,
         apply_bitmask=bitmask.apply_bitmask,
         apply_edits=triton_edits.apply_edits,
         sample=triton_sampling.sample,
@@ -134,3 +134,8 @@ def backend_of(x: Tensor) -> Backend:
     if x.is_cuda and x.dtype in (torch.float32, torch.bfloat16):
         return triton_backend()
     return BACKENDS.get((x.device.type, x.dtype), REFERENCE)
+
+
+def reads_packed(device: torch.device | str) -> bool:
+    """Whether the device's kernels take packed weights and pools of 8-bit floats as they are stored."""
+    return backend_of(torch.empty(0, dtype=torch.bfloat16, device=device)).reads_packed

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .backend import backend_of
+from .backend import reads_packed
 from .cpu import bfloat, integer
 from .machine import has_bfloat16_products, has_int4_products
 from .ops import quantized_product
@@ -17,7 +17,6 @@ Precision = Literal["auto", "float32", "bfloat16", "int4", "int8", "int16", "fp8
 Group32 = tuple[Tensor, Tensor, Tensor]  # q uint8 [N, K] of 0..15, scale and zero float32 [N, K / 32]
 
 GROUP_LEN = 32
-FP8_GROUP_LEN = 128
 DEFAULT_INT4_ROWS = 8  # measured on two AVX-512 cores: 4-bit weights win below, bfloat16 from about 12 rows
 
 
@@ -42,7 +41,7 @@ class PackedLinear:
       then does not depend on how many rows there are;
     - ``int16`` is ``int8`` with x rounded to 16 bits: as good as exact for twice the arithmetic, which few rows do not
       feel;
-    - ``fp8`` rounds float weights to 8-bit floats (e4m3) with a scale for every 128 neighbours, and x to bfloat16;
+    - ``fp8`` rounds float weights to 8-bit floats (e4m3) with a scale for 128 or 32 neighbours, and x to bfloat16;
     - ``auto`` is ``int8`` for 4-bit groups and ``bfloat16`` for float weights.
 
     On a GPU all packed weights stay packed and x is rounded to bfloat16 alone, whatever the number of rows.
@@ -86,8 +85,8 @@ class PackedLinear:
             if _fits_bytes(*groups):
                 self._many = BytesProduct(groups, precision, bias, out_dtype)
                 return
-        elif precision == "fp8" and self.shape[1] % FP8_GROUP_LEN == 0:
-            weight = dequantize_packed(pack_fp8(weight, group_len=FP8_GROUP_LEN))  # no kernel here, the same weights
+        elif precision == "fp8" and self.shape[1] % GROUP_LEN == 0:
+            weight = dequantize_packed(_pack_fp8(weight))  # no kernel here, the same weights
         if self._few is None or precision == "auto":
             self._many = _float_product(weight, bias, precision, out_dtype)
 
@@ -256,16 +255,17 @@ def _packed(weight: Tensor | Group32, precision: Precision) -> QuantizedWeight |
     cut into groups.
     """
     values = weight[0] if isinstance(weight, tuple) else weight
-    taken = backend_of(torch.empty(0, dtype=torch.bfloat16, device=values.device))
-    if precision == "float32" or not taken.reads_packed_weights or values.shape[1] % GROUP_LEN:
+    if precision == "float32" or not reads_packed(values.device) or values.shape[1] % GROUP_LEN:
         return None
     if isinstance(weight, tuple):
         return None if precision == "bfloat16" else pack_int4(*weight)
     if precision in ("int8", "int16"):
         return pack_int8(*quantize_int8(weight))
-    if precision == "fp8" and values.shape[1] % FP8_GROUP_LEN == 0:
-        return pack_fp8(weight, group_len=FP8_GROUP_LEN)
-    return None
+    return _pack_fp8(weight) if precision == "fp8" else None
+
+
+def _pack_fp8(weight: Tensor) -> QuantizedWeight:
+    return pack_fp8(weight, group_len=32 if weight.shape[1] % 128 else 128)
 
 
 def _float_product(weight: Tensor, bias: Tensor | None, precision: Precision, out_dtype: torch.dtype | None) -> Product:

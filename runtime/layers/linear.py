@@ -9,7 +9,7 @@ from ...kernels.linear import PackedLinear
 from ..quant import GROUP32_KINDS, QuantTensor, quantize_group32, repack_group32
 
 Weight = torch.Tensor | QuantTensor
-LinearPrecision = Literal["float32", "bfloat16", "int4", "auto"]
+LinearPrecision = Literal["float32", "bfloat16", "int4", "fp8", "auto"]
 
 
 class Linear:
@@ -71,7 +71,7 @@ def as_float(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Tensor
     return weight.dequantize(dtype) if isinstance(weight, QuantTensor) else weight.to(dtype)
 
 
-Form = Literal["groups", "int8", "int16", "bfloat16", "float32"]
+Form = Literal["groups", "int8", "int16", "fp8", "bfloat16", "float32"]
 
 
 def _form_of(weight: Weight, precision: LinearPrecision) -> Form:

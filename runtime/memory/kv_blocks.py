@@ -32,6 +32,10 @@ class KVBlocks:
         num_heads, head_dim = pool.k[0].shape[1:]
         self._shape = (2, len(pool.k), block_len, num_heads, head_dim)
 
+    def _rows(self, layer: torch.Tensor) -> torch.Tensor:
+        """What can be indexed: torch does not move 8-bit floats about on every device, but bytes."""
+        return layer.view(torch.uint8) if layer.dtype == torch.float8_e4m3fn else layer
+
     @property
     def size_bytes(self) -> int:
         """Of one block."""
@@ -45,7 +49,10 @@ class KVBlocks:
         """``slots``: int32 [n, block_len]; n blocks of bytes."""
         n = len(slots)
         index = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.pool.device)
-        parts = [torch.stack([layer[index] for layer in layers]) for layers in (self.pool.k, self.pool.v)]
+        parts = [
+            torch.stack([self._rows(layer)[index] for layer in layers]).view(self.pool.dtype)
+            for layers in (self.pool.k, self.pool.v)
+        ]
         both = torch.stack(parts).view(2, self._shape[1], n, *self._shape[2:])  # [2, layers, n, block, Hkv, D]
         blocks = both.movedim(2, 0).contiguous()  # [n, 2, layers, block, Hkv, D]
         if self.format not in _BYTES:
@@ -77,4 +84,4 @@ class KVBlocks:
         joined = values.movedim(0, 2).flatten(2, 3).to(self.pool.device)  # [2, layers, n * block, Hkv, D]
         for layers, part in zip((self.pool.k, self.pool.v), joined, strict=True):
             for layer, rows in zip(layers, part, strict=True):
-                layer[index] = rows
+                self._rows(layer)[index] = self._rows(rows)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from ...kernels.backend import reads_packed
 from ...kernels.machine import has_bfloat16_products
 from ..config import EngineConfig
 from ..layers.attention import Attention
@@ -20,6 +21,8 @@ from ..weights.weight_file import WeightFile, open_weights
 from .decoder import DecoderLayer, Model
 from .names import TensorNames
 
+_KV_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+
 
 def load_model(path: Path | str, config: EngineConfig) -> Model:
     """``path`` as ``open_weights`` takes it. Positions go up to ``max_seq_len``, or as far as the model was trained."""
@@ -32,8 +35,13 @@ def load_model(path: Path | str, config: EngineConfig) -> Model:
             where="max_seq_len",
         )
     model = _Loader(file, precision_of(config, device), device).model(config.max_seq_len or trained)
+    if config.kv_dtype == "fp8" and not reads_packed(device):
+        raise InvalidParams(
+            f"kv_dtype 'fp8' on {device}: only GPU kernels read 8-bit keys and values; use bfloat16 or auto",
+            where="kv_dtype",
+        )
     if config.kv_dtype != "auto":
-        model = replace(model, kv_dtype=getattr(torch, config.kv_dtype))
+        model = replace(model, kv_dtype=_KV_TYPES[config.kv_dtype])
     return model
 
 
@@ -63,10 +71,10 @@ class _Loader:
             embedding=Embedding(as_float(embedding, self.dtype).to(self.device)),
             layers=tuple(self.layer(i) for i in range(config.num_layers)),
             norm=self.norm(self.names.of_model("norm"), config.hidden_size),
-            # Four bits cost the head more than the body, and it is run once a token, not once a layer.
+            # Few bits cost the head more than the body, and it is run once a token, not once a layer.
             head=stacked_linear(
                 [head],
-                precision="auto" if self.precision == "int4" else self.precision,
+                precision="auto" if self.precision in ("int4", "fp8") else self.precision,
                 device=self.device,
                 out_dtype=torch.float32,
             ),

@@ -5,15 +5,19 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from phloem.kernels.backend import triton_backend, using
+from phloem.kernels.backend import REFERENCE, triton_backend, using
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
+from phloem.runtime.models import load_model
 from phloem.runtime.protocol.ops import AnyOp, Close, Fork, Gen, GrammarSpec, Select, Text
 from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.executor.stand_in import HostReads, StandIn, traced
+from phloem.tests.runtime.models.stepping import Stepper
+from phloem.tests.runtime.models.tiny import make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
@@ -70,3 +74,18 @@ def test_the_gpu_s_loop_with_its_graphs_and_kernels_gives_what_the_cpu_path_give
         assert values(tiny_model_path, device) == expected
     assert reads.found == []
     assert device.graphs and all(graph.num_replays for graph in device.graphs)
+
+
+@pytest.mark.parametrize("options", [{"kv_dtype": "fp8"}, {"precision": "fp8"}])
+def test_8_bit_keys_and_values_and_8_bit_weights_stay_near_the_exact_ones(
+    options: dict[str, str], tmp_path: Path
+) -> None:
+    path = make_tiny_model(tmp_path, seed=0, family="qwen3")
+    prompt, found = np.arange(30, 40, dtype=np.int32), []
+    for backend, chosen in ((REFERENCE, {}), (triton_backend(), options)):
+        with using(backend):
+            stepper = Stepper(load_model(path, EngineConfig(**{"model": "tiny", "precision": "float32", **chosen})))
+            found.append(torch.cat((stepper.prefill(0, prompt), stepper.step([(0, prompt[:1], 1)]))))
+            if "kv_dtype" in chosen:
+                assert stepper.kv.k[0].dtype == torch.float8_e4m3fn and stepper.kv.k[0].float().any()
+    assert 1e-4 < float((found[1] - found[0]).norm() / found[0].norm()) < 0.25

@@ -91,6 +91,19 @@ def test_types_follow_precision_and_kv_dtype(folder: Path) -> None:
     assert load_model(folder, config(precision="bfloat16", kv_dtype="float32")).kv_dtype == torch.float32
 
 
+def test_8_bit_keys_and_values_need_kernels_that_read_them(folder: Path) -> None:
+    with pytest.raises(InvalidParams, match="kv_dtype 'fp8' on cpu: only GPU kernels .* use bfloat16 or auto"):
+        load_model(folder, config(kv_dtype="fp8"))
+
+
+def test_weights_of_8_bits_stay_near_the_file_s(folder: Path) -> None:
+    tokens = np.arange(20, dtype=np.int32)
+    exact, rounded = (
+        Stepper(load_model(folder, config(precision=precision))).prefill(0, tokens) for precision in ("float32", "fp8")
+    )
+    assert float((rounded - exact).norm() / exact.norm()) < 0.25
+
+
 def test_a_gguf_file_loads_at_every_precision(tmp_path: Path) -> None:
     path = make_tiny_gguf(tmp_path / "tiny.gguf", seed=1, kinds={"": "Q4_1", "v_proj": "Q8_0"})
     for precision in ("float32", "bfloat16", "int4", "auto"):
