@@ -137,6 +137,7 @@ def _gen(
     seed: int | None = None,
     logit_bias: dict[int, float] | None = None,
     heal: bool | None = None,
+    speculative: bool | None = None,
     type: Any = None,
     retries: int = 0,
     tools: Sequence[Any] | None = None,
@@ -198,6 +199,8 @@ def _gen(
         overrides["logit_bias"] = logit_bias
     if heal is not None:
         overrides["heal"] = heal
+    if speculative is not None:
+        overrides["speculative"] = speculative
     grammar = None
     is_free = dtype is None and regex is None and json_schema is None and ebnf is None and lark is None
     if not (is_free and structural_tags is None):

@@ -346,8 +346,8 @@ def to_sgl_params(
     """The same merge under SGLang's names, for a ``BaseBackend``."""
     merged = {**defaults, **gen.overrides}
     dtype = merged.pop("dtype", None)
-    merged.pop("heal", None)
-    merged.pop("skip_special_tokens", None)
+    for name in ("heal", "speculative", "skip_special_tokens"):
+        merged.pop(name, None)
     for new, old in _BACK.items():
         if new in merged:
             merged[old] = merged.pop(new)

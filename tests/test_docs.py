@@ -5,6 +5,7 @@ it prints. ``py``, ``sh`` and ``console`` blocks are not run; of commands only t
 """
 
 import importlib
+import inspect
 import json
 import re
 import shlex
@@ -183,6 +184,18 @@ def test_every_flag_of_the_engine_is_explained():
     page = (ROOT / "docs" / "operations.md").read_text()
     fields = importlib.import_module("phloem.runtime.config").EngineConfig.__struct_fields__
     assert not [name for name in fields if name != "model" and f"`--{name.replace('_', '-')}`" not in page]
+
+
+def test_every_argument_of_gen_is_explained():
+    page = (ROOT / "docs" / "language.md").read_text()
+    names = inspect.signature(importlib.import_module("phloem").gen).parameters
+    assert not [name for name in names if f"`{name}`" not in page and f"`{name}=" not in page and name != "name"]
+
+
+def test_every_example_is_in_its_page():
+    page = (ROOT / "docs" / "examples.md").read_text()
+    examples = sorted((ROOT / "examples").rglob("*.py"))
+    assert not [place.name for place in examples if f"../examples/{place.relative_to(ROOT / 'examples')}" not in page]
 
 
 def test_every_public_name_is_in_some_page():

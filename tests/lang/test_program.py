@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 from phloem import assistant, function, gen, select, system, user, user_end
+from phloem.lang import ir
 from phloem.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from phloem.lang.sequence import UnknownVariable
 from phloem.runtime.protocol import errors, messages, ops
@@ -484,3 +485,15 @@ def test_an_expression_in_an_f_string_says_what_to_write(connect):
         f"{gen('x')}"
     with pytest.raises(TypeError, match=r"s\.ref\('a'\) pastes it, s\['a'\] waits"):
         function(lambda s: s.__iadd__(gen("a")).__iadd__(f"{s.ref('a')}")).run(backend=connect())
+
+
+def test_what_a_gen_says_of_guesses_wins_over_its_run_and_is_nothing_to_other_backends(connect):
+    @function
+    def body(s):
+        s += gen("a", speculative=True) + gen("b")
+
+    backend = connect()
+    body.run(backend=backend, speculative=False).sync()
+    gens = [op for op in backend.client.submits[0].ops if isinstance(op, ops.Gen)]
+    assert [op.params.speculative for op in gens] == [True, False]
+    assert ir.to_sgl_params({"speculative": False}, gen("a", speculative=True, heal=False)).max_new_tokens == 128
