@@ -180,10 +180,12 @@ def test_the_readmes_table_is_what_was_measured():
         assert float(cached) == round(100 * found["cached_tokens"] / found["prompt_tokens"]), found["workload"]
 
 
-def test_every_flag_of_the_engine_is_explained():
+def test_every_command_and_flag_of_the_engine_is_explained():
     page = (ROOT / "docs" / "operations.md").read_text()
     fields = importlib.import_module("phloem.runtime.config").EngineConfig.__struct_fields__
     assert not [name for name in fields if name != "model" and f"`--{name.replace('_', '-')}`" not in page]
+    (commands,) = importlib.import_module("phloem.cli")._parser()._subparsers._group_actions
+    assert not [name for name in commands.choices if f"\nphloem {name}" not in page]
 
 
 def test_every_argument_of_gen_is_explained():
