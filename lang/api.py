@@ -79,14 +79,13 @@ def gen(name: str | None = None, *args: Any, **kwargs: Any) -> ir.SglExpr:
     ``tools`` (functions) may be called in the text: ``s[name]`` is a ``ToolCalls``. ``tool_choice``: auto, required,
     none, or a tool's name; ``parallel_tool_calls=False``: one call at most.
     """
-    unknown = kwargs.keys() - _GEN_NAMES
-    if unknown:
-        word = min(unknown)
-        near = difflib.get_close_matches(word, _GEN_NAMES, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(_GEN_NAMES))}"
-        raise TypeError(f"gen({name!r}) has no argument {word!r}{hint}")
     if not args:
-        return _gen(name, **kwargs)
+        try:
+            return _gen(name, **kwargs)
+        except TypeError:
+            _check_names(name, kwargs)
+            raise
+    _check_names(name, kwargs)
     first = args[0]
     if is_type(first) or isinstance(first, Grammar):
         if "type" in kwargs:
@@ -236,6 +235,15 @@ def _with_options(name: str | None, grammar: GrammarSpec | None, options: Any) -
 
 
 _GEN_NAMES = frozenset(inspect.signature(_gen).parameters)
+
+
+def _check_names(name: str | None, given: dict[str, Any]) -> None:
+    unknown = given.keys() - _GEN_NAMES
+    if unknown:
+        word = min(unknown)
+        near = difflib.get_close_matches(word, _GEN_NAMES, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(_GEN_NAMES))}"
+        raise TypeError(f"gen({name!r}) has no argument {word!r}{hint}") from None
 
 
 def _tool_gen(plain: ir.SglGen, tools: Sequence[Any], choice: str | None, parallel: bool | None) -> ir.SglExpr:

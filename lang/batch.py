@@ -135,11 +135,11 @@ def run_batch(
             f"write await {name}.run_batch_async(...)"
         )
     states = _unbounded(order) if order.limit is None else _bounded(order, order.limit)
-    if options.options.get("progress_bar"):
+    if order.shows_progress:
         states = _with_progress(states, order)
     if options.options.get("generator_style"):
         return states
-    if order.limit is None and not options.options.get("progress_bar"):
+    if order.limit is None and not order.shows_progress:
         return _all_at_once(order)
     return list(states)
 
@@ -188,6 +188,7 @@ class _Order:
                     f"Given arguments mismatch the SGL function signature: {function.__name__}() has no argument "
                     f"{unknown[0]!r}; it has {', '.join(function.arg_names)}"
                 )
+        self.shows_progress = bool(options.options.get("progress_bar"))
         limit = options.options.get("num_threads", "auto")
         if limit != "auto" and (not isinstance(limit, int) or limit < 1):
             raise InvalidRequest(f"num_threads={limit!r}: must be 'auto' or 1 or more")
@@ -203,13 +204,15 @@ async def _run_all(order: _Order) -> list[ProgramState]:
     """Every item on the running loop, in order; an item that fails keeps its error."""
     tasks = _tasks_of(order)
     with _progress(order) as advance:
-        for task in tasks:
-            task.add_done_callback(lambda _: advance())
+        if order.shows_progress:
+            for task in tasks:
+                task.add_done_callback(lambda _: advance())
         try:
             return list(await asyncio.gather(*tasks))
-        finally:
+        except BaseException:
             for task in tasks:
                 task.cancel()
+            raise
 
 
 def _tasks_of(order: _Order) -> list[asyncio.Task[ProgramState]]:
@@ -230,11 +233,12 @@ def _tasks_of(order: _Order) -> list[asyncio.Task[ProgramState]]:
         state = ProgramState(program.root)
         await function._run_body_async(state, (), arguments)
         closed = program.session.closed
-        try:
-            await closed.wait_for_async(closed.done)
-        except asyncio.CancelledError:
-            program.session.cancel()
-            raise
+        if not closed.is_done:
+            try:
+                await closed.wait_for_async(closed.done)
+            except asyncio.CancelledError:
+                program.session.cancel()
+                raise
         return state
 
     if order.limit is None:
@@ -311,7 +315,7 @@ def _with_progress(states: Iterator[ProgramState], order: _Order) -> Iterator[Pr
 @contextmanager
 def _progress(order: _Order) -> Iterator[Callable[[], None]]:
     """A bar where the batch asks for one; what is given is called once per finished item."""
-    if not order.options.options.get("progress_bar"):
+    if not order.shows_progress:
         yield lambda: None
         return
     from rich.progress import Progress

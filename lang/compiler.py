@@ -14,7 +14,7 @@ import msgspec
 
 from . import ir
 from .deciding import DecidedLeaf, seed_of
-from .decoders import Branch, DecodedLeaf
+from .decoders import Branch, DecodedLeaf, PickedLeaf
 from .distribution import DistributionLeaf
 from .function import SglFunction, resolve_backend
 from .graph import Graph
@@ -172,6 +172,8 @@ class _Replay:
                 source = node.leaf
                 if isinstance(source, DecodedLeaf):
                     self._leaves[id(source)] = source.again(self._program.lock, self._branch)
+                elif isinstance(source, PickedLeaf):
+                    self._leaves[id(source)] = source.again(self._program.lock, self._value)
                 return SettleNode(node.seq, self._leaves[id(source)], node.children)
             case PasteNode():
                 return PasteNode(node.seq, self._leaves[id(node.source)], node.index)

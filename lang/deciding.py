@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from collections.abc import Sequence as ListLike
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +22,30 @@ if TYPE_CHECKING:
     from .sequence import Sequence
 
 
+class _Answer(Leaf):
+    """What is picked by the scores."""
+
+    __slots__ = ("_scores",)
+
+    def __init__(self, lock: threading.Lock, scores: DecidedLeaf) -> None:
+        super().__init__(lock, scores.name)
+        self._scores = weakref.ref(scores)
+
+    def sources(self) -> tuple[Leaf, ...]:
+        scores = self._scores()
+        return () if scores is None else (scores,)
+
+
 class DecidedLeaf(Leaf):
     """The scores of a selection; ``answer`` becomes what is picked by them."""
 
-    __slots__ = ("_expr", "_seed", "answer")
+    __slots__ = ("__weakref__", "_expr", "_seed", "answer")
 
     def __init__(self, lock: threading.Lock, expr: ir.SglSelect, seed: str | None) -> None:
         super().__init__(lock, expr.name)
         self._expr = expr
         self._seed = seed
-        self.answer = Leaf(lock, expr.name)
+        self.answer = _Answer(lock, self)
 
     def again(self, lock: threading.Lock, choices: tuple[str, ...], seed: str | None) -> DecidedLeaf:
         """The same for another program."""

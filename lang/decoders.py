@@ -117,6 +117,9 @@ class DecodedLeaf(Leaf):
         except Exception as error:  # of a generation, or of a key that a user wrote
             self.fail(error)
 
+    def sources(self) -> tuple[Leaf, ...]:
+        return tuple([source for branch in self._branches for leaf in branch.leaves() for source in leaf.sources()])
+
     @property
     def picked(self) -> Branch:
         return self._branches[self.index]
@@ -124,6 +127,35 @@ class DecodedLeaf(Leaf):
     def decide(self, decision: Decision) -> None:
         self.index = decision.index
         self.resolve((self._branches[decision.index].text,), {"index": decision.index, **decision.info})
+
+
+class PickedLeaf(Leaf):
+    """The text of a variable of whichever fork is picked, to be pasted before that is known."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, lock: threading.Lock, value: Picked) -> None:
+        super().__init__(lock, value.name)
+        self._value = value
+        self._advance()
+
+    def again(self, lock: threading.Lock, copy: Callable[[Picked], Value]) -> PickedLeaf:
+        """The same for another program."""
+        value = copy(self._value)
+        assert isinstance(value, Picked)
+        return PickedLeaf(lock, value)
+
+    def sources(self) -> tuple[Leaf, ...]:
+        return self._value.decision.sources()
+
+    def _advance(self) -> None:
+        decision = self._value.decision
+        if not decision.subscribe(decision.done, self._advance):
+            return
+        try:
+            self.resolve((self._value.text(),))
+        except Exception as error:
+            self.fail(error)
 
 
 class SglDecode(ir.SglMacro, frozen=True, eq=False):

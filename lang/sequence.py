@@ -31,6 +31,7 @@ from .nodes import (
     RoleNode,
     RollbackNode,
     SelectNode,
+    SettleNode,
     TextNode,
 )
 from .types import ParseError
@@ -243,7 +244,13 @@ class Sequence:
             case Hole():
                 self.pieces.append(value)
                 self.log.append(HoleNode(self.seq, value.name))
-            case Captured() | Picked():
+            case Picked():
+                from .decoders import PickedLeaf
+
+                text = PickedLeaf(self.program.lock, value)
+                self.pieces.append(text)
+                self.log.append(SettleNode(self.seq, text))
+            case Captured():
                 self.program.read(value)  # a part of a text is known with that text
                 self._append_str(value.text())
             case _:

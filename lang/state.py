@@ -303,8 +303,9 @@ class ProgramState:
             program.session.cancel()
             return
         for leaf in self._sequence.value(name).leaves():
-            if not leaf.is_done:
-                program.session.cancel(leaf)
+            for source in leaf.sources():
+                if not source.is_done:
+                    program.session.cancel(source)
 
     def stats(self) -> dict[str, Any]:
         """What the run cost, by the runtime's count, and ``messages``: how often the program spoke to it."""

@@ -207,6 +207,10 @@ class Leaf(Signal):
     def done(self) -> bool:
         return self.is_done
 
+    def sources(self) -> tuple[Leaf, ...]:
+        """What the runtime writes of it: itself, or what it is decided by."""
+        return (self,)
+
     def raise_error(self) -> None:
         if self.error is not None:
             raise self.error.with_traceback(None)

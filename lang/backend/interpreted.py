@@ -212,6 +212,7 @@ class InterpretedSession:
                 try:
                     node = steps.send(result)
                 except StopIteration:
+                    executor.task = None
                     return
             try:
                 result = await self._call_async(executor, node)

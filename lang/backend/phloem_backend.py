@@ -15,6 +15,7 @@ import msgspec
 
 from ...runtime.protocol import ops
 from ...runtime.protocol.errors import (
+    Cancelled,
     DependencyFailed,
     ErrorInfo,
     InternalError,
@@ -335,6 +336,9 @@ class CompiledSession:
         return found, leaves
 
     def cancel(self, leaf: Leaf | None = None) -> None:
+        if leaf is not None and leaf.op < 0:  # not sent yet
+            leaf.fail(Cancelled("cancelled by the program"))
+            return
         self._client.cancel(self.id, None, None if leaf is None else leaf.op)
 
     # -- receiving ----------------------------------------------------------------------------------------------------

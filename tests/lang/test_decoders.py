@@ -294,3 +294,51 @@ def test_wrong_decoders_are_refused_where_they_are_written(make, message):
 def test_a_vote_on_what_nobody_set_names_what_there_is(connect):
     with pytest.raises(errors.InvalidRequest, match="no variable 'answr' was set in the branch; it has: 'answer'"):
         function(lambda s: s.__iadd__(vote(gen("answer"), 2, on="answr", name="v"))).run(backend=connect())["v"]
+
+
+@function
+def pasted(s):
+    s += "q" + vote(" so" + gen("why") + gen("answer"), 3, on="answer")
+    (fork,) = s.fork(1)
+    fork += " answer is" + s.ref("answer") + ":" + gen("said")
+    s += " it is" + s.ref("answer") + " because" + s.ref("why") + ":" + gen("end")
+    s["fork"] = fork
+
+
+def test_what_was_picked_can_be_pasted_before_it_is_known(connect):
+    s = pasted.run(backend=connect(reply=sequential(WHYS)))
+    assert s.text() == "q so b 2 it is 2 because b: <b:>" and s["fork"]["said"] == " <2:>"
+    assert s.stats()["messages"] == 2
+
+
+def test_a_compiled_program_pastes_what_was_picked(connect):
+    @function
+    def body(s):
+        s += (
+            "q" + vote(" so" + gen("why") + gen("answer"), 3, on="answer") + " it is" + s.ref("answer") + ":" + gen("e")
+        )
+
+    for program in (body, body.compile(backend=connect())):
+        s = program.run(backend=connect(reply=sequential(WHYS)))
+        assert s.text() == "q so b 2 it is 2: <2:>" and s.stats()["messages"] == 2
+
+
+def test_cancelling_a_decision_cancels_what_it_waits_for(connect):
+    @function
+    def body(s):
+        s += vote(gen("x"), 3, on="x")
+
+    backend = connect(reply=lambda prompt, op: " w" * 300, step_s=0.002)
+    s = body.run(backend=backend, max_new_tokens=300)
+    s.cancel("x")
+    with pytest.raises(errors.Cancelled):
+        s["x"]
+    assert {c.op for c in backend.client.cancels} == {op.op for op in submits(backend)[0] if isinstance(op, ops.Gen)}
+
+
+def test_a_run_with_decoders_can_be_looked_at(connect, tmp_path):
+    s = voting.run(backend=connect(reply=sequential(WHYS)))
+    s.trace_html(tmp_path / "run.html")
+    page = (tmp_path / "run.html").read_text()
+    assert "go on with one of 3" in page and "gen after" in page
+    assert "go on with one of 3" in str(voting.graph(backend=connect(), question="q"))
