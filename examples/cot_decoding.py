@@ -16,7 +16,8 @@ from phloem import function, gen
 def cot_decoding(s, question, branches=5):
     s += f"Question: {question}\nAnswer:"
     (look,) = s.fork(1)
-    look += gen("first", max_tokens=1, temperature=0, return_logprob=True, top_logprobs_num=branches)
+    # heal=False: the next token itself, not the prompt's last ones written anew
+    look += gen("first", max_tokens=1, temperature=0, return_logprob=True, top_logprobs_num=branches, heal=False)
     top = [token for token in look.get_meta_info("first")["output_top_logprobs"][0] if "<|" not in token[2]]
     forks = s.fork(len(top))
     for fork, (_, _, text) in zip(forks, top, strict=True):

@@ -220,7 +220,14 @@ def _gen(
         return ir.SglGen(name, overrides, spec, captures=type if type.names else None)
     if type is not None:
         typed = typed_text(type)
-        return ir.SglGen(name, overrides, _with_options(name, typed.grammar, grammar_options), typed.parse, retries)
+        return ir.SglGen(
+            name,
+            overrides,
+            _with_options(name, typed.grammar, grammar_options),
+            typed.parse,
+            retries,
+            ending=typed.ending,
+        )
     if retries:
         raise InvalidRequest(f"gen({name!r}, retries={retries}) needs a type whose checks could fail")
     return ir.SglGen(name, overrides, _with_options(name, grammar, grammar_options))

@@ -67,7 +67,7 @@ def _no_such_argument(function: SglFunction, name: str, options: frozenset[str])
     hint = (
         f"did you mean {near[0]!r}?" if near else "run() also takes sampling parameters, backend=, stream=, deadline_s="
     )
-    return f"{function.__name__}() takes {own}; it was given {name!r}, an unexpected keyword argument; {hint}"
+    return f"{function.__name__}() got an unexpected keyword argument {name!r}; it takes {own}; {hint}"
 
 
 class SglFunction:

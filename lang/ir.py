@@ -4,6 +4,7 @@ Never runs anything: an expression says what to append, ``program.Program`` appe
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from ..runtime.protocol.sampling import SamplingParams
 from .choices import ChoicesSamplingMethod, token_length_normalized
 from .grammar import Grammar
 from .sampling_params import SglSamplingParams
+from .types import Ending
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
 REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
@@ -104,6 +106,13 @@ class SglGen(SglExpr, frozen=True, eq=False, gc=False):
     parse: Callable[[str], Any] | None = None
     retries: int = 0
     captures: Grammar | None = None
+    ending: Ending | None = None
+
+    def free_ended(self) -> tuple[GrammarSpec | None, tuple[str, ...]]:
+        """The grammar, and patterns that end the text before them: a number ends where the model stops writing it."""
+        if self.ending is None or self.grammar is None:
+            return self.grammar, ()
+        return replace(self.grammar, text=f"({self.grammar.text}){self.ending.rest}"), (self.ending.pattern,)
 
     @property
     def sampling_params(self) -> SglSamplingParams:

@@ -33,11 +33,28 @@ class ParseError(PhloemError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """How a text goes on after a number: ``pattern`` is what cannot belong to it and so ends it, ``rest`` all of that.
+
+    Without it a number in the middle of a sentence could only be followed by more digits or by the end of everything,
+    and a model that wants to write a full stop would write another digit.
+    """
+
+    pattern: str
+    rest: str
+
+
+_AFTER_INTEGER = Ending("[^0-9-]", r"([^0-9-](.|\n)*)?")
+_AFTER_FLOAT = Ending(r"[^0-9.-]|\.[^0-9]", r"([^0-9.-](.|\n)*|\.[^0-9](.|\n)*)?")
+
+
+@dataclass(frozen=True, slots=True)
 class TypedText:
     """``grammar`` restricts the text (None: any), ``parse`` reads it; a ValueError of it is a wrong value."""
 
     grammar: GrammarSpec | None
     parse: Callable[[str], Any]
+    ending: Ending | None = None
 
 
 def typed_text(type_: Any) -> TypedText:
@@ -100,7 +117,7 @@ def _of_range(values: range) -> TypedText:
                 f"{values!r} has {len(values):,} values; with a step at most {_MAX_ENUMERATED:,} are possible"
             )
         return _of_choices({str(value): value for value in values})
-    return TypedText(GrammarSpec("regex", integer_pattern(values[0], values[-1])), int)
+    return TypedText(GrammarSpec("regex", integer_pattern(values[0], values[-1])), int, _AFTER_INTEGER)
 
 
 def _of_schema(type_: Any) -> TypedText:
@@ -122,9 +139,9 @@ def _of_schema(type_: Any) -> TypedText:
     closed = closed_schema(schema)
     if closed.get("type") == "integer" and set(closed) <= {"type", *_LIMITS}:
         pattern = _integer_pattern(closed)  # JSON would let 4.000 be an integer
-        return TypedText(GrammarSpec("regex", pattern), adapter.validate_json)
+        return TypedText(GrammarSpec("regex", pattern), adapter.validate_json, _AFTER_INTEGER)
     if closed == {"type": "number"}:
-        return TypedText(GrammarSpec("regex", FLOAT), adapter.validate_json)
+        return TypedText(GrammarSpec("regex", FLOAT), adapter.validate_json, _AFTER_FLOAT)
     return TypedText(GrammarSpec("json_schema", json.dumps(closed)), adapter.validate_json)
 
 

@@ -158,3 +158,14 @@ def test_cot_decoding_ranks_different_beginnings(lines):
 
 def test_hellaswag_select_takes_the_likely_endings(lines):
     assert lines("hellaswag_select")[-1] == "4 of 4 right"
+
+
+def test_decoding_votes_searches_and_says_how_sure_it_is(lines):
+    vote, best, *beams, kind, raw = lines("decoding")
+    assert vote.startswith("vote: 11 with ")
+    highest, lowest = float(best.split("(")[1].split(",")[0]), float(best.rstrip(")").split()[-1])
+    assert highest >= lowest and len(beams) == 4
+    scores = [float(line.rsplit("(", 1)[1].rstrip(")")) for line in beams]
+    assert scores == sorted(scores, reverse=True)
+    sure = [[int(part.split("%")[0].split()[-1]) for part in line.split("happy ")[1:]] for line in (kind, raw)]
+    assert sure[0][0] > sure[1][0]

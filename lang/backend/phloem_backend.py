@@ -272,10 +272,11 @@ class CompiledSession:
                     self._leaves[op] = leaf
                     leaves.append(leaf)
                     gen = node.gen
-                    params = merge_sampling(node.defaults, gen)
-                    found.append(
-                        ops.Gen(op=op, seq=seq, params=params, grammar=gen.grammar, n=node.n, stream=node.stream)
-                    )
+                    params, grammar = merge_sampling(node.defaults, gen), gen.grammar
+                    if gen.ending is not None:
+                        grammar, ends = gen.free_ended()
+                        params = msgspec.structs.replace(params, stop_regex=(*params.stop_regex, *ends))
+                    found.append(ops.Gen(op=op, seq=seq, params=params, grammar=grammar, n=node.n, stream=node.stream))
                 case RoleNode():
                     around = roles[node.role]
                     ids = around.prefix if node.is_begin else around.suffix

@@ -74,7 +74,7 @@ def test_wrong_arguments_of_a_compiled_program_are_named(connect):
     compiled, backend = tips.compile(), connect()
     with pytest.raises(TypeError, match="is missing topic"):
         compiled.run(backend=backend)
-    with pytest.raises(TypeError, match="takes topic, count; it was given 'colour'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'; it takes topic, count"):
         compiled.run("x", colour=1, backend=backend)
 
 

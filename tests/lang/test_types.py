@@ -7,6 +7,7 @@ import json
 import re
 from typing import Annotated, Literal, TypedDict
 
+import phloem
 import pytest
 from phloem import function, gen
 from phloem.lang.grammar import integer, one_of, regex, text, words
@@ -215,3 +216,37 @@ def test_grammars_repeat_and_choose():
         regex("x").capture("n").many()
     with pytest.raises(errors.InvalidRequest, match="'n' is used twice"):
         regex("x").capture("n") + regex("y").capture("n")
+
+
+@pytest.mark.parametrize(
+    ("type_", "ended"),
+    [
+        (int, {"11. So": "11", "-4 apples": "-4", "7": "7", "0\n": "0"}),
+        (float, {"3.5. So": "3.5", "3.\nSo": "3", "-2.25 kg": "-2.25", "12": "12"}),
+        (range(1, 100), {"42%": "42", "7.": "7"}),
+    ],
+)
+def test_a_number_ends_where_the_model_goes_on_with_something_else(connect, type_, ended):
+    """Were nothing but digits allowed, a model that wants a full stop would write another digit."""
+    backend = connect(reply=lambda prompt, op: "1")
+    function(lambda s: s.__iadd__(gen("x", type_))).run(backend=backend).sync()
+    (sent,) = [op for op in backend.client.submits[0].ops if isinstance(op, ops.Gen)]
+    (end,) = sent.params.stop_regex
+    for written, kept in ended.items():
+        assert re.fullmatch(sent.grammar.text, written), written
+        found = re.search(end, written)
+        assert (written if found is None else written[: found.start()]) == kept
+    assert not re.fullmatch(sent.grammar.text, "1-2") and not re.fullmatch(sent.grammar.text, "x")
+
+
+@pytest.mark.model
+def test_a_real_model_ends_its_numbers(smollm2_path):
+    few = "Q: 3 + 2?\nA: The answer is 5.\n\nQ: 6 + 6?\nA: The answer is 12.\n\nQ: 7 + 4?\nA: The answer is "
+
+    @function
+    def ask(s):
+        s += few + gen("n", int, temperature=0) + "." + gen("rest", max_tokens=2, temperature=0)
+
+    with phloem.Engine(model=str(smollm2_path), num_slots=2048) as engine:
+        s = ask.run(backend=engine)
+        assert 0 < s["n"] < 100 and s.text().startswith(few + f"{s['n']}.")

@@ -163,8 +163,8 @@ def test_one_loops_state_can_be_read_from_another_and_from_none(backend):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"temprature": 1}, r"body\(\) takes topic; it was given 'temprature'.*did you mean 'temperature'\?"),
-        ({"topc": 1}, r"it was given 'topc'.*did you mean 'topic'\?"),
+        ({"temprature": 1}, r"argument 'temprature'; it takes topic; did you mean 'temperature'\?"),
+        ({"topc": 1}, r"argument 'topc'.*did you mean 'topic'\?"),
         ({"zzzz": 1}, r"run\(\) also takes sampling parameters, backend=, stream=, deadline_s="),
     ],
 )
