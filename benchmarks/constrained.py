@@ -3,6 +3,7 @@
     python -m benchmarks.constrained --data schemas.jsonl --suite draft2020-12/ [--peers] [--save]
     python -m benchmarks.constrained            # the grammars of this file alone
     python -m benchmarks.constrained --data schemas.jsonl --walks 10 --order schema    # random texts, checked by jsonschema
+    python -m benchmarks.constrained --end-to-end      # 300 answers of the model under 30 schemas
 
 ``--data``: one JSON a line with ``id``, ``text`` (a schema) and ``tests`` ([{text, valid}]), as JSONSchemaBench and
 MaskBench have them. ``--suite``: a folder of the JSON-Schema-Test-Suite. A valid instance has to be allowed token by
@@ -27,6 +28,7 @@ from phloem.runtime.tokenizer import Tokenizer, load_tokenizer
 from phloem.runtime.weights.resolve import resolve_model
 
 from . import RESULTS, header
+from .constrained_answers import measure_answers
 from .random_texts import walk_schemas
 
 # ruff: noqa: E501
@@ -489,7 +491,16 @@ def main() -> None:
     parser.add_argument(
         "--walks", type=int, default=0, help="so many random walks through each schema of --data instead"
     )
+    parser.add_argument("--end-to-end", action="store_true", help="JSON answers of the model itself instead")
+    parser.add_argument("--answers", type=int, default=300, help="so many answers of --end-to-end (default: 300)")
     args = parser.parse_args()
+    if args.end_to_end:
+        report = header() | measure_answers(args.model, answers=args.answers)
+        print(json.dumps(report, indent=2))
+        if args.save:
+            RESULTS.mkdir(exist_ok=True)
+            (RESULTS / "constrained_answers.json").write_text(json.dumps(report, indent=2) + "\n")
+        return
     tokenizer = load_tokenizer(resolve_model(args.model))
     if args.walks:
         cases = ((name, text) for name, _, text, _ in bench_cases(args.data, args.limit))

@@ -197,7 +197,7 @@ def compile(kind: str, text: str, vocabulary: Vocabulary, **options: str | int |
     """Compile a grammar for a vocabulary; see ``GrammarSpec`` for the text of each kind.
 
     Options of ``json_schema``: ``property_order`` (schema, any), ``whitespace`` (flexible, compact), ``format``
-    (enforce, annotate), ``numbers`` (canonical: integers without point and exponent; any), ``on_unsupported`` (refuse,
-    check_after); the first of each is the default. Raises ``GrammarError``.
+    (enforce, annotate), ``numbers`` (canonical: integers without point and exponent, others with 17 decimals at most;
+    any), ``on_unsupported`` (refuse, check_after); the first of each is the default. Raises ``GrammarError``.
     """
     return compiler_of(vocabulary).compile(GrammarSpec(kind, text, options))  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from .expressions import EMPTY, NOTHING, Expressions
 from .spec import GrammarError, GrammarTooComplex
 
 MAX_DIGITS = 400
+MAX_DECIMALS = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,11 @@ class Numbers:
             ex.concat(ex.literal(b"30"), self._digits(0, 7)),
         )
         plus_minus = ex.union(EMPTY, ex.bytes_in(1 << ord("+") | 1 << ord("-")))
-        self.any = ex.concat(self.plain, ex.union(EMPTY, ex.concat(mark, plus_minus, below_309)))
+        exponent = ex.union(EMPTY, ex.concat(mark, plus_minus, below_309))
+        self.any = ex.concat(self.plain, exponent)
+        # so that no model can write zeros for ever behind the point; 17 digits tell any two doubles apart
+        decimals = ex.union(EMPTY, ex.concat(self.point, ex.repeat(self.digit, 1, MAX_DECIMALS)))
+        self.short = ex.concat(sign, self.natural, decimals, exponent)
         # d.ddd e16 and up, with at most 16 decimals, is an integer whatever its digits
         from_16 = ex.union(
             ex.concat(ex.literal(b"1"), self._digits(6, 9)),
@@ -65,9 +70,10 @@ class Numbers:
         return self.ex.bytes_in((1 << (0x30 + high + 1)) - (1 << (0x30 + low))) if low <= high else NOTHING
 
     def canonical(self, expr: int) -> int:
-        """Of a language of integers only the shortest spellings, without point and exponent; any other as it is."""
-        if expr in (self.any, self.plain):
-            return expr
+        """Of a language of integers only the shortest spellings, without point and exponent; of any other those with
+        at most ``MAX_DECIMALS`` behind the point, if there are any."""
+        if expr == self.any:
+            return self.short
         if expr in (self.integer, self.plain_integer):
             return self.canonical_integer
         found = self._canonical.get(expr)
@@ -76,6 +82,9 @@ class Numbers:
             try:
                 if expr in self._integers or self.ex.is_subset(expr, self.plain_integer):
                     found = self.ex.alive(self.ex.intersect(expr, self.canonical_integer))
+                else:
+                    short = self.ex.intersect(expr, self.short)
+                    found = short if self.ex.is_nonempty(short) else expr
             except GrammarTooComplex:
                 pass  # too much to tell: all spellings, then
             self._canonical[expr] = found

@@ -194,6 +194,16 @@ def test_integers_are_spelled_one_way_unless_asked(vocabulary: Vocabulary, schem
         assert takes(any_way, f"{value}.0") == validator.is_valid(value), value
 
 
+@pytest.mark.parametrize("schema", [{"type": "number"}, {"type": "number", "minimum": 0, "maximum": 1000}])
+def test_no_number_has_digits_for_ever(vocabulary: Vocabulary, schema: Any) -> None:
+    canonical = compile("json_schema", json.dumps(schema), vocabulary)
+    any_way = compile("json_schema", json.dumps(schema), vocabulary, numbers="any")
+    assert takes(canonical, "0.1") and takes(canonical, "1." + 17 * "0") and takes(canonical, repr(2 / 3))
+    assert takes(any_way, "1." + 18 * "0") and not takes(canonical, "1." + 18 * "0")
+    constant = compile("json_schema", '{"const": 0.1234567890123456789}', vocabulary)
+    assert takes(constant, "0.1234567890123456789")  # what has no shorter spelling keeps its own
+
+
 def test_numbers_that_need_not_be_whole_keep_their_points(vocabulary: Vocabulary) -> None:
     grammar = compile("json_schema", '{"type": "number", "minimum": 0, "maximum": 1}', vocabulary)
     assert takes(grammar, "1.0") and takes(grammar, "0.50") and takes(grammar, "1") and not takes(grammar, "1.01")
