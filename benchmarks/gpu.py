@@ -40,7 +40,7 @@ from phloem.kernels import reference
 from phloem.kernels.backend import triton_backend, using
 from phloem.kernels.triton import roofline
 
-from . import RESULTS, header
+from . import RESULTS, gpu_kernels, header
 
 ROOT = Path(phloem.__file__).parent
 TRIALS = 15
@@ -303,6 +303,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "decode_attention": decode_attention,
     "prefill_attention": prefill_attention,
     "elementwise": elementwise,
+    **gpu_kernels.PARTS,
     "engine": engine,
 }
 

@@ -79,6 +79,27 @@ def silu_mul(rows: int, width: int, *, element: int = 2) -> Work:
     return Work(3 * rows * width * element, 5.0 * rows * width)
 
 
+_WEIGHT_BYTES = {"int4": 0.5 + 4 / 32, "int8": 1 + 2 / 32, "fp8": 1 + 4 / 128}  # with scales, and offsets for int4
+
+
+def quantized_product(rows: int, width_in: int, width_out: int, *, kind: str, element: int = 2) -> Work:
+    """``kind``: int4, int8 or fp8, in groups of 32, 32 and 128 weights."""
+    moved = width_in * width_out * _WEIGHT_BYTES[kind] + element * rows * (width_in + width_out)
+    return Work(moved, 2.0 * rows * width_in * width_out)
+
+
+def mix_experts(tokens: int, *, hidden: int, inner: int, top_k: int, taken: int, element: int = 2) -> Work:
+    """``taken``: different experts that some token goes to; each one's weights are read once."""
+    moved = element * (3 * hidden * inner * taken + 2 * tokens * hidden) + 8 * tokens * top_k
+    return Work(moved, 6.0 * tokens * top_k * hidden * inner)
+
+
+def add_adapters(tokens: int, width_in: int, width_out: int, *, rank: int, adapters: int, element: int = 2) -> Work:
+    """``adapters``: different ones among the tokens, all of which have one."""
+    moved = element * (adapters * rank * (width_in + width_out) + tokens * (width_in + 2 * width_out)) + 12 * tokens
+    return Work(moved, 2.0 * tokens * rank * (width_in + width_out))
+
+
 def apply_bitmask(rows: int, vocab_size: int, *, forbidden: float = 1.0) -> Work:
     """``forbidden``: the share of tokens that is overwritten; allowed ones are not touched."""
     return Work(rows * (vocab_size / 8 + 4 * vocab_size * forbidden))

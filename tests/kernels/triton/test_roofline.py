@@ -1,6 +1,9 @@
 """The bytes and flops of the model are those of the definition, counted one by one."""
 
 import pytest
+import torch
+from phloem.kernels.linear import quantize_int8
+from phloem.kernels.quantized_weight import pack_int4, pack_int8
 from phloem.kernels.triton import roofline
 
 
@@ -48,3 +51,30 @@ def test_a_shared_prefix_is_counted_once() -> None:
     assert once.flops == apart.flops
     assert apart.bytes - once.bytes == 63 * 8192 * (2 * 8 * 128 * 2 + 4)
     assert apart.seconds(roofline.H200) / once.seconds(roofline.H200) > 10
+
+
+def test_packed_weights_are_read_at_their_own_size() -> None:
+    few = {kind: roofline.quantized_product(1, 4096, 1024, kind=kind) for kind in ("int4", "int8", "fp8")}
+    for work, kind in ((pack_int4(*groups()), "int4"), (pack_int8(*quantize_int8(torch.randn(8, 256))), "int8")):
+        stored = sum(x.numel() * x.element_size() for x in (work.values, work.scale, work.zero) if x is not None)
+        assert few[kind].bytes - 2 * (4096 + 1024) == stored / (8 * 256) * 4096 * 1024
+    assert all(work.bound(roofline.H200) == "memory" for work in few.values())
+    assert roofline.quantized_product(4096, 4096, 1024, kind="int4").bound(roofline.H200) == "compute"
+
+
+def groups() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.randint(0, 16, (8, 256), dtype=torch.uint8), torch.rand(8, 8), torch.rand(8, 8)
+
+
+def test_experts_are_read_once_and_computed_for_each_token() -> None:
+    shape = {"hidden": 2048, "inner": 768, "top_k": 8}
+    one, many = (roofline.mix_experts(n, **shape, taken=taken) for n, taken in ((1, 8), (4096, 128)))
+    assert one.bytes == 8 * 3 * 2048 * 768 * 2 + 2 * 2048 * 2 + 64
+    assert many.flops == 4096 * one.flops == 4096 * 8 * 3 * 2 * 2048 * 768
+    assert one.bound(roofline.H200) == "memory"
+
+
+def test_an_adapter_adds_little_to_its_product() -> None:
+    work = roofline.add_adapters(64, 4096, 4096, rank=16, adapters=8)
+    assert work.bytes == 2 * (8 * 16 * 8192 + 64 * 3 * 4096) + 12 * 64
+    assert work.flops == 64 * 16 * 8192 * 2
