@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import get_args
 
 import pytest
 
@@ -109,6 +110,8 @@ def _commands(page: Path) -> Iterator[list[str]]:
                 del words[0]
             if words:
                 yield words
+    for line in re.findall(r"^    (phloem .*)$", _FENCE.sub("", page.read_text()), re.MULTILINE):
+        yield shlex.split(line, comments=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -186,6 +189,26 @@ def test_every_command_and_flag_of_the_engine_is_explained():
     assert not [name for name in fields if name != "model" and f"`--{name.replace('_', '-')}`" not in page]
     (commands,) = importlib.import_module("phloem.cli")._parser()._subparsers._group_actions
     assert not [name for name in commands.choices if f"\nphloem {name}" not in page]
+
+
+def test_every_operation_and_message_is_in_the_protocols_page():
+    page = (ROOT / "docs" / "protocol.md").read_text()
+    for module, union in (("ops", "AnyOp"), ("messages", "ClientMessage"), ("messages", "RuntimeMessage")):
+        kinds = getattr(importlib.import_module(f"phloem.runtime.protocol.{module}"), union)
+        tags = [kind.__struct_config__.tag for kind in get_args(kinds)]
+        assert not [tag for tag in tags if f"`{tag}`" not in page]
+
+
+@pytest.mark.model
+def test_metrics_that_are_named_exist(runtime):
+    page = (ROOT / "docs" / "operations.md").read_text()
+    metrics = importlib.import_module("phloem.runtime.server.metrics").ServerMetrics()
+    runtime.generate("One, two, one, two, one,", max_tokens=2)
+    text = metrics.text(runtime.metrics()).decode()
+    known = set(re.findall(r"^(?:# TYPE )?(phloem_\w+)", text, re.MULTILINE))
+    named = set(re.findall(r"`(phloem_(?:http|engine)_\w+)", page))
+    by_drafter = {name for name in named if name.endswith("_tokens_lookup")}  # there once somebody has guessed
+    assert len(named) > 20 and not named - by_drafter - known
 
 
 def test_every_argument_of_gen_is_explained():
