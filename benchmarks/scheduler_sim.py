@@ -354,8 +354,26 @@ def check_bars(made: dict[str, Any]) -> list[str]:
 # -- host cost --------------------------------------------------------------------------------------------------------
 
 
-def host_cost(*, num_slots: int, max_running: int, ends: float, num_steps: int = 400) -> dict[str, Any]:
-    """Seconds of ``plan`` and ``complete``, 256 running and 1,000 waiting; in each step a share ``ends`` ends."""
+def host_cost(*, repeats: int = 5, **case: Any) -> dict[str, Any]:
+    """Of each step the quickest of several equal runs: what else the machine does is not the scheduler's cost."""
+    runs = [step_times(**case) for _ in range(repeats)]
+    times_s = sorted(map(min, zip(*(times_s for times_s, _, _ in runs), strict=True)))
+    return {
+        "rows": runs[0][1],
+        "waiting": runs[0][2],
+        "median_ms": 1e3 * statistics.median(times_s),
+        "best_ms": 1e3 * times_s[0],
+        "p95_ms": 1e3 * times_s[int(0.95 * len(times_s))],
+    }
+
+
+def step_times(
+    *, num_slots: int, max_running: int, ends: float, num_steps: int = 400
+) -> tuple[list[float], float, int]:
+    """Seconds of ``plan`` and ``complete``, 256 running and 1,000 waiting; in each step a share ``ends`` ends.
+
+    Also the median of running sequences, and how many waited at the end.
+    """
     cache = RadixCache(num_slots)
     config = SchedulerConfig(max_running=max_running, max_step_tokens=8192, prefill_chunk=2048)
     scheduler, rng = Scheduler(config, cache), np.random.default_rng(0)
@@ -395,14 +413,7 @@ def host_cost(*, num_slots: int, max_running: int, ends: float, num_steps: int =
             else:
                 seq.tokens.append(7)
                 seq.logits_from = len(seq.tokens) - 1
-    times_s.sort()
-    return {
-        "rows": statistics.median(rows),
-        "waiting": scheduler.num_waiting,
-        "median_ms": 1e3 * statistics.median(times_s),
-        "best_ms": 1e3 * times_s[0],
-        "p95_ms": 1e3 * times_s[int(0.95 * len(times_s))],
-    }
+    return times_s, statistics.median(rows), scheduler.num_waiting
 
 
 def show_host_cost() -> dict[str, Any]:

@@ -197,6 +197,12 @@ class RadixCache:
         """``program`` will not come back: what only it touched is evicted before what running programs touched."""
         self._tree.end_program(program)
 
+    def free_up(self, n: int) -> None:
+        """Evict until ``n`` slots are free, or nothing is left to evict: once for many leases that grow by a little."""
+        shortfall = n - self.num_free
+        if shortfall > 0:
+            self._evict(min(shortfall, self.num_evictable), "space")
+
     def flush(self) -> int:
         """Evict everything that is neither leased nor pinned; returns the number of tokens."""
         n = self.num_evictable

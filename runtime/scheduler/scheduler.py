@@ -189,6 +189,7 @@ class Scheduler:
                 self.waiting.add(seq)
         rows: dict[int, PlanRow] = {}
         prefills: list[Sequence] = []
+        self.cache.free_up(len(self.running))  # what decodes take of slots in a step, by the chunk, on average
         # Decodes first: they are short and somebody is reading along.
         for seq in tuple(self.running):
             pending = seq.num_pending

@@ -227,6 +227,24 @@ def test_exactly_the_shortfall_is_evicted_from_the_end_of_a_leaf():
     assert cache.counters.evicted_tokens == {"space": 3}
 
 
+def test_free_up_evicts_what_is_missing_and_no_more_than_there_is():
+    cache = RadixCache(20)
+    held = cache.acquire(ids(0))
+    held.extend(8)
+    held.commit(ids(*range(8)))
+    other = cache.acquire(ids(50))
+    other.extend(10)
+    other.commit(ids(*range(50, 60)))
+    other.release()
+    cache.free_up(2)
+    assert (cache.num_free, cache.num_evictable) == (2, 10)
+    cache.free_up(5)
+    assert (cache.num_free, cache.num_evictable) == (5, 7) and cache.counters.evicted_tokens == {"space": 3}
+    cache.free_up(19)
+    assert (cache.num_free, cache.num_evictable, cache.num_locked) == (12, 0, 8)
+    cache.check()
+
+
 def test_out_of_slots_says_the_numbers_and_changes_nothing():
     cache = RadixCache(10)
     run(cache, ids(1, 2, 3))
