@@ -397,7 +397,18 @@ def test_run_parameters_are_defaults_that_a_gen_overrides(connect):
     a, b = (op.params for op in submit.ops if isinstance(op, ops.Gen))
     assert (a.temperature, a.stop, a.max_tokens) == (0.7, ("y", "z"), 9)
     assert (b.temperature, b.stop, b.max_tokens) == (0.1, ("x",), 3)
-    assert submit.settings.deadline_s == 60
+    assert submit.settings.deadline_s == 60 and submit.settings.name == "body"
+
+
+def test_a_program_is_counted_under_its_functions_name_and_may_have_an_argument_name(connect):
+    @function
+    def greet(s, name):
+        s += name + gen("a")
+
+    backend = connect()
+    greet.run(name="Ada", backend=backend).sync()
+    (submit,) = backend.client.submits
+    assert submit.settings.name == "greet" and any(isinstance(op, ops.Text) and op.text == "Ada" for op in submit.ops)
 
 
 def test_streaming_yields_constants_and_deltas_in_order(connect):
