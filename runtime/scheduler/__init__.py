@@ -4,8 +4,8 @@ from .config import SchedulerConfig
 from .counters import Histogram, SchedulerCounters
 from .draft import MAX_DRAFT_TOKENS, Draft
 from .plan import PlanRow, StepPlan
-from .scheduler import PoolTooSmall, Scheduler
-from .sequence import Sequence, TokenBuffer
+from .scheduler import Scheduler
+from .sequence import PoolTooSmall, Sequence, TokenBuffer
 from .waiting import ORDERS
 
 __all__ = [

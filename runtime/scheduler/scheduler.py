@@ -24,17 +24,8 @@ from .held import Held
 from .parked import Parked
 from .plan import PlanRow, StepPlan
 from .rows import drafted_row, plan_row
-from .sequence import Sequence
+from .sequence import PoolTooSmall, Sequence, slots_to_come
 from .waiting import ORDERS, Waiting
-
-
-class PoolTooSmall(Exception):
-    """One sequence alone needs more slots than the pool has."""
-
-    def __init__(self, need: int, have: int) -> None:
-        super().__init__(f"the sequence needs {need:,} KV slots, but the pool has {have:,}")
-        self.need = need
-        self.have = have
 
 
 class Scheduler:
@@ -281,9 +272,9 @@ class Scheduler:
     # -- inside a step ------------------------------------------------------------------------------------------------
 
     def _admit(self, budget: int, rows: dict[int, PlanRow], prefills: list[Sequence]) -> None:
-        """Start waiting sequences while there are tokens, rows and slots for them."""
+        """Start waiting sequences while there are tokens, rows and slots for them. ``prefills`` run already."""
         coming = Coming(prefills) if self.cache.reuse else None
-        reserve = -1
+        reserve, usual, least = -1, int(self.expected_new), self.config.decode_reserve
         while budget > 0 and self._free_rows:
             seq = self.waiting.head(self.config.match_window, self._matched)
             if seq is None:
@@ -297,14 +288,16 @@ class Scheduler:
             if seq.seq_id == stuck_id and len(self.running) >= num_running > 0 and self._room <= room:
                 return  # nothing has become better since it found no room
             if reserve < 0:
-                reserve = sum(map(self._still_to_come, self.running))
-            n = self._try_admit(seq, budget, reserve)
+                reserve = slots_to_come(self.running, usual=usual, least=least)
+            n = self._try_admit(seq, budget, reserve + sum(o.length - o.lease.num_slots for o in prefills if o.lease))
             if n > 0:
                 rows[seq.seq_id] = plan_row(seq, n)
                 budget -= n
-                reserve += self._still_to_come(seq)
-                if coming is not None and seq.num_pending > 1:
-                    coming.add(seq)
+                reserve += slots_to_come((seq,), usual=usual, least=least)
+                if seq.num_pending > 1:
+                    prefills.append(seq)
+                    if coming is not None:
+                        coming.add(seq)
             elif seq.state == "waiting":
                 # No room: a smaller one behind must not starve it.
                 self._stuck = (seq.seq_id, self._room, len(self.running))
@@ -314,14 +307,11 @@ class Scheduler:
     def _room(self) -> int:
         return self.cache.num_free + self.cache.num_evictable
 
-    def _still_to_come(self, seq: Sequence) -> int:
-        """Slots that a running sequence is expected to take beyond the tokens it has."""
-        made = len(seq.tokens) - seq.prompt_len
-        expected = max(int(self.expected_new) - made, self.config.decode_reserve)
-        return expected if seq.max_new < 0 else min(expected, max(seq.max_new - made, 0))
-
     def _try_admit(self, seq: Sequence, budget: int, reserve: int) -> int:
-        """Tokens that ``seq`` runs in this step; 0 when there is no room for it yet, or (state ``ended``) never."""
+        """Tokens that ``seq`` runs in this step; 0 when there is no room for it yet, or (state ``ended``) never.
+
+        ``reserve`` slots are for those that run.
+        """
         cache = self.cache
         if seq.length > cache.num_slots:
             if not seq.coming:  # else the token may be its last one, and needs no slot
@@ -331,7 +321,6 @@ class Scheduler:
         assert seq.lease is not None
         n = min(seq.num_pending, budget, self.config.prefill_chunk)
         need = seq.length - seq.lease.num_slots + reserve
-        need += sum(o.length - o.lease.num_slots for o in self.running if o.lease and o.num_pending > 1)
         if need > self._room:
             self._release_idle(need, seq)
             if self.running and need > self._room:

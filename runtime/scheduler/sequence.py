@@ -10,12 +10,22 @@ Knows nothing of text, programs' ops or sampling.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from ...radix_cache import Lease
+
+
+class PoolTooSmall(Exception):
+    """One sequence alone needs more slots than the pool has."""
+
+    def __init__(self, need: int, have: int) -> None:
+        super().__init__(f"the sequence needs {need:,} KV slots, but the pool has {have:,}")
+        self.need = need
+        self.have = have
 
 
 class TokenBuffer:
@@ -171,3 +181,18 @@ class Sequence:
 
     def __repr__(self) -> str:
         return f"Sequence({self.seq_id}, {self.state}, {self.num_computed}/{len(self.tokens)})"
+
+
+def slots_to_come(running: Iterable[Sequence], *, usual: int, least: int) -> int:
+    """Slots that these are expected to take beyond the tokens they have, where a sequence makes ``usual`` tokens.
+
+    At least ``least`` each, and no more than may be made.
+    """
+    total = 0
+    for seq in running:
+        made = len(seq.tokens) - seq.prompt_len
+        expected = usual - made if usual - made > least else least
+        if 0 <= seq.max_new < made + expected:
+            expected = seq.max_new - made if seq.max_new > made else 0
+        total += expected
+    return total
