@@ -1,0 +1,113 @@
+"""What a step costs the host: everything but the model, whose results are made up and there at once.
+
+    python -m benchmarks.host_work --rows 256
+
+On a GPU the host's part of a step is hidden while it is shorter than the device's (``docs/gpu.md``). It needs no GPU to
+be measured: the loop runs one step ahead as on one, over a stand-in, with a model that computes nothing. Times are
+processor time, which other programs on the machine disturb less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from phloem import kernels
+from phloem.kernels.backend import CPU, using
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import Engine
+from phloem.runtime.protocol.messages import Submit
+from phloem.runtime.protocol.ops import Close, Gen, GrammarSpec, Special
+from phloem.runtime.protocol.sampling import SamplingParams
+from phloem.tests.runtime.executor.stand_in import StandIn, StandInGraph
+
+from . import header
+from .shapes import write_shape
+
+STEPS = 200
+LETTERS = range(97, 123)
+
+
+class Nothing:
+    """A graph that computes nothing."""
+
+    def replay(self) -> None: ...
+
+
+class Idle(StandIn):
+    """A device whose graphs give the same at every replay."""
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> tuple[StandInGraph, torch.Tensor]:
+        return Nothing(), run()  # type: ignore[return-value]
+
+
+def measure(num_rows: int, *, grammar: str) -> tuple[float, float]:
+    """Milliseconds of a decode step of ``num_rows`` sequences: median and least."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_shape("Qwen3-0.6B", Path(folder), is_toy=True)
+        config = EngineConfig(
+            model=str(path),
+            weights="random",
+            precision="float32",
+            max_running=num_rows,
+            max_waiting=num_rows + 1,
+            num_slots=num_rows * 1024,
+            max_seq_len=1024,
+            max_step_tokens=8192,
+            speculative="off",
+            num_threads=1,
+        )
+        engine = Engine(config, accelerator=Idle())
+    letters = torch.randint(LETTERS.start, LETTERS.stop, (num_rows,))
+    drawn = kernels.batch.Sampled(letters, torch.zeros(num_rows))
+
+    def sample(logits: torch.Tensor, batch: kernels.SampleBatch) -> kernels.batch.Sampled:
+        return kernels.batch.Sampled(drawn.token_ids[: len(logits)], drawn.logprobs[: len(logits)])
+
+    inbox = []
+    for i in range(num_rows):
+        params = SamplingParams(max_tokens=900, temperature=0.6, ignore_eos=True, seed=i)
+        spec = GrammarSpec("regex", grammar) if grammar else None
+        gen = Gen(op=1, seq=0, params=params, grammar=spec)
+        ops = [Special(op=0, seq=0, ids=tuple(LETTERS)), gen, Close(op=2, seq=0)]
+        inbox.append((b"bench", Submit(program=str(i), ops=ops)))
+    with using(replace(CPU, sample=sample)):
+        engine.step(inbox)
+        while engine.scheduler.num_waiting or engine.interpreter.compiling:
+            engine.step([])
+        for _ in range(20):
+            engine.step([])
+        gc.collect()
+        gc.freeze()
+        taken = []
+        for _ in range(STEPS):
+            start_s = time.process_time()
+            engine.step([])
+            taken.append(time.process_time() - start_s)
+        gc.unfreeze()
+    assert len(engine.scheduler.running) == num_rows
+    engine.close()
+    return 1e3 * median(taken), 1e3 * min(taken)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256], help="sequences that decode")
+    arguments = parser.parse_args()
+    about = header()
+    print(f"{about['command']}, commit {about['commit']}, {about['machine']}")
+    for rows in arguments.rows:
+        for name, grammar in (("free text", ""), ("a grammar each", "[a-z]*")):
+            middle, least = measure(rows, grammar=grammar)
+            print(f"{rows:>4} rows, {name:<14} {middle:6.2f} ms a step, at best {least:.2f}")
+
+
+if __name__ == "__main__":
+    main()
