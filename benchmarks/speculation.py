@@ -210,11 +210,11 @@ def reckon(engine: Engine, drafter: ModelDrafter, workload: str, *, max_tokens: 
 
 
 class _Forced(StepCosts):
-    """A token is worth a second and its row nothing: whatever can be guessed is run."""
+    """A token is worth an hour and its row nothing: whatever can be guessed is run."""
 
     def __init__(self, *, slope: float) -> None:
         super().__init__(slope=slope)
-        self.estimate[:] = 1.0
+        self.estimate[:] = 3600.0
 
     def observe(self, num_tokens: int, seconds: float) -> None: ...
 

@@ -55,6 +55,11 @@ class Matcher:
         """Tokens accepted, the end token included."""
         return len(self._configs) - 1 + self._finished
 
+    @property
+    def state(self) -> int:
+        """Equal for texts after which the grammar allows the same to follow; -1 after the end."""
+        return -1 if self._finished else self._configs[-1]
+
     def fill_mask(self, row: np.ndarray) -> None:
         """Write the mask (uint32 or int32 [ceil(V / 32)]): bit ``t & 31`` of word ``t >> 5`` allows token t.
 

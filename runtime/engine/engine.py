@@ -42,7 +42,7 @@ from ..protocol.messages import (
     Welcome,
 )
 from ..scheduler import Draft, PlanRow, Scheduler, SchedulerConfig, StepPlan
-from ..speculative import Drafter, LookupDrafter, Speculation, StepCosts
+from ..speculative import Drafter, GrammarDrafter, LookupDrafter, Speculation, StepCosts
 from .drafting import DraftPath, draft_rows, wants_of
 from .flight import Draw, Flight
 from .generation import Candidate
@@ -138,7 +138,8 @@ class Engine:
         if config.speculative != "off":
             costs = StepCosts(slope=0.06 if self.model.device.type == "cpu" else 0.005)
             drafters: list[Drafter] = [
-                LookupDrafter(lambda ids, name, limit: self.cache.continuation(ids, namespace=name, limit=limit))
+                LookupDrafter(lambda ids, name, limit: self.cache.continuation(ids, namespace=name, limit=limit)),
+                GrammarDrafter(),
             ]
             if parts.drafter is not None:
                 drafters.append(parts.drafter)

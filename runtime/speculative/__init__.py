@@ -4,6 +4,7 @@ from .costs import StepCosts
 from .draft_model import DraftModel, without_layers
 from .drafter import Drafter, Price, Proposal, Want
 from .eagle import EagleGuesser, EagleHead, EagleShape, load_eagle
+from .grammar_drafter import GrammarDrafter
 from .lookup import LookupDrafter
 from .model_drafter import ModelDrafter
 from .speculation import Speculation
@@ -14,6 +15,7 @@ __all__ = [
     "EagleGuesser",
     "EagleHead",
     "EagleShape",
+    "GrammarDrafter",
     "LookupDrafter",
     "ModelDrafter",
     "Price",

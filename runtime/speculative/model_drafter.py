@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PROBE = 96  # times that a guess does not seem to pay before one is made to see whether it does by now
 _HORIZON = 256  # tokens in which what was spent on reading a text must come back
+_PREPARING = 2  # guesses whose time says nothing
 _SURE = 0.98
 _OWN = 0.1  # weight of a guess in what is known of its sequence's
 _ALL = 0.02
@@ -77,6 +78,7 @@ class ModelDrafter:
         self._all = _Record(rate=0.7, trust=0.9)
         self._records: dict[int, _Record] = {}
         self._idle = 0
+        self._num_timed = 0
 
     def propose(self, want: Want, price: Price) -> Proposal | None:
         record = self._records.get(want.seq_id)
@@ -150,9 +152,11 @@ class ModelDrafter:
         self.guesser.forget(seq_id)
 
     def _note_time(self, seconds: float, num_tokens: int) -> None:
-        """Noise only ever adds time."""
+        """Noise only ever adds time, and the first few prepare kernels."""
         if num_tokens == 1:
-            self.token_s = _pulled(self.token_s, seconds)
+            self._num_timed += 1
+            if self._num_timed > _PREPARING:
+                self.token_s = _pulled(self.token_s, seconds)
         elif num_tokens >= 32:
             self.read_s = _pulled(self.read_s, seconds / num_tokens)
 
@@ -173,4 +177,4 @@ class ModelDrafter:
 def _pulled(known: float, seconds: float) -> float:
     if known == 0.0:
         return seconds
-    return known + (0.2 if seconds < known else 0.05) * (min(seconds, 2.0 * known) - known)
+    return known + (0.5 if seconds < known else 0.05) * (min(seconds, 2.0 * known) - known)

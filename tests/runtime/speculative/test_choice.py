@@ -90,12 +90,12 @@ def test_a_model_is_not_asked_where_the_lookup_s_guess_gains_more():
     assert guesser.num_asked > 0
 
 
-def test_a_model_whose_guess_takes_longer_than_a_step_is_asked_once_and_then_seldom():
+def test_a_model_whose_guess_takes_longer_than_a_step_is_asked_only_until_that_is_known():
     guesser = Counting(token_s=0.12)
     speculation = Speculation([ModelDrafter(guesser, source="model")], max_draft=8, costs=Costs())
     for _ in range(60):
         speculation.propose([want()], num_tokens=1)
-    assert guesser.num_asked == 1
+    assert guesser.num_asked == 3  # the first two may have things to prepare
 
 
 def test_sixteen_at_once_are_worth_too_little_for_a_model_s_guesses():
