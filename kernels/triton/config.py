@@ -60,7 +60,7 @@ CONFIGS = {
         decode=AttentionConfig(block_m=16, block_n=128, num_warps=4, num_stages=2, split_len=1024),
         prefill=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
         shared=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, split_len=1024),
-        quantized_few=ProductConfig(block_m=16, block_n=32, block_k=128, num_warps=4, num_stages=4),
+        quantized_few=ProductConfig(block_m=16, block_n=32, block_k=256, num_warps=4, num_stages=4),
         quantized_many=ProductConfig(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=4),
         grouped_few=ProductConfig(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=4),
         grouped_many=ProductConfig(block_m=64, block_n=128, block_k=64, num_warps=8, num_stages=4),

@@ -16,6 +16,16 @@ from .fp8 import decode_fp8
 
 
 @triton.jit
+def _of_groups(numbers, lines, inside, first, num_groups, GROUPS: tl.constexpr, TIMES: tl.constexpr):
+    """float32 [GROUPS * TIMES, columns]: each group's number, read once, in all of its rows."""
+    group = first + tl.arange(0, GROUPS)
+    shown = inside[None, :] & (group < num_groups)[:, None]
+    read = tl.load(numbers + lines[None, :] * num_groups + group[:, None], mask=shown, other=0.0).to(tl.float32)
+    wide = tl.broadcast_to(read[:, None, :], (GROUPS, TIMES, lines.shape[0]))
+    return tl.reshape(wide, (GROUPS * TIMES, lines.shape[0]))
+
+
+@triton.jit
 def quantized_product_kernel(
     x,
     weight,
@@ -48,14 +58,12 @@ def quantized_product_kernel(
         for start in range(0, width_in // 2, BLOCK_K // 2):
             byte = start + tl.arange(0, BLOCK_K // 2)
             there = byte < width_in // 2
-            group = byte // 16
-            k = group * 32 + byte % 16
+            k = byte // 16 * 32 + byte % 16
             shown = inside[None, :] & there[:, None]
             both = tl.load(weight + lines[None, :] * (width_in // 2) + byte[:, None], mask=shown, other=0)
-            at = lines[None, :] * num_groups + group[:, None]
-            step = tl.load(scale + at, mask=shown, other=0.0).to(tl.float32)
+            step = _of_groups(scale, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16)
             # w = (q - 8) * scale + zero
-            offset = tl.load(zero + at, mask=shown, other=0.0).to(tl.float32) - 8.0 * step
+            offset = _of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16) - 8.0 * step
             low = (both & 15).to(tl.float32) * step + offset
             high = (both >> 4).to(tl.float32) * step + offset
             asked = valid[:, None] & there[None, :]
@@ -64,6 +72,7 @@ def quantized_product_kernel(
             sums = tl.dot(first, low.to(PRODUCTS), sums)
             sums = tl.dot(second, high.to(PRODUCTS), sums)
     else:
+        GROUPS: tl.constexpr = (BLOCK_K + GROUP_LEN - 1) // GROUP_LEN
         for start in range(0, width_in, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)
             there = k < width_in
@@ -73,8 +82,8 @@ def quantized_product_kernel(
                 number = decode_fp8(stored)
             else:
                 number = stored.to(tl.float32)
-            at = lines[None, :] * num_groups + k[:, None] // GROUP_LEN
-            step = tl.load(scale + at, mask=shown, other=0.0).to(tl.float32)
+            # A block of terms is some groups, or a part of one.
+            step = _of_groups(scale, lines, inside, start // GROUP_LEN, num_groups, GROUPS, BLOCK_K // GROUPS)
             a = tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & there[None, :], other=0.0)
             sums = tl.dot(a.to(PRODUCTS), (number * step).to(PRODUCTS), sums)
     if HAS_BIAS:
