@@ -17,7 +17,7 @@ from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.executor.stand_in import HostReads, StandIn, traced
 from phloem.tests.runtime.models.stepping import Stepper
-from phloem.tests.runtime.models.tiny import make_tiny_model
+from phloem.tests.runtime.models.tiny import make_tiny_gguf, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
@@ -89,3 +89,15 @@ def test_8_bit_keys_and_values_and_8_bit_weights_stay_near_the_exact_ones(
             if "kv_dtype" in chosen:
                 assert stepper.kv.k[0].dtype == torch.float8_e4m3fn and stepper.kv.k[0].float().any()
     assert 1e-4 < float((found[1] - found[0]).norm() / found[0].norm()) < 0.25
+
+
+def test_a_file_of_packed_weights_runs_them_packed(tmp_path: Path) -> None:
+    path = make_tiny_gguf(tmp_path / "tiny.gguf", seed=1, kinds={"": "Q4_1", "v_proj": "Q8_0"})
+    prompt, found = np.arange(30, 40, dtype=np.int32), []
+    for backend, precision in ((REFERENCE, "float32"), (triton_backend(), "auto")):
+        with using(backend):
+            model = load_model(path, EngineConfig(model="tiny", precision=precision))
+            found.append(Stepper(model).prefill(0, prompt))
+    kinds = {part.describe() for part in model.layers[0].attention.qkv.parts}
+    assert kinds == {"int4 packed", "int8 packed"}
+    assert float((found[1] - found[0]).norm() / found[0].norm()) < 0.1  # activations are bfloat16
