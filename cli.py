@@ -210,7 +210,14 @@ def _train_drafter(args: argparse.Namespace) -> int:
     from .runtime.engine import Engine
     from .runtime.training import QUESTIONS, collect, train_eagle
 
-    documents = [path.read_text() for path in args.text]
+    if not args.out.absolute().parent.is_dir():  # better now than after minutes of training
+        return _complain(f"--out {args.out}: there is no folder {args.out.absolute().parent}")
+    documents = []
+    for path in args.text:
+        try:
+            documents.append(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            return _complain(f"--text {path}: {error}")
     engine = Engine(EngineConfig(model=args.model, device="cpu", num_slots=8192, max_seq_len=args.max_seq_len))
     try:
         with _progress_bars("count") as progress:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from phloem.cli import main
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
 from phloem.runtime.protocol.errors import InvalidParams
@@ -118,3 +119,23 @@ def test_files_that_are_no_head_for_the_model_are_refused(tiny_model_path, train
     other = make_tiny_model(tmp_path / "other", seed=0, hidden_size=32)
     with pytest.raises(InvalidParams, match="was trained for another model"):
         start(other, draft_model=f"eagle:{path}")
+
+
+def test_the_command_trains_a_head_and_says_how_to_use_it(tiny_model_path, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    out = tmp_path / "head.safetensors"
+    flags = ["--out", str(out), "--text", str(text), "--tokens", "1600", "--minutes", "0.01"]
+    assert main(["train-drafter", str(tiny_model_path), *flags]) == 0
+    assert f"--draft-model eagle:{out}" in capsys.readouterr().out
+    engine = start(tiny_model_path)
+    assert load_eagle(out, engine.model, vocab_hash=engine.tokenizer.vocab_hash).shape.hidden_size == 64
+    engine.close()
+
+
+def test_a_text_that_is_not_there_is_named(tiny_model_path, tmp_path, capsys):
+    flags = ["--out", str(tmp_path / "head.safetensors"), "--text", str(tmp_path / "none.txt")]
+    assert main(["train-drafter", str(tiny_model_path), *flags]) == 2
+    assert "none.txt: [Errno 2] No such file" in capsys.readouterr().err
+    assert main(["train-drafter", str(tiny_model_path), "--out", str(tmp_path / "gone" / "head.safetensors")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
