@@ -49,9 +49,9 @@ WORKLOADS = (
     Workload("Qwen3-30B-A3B", 64, (100, 1024), (128, 128)),
 )
 TOYS = (
-    Workload("Qwen3-0.6B", 3, (4, 12), (3, 6), compares=True),
+    Workload("Qwen3-0.6B", 2, (4, 12), (2, 4), compares=True),
     Workload("Llama-3-8B", 1, (5, 5), (3, 3)),
-    Workload("Qwen3-30B-A3B", 2, (4, 9), (3, 4)),
+    Workload("Qwen3-30B-A3B", 2, (4, 9), (3, 3)),
 )
 
 
