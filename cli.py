@@ -51,6 +51,7 @@ _ENGINE_HELP = {
     "match_window": "of so many waiting sequences the one with most tokens in the cache runs next",
     "tenant_weights": "shares of tenants, as NAME=2,OTHER=1; 1 for those not named",
     "jump_forward": "append text that a grammar forces at once instead of decoding it",
+    "grammar_engine": "what compiles grammars; llguidance and xgrammar are extras of that name, and never jump forward",
     "speculative": "auto guesses tokens ahead where that is faster; no answer changes",
     "max_draft": "tokens guessed ahead of one sequence at most",
     "draft_model": "a smaller model that guesses too; self:N is N of the model's layers, eagle:FILE a trained head",

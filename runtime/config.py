@@ -25,7 +25,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     one with most tokens in the cache goes first. Tenants share by ``tenant_weights``, 1 where none is given. On a GPU,
     ``cuda_graphs`` runs decode steps as graphs, and ``overlap`` does a step's work on the host while the device
     computes the next; neither changes an answer. All that the engine takes of its memory is ``gpu_memory_fraction`` of
-    it: slots fill what weights and steps leave.
+    it: slots fill what weights and steps leave. ``grammar_engine`` compiles grammars: our own engine, or one that is
+    installed as an extra and knows fewer of them.
     """
 
     model: str
@@ -50,6 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     match_window: int = 1
     tenant_weights: dict[str, float] = {}
     jump_forward: bool = True
+    grammar_engine: Literal["phloem", "llguidance", "xgrammar"] = "phloem"
     speculative: Literal["auto", "off"] = "auto"
     max_draft: int = 31
     draft_model: str = ""

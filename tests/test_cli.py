@@ -55,6 +55,7 @@ def test_serve_takes_every_setting_of_the_engine(model: str, served: Served) -> 
                 "precision": "int4",
                 "kv_dtype": "bfloat16",
                 "log_level": "error",
+                "grammar_engine": "xgrammar",
                 "speculative": "off",
                 "cuda_graphs": "off",
                 "overlap": "off",

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ... import constrained
+from ...constrained.peers import Peer, compile_with, load_peer
 from ...constrained.spec import GrammarError, GrammarSpec
 from ...radix_cache import POLICIES, Event, RadixCache
 from ..config import EngineConfig
@@ -130,6 +131,7 @@ class Engine:
         self._grammar_threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._grammars: dict[str, Future[constrained.CompiledGrammar]] = {}
         self._vocabulary: constrained.Vocabulary | None = None
+        self._grammar_peer: Peer | None = None
         # What the first grammar would have to wait for: the vocabulary's tables and compiled walks.
         self._grammar_threads.submit(self._compile, GrammarSpec("json_schema", '{"type": "boolean"}'))
         self._outbox: Outbox = []
@@ -289,6 +291,10 @@ class Engine:
     def _compile(self, spec: GrammarSpec) -> constrained.CompiledGrammar:
         if self._vocabulary is None:
             self._vocabulary = self.tokenizer.vocabulary()
+        if self.config.grammar_engine != "phloem":
+            if self._grammar_peer is None:
+                self._grammar_peer = load_peer(self.config.grammar_engine, self._vocabulary)
+            return cast(constrained.CompiledGrammar, compile_with(self._grammar_peer, spec, self._vocabulary))
         return constrained.compile(spec.kind, spec.text, self._vocabulary, **spec.options)
 
     # -- one forward --------------------------------------------------------------------------------------------------
