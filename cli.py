@@ -32,7 +32,7 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 _ENGINE_HELP = {
     "weights": "random ones need only the model's config and tokenizer, to measure its speed",
     "device": "where to run: cpu, cuda, cuda:1",
-    "precision": "of the weights; auto keeps 4-bit weights 4-bit and takes the fastest form of the others",
+    "precision": "auto keeps 4-bit weights 4-bit and takes the fastest form; int16: the same with finer activations",
     "kv_dtype": "of keys and values; auto follows the precision, fp8 takes half of bfloat16 on a GPU",
     "max_seq_len": "longest sequence in tokens; 0: what the model was made for",
     "num_slots": "tokens whose keys and values fit in memory at once; 0: what a GPU has room for",

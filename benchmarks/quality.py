@@ -1,6 +1,6 @@
 """What a precision costs in quality: perplexity, agreement with float32, and where greedy texts part.
 
-    python -m benchmarks.quality [--model smollm2] [--precisions auto int8 int16] [--tokens 4096]
+    python -m benchmarks.quality [--model smollm2] [--precisions auto int16 bfloat16] [--tokens 4096]
     python -m benchmarks.quality --greedy 20 --precisions auto
 
 The text is English prose of this repository, in windows of 1,024 tokens, each from an empty context. ``--greedy``
@@ -117,14 +117,7 @@ def read(path: Path, precision: str, tokens: torch.Tensor) -> tuple[torch.Tensor
             following = window[place + 1 : place + 1 + len(logits)]
             logprobs.append(kernels.gather_logprobs(logits[: len(following)].contiguous(), following))
             place += len(logits)
-    return torch.cat(best), torch.cat(logprobs), time.process_time() - start, describe(reader.model)
-
-
-def describe(model: Model) -> str:
-    layer = model.layers[0]
-    linears = (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
-    kinds = dict.fromkeys(part.describe() for linear in linears for part in linear.parts)
-    return f"{', '.join(kinds)}; head {', '.join(part.describe() for part in model.head.parts)}"
+    return torch.cat(best), torch.cat(logprobs), time.process_time() - start, reader.model.describe()
 
 
 def measure_quality(path: Path, precisions: Sequence[str], num_tokens: int, threads: int = 0) -> list[Quality]:

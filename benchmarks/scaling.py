@@ -2,9 +2,9 @@
 
     python -m benchmarks.scaling [PART ...] [--model smollm2] [--quick] [--out FILE] [--images docs/images]
 
-Parts: batch, context, cached, memory, start; all by default. Steps are timed in this process, without a server; a point
-is the median of its steps, with their best beside it. Cached tokens are put into the tree without being computed: a
-step must not notice them. Memory and start-up are those of fresh processes.
+Parts: batch, context, cached, head, memory, start; all by default. Steps are timed in this process, without a server;
+a point is the median of its steps, with their best beside it. Cached tokens are put into the tree without being
+computed: a step must not notice them. Memory and start-up are those of fresh processes.
 """
 
 import argparse
@@ -21,7 +21,10 @@ import httpx
 import numpy as np
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
+from phloem.runtime.executor import SampleRow
 from phloem.runtime.profiling import Load, run_load
+from phloem.runtime.protocol.sampling import SamplingParams
+from phloem.runtime.scheduler import PlanRow, StepPlan
 
 from . import RESULTS, header
 from .chart import line_chart
@@ -89,6 +92,36 @@ def cached(args: argparse.Namespace) -> list[Point]:
     return points
 
 
+def head(args: argparse.Namespace) -> list[Point]:
+    """A grammar allows ten tokens: the whole head, and only the blocks with these, in turns."""
+    engine = engine_of(args.model)
+    executor, points = engine.executor, []
+    mask = np.zeros(-(-engine.vocab_size // 32), dtype=np.uint32)
+    mask[[1000 * i % len(mask) for i in range(10)]] = 1
+    for num_rows in (1, 4, 16):
+        slots = np.arange(101 * num_rows, dtype=np.int32).reshape(num_rows, 101)
+        token = np.array([5], dtype=np.int32)
+        plan = StepPlan(0, tuple(PlanRow(r, r, 100, token, slots[r], 0, 1) for r in range(num_rows)))
+        params = SamplingParams(temperature=0.0)
+        rows = [SampleRow(r, params, 1, token, 1, mask=mask) for r in range(num_rows)]
+        times: dict[str, list[float]] = {"whole": [], "picked": []}
+        for _ in range(40):
+            for kind, found in times.items():
+                start = time.perf_counter()
+                logits = executor.forward(plan)
+                if kind == "whole":
+                    logits.whole()
+                executor.sample(logits, rows)
+                found.append((time.perf_counter() - start) * 1e3)
+        points.append({"x": num_rows, **{kind: statistics.median(found[5:]) for kind, found in times.items()}})
+        point = points[-1]
+        print(
+            f"{num_rows:>9} rows: whole head {point['whole']:.2f} ms a step, picked {point['picked']:.2f}", flush=True
+        )
+    engine.close()
+    return points
+
+
 def memory(args: argparse.Namespace) -> list[Point]:
     """Of a process that has an engine, has served 16 rows, and whose pool holds 32,000 tokens."""
     found = subprocess.run(
@@ -97,9 +130,12 @@ def memory(args: argparse.Namespace) -> list[Point]:
         capture_output=True,
         text=True,
     )
-    peak = float(found.stdout.split()[-1])
-    print(f"{MEMORY_TOKENS:,} cached tokens: peak {peak / 1e9:.2f} GB")
-    return [{"x": MEMORY_TOKENS, "peak_bytes": peak}]
+    peak, private, kv = (float(x) for x in found.stdout.split()[-3:])
+    print(
+        f"{MEMORY_TOKENS:,} cached tokens: peak {peak / 1e9:.2f} GB, of which keys and values {kv / 1e9:.2f}; "
+        f"at the end {private / 1e9:.2f} GB are the process's own, the rest are pages of libraries"
+    )
+    return [{"x": MEMORY_TOKENS, "peak_bytes": peak, "private_bytes": private, "kv_bytes": kv}]
 
 
 def inner_memory(args: argparse.Namespace) -> None:
@@ -108,7 +144,11 @@ def inner_memory(args: argparse.Namespace) -> None:
     for cache in (*engine.kv.k, *engine.kv.v):  # memory is taken when it is first written
         cache[:MEMORY_TOKENS] = 1.0
     run_load(engine, Load(16, 200, NEW_TOKENS))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    kv_bytes = engine.kv.size_bytes // engine.kv.num_slots * MEMORY_TOKENS
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    private = sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, private, kv_bytes)
 
 
 def start(args: argparse.Namespace) -> list[Point]:
@@ -144,7 +184,7 @@ def show(what: str, point: Point) -> None:
     print(f"{point['x']:>9,.0f} {what}: {point['median']:.2f} ms a step (best {point['best']:.2f})", flush=True)
 
 
-PARTS = {"batch": batch, "context": context, "cached": cached, "memory": memory, "start": start}
+PARTS = {"batch": batch, "context": context, "cached": cached, "head": head, "memory": memory, "start": start}
 CHARTS = {
     "batch": ("Decode step against the batch, contexts of 100 tokens", "rows"),
     "context": ("Decode step of one row against its context", "tokens of context"),

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .backend import reads_packed
-from .cpu import bfloat, integer
+from .cpu import bfloat, integer, packing
+from .cpu.llvm import LANES
 from .machine import has_bfloat16_products, has_int4_products
 from .ops import quantized_product
 from .quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
@@ -15,8 +16,10 @@ from .quantized_weight import dequantize as dequantize_packed
 
 Precision = Literal["auto", "float32", "bfloat16", "int4", "int8", "int16", "fp8"]
 Group32 = tuple[Tensor, Tensor, Tensor]  # q uint8 [N, K] of 0..15, scale and zero float32 [N, K / 32]
+Bytes32 = tuple[Tensor, Tensor]  # q int8 [N, K], scale float32 [N, K / 32]
 
 GROUP_LEN = 32
+BLOCK_LEN = LANES  # outputs that lie together in packed weights
 DEFAULT_INT4_ROWS = 8  # measured on two AVX-512 cores: 4-bit weights win below, bfloat16 from about 12 rows
 
 
@@ -31,7 +34,8 @@ class Product(Protocol):
 class PackedLinear:
     """``x [..., K] @ weight.T + bias -> [..., N]``, in ``out_dtype`` or x's.
 
-    ``weight`` is [N, K], or [N, K] in 4-bit groups of 32: ``w = (q - 8) * scale + zero``. By ``precision``:
+    ``weight`` is [N, K], or [N, K] in 4-bit groups of 32, ``w = (q - 8) * scale + zero``, or in 8-bit groups,
+    ``w = q * scale``, which are as good as floats that may be rounded to 8 bits without loss. By ``precision``:
 
     - ``float32`` is exact;
     - ``bfloat16`` rounds weights and x to bfloat16, and results too unless ``out_dtype`` is float32;
@@ -54,7 +58,7 @@ class PackedLinear:
 
     def __init__(
         self,
-        weight: Tensor | Group32,
+        weight: Tensor | Group32 | Bytes32,
         *,
         precision: Precision = "auto",
         bias: Tensor | None = None,
@@ -70,6 +74,11 @@ class PackedLinear:
         if packed is not None:
             self._many = PackedProduct(packed, bias, out_dtype)
             return
+        if isinstance(weight, tuple) and len(weight) == 2:
+            if precision in ("int8", "int16") and _fits_bytes(*weight):
+                self._many = BytesProduct(weight, precision, bias, out_dtype)
+                return
+            weight = _dequantize_bytes(*weight)
         if isinstance(weight, tuple):
             if precision in ("auto", "int8", "int16") and _fits_bytes(*weight):
                 self._many = BytesProduct(weight, precision, bias, out_dtype)
@@ -102,6 +111,27 @@ class PackedLinear:
         product = self._product_for(x)
         if not (isinstance(product, BytesProduct) and product.write(x, out)):
             out.copy_(product(x))
+
+    @property
+    def can_pick(self) -> bool:
+        return isinstance(self._many, BytesProduct) and self._few is None
+
+    def pick(self, x: Tensor, blocks: Tensor) -> Tensor:
+        """The results of x [T, K] for outputs [16 b, 16 b + 16) of each of ``blocks`` (int32), to the bit; the others
+        are not computed, and what stands in their place means nothing. Only where ``can_pick``.
+        """
+        assert isinstance(self._many, BytesProduct)
+        return self._many.pick(x, blocks)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether ``rows`` gives the weights as they were before they were packed."""
+        return self.can_pick and isinstance(self._many, BytesProduct) and self._many.bits == 8
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Weights [T, K] of outputs ``ids`` (int64 [T]). Only where ``has_rows``."""
+        assert isinstance(self._many, BytesProduct)
+        return packing.packed_rows(self._many.product.packed, self.shape[0], ids, dtype)
 
     def _product_for(self, x: Tensor) -> Product:
         product = self._many
@@ -205,15 +235,16 @@ class BytesProduct:
 
     def __init__(
         self,
-        weight: Group32 | tuple[Tensor, Tensor],
+        weight: Group32 | Bytes32,
         precision: Precision,
         bias: Tensor | None,
         out_dtype: torch.dtype | None,
     ) -> None:
         bits: Literal[4, 8] = 4 if len(weight) == 3 else 8
         x_bits: Literal[8, 16] = 16 if precision == "int16" else 8
-        packed = integer.pack_int4(*weight) if len(weight) == 3 else integer.pack_int8(*weight)
+        packed = packing.pack_int4(*weight) if len(weight) == 3 else packing.pack_int8(*weight)
         bias = None if bias is None else bias.float().contiguous()
+        self.bits = bits
         self.product = integer.IntegerProduct(packed, weight[0].shape[0], bits=bits, x_bits=x_bits, bias=bias)
         self.out_dtype = out_dtype
         self.name = f"int{bits} by int{x_bits}"
@@ -228,6 +259,9 @@ class BytesProduct:
         self.product(x, out.dtype, out=out)
         return True
 
+    def pick(self, x: Tensor, blocks: Tensor) -> Tensor:
+        return self.product(x, self._dtype_for(x), blocks=blocks)
+
     def _dtype_for(self, x: Tensor) -> torch.dtype:
         return self.out_dtype or (x.dtype if x.dtype == torch.bfloat16 else torch.float32)
 
@@ -235,12 +269,17 @@ class BytesProduct:
         return self.name
 
 
-def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_int8(weight: Tensor) -> Bytes32:
     """``(q int8 [N, K], scale float32 [N, K / 32])`` with ``w = q * scale``: exact for what Q8_0 can hold."""
     groups = weight.float().view(weight.shape[0], -1, GROUP_LEN)
     scale = groups.abs().amax(dim=-1) / 127
     steps = groups / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)
     return steps.round().to(torch.int8).view(weight.shape), scale
+
+
+def _dequantize_bytes(q: Tensor, scale: Tensor) -> Tensor:
+    groups = q.float().view(*scale.shape, GROUP_LEN)
+    return (groups * scale.unsqueeze(-1)).view(q.shape)
 
 
 def dequantize(weight: Group32) -> Tensor:
@@ -250,7 +289,7 @@ def dequantize(weight: Group32) -> Tensor:
     return (groups * scale.unsqueeze(-1) + zero.unsqueeze(-1)).view(q.shape)
 
 
-def _packed(weight: Tensor | Group32, precision: Precision) -> QuantizedWeight | None:
+def _packed(weight: Tensor | Group32 | Bytes32, precision: Precision) -> QuantizedWeight | None:
     """The weight as a GPU's kernel reads it; None where there is no such kernel, or it is not to be packed or cannot be
     cut into groups.
     """
@@ -258,7 +297,9 @@ def _packed(weight: Tensor | Group32, precision: Precision) -> QuantizedWeight |
     if precision == "float32" or not reads_packed(values.device) or values.shape[1] % GROUP_LEN:
         return None
     if isinstance(weight, tuple):
-        return None if precision == "bfloat16" else pack_int4(*weight)
+        if precision == "bfloat16":
+            return None
+        return pack_int4(*weight) if len(weight) == 3 else pack_int8(*weight)
     if precision in ("int8", "int16"):
         return pack_int8(*quantize_int8(weight))
     return _pack_fp8(weight) if precision == "fp8" else None

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-Precision = Literal["auto", "float32", "bfloat16", "int4", "fp8"]
+Precision = Literal["auto", "float32", "bfloat16", "int4", "int16", "fp8"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -12,10 +12,11 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
     ``weights``: ``random`` ones of the model's shape need none of its files but config and tokenizer, and say noise, at
     the model's speed. ``precision``: ``float32`` is the reference; ``auto`` takes the fastest that keeps the file's own
-    weights (4-bit tensors stay 4-bit), ``fp8`` rounds weights to 8-bit floats. ``kv_dtype`` ``fp8`` is for a GPU: twice
-    the slots. ``num_slots``: rows of the KV pool, 0: what fits. ``max_step_tokens`` is the token budget of one step,
-    ``prefill_chunk`` the most of it that one sequence's prompt may take. ``speculative``: tokens are guessed ahead
-    where that is expected to be faster, at most ``max_draft`` of a sequence in a step. ``draft_model``: a smaller model
+    weights (4-bit tensors stay 4-bit), ``int16`` the same with activations in 16 bits instead of 8, ``fp8`` rounds
+    weights to 8-bit floats. ``kv_dtype`` ``fp8`` is for a GPU: twice the slots. ``num_slots``: rows of the KV pool, 0:
+    what fits. ``max_step_tokens`` is the token budget of one step, ``prefill_chunk`` the most of it that one sequence's
+    prompt may take. ``speculative``: tokens are guessed ahead where that is expected to be faster, at most
+    ``max_draft`` of a sequence in a step. ``draft_model``: a smaller model
     of the same vocabulary that guesses too; ``self:N`` is N of the model's own layers, ``eagle:FILE`` a head that
     ``phloem train-drafter`` has made. ``host_cache_bytes``: memory for KV that the pool has no room for;
     ``disk_cache``: a folder for more of it, which a restart finds again, up to ``disk_cache_bytes``. ``cache_format``

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..batch import LogitEdits
 from .entry import ARGS, TASK, entry
-from .tensors import team_size
+from .tensors import check_range, team_size
 from .vector import (
     LANES,
     choose16,
@@ -132,10 +132,3 @@ def _penalise(call: int) -> None:
             put_f32(line, token, value)
             put_i32(seen, token, 0)
             put_i32(generated, token, 0)
-
-
-def check_range(what: str, values: Tensor, limit: int) -> None:
-    if values.numel():
-        low, high = (int(x) for x in values.aminmax())
-        if low < 0 or high >= limit:
-            raise ValueError(f"{what} {low if low < 0 else high}: must be between 0 and {limit - 1}")

@@ -7,10 +7,6 @@ Each row of x is rounded to 8 bits, a scale for every 32 neighbours (what ggml c
 where only the rounding of x in the first term loses anything. For 16 bits, what was rounded off is rounded to 8 bits
 in its turn and multiplied too. A row's result does not depend, to the bit, on how many rows there are: every weight is
 read once for up to eight rows, whose sums are kept apart.
-
-Packed weights are a stream of records, in the order in which they are used: for 16 outputs and one group, 8 vectors of
-16 x 4 bytes (output by output four neighbouring weights; of 4 bits two vectors share one, low halves first), 16
-scales, and of 4 bits 16 zeros, in float16.
 """
 
 from functools import cache
@@ -43,10 +39,12 @@ from .llvm import (
     vector_at,
 )
 from .outputs import put_outputs
+from .packing import GROUP_LEN, QUADS, record_len
 from .recording import scratch
 from .tensors import KINDS, readable, task_len, team_size
 from .vector import (
     compiled,
+    get_i32,
     get_i64,
     highest16,
     load16,
@@ -62,8 +60,6 @@ from .vector import (
     watch,
 )
 
-GROUP_LEN = 32
-_QUADS = GROUP_LEN // 4
 _BLOCKS_AT_ONCE = 2  # their weights stay in the first cache from one tile of rows to the next
 _MIN_SHARE = 200_000  # products worth a second thread
 
@@ -72,18 +68,6 @@ _MIN_SHARE = 200_000  # products worth a second thread
 def has_integer_products() -> bool:
     """Whether this CPU multiplies and adds 64 bytes in one instruction; without it this is right, but slow."""
     return bool(llvmlite.binding.get_host_cpu_features().get("avx512vnni", False))
-
-
-def pack_int4(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """uint8 [blocks of 16 outputs, groups, 320] from q uint8 [N, K] of 0..15, scale and zero [N, K / 32]."""
-    quads = _quads(q)  # [B, G, 8, 64]
-    nibbles = quads[:, :, : _QUADS // 2] | (quads[:, :, _QUADS // 2 :] << 4)
-    return torch.cat((nibbles.flatten(2), _halves(scale), _halves(zero)), dim=-1).contiguous()
-
-
-def pack_int8(q: Tensor, scale: Tensor) -> Tensor:
-    """uint8 [blocks of 16 outputs, groups, 544] from q int8 [N, K] and scale [N, K / 32]."""
-    return torch.cat((_quads((q.short() + 128).to(torch.uint8)).flatten(2), _halves(scale)), dim=-1).contiguous()
 
 
 class IntegerProduct:
@@ -97,15 +81,21 @@ class IntegerProduct:
         self._run = {(4, 8): _run_4x8, (4, 16): _run_4x16, (8, 8): _run_8x8, (8, 16): _run_8x16}[bits, x_bits]
         self._run.compile()
 
-    def __call__(self, x: Tensor, out_dtype: torch.dtype, *, out: Tensor | None = None) -> Tensor:
-        """``out`` [T, N], if given, are columns of a larger tensor, and get the results."""
+    def __call__(
+        self, x: Tensor, out_dtype: torch.dtype, *, out: Tensor | None = None, blocks: Tensor | None = None
+    ) -> Tensor:
+        """``out`` [T, N], if given, are columns of a larger tensor, and get the results.
+
+        With ``blocks`` (int32) only outputs [16 b, 16 b + 16) of each block b are computed; the rest is left as it is.
+        """
         x = readable(x)
         num_rows, width = x.shape
         if out is None:
             out = torch.empty((num_rows, self.num_outputs), dtype=out_dtype)
         assert out.dtype == out_dtype and out.shape == (num_rows, self.num_outputs) and out.stride(1) == 1
         num_records = -(-num_rows // _ROWS) * (width // GROUP_LEN)
-        threads = team_size(num_rows * width * self.num_outputs, min_share=_MIN_SHARE)
+        num_blocks = -(-self.num_outputs // LANES) if blocks is None else len(blocks)
+        threads = team_size(num_rows * width * num_blocks * LANES, min_share=_MIN_SHARE)
         rounded = scratch("rounded", num_records * _record_bytes(self.x_bits // 8), torch.uint8)
         self._run(
             x.data_ptr(),
@@ -120,22 +110,12 @@ class IntegerProduct:
             rounded.data_ptr(),
             0,
             out.stride(0),
-            task_len(-(-self.num_outputs // LANES), threads, _BLOCKS_AT_ONCE),
+            task_len(num_blocks, threads, _BLOCKS_AT_ONCE),
+            0 if blocks is None else blocks.data_ptr(),
+            num_blocks,
             threads=threads,
         )
         return out
-
-
-def _quads(q: Tensor) -> Tensor:
-    """[N, K] -> [blocks, groups, 8, 64]: of each quad of neighbours, the 16 outputs' one after the other."""
-    q = torch.nn.functional.pad(q, (0, 0, 0, -q.shape[0] % LANES))
-    return q.view(-1, LANES, q.shape[1] // GROUP_LEN, _QUADS, 4).permute(0, 2, 3, 1, 4).flatten(3)
-
-
-def _halves(scale: Tensor) -> Tensor:
-    """[N, G] -> float16 bytes [blocks, groups, 32]."""
-    scale = torch.nn.functional.pad(scale.to(torch.float16), (0, 0, 0, -scale.shape[0] % LANES))
-    return scale.view(-1, LANES, scale.shape[1]).permute(0, 2, 1).contiguous().view(torch.uint8)
 
 
 # x, rounded, is a record for each 8 rows (the last of them perhaps fewer) and group, so that a tile reads on from one
@@ -156,15 +136,10 @@ def _record_bytes(parts: int) -> int:
     return _X_COUNTS + (4 + GROUP_LEN) * _ROWS * parts
 
 
-def _record_len(bits: int) -> int:
-    """Bytes of 16 outputs' weights of one group, with their scales and zeros."""
-    return LANES * GROUP_LEN * bits // 8 + 2 * LANES * (2 if bits == 4 else 1)
-
-
 def _group_tile(num_rows: int, bits: int, parts: int) -> Any:
     """16 outputs of the first rows of a record: ``f(weights, x, num_groups, out)``, out float32 [rows, 16]."""
-    w_record = _record_len(bits)
-    num_loads = _QUADS * bits // 8
+    w_record = record_len(bits)
+    num_loads = QUADS * bits // 8
     x_bytes, x_record = _bytes_at.py_func(parts), _record_bytes.py_func(parts)
 
     def emit(builder: Any, weights: Any, x: Any, num_groups: Any, out: Any) -> None:
@@ -240,29 +215,29 @@ def _block_tiles(bits: int, parts: int) -> Any:
 
 
 _block_4x8, _block_4x16, _block_8x8, _block_8x16 = (_block_tiles(*key) for key in ((4, 1), (4, 2), (8, 1), (8, 2)))
-_RECORD_4, _RECORD_8 = _record_len(4), _record_len(8)
+_RECORD_4, _RECORD_8 = record_len(4), record_len(8)
 _local_tile = local_floats(_ROWS * LANES)
 
 
-@entry(ints=13)
+@entry(ints=15)
 def _run_4x8(call: int) -> None:
     _round_rows(call, 8, 1)
     _multiply_blocks(call, _RECORD_4, 1, _block_4x8)
 
 
-@entry(ints=13)
+@entry(ints=15)
 def _run_4x16(call: int) -> None:
     _round_rows(call, 8, 2)
     _multiply_blocks(call, _RECORD_4, 2, _block_4x16)
 
 
-@entry(ints=13)
+@entry(ints=15)
 def _run_8x8(call: int) -> None:
     _round_rows(call, 128, 1)
     _multiply_blocks(call, _RECORD_8, 1, _block_8x8)
 
 
-@entry(ints=13)
+@entry(ints=15)
 def _run_8x16(call: int) -> None:
     _round_rows(call, 128, 2)
     _multiply_blocks(call, _RECORD_8, 2, _block_8x16)
@@ -311,8 +286,7 @@ def _multiply_blocks(call: int, weight_record: int, parts: int, multiply_block: 
     packed, num_outputs = get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
     bias, out, out_kind = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
     rounded, stride = get_i64(call, ARGS + 9), get_i64(call, ARGS + 11)
-    num_blocks = (num_outputs + LANES - 1) // LANES
-    blocks_a_task = get_i64(call, ARGS + 12)
+    blocks_a_task, picked, num_blocks = get_i64(call, ARGS + 12), get_i64(call, ARGS + 13), get_i64(call, ARGS + 14)
     tile = _local_tile()
     task = take_number(call, TASK)
     while task * blocks_a_task < num_blocks:
@@ -321,7 +295,8 @@ def _multiply_blocks(call: int, weight_record: int, parts: int, multiply_block: 
             x = rounded
             for row in range(0, num_rows, _ROWS):
                 rows = min(_ROWS, num_rows - row)
-                for block in range(first, min(first + _BLOCKS_AT_ONCE, end)):
+                for i in range(first, min(first + _BLOCKS_AT_ONCE, end)):
+                    block = i if picked == 0 else get_i32(picked, i)
                     multiply_block(packed + block * num_groups * weight_record, x, num_groups, tile, rows)
                     for r in range(rows):
                         put_outputs(tile, r * LANES, bias, out, out_kind, row + r, stride, block * LANES, num_outputs)

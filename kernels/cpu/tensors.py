@@ -32,3 +32,10 @@ def readable(x: Tensor) -> Tensor:
     if x.dtype not in KINDS:
         x = x.float()
     return x.contiguous()
+
+
+def check_range(what: str, values: Tensor, limit: int) -> None:
+    if values.numel():
+        low, high = (int(x) for x in values.aminmax())
+        if low < 0 or high >= limit:
+            raise ValueError(f"{what} {low if low < 0 else high}: must be between 0 and {limit - 1}")

@@ -19,6 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
 from .llvm import (
+    F16,
     F32,
     F64,
     FUSED,
@@ -99,6 +100,11 @@ def get_f64(builder: Any, address: Any, index: Any) -> Any:
 @compiled(types.float32, types.int64, types.int64)
 def get_f32(builder: Any, address: Any, index: Any) -> Any:
     return builder.load(at(builder, F32, address, index))
+
+
+@compiled(types.float32, types.int64, types.int64)
+def get_f16(builder: Any, address: Any, index: Any) -> Any:
+    return builder.fpext(builder.load(at(builder, F16, address, index)), F32)
 
 
 @compiled(types.float32, types.int64, types.int64)

@@ -365,26 +365,25 @@ class Engine:
         first = 0
         rows = flight.rows
         for row, (seq, tag) in zip(flight.plan.rows, flight.owners, strict=True):
-            at, count = first, row.num_logits - row.num_draft
+            part = slice(first, first + row.num_logits - row.num_draft)
             first += row.num_logits
             match tag:
                 case Candidate() as candidate:
                     if candidate.finish_reason:
                         continue  # its last token came while this forward ran
                     if candidate.wants_prompt_logprobs:
-                        part = flight.logits[at : at + count]
-                        self._want_prompt_logprobs(flight, candidate, row.tokens_end - count, part)
+                        self._want_prompt_logprobs(flight, candidate, row, part)
                     if row.tokens_end == len(seq.tokens):
                         draft = flight.drafts.get(row.seq_id)
                         flight.draws.append(Draw(candidate, row, draft, len(rows), seq.lease))
                         self._note_prefilled(candidate)
                         if candidate.generation.op.params.max_tokens > 0:
-                            rows.append(self._sample_row(candidate, at + count - 1))
+                            rows.append(self._sample_row(candidate, part.stop - 1))
                             if draft is not None:
                                 left = candidate.generation.op.params.min_tokens - candidate.num_generated
                                 rows += draft_rows(draft, rows[-1], min_tokens_left=left)
                 case ScoreRow() as score_row if self.interpreter.live.get(row.seq_id) is seq:
-                    self._want_scores(flight, score_row, row, flight.logits[at : at + count])
+                    self._want_scores(flight, score_row, row, part)
         if rows:
             flight.drawn = self.executor.draw(flight.logits, rows)
         flight.readback = self.executor.read(flight.tensors())
@@ -542,17 +541,18 @@ class Engine:
         top = tuple((i, p, show([i], skip_special=False)) for i, p in token.top)
         return TokenLogprob(token.token_id, token.logprob, show([token.token_id], skip_special=False), top)
 
-    def _want_prompt_logprobs(self, flight: Flight, candidate: Candidate, start: int, part: torch.Tensor) -> None:
-        """``part[i]`` are the logits after token start + i; the prompt's own next tokens are looked up in them."""
+    def _want_prompt_logprobs(self, flight: Flight, candidate: Candidate, row: PlanRow, span: slice) -> None:
+        """``span``: which logits are those after the row's last tokens; the prompt's own next are looked up in them."""
         params = candidate.generation.op.params
         ids = candidate.seq.tokens.ids
+        start = row.tokens_end - (span.stop - span.start)
         if start == 0 and not candidate.prompt_logprobs and params.logprob_start_len == 0:
             text = self.tokenizer.decode([int(ids[0])], skip_special=False)
             candidate.prompt_logprobs.append(TokenLogprob(int(ids[0]), None, text))
-        targets = ids[start + 1 : min(start + 1 + len(part), candidate.prompt_len)].tolist()
+        targets = ids[start + 1 : min(row.tokens_end + 1, candidate.prompt_len)].tolist()
         if not targets:
             return
-        part = part[: len(targets)]
+        part = flight.logits.whole()[span][: len(targets)]
         tensors = [self.executor.logprobs_of(part, np.array(targets))]
         if params.top_logprobs_num:
             tensors += self.executor.top_logprobs(part, params.top_logprobs_num)
@@ -567,8 +567,9 @@ class Engine:
 
         flight.want(tensors, take)
 
-    def _want_scores(self, flight: Flight, score_row: ScoreRow, row: PlanRow, part: torch.Tensor) -> None:
-        """``part`` are the logits of the row's last positions."""
+    def _want_scores(self, flight: Flight, score_row: ScoreRow, row: PlanRow, span: slice) -> None:
+        """``span``: which logits are those of the row's last positions."""
+        part = flight.logits.whole()[span]
         seq = score_row.seq
         tokens, start = seq.tokens.ids, row.end - row.num_logits
         targets = tokens[start + 1 : start + 1 + len(part)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...radix_cache import Lease
-    from ..executor import Drawn, Readback
+    from ..executor import Drawn, Readback, StepLogits
 
 
 class Draw(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -50,7 +50,7 @@ class Flight:
     plan: StepPlan
     drafts: dict[int, Draft]
     owners: list[tuple[Sequence, object]]  # of each row: the sequence and its tag
-    logits: torch.Tensor
+    logits: StepLogits
     features: torch.Tensor  # what they were made from, on a CPU
     start_s: float
     draws: list[Draw] = field(default_factory=list)

@@ -14,7 +14,7 @@ from ...radix_cache import DiskTier, HostTier, Tiers
 from ..config import EngineConfig
 from ..executor import Accelerator
 from ..executor.accelerator import accelerator_of
-from ..memory import KVBlocks, KVPool
+from ..memory import KVBlocks, KVPool, give_back_freed
 from ..models import Model, load_model
 from ..protocol.errors import InvalidParams
 from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
@@ -61,6 +61,7 @@ def load_parts(config: EngineConfig, *, accelerator: Accelerator | None = None) 
     context_len = config.max_seq_len or longest
     check_scheduling(config)
     drafter = load_drafter(config, model, tokenizer, context_len=context_len)
+    give_back_freed()
     if accelerator is None:
         accelerator = accelerator_of(model.device)
     num_slots = config.num_slots
@@ -72,6 +73,7 @@ def load_parts(config: EngineConfig, *, accelerator: Accelerator | None = None) 
     spare = 0 if accelerator is None else 1  # the executor's
     kv = KVPool.for_model(shape, num_slots=num_slots + spare, dtype=model.kv_dtype, device=model.device)
     log.info("%s: context %d, %d KV slots", path.name, context_len, num_slots)
+    log.info("precision %s: %s; keys and values %s", config.precision, model.describe(), model.kv_dtype)
     tiers = make_tiers(config, path, model, kv)
     return EngineParts(path, model, tokenizer, template, kv, context_len, num_slots, tiers, drafter, accelerator)
 

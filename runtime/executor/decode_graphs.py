@@ -55,7 +55,7 @@ class DecodeGraphs:
         return len(self._captured)
 
     def forward(self, plan: StepPlan) -> torch.Tensor | None:
-        """float32 logits [R, V]; None for a step that is not one token a row with logits for each, or of too many."""
+        """What the head is given, [R, C]; None for steps that are not one token a row with logits, or of too many."""
         rows = plan.rows
         if len(rows) > self.sizes[-1] or any(len(row.token_ids) != 1 or row.num_logits != 1 for row in rows):
             return None
@@ -66,7 +66,7 @@ class DecodeGraphs:
         if captured is None:
             captured = self._captured[size, width] = self._capture(size, width)
         captured.graph.replay()
-        return self._model.head(captured.hidden[: len(rows)])
+        return captured.hidden[: len(rows)]
 
     def _width(self, longest: int) -> int:
         return min(max(LEAST_WIDTH, 1 << (longest - 1).bit_length()), self._inputs.slot_table.shape[1])

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ... import kernels
+from ...kernels.linear import BLOCK_LEN
 from ..layers.batch import ForwardBatch
 from ..protocol.sampling import SamplingParams
 from ..scheduler import MAX_DRAFT_TOKENS, StepPlan
@@ -17,6 +18,7 @@ from .accelerator import Accelerator, Readback, accelerator_of
 from .decode_graphs import DecodeGraphs
 from .device_batch import DeviceBatch
 from .replays import Replays
+from .step_logits import StepLogits
 
 if TYPE_CHECKING:
     from ...constrained import Matcher
@@ -38,6 +40,14 @@ class SampleRow(msgspec.Struct, frozen=True, eq=False, gc=False):
     matcher: Matcher | None = None
     banned: frozenset[int] = frozenset()
     mask: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """``words`` (uint32 [len(rows), W]): what each of ``rows`` may draw; the others may draw everything."""
+
+    rows: list[int]
+    words: np.ndarray
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
@@ -116,33 +126,48 @@ class Executor:
         return self.inputs.num_fed if self.inputs is not None else 0
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Logits float32 [L, V]: for each row of the plan its last ``num_logits`` positions, in order.
+    def forward(self, plan: StepPlan) -> StepLogits:
+        """Logits [L, V]: for each row of the plan its last ``num_logits`` positions, in order.
 
         They are good until the next step.
         """
         if self.inputs is not None:
-            logits = self.graphs.forward(plan) if self.graphs is not None else None
-            return self.model.forward(self.inputs.forward_batch(plan), self.kv) if logits is None else logits
+            features = self.graphs.forward(plan) if self.graphs is not None else None
+            if features is None:
+                features = self.model.features(self.inputs.forward_batch(plan), self.kv)
+            logits = self._logits(features)
+            logits.whole()  # the device has it to do while the host looks at other things
+            return logits
         batch = ForwardBatch.from_plan(plan, self.slot_table, self.device)
-        found = self._replays.forward(batch) if self._replays is not None else None
-        if found is None:
-            features = self.model.features(batch, self.kv)
-            found = features, self.model.logits_of(features)
-        self.features, logits = found
-        return logits
+        features = self._replays.forward(batch) if self._replays is not None else None
+        self.features = self.model.features(batch, self.kv) if features is None else features
+        return self._logits(self.features)
 
     @torch.inference_mode()
     def features_of(self, plan: StepPlan) -> torch.Tensor:
         """What ``forward`` would make the logits from, [L, C]."""
         return self.model.features(ForwardBatch.from_plan(plan, self.slot_table, self.device), self.kv)
 
+    def _logits(self, features: torch.Tensor) -> StepLogits:
+        head = self.model.head
+        num_blocks = -(-self.model.config.vocab_size // BLOCK_LEN) if head.can_pick else 0
+        return StepLogits(features, self._head, num_blocks=num_blocks)
+
     @torch.inference_mode()
-    def draw(self, logits: torch.Tensor, rows: list[SampleRow]) -> Drawn:
-        """One token a row; ``logits`` may be changed in place. The next plan may stand on these draws."""
+    def _head(self, features: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
+        return self.model.logits_of(features) if blocks is None else self.model.head.pick(features, blocks)
+
+    @torch.inference_mode()
+    def draw(self, step: StepLogits, rows: list[SampleRow]) -> Drawn:
+        """One token a row; the step's logits may be changed in place. The next plan may stand on these draws."""
+        masks = self._masks(rows)
         picked = [row.logits_row for row in rows]
-        if picked != list(range(len(logits))):
-            logits = logits[self._on_device(np.array(picked, dtype=np.int64))]
+        if picked != list(range(len(step))):
+            logits = step.whole()[self._on_device(np.array(picked, dtype=np.int64))]
+        elif masks is not None and len(masks.rows) == len(rows):
+            logits = step.allowed(masks.words)
+        else:
+            logits = step.whole()
         batch = kernels.SampleBatch.from_params(
             [row.params for row in rows],
             uniforms=kernels.uniform(
@@ -150,7 +175,7 @@ class Executor:
                 np.array([len(row.token_ids) for row in rows], dtype=np.int64),
             ),
         )
-        self._constrain(logits, rows)
+        self._constrain(logits, rows, masks)
         sampled = kernels.sample(logits, batch)
         if self.inputs is not None:
             self.inputs.take_draws(sampled.token_ids)
@@ -161,11 +186,11 @@ class Executor:
         }
         return Drawn(sampled.token_ids, sampled.logprobs, tops)
 
-    def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[SampledToken]:
+    def sample(self, step: StepLogits, rows: list[SampleRow]) -> list[SampledToken]:
         """``draw``, waited for."""
         if not rows:
             return []
-        drawn = self.draw(logits, rows)
+        drawn = self.draw(step, rows)
         return drawn.tokens(self.read(drawn.tensors()).wait())
 
     def read(self, tensors: list[torch.Tensor]) -> Readback:
@@ -175,23 +200,29 @@ class Executor:
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array) if self.accelerator is None else self.accelerator.upload(array)
 
-    def _constrain(self, logits: torch.Tensor, rows: list[SampleRow]) -> None:
-        """Padding, grammar masks, banned tokens, bias and penalties, in place."""
+    def _masks(self, rows: list[SampleRow]) -> Masks | None:
+        """What grammars allow and nothing has banned, of the rows where that is not everything."""
+        masked = [i for i, row in enumerate(rows) if row.matcher is not None or row.mask is not None or row.banned]
+        if not masked:
+            return None
+        words = np.full((len(masked), self._mask_words), 0xFFFFFFFF, dtype=np.uint32)
+        for line, i in zip(words, masked, strict=True):
+            row = rows[i]
+            if row.matcher is not None:
+                row.matcher.fill_mask(line)
+            elif row.mask is not None:
+                line[:] = row.mask
+            for token_id in row.banned:
+                line[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
+        return Masks(masked, words)
+
+    def _constrain(self, logits: torch.Tensor, rows: list[SampleRow], masks: Masks | None) -> None:
+        """Padding, masks, bias and penalties, in place."""
         if self._num_tokens < logits.shape[1]:
             logits[:, self._num_tokens :] = float("-inf")
-        masked = [i for i, row in enumerate(rows) if row.matcher is not None or row.mask is not None or row.banned]
-        if masked:
-            mask = np.full((len(masked), self._mask_words), 0xFFFFFFFF, dtype=np.uint32)
-            for words, i in zip(mask, masked, strict=True):
-                row = rows[i]
-                if row.matcher is not None:
-                    row.matcher.fill_mask(words)
-                elif row.mask is not None:
-                    words[:] = row.mask
-                for token_id in row.banned:
-                    words[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
-            every = None if len(masked) == len(rows) else self._on_device(np.array(masked, dtype=np.int64))
-            kernels.apply_bitmask(logits, self._on_device(mask.view(np.int32)), rows=every)
+        if masks is not None:
+            some = None if len(masks.rows) == len(rows) else self._on_device(np.array(masks.rows, dtype=np.int64))
+            kernels.apply_bitmask(logits, self._on_device(masks.words.view(np.int32)), rows=some)
         kernels.apply_penalties(
             logits,
             [row.params for row in rows],

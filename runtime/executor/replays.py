@@ -33,7 +33,6 @@ class Recorded:
     residual: torch.Tensor  # float32 [T, C]
     batch: ForwardBatch
     features: torch.Tensor  # [T, C], the activations' type
-    logits: torch.Tensor  # float32 [T, V]
 
 
 class Replays:
@@ -44,11 +43,8 @@ class Replays:
         self._arena = Arena()
         self._kept: OrderedDict[Shape, Recorded | None] = OrderedDict()  # None: something of it cannot be recorded
 
-    def forward(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Features [T, C] and logits float32 [T, V].
-
-        None for a step that is not of few tokens with logits for each, or not of our kernels.
-        """
+    def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
+        """What the head is given, [T, C]; None for steps of many tokens, or some without logits, or not our kernels."""
         num_tokens = batch.num_tokens
         if num_tokens > MAX_TOKENS or batch.num_logits != num_tokens or not team().can_replay:
             return None
@@ -61,9 +57,9 @@ class Replays:
             return None
         _fill(recorded, self._model.embedding(batch.token_ids), batch)
         team().replay(recorded.tape)
-        return recorded.features, recorded.logits
+        return recorded.features
 
-    def _record(self, shape: Shape, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _record(self, shape: Shape, batch: ForwardBatch) -> torch.Tensor:
         self._arena.restart()
         embedded = self._model.embedding(batch.token_ids)
         held = self._like(embedded), self._like(embedded, torch.float32)
@@ -80,14 +76,13 @@ class Replays:
         held[1].copy_(embedded)
         with Recording(self._arena) as recording:
             features = self._model.run_body(*held, kept, self._kv)
-            logits = self._model.logits_of(features)
         recorded = None
         if recording.foreign is None:
-            recorded = Recorded(Tape(recording), *held, kept, features, logits)
+            recorded = Recorded(Tape(recording), *held, kept, features)
         self._kept[shape] = recorded
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
-        return features, logits
+        return features
 
     def _like(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._arena.empty(tuple(x.shape), dtype or x.dtype)

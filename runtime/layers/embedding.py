@@ -1,7 +1,9 @@
-"""Token ids to vectors. Never computes logits: a tied head packs the same weights for products."""
+"""Token ids to vectors. Never computes logits."""
 
 import torch
 import torch.nn.functional as F
+
+from .linear import Linear
 
 
 class Embedding:
@@ -12,3 +14,19 @@ class Embedding:
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:  # [T] -> [T, C]
         return F.embedding(token_ids, self.weight)
+
+
+class TiedEmbedding:
+    """The rows of a head whose weights are the embedding's, and are packed in a form from which these can be read."""
+
+    def __init__(self, head: Linear, dtype: torch.dtype) -> None:
+        (self._packed,) = head.parts
+        self._dtype = dtype
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[V, C], made when asked for."""
+        return self(torch.arange(self._packed.shape[0]))
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:  # [T] -> [T, C]
+        return self._packed.rows(token_ids, self._dtype)

@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 
 from ...kernels.linear import PackedLinear
-from ..quant import GROUP32_KINDS, QuantTensor, quantize_group32, repack_group32
+from ..quant import GROUP32_KINDS, QuantTensor, quantize_group32, repack_group32, split_q8_0
 
 Weight = torch.Tensor | QuantTensor
-LinearPrecision = Literal["float32", "bfloat16", "int4", "fp8", "auto"]
+LinearPrecision = Literal["float32", "bfloat16", "int4", "int16", "fp8", "auto"]
 
 
 class Linear:
@@ -29,6 +29,19 @@ class Linear:
         return out
 
     @property
+    def can_pick(self) -> bool:
+        return len(self.parts) == 1 and self.parts[0].can_pick
+
+    def pick(self, x: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        """``PackedLinear.pick``."""
+        return self.parts[0].pick(x, blocks)
+
+    @property
+    def has_rows(self) -> bool:
+        """``PackedLinear.has_rows``, of its one part."""
+        return len(self.parts) == 1 and self.parts[0].has_rows
+
+    @property
     def needs_torch_threads(self) -> bool:
         return any(part.needs_torch_threads for part in self.parts)
 
@@ -44,8 +57,9 @@ def stacked_linear(
     """One ``Linear`` of the weights, top to bottom; its results are of ``out_dtype``, else of x's.
 
     ``auto`` keeps what a file has quantized: 4-bit groups as they are, other blocks as 8-bit groups, and floats as
-    bfloat16. ``int4`` holds 4 bits a weight only, and rounds to that what has more. Of what is to be float32 from
-    8-bit groups, logits, the inputs keep 16 bits: their order is what counts, and it costs a few rows nothing.
+    bfloat16; ``int16`` too, with inputs in 16 bits instead of 8. ``int4`` holds 4 bits a weight only, and rounds to
+    that what has more. Of what is to be float32 from 8-bit groups, logits, the inputs keep 16 bits: their order is
+    what counts, and it costs a few rows nothing.
     """
     forms = [_form_of(weight, precision) for weight in weights]
     if out_dtype == torch.float32:
@@ -60,6 +74,8 @@ def stacked_linear(
         bias = None if biases is None else torch.cat(list(biases[start:end])).to(dtype).to(device)
         if form == "groups":
             parts.append(PackedLinear(_groups(run, device), precision=precision, bias=bias, out_dtype=out_dtype))
+        elif form in ("int8", "int16") and all(isinstance(w, QuantTensor) and w.kind == "Q8_0" for w in run):
+            parts.append(PackedLinear(_bytes(run, device), precision=form, bias=bias, out_dtype=out_dtype))
         else:
             parts.append(PackedLinear(_floats(run, form, device), precision=form, bias=bias, out_dtype=out_dtype))
         start = end
@@ -78,11 +94,13 @@ def _form_of(weight: Weight, precision: LinearPrecision) -> Form:
     """How a weight is handed to ``PackedLinear``: as 4-bit groups, or as floats to be held in that precision."""
     if precision == "int4":
         return "groups"
-    if precision != "auto":
+    if precision in ("float32", "bfloat16", "fp8"):
         return precision
     if not isinstance(weight, QuantTensor):
         return "bfloat16"
-    return "groups" if weight.kind in GROUP32_KINDS else "int8"
+    if weight.kind in GROUP32_KINDS:
+        return "groups"
+    return "int16" if precision == "int16" else "int8"
 
 
 def _groups(weights: Sequence[Weight], device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -94,6 +112,12 @@ def _groups(weights: Sequence[Weight], device: torch.device | str) -> tuple[torc
     ]
     q, scale, zero = (torch.cat(pieces).to(device) for pieces in zip(*made, strict=True))
     return q, scale, zero
+
+
+def _bytes(weights: Sequence[Weight], device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+    made = [split_q8_0(weight) for weight in weights if isinstance(weight, QuantTensor)]
+    q, scale = (torch.cat(pieces).to(device) for pieces in zip(*made, strict=True))
+    return q, scale
 
 
 def _floats(weights: Sequence[Weight], form: Form, device: torch.device | str) -> torch.Tensor:

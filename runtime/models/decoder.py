@@ -6,7 +6,7 @@ import torch
 
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch
-from ..layers.embedding import Embedding
+from ..layers.embedding import Embedding, TiedEmbedding
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
@@ -28,7 +28,7 @@ class Model:
     """``cos_sin`` bounds the positions. ``dtype`` is the activations', ``kv_dtype`` their keys' and values'."""
 
     config: ModelConfig
-    embedding: Embedding
+    embedding: Embedding | TiedEmbedding
     layers: tuple[DecoderLayer, ...]
     norm: RMSNorm
     head: Linear  # its results are float32
@@ -47,6 +47,15 @@ class Model:
         layers = [(x.attention.qkv, x.attention.output, x.mlp) for x in self.layers]
         return any(part.needs_torch_threads for layer in (*layers, (self.head,)) for part in layer)
 
+    def describe(self) -> str:
+        """How the products run: those of the first layer, and the head's."""
+        layer = self.layers[0]
+        linears = [layer.attention.qkv, layer.attention.output]
+        if isinstance(layer.mlp, MLP):
+            linears += [layer.mlp.gate_up, layer.mlp.down]
+        kinds = dict.fromkeys(part.describe() for linear in linears for part in linear.parts)
+        return f"{', '.join(kinds)}; head {', '.join(part.describe() for part in self.head.parts)}"
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """float32 logits [L, V] of ``batch.logits_rows``; the batch's keys and values are in ``kv`` afterwards."""
@@ -63,15 +72,11 @@ class Model:
             return torch.empty(0, self.config.vocab_size, dtype=torch.float32, device=self.device)
         return self.head(features)
 
-    def run_layers(self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
-        """The logits of embedded tokens x [T, C]; ``residual`` is x in float32, and neither is changed.
+    def run_body(self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        """``features`` of embedded tokens x [T, C]; ``residual`` is x in float32, and neither is changed.
 
         Of ``batch`` the token ids are not read, so that kernel calls recorded here serve for others too.
         """
-        return self.logits_of(self.run_body(x, residual, batch, kv))
-
-    def run_body(self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
-        """As ``run_layers``, but for the head: what it is given, [L, C]."""
         added: torch.Tensor | None = None  # to be summed with x; nothing is, before the first layer
         for layer in self.layers[:-1]:
             x, total = layer.attention_norm(x, added)

@@ -9,13 +9,14 @@ from ...kernels.backend import reads_packed
 from ...kernels.machine import has_bfloat16_products
 from ..config import EngineConfig
 from ..layers.attention import Attention
-from ..layers.embedding import Embedding
+from ..layers.embedding import Embedding, TiedEmbedding
 from ..layers.linear import Linear, LinearPrecision, Weight, as_float, stacked_linear
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
 from ..layers.norm import RMSNorm
 from ..layers.rotary import cos_sin_table
 from ..protocol.errors import InvalidParams, UnknownModel, Unsupported
+from ..quant import QuantTensor
 from ..weights.random_folder import RandomFolder
 from ..weights.weight_file import WeightFile, open_weights
 from .decoder import DecoderLayer, Model
@@ -66,18 +67,18 @@ class _Loader:
         head = embedding
         if not config.tied_embeddings:
             head = self.read(self.names.of_model("head"), (config.vocab_size, config.hidden_size))
+        # Few bits cost the head more than the body, and it is run once a token, not once a layer.
+        precision = "auto" if self.precision in ("int4", "fp8") else self.precision
+        logits = stacked_linear([head], precision=precision, device=self.device, out_dtype=torch.float32)
+        is_read_from_head = config.tied_embeddings and logits.has_rows and _is_exact_in_bytes(embedding)
         return Model(
             config=config,
-            embedding=Embedding(as_float(embedding, self.dtype).to(self.device)),
+            embedding=TiedEmbedding(logits, self.dtype)
+            if is_read_from_head
+            else Embedding(as_float(embedding, self.dtype).to(self.device)),
             layers=tuple(self.layer(i) for i in range(config.num_layers)),
             norm=self.norm(self.names.of_model("norm"), config.hidden_size),
-            # Few bits cost the head more than the body, and it is run once a token, not once a layer.
-            head=stacked_linear(
-                [head],
-                precision="auto" if self.precision in ("int4", "fp8") else self.precision,
-                device=self.device,
-                out_dtype=torch.float32,
-            ),
+            head=logits,
             cos_sin=cos_sin_table(config, num_positions, device=self.device),
             dtype=self.dtype,
             kv_dtype=self.dtype,
@@ -160,6 +161,10 @@ class _Loader:
                 f"{self.file.path}: tensor {name} is {list(found.shape)}, but its config asks for {list(shape)}"
             )
         return found
+
+
+def _is_exact_in_bytes(weight: Weight) -> bool:
+    return isinstance(weight, QuantTensor) and weight.kind == "Q8_0"
 
 
 def _device(name: str) -> torch.device:

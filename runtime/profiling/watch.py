@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
-import torch
-
 from ...kernels.cpu import activation, attention, attention_plan, bfloat, edits, integer, norm, rope, sampling
 from ...kernels.cpu.entry import entries
 from ...kernels.cpu.timing import KernelTimes
 from ..engine import Engine
+from ..executor import StepLogits
 from ..scheduler import StepPlan
 from .spans import Spans
 
@@ -53,11 +52,13 @@ def watch(engine: Engine, spans: Spans) -> None:
         (engine.interpreter, "finish_candidate", "accept"),
         (engine.scheduler, "plan", "schedule"),
         (engine.scheduler, "complete", "schedule"),
+        (engine.executor, "_head", "head"),
         (engine.executor, "draw", "sample"),
+        (engine.executor, "_masks", "mask"),
         (engine.executor, "_constrain", "mask"),
     ):
         setattr(owner, method, _spanned(getattr(owner, method), name, spans))
-    setattr(engine.executor, "forward", _forward(engine, engine.executor.forward, spans))  # noqa: B010
+    setattr(engine.executor, "forward", _forward(engine.executor.forward, spans))  # noqa: B010
 
 
 def profile_lines(spans: Spans) -> Iterator[str]:
@@ -88,12 +89,8 @@ def _spanned(function: Callable[..., Any], name: str, spans: Spans) -> Callable[
     return run
 
 
-def _forward(
-    engine: Engine, function: Callable[[StepPlan], torch.Tensor], spans: Spans
-) -> Callable[[StepPlan], torch.Tensor]:
-    vocab_size = engine.model.config.vocab_size
-
-    def run(plan: StepPlan) -> torch.Tensor:
+def _forward(function: Callable[[StepPlan], StepLogits], spans: Spans) -> Callable[[StepPlan], StepLogits]:
+    def run(plan: StepPlan) -> StepLogits:
         found: list[tuple[str, int, int]] = []
         num_logits = sum(row.num_logits for row in plan.rows)  # of drafts, one each as well
         spans.mark(DECODE if plan.num_tokens == num_logits else PREFILL)
@@ -104,7 +101,6 @@ def _forward(
                 names = {entry.address: op for module, op in _OPS.items() for entry in entries(module)}
                 for call in times.calls:
                     op = names.get(call.function, "small ops")
-                    op = "head" if op == "linear" and call.num_outputs == vocab_size else op
                     found.append((op, call.start_ns, call.end_ns))
             for op, start_ns, end_ns in found:
                 spans.add(op, start_ns, end_ns)

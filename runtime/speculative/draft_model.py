@@ -85,7 +85,7 @@ class DraftModel:
             context.synced = max(context.synced, end)
         context.read[known : len(tokens)] = tokens[known:]
         context.num_read = len(tokens)
-        return found[:, : self.num_tokens]
+        return found.whole()[:, : self.num_tokens]
 
     def read(self, seq_id: int, position: int, features: torch.Tensor) -> None: ...
 

@@ -8,7 +8,7 @@ import torch
 from llvmlite import ir
 from numba import njit, types
 from phloem.kernels import linear, machine
-from phloem.kernels.cpu import bfloat, integer
+from phloem.kernels.cpu import bfloat, integer, packing
 from phloem.kernels.cpu.vector import compiled
 from phloem.kernels.linear import PackedLinear, dequantize
 from torch import Tensor
@@ -127,6 +127,17 @@ def test_a_row_does_not_depend_on_its_batch_to_the_bit(precision: linear.Precisi
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("num_rows", [1, 3, 17])
+def test_picked_outputs_are_those_of_the_whole_product(num_rows: int) -> None:
+    x, blocks = torch.randn(num_rows, 96), torch.tensor([0, 3, 4, 6], dtype=torch.int32)
+    for weight in (group32(100, 96), torch.randn(100, 96)):
+        packed = PackedLinear(weight, precision="int16", bias=torch.randn(100), out_dtype=torch.float32)
+        if not packed.can_pick:
+            continue
+        columns = [16 * b + i for b in blocks.tolist() for i in range(16) if 16 * b + i < 100]
+        assert torch.equal(packed.pick(x, blocks)[:, columns], packed(x)[:, columns])
+
+
 def test_the_portable_product_equals_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(q: Tensor, x: Tensor) -> Tensor:
         total = torch.arange(16, dtype=torch.int32)
@@ -226,3 +237,25 @@ def test_leading_dimensions_and_result_type(precision: linear.Precision) -> None
 def test_float_weights_are_not_quantized_to_4_bits_silently() -> None:
     with pytest.raises(ValueError, match="quantize it"):
         PackedLinear(torch.randn(16, 32), precision="int4")
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (37, 96)])
+def test_rows_of_packed_bytes_are_the_weights(shape: tuple[int, int]) -> None:
+    q, scale = torch.randint(-128, 128, shape, dtype=torch.int8), torch.rand(shape[0], shape[1] // 32).half().float()
+    weight = (q.float().view(*scale.shape, 32) * scale.unsqueeze(-1)).view(shape)
+    packed = packing.pack_int8(q, scale)
+    ids = torch.tensor([0, 5, shape[0] - 1, 5])
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(packing.packed_rows(packed, shape[0], ids, dtype), weight[ids].to(dtype))
+    assert packing.packed_rows(packed, shape[0], ids[:0], torch.float32).shape == (0, shape[1])
+    with pytest.raises(ValueError, match=f"row {shape[0]}: must be between 0 and {shape[0] - 1}"):
+        packing.packed_rows(packed, shape[0], torch.tensor([shape[0]]), torch.float32)
+
+
+def test_weights_in_groups_of_bytes_are_taken_as_they_are() -> None:
+    q, scale = linear.quantize_int8(torch.randn(40, 64))
+    scale = scale.half().float()
+    weight, x = (q.float().view(40, 2, 32) * scale.unsqueeze(-1)).view(40, 64), torch.randn(3, 64)
+    for precision in ("int8", "int16", "float32"):
+        got, want = (PackedLinear(form, precision=precision)(x) for form in ((q, scale), weight))
+        assert error(got, want) < 1e-6

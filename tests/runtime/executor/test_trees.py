@@ -48,7 +48,7 @@ class Runner:
         return PlanRow(row_id, row_id, start, tokens, np.array(slots, np.int32), 0, logits, **draft)
 
     def run(self, *rows: PlanRow) -> torch.Tensor:
-        return self.executor.forward(StepPlan(0, rows)).clone()
+        return self.executor.forward(StepPlan(0, rows)).whole().clone()
 
 
 def check_same(ours: torch.Tensor, theirs: torch.Tensor, *, needs_torch: bool) -> None:

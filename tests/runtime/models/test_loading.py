@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from phloem.runtime.config import EngineConfig
+from phloem.runtime.layers.embedding import TiedEmbedding
 from phloem.runtime.models import load_model
 from phloem.runtime.protocol.errors import InvalidParams, UnknownModel, Unsupported
+from phloem.runtime.weights import open_weights
 from phloem.tests.runtime.models.stepping import Stepper
 from phloem.tests.runtime.models.tiny import make_tiny_gguf, make_tiny_model
 from safetensors.torch import load_file, save_file
@@ -130,3 +132,14 @@ def test_a_mixture_with_layers_without_experts_is_refused(tmp_path: Path) -> Non
     path = make_tiny_model(tmp_path / "b", seed=0, family="qwen3_moe", **(experts | {"num_experts_per_tok": 5}))
     with pytest.raises(Unsupported, match="5 experts a token; it must be between 1 and 4"):
         load_model(path, EngineConfig(model="tiny"))
+
+
+def test_a_tied_embedding_in_bytes_is_read_from_the_head_exactly(tmp_path: Path) -> None:
+    path = make_tiny_gguf(tmp_path / "tiny.gguf", seed=2, kinds={"weight": "Q8_0"})
+    model = load_model(path, config(precision="auto"))
+    if not model.head.has_rows:
+        pytest.skip("this machine's head is torch's")
+    table = open_weights(path).tensor("token_embd.weight").dequantize(torch.bfloat16)
+    ids = torch.tensor([0, 95, 17, 17])
+    assert isinstance(model.embedding, TiedEmbedding)
+    assert torch.equal(model.embedding(ids), table[ids]) and torch.equal(model.embedding.weight, table)
