@@ -191,7 +191,12 @@ def test_a_model_without_a_chat_template_refuses_chats(serve):
         ("generate", {}, "text", "give either text or input_ids"),
         ("generate", {"text": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens", "unknown"),
         ("generate", {"text": "a", "sampling_params": {"max_new_tokens": -3}}, "max_new_tokens", "must be >= 0"),
-        ("generate", {"text": "a", "sampling_params": {"stop_regex": "x"}}, "stop_regex", "not supported"),
+        (
+            "generate",
+            {"text": "a", "sampling_params": {"no_stop_trim": True}},
+            "sampling_params.no_stop_trim",
+            "not supported",
+        ),
         ("generate", {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params", "1 entries for 2 prompts"),
         ("generate", {"text": "a", "lora_path": "x"}, "lora_path", "not supported"),
     ],
