@@ -100,6 +100,11 @@ class PeerMatcher:
     def num_tokens(self) -> int:
         return len(self._tokens) + self._finished
 
+    @property
+    def state(self) -> int:
+        """Equal for equal texts; -1 after the end. Which other texts are alike a peer does not tell."""
+        return -1 if self._finished else hash(tuple(self._tokens)) & 0x7FFFFFFFFFFFFFFF
+
     def mask(self) -> np.ndarray:
         row = np.zeros(self.grammar.vocabulary.num_words, np.uint32)
         self.fill_mask(row)

@@ -83,8 +83,9 @@ def test_the_end_is_allowed_exactly_where_the_peer_may_end(peer: Words, vocabula
     assert is_set(row, vocabulary.eos) and is_set(row, ord("s")) and not is_set(row, ord("x"))
     twin = matcher.clone()
     assert matcher.accept(vocabulary.eos) and matcher.is_finished() and not twin.is_finished()
+    assert matcher.state == -1
     matcher.rollback(1)
-    assert (matcher.mask() == row).all() and (twin.mask() == row).all()
+    assert (matcher.mask() == row).all() and (twin.mask() == row).all() and matcher.state == twin.state
 
 
 def test_a_refused_token_is_an_error_that_rollback_forgets(peer: Words, vocabulary: Vocabulary) -> None:
