@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PROBE = 96  # times that a guess does not seem to pay before one is made to see whether it does by now
-_HORIZON = 256  # tokens in which what was spent on reading a text must come back
+_HORIZON = 256  # tokens at most in which what was spent on reading a text must come back
 _PREPARING = 2  # guesses whose time says nothing
 _SURE = 0.98
 _OWN = 0.1  # weight of a guess in what is known of its sequence's
@@ -92,7 +92,8 @@ class ModelDrafter:
             return None
         expected = Price(price.token_s, price.row_s + self.token_s).gain(record.rate ** np.arange(1, want.limit + 1))
         reading_s = (num_unread - 1) * self.read_s
-        if expected <= price.gain_s or reading_s > _HORIZON * (expected - price.gain_s):
+        horizon = _HORIZON if want.params is None else min(_HORIZON, want.params.max_tokens)
+        if expected <= price.gain_s or reading_s > horizon * (expected - price.gain_s):
             if price.gain_s > 0.0 or reading_s > 10.0 * price.token_s:
                 return None
             self._idle += 1
