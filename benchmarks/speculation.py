@@ -58,10 +58,7 @@ RECORD = json.dumps(
     indent=2,
 )
 WORKLOADS: dict[str, list[str]] = {
-    "quote": [
-        "Repeat the following text exactly, word for word:\n\n" + DOCUMENT[:900],
-        DOCUMENT[900:2200] + "\n\nWrite the passage above again in full, in its own words, and add one sentence.",
-    ],
+    "quote": ["Repeat the following text exactly, word for word:\n\n" + DOCUMENT[:700]],
     "json": [
         f"Here is an order:\n\n```json\n{RECORD}\n```\n\nWrite the same JSON again with the status set to closed."
     ],
