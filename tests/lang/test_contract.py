@@ -546,7 +546,7 @@ def test_asked_a_later_submit_that_cannot_be_sent_ends_the_program(connect):
 def test_asked_wrong_arguments_of_a_program_are_pythons_own_errors(backend):
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'a'"):
         two.run(backend=backend)
-    with pytest.raises(TypeError, match="given 'c', an unexpected keyword argument"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'c'; it takes a, b"):
         two.run(a="x", c="y", backend=backend)
     with pytest.raises(errors.InvalidRequest, match=r"run_batch\(\) does not know 'temprature'"):
         two.run_batch([("a",)], backend=backend, temprature=1)

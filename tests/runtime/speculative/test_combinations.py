@@ -86,7 +86,7 @@ class Cheap(Free):
 
 
 CIRCUMSTANCES = {
-    "plain": {},
+    "plain": {"max_running": 4},  # of few sequences a guess is worth a row sooner
     "chunked": {"prefill_chunk": 9, "max_step_tokens": 40},
     "preempted": {"num_slots": 260, "max_running": 12},
     "all": {"prefill_chunk": 9, "max_step_tokens": 40, "num_slots": 260, "max_running": 12},
