@@ -3,6 +3,8 @@
 Everything is at addresses; ``attention`` says where and how long. Words are pairs of bfloat16 (``tiles``).
 """
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -34,10 +36,6 @@ KEYS = 64  # of a tile
 LOWEST = np.float32(-3.0e38)  # of no score: finite, so that the difference of two is a number
 _MINUS_INF = np.float32(-np.inf)
 
-_tile_4x4, _tile_3x4, _tile_2x4, _tile_1x4 = (multiply_tile(rows, 4) for rows in (4, 3, 2, 1))
-_tile_4x1, _tile_3x1, _tile_2x1, _tile_1x1 = (multiply_tile(rows, 1) for rows in (4, 3, 2, 1))
-_words_4x4, _words_3x4, _words_2x4, _words_1x4 = (multiply_tile(rows, 4, words=True) for rows in (4, 3, 2, 1))
-_words_4x1, _words_3x1, _words_2x1, _words_1x1 = (multiply_tile(rows, 1, words=True) for rows in (4, 3, 2, 1))
 _transpose_f32, _transpose_bf16, _transpose_words = (transpose_tile(kind) for kind in (FLOAT32, BFLOAT16, WORDS))
 
 
@@ -163,74 +161,50 @@ def ask_for(
             prefetch(at + offset)
 
 
-@njit
-def multiply(
-    a: int, a_step: int, b: int, b_step: int, c: int, c_step: int, num_rows: int, num_vectors: int, count: int
-) -> None:
-    """c [rows, 16 * vectors] += a [rows, count] @ b [count, 16 * vectors]."""
-    row = 0
-    while row < num_rows:
-        rows = min(4, num_rows - row)
-        left, to = a + 4 * row * a_step, c + 4 * row * c_step
-        v = 0
-        while v + 4 <= num_vectors:
-            right, at = b + 4 * LANES * v, to + 4 * LANES * v
-            if rows == 4:
-                _tile_4x4(left, a_step, right, b_step, at, c_step, count)
-            elif rows == 3:
-                _tile_3x4(left, a_step, right, b_step, at, c_step, count)
-            elif rows == 2:
-                _tile_2x4(left, a_step, right, b_step, at, c_step, count)
-            else:
-                _tile_1x4(left, a_step, right, b_step, at, c_step, count)
-            v += 4
-        while v < num_vectors:
-            right, at = b + 4 * LANES * v, to + 4 * LANES * v
-            if rows == 4:
-                _tile_4x1(left, a_step, right, b_step, at, c_step, count)
-            elif rows == 3:
-                _tile_3x1(left, a_step, right, b_step, at, c_step, count)
-            elif rows == 2:
-                _tile_2x1(left, a_step, right, b_step, at, c_step, count)
-            else:
-                _tile_1x1(left, a_step, right, b_step, at, c_step, count)
-            v += 1
-        row += rows
+def _multiplier(*, words: bool) -> Any:
+    """``f(a, a_step, b, b_step, c, c_step, num_rows, num_vectors, count)``: c [rows, 16 * vectors] += a [rows, count] @
+    b [count, 16 * vectors]; ``count`` is of words, where a and b hold those.
+    """
+    tile_4x4, tile_3x4, tile_2x4, tile_1x4 = (multiply_tile(rows, 4, words=words) for rows in (4, 3, 2, 1))
+    tile_4x1, tile_3x1, tile_2x1, tile_1x1 = (multiply_tile(rows, 1, words=words) for rows in (4, 3, 2, 1))
+
+    @njit
+    def product(
+        a: int, a_step: int, b: int, b_step: int, c: int, c_step: int, num_rows: int, num_vectors: int, count: int
+    ) -> None:
+        row = 0
+        while row < num_rows:
+            rows = min(4, num_rows - row)
+            left, to = a + 4 * row * a_step, c + 4 * row * c_step
+            v = 0
+            while v + 4 <= num_vectors:
+                right, at = b + 4 * LANES * v, to + 4 * LANES * v
+                if rows == 4:
+                    tile_4x4(left, a_step, right, b_step, at, c_step, count)
+                elif rows == 3:
+                    tile_3x4(left, a_step, right, b_step, at, c_step, count)
+                elif rows == 2:
+                    tile_2x4(left, a_step, right, b_step, at, c_step, count)
+                else:
+                    tile_1x4(left, a_step, right, b_step, at, c_step, count)
+                v += 4
+            while v < num_vectors:
+                right, at = b + 4 * LANES * v, to + 4 * LANES * v
+                if rows == 4:
+                    tile_4x1(left, a_step, right, b_step, at, c_step, count)
+                elif rows == 3:
+                    tile_3x1(left, a_step, right, b_step, at, c_step, count)
+                elif rows == 2:
+                    tile_2x1(left, a_step, right, b_step, at, c_step, count)
+                else:
+                    tile_1x1(left, a_step, right, b_step, at, c_step, count)
+                v += 1
+            row += rows
+
+    return product
 
 
-@njit
-def multiply_words(
-    a: int, a_step: int, b: int, b_step: int, c: int, c_step: int, num_rows: int, num_vectors: int, count: int
-) -> None:
-    """The same of words: ``count`` of them in a row of a."""
-    row = 0
-    while row < num_rows:
-        rows = min(4, num_rows - row)
-        left, to = a + 4 * row * a_step, c + 4 * row * c_step
-        v = 0
-        while v + 4 <= num_vectors:
-            right, at = b + 4 * LANES * v, to + 4 * LANES * v
-            if rows == 4:
-                _words_4x4(left, a_step, right, b_step, at, c_step, count)
-            elif rows == 3:
-                _words_3x4(left, a_step, right, b_step, at, c_step, count)
-            elif rows == 2:
-                _words_2x4(left, a_step, right, b_step, at, c_step, count)
-            else:
-                _words_1x4(left, a_step, right, b_step, at, c_step, count)
-            v += 4
-        while v < num_vectors:
-            right, at = b + 4 * LANES * v, to + 4 * LANES * v
-            if rows == 4:
-                _words_4x1(left, a_step, right, b_step, at, c_step, count)
-            elif rows == 3:
-                _words_3x1(left, a_step, right, b_step, at, c_step, count)
-            elif rows == 2:
-                _words_2x1(left, a_step, right, b_step, at, c_step, count)
-            else:
-                _words_1x1(left, a_step, right, b_step, at, c_step, count)
-            v += 1
-        row += rows
+multiply, multiply_words = _multiplier(words=False), _multiplier(words=True)
 
 
 @njit
