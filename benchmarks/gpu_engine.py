@@ -81,7 +81,7 @@ def serve(workload: Workload, machine: Machine, *, is_smoke: bool) -> list[Resul
     try:
         warm_ups = 0 if is_smoke else 1
         for round_, overlaps in enumerate((*[True] * (warm_ups + 1), *[False] * workload.compares)):
-            engine.overlaps = overlaps
+            engine.loop.overlaps = overlaps
             most = min(10_001, engine.vocab_size)
             prompts = [[(token + round_) % most for token in prompt] for prompt in first]  # nothing may be cached
             found = _run(engine, workload, prompts, lengths, machine)
@@ -157,7 +157,7 @@ def _run(engine: Engine, workload: Workload, prompts: list[list[int]], lengths: 
     graphs = engine.executor.graphs
     return Result(
         case=f"{workload.shape}, {len(prompts)} requests, {num_tokens:,} tokens out"
-        + ("" if engine.overlaps else ", no overlap"),
+        + ("" if engine.loop.overlaps else ", no overlap"),
         num_tokens=num_tokens,
         steps=steps,
         graphs=graphs.num_graphs if graphs is not None else 0,

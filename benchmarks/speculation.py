@@ -191,13 +191,13 @@ class Arithmetic:
 
 def reckon(engine: Engine, drafter: ModelDrafter, workload: str, *, max_tokens: int) -> Arithmetic:
     """Force the drafter's guesses on a workload's questions, and reckon what chains of 0 to 6 gain."""
-    learnt = engine.speculation
+    learnt = engine.loop.speculation
     assert learnt is not None
     right, judged = drafter.num_right, drafter.num_judged
-    engine.speculation = Speculation([drafter], max_draft=4, costs=_Forced(slope=0.0))
+    engine.loop.speculation = Speculation([drafter], max_draft=4, costs=_Forced(slope=0.0))
     for question in WORKLOADS[workload]:
         ask(engine, [question], speculative=True, max_tokens=max_tokens)
-    engine.speculation = learnt
+    engine.loop.speculation = learnt
     share = (drafter.num_right - right) / max(drafter.num_judged - judged, 1)
     estimate = learnt.costs.estimate
     cost = float(drafter.token_s / estimate[1])
@@ -253,11 +253,11 @@ def main(argv: list[str] | None = None) -> None:
     for name in ("drafted_tokens", "accepted_tokens", "draft_saved_seconds"):
         print(f"{name}: {metrics[name]}")
     arithmetic: list[Arithmetic] = []
-    if engine.speculation is not None:
-        estimate = engine.speculation.costs.estimate
+    if engine.loop.speculation is not None:
+        estimate = engine.loop.speculation.costs.estimate
         shown = ", ".join(f"{n}: {estimate[n] / estimate[1]:.2f}" for n in (2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32))
         print(f"cost of a step by tokens, against one ({estimate[1] * 1e3:.1f} ms): {shown}")
-        for drafter in engine.speculation.drafters:
+        for drafter in engine.loop.speculation.drafters:
             if isinstance(drafter, ModelDrafter):
                 names = [name for name in args.only if name in WORKLOADS]
                 arithmetic += [reckon(engine, drafter, name, max_tokens=args.max_tokens // 2) for name in names]

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from ...constrained.spec import GrammarError, GrammarSpec
+from ...constrained.spec import GrammarSpec
 from ..protocol.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -43,14 +41,13 @@ from ..protocol.messages import (
     Submit,
 )
 from ..protocol.ops import Close, Fork, Gen, Join, Mark, Pin, Ref, Rollback, Score, Select, Special, Text
-from ..protocol.sampling import SamplingParams
 from ..scheduler import PoolTooSmall, Scheduler, Sequence, TokenBuffer
+from .gen_ops import GenOps, WaitingForGrammar
 from .generation import Candidate, Generation
-from .healing import Healer, HealMatcher
-from .program import OpState, Program, Segment, SequenceState
+from .program import OpState, Program, SequenceState
+from .score_ops import ScoreOps
 from .scoring import ScoreRow, Scoring
 from .submission import find_faults
-from .tracing import TokenRecord, trace_generation, trace_scoring
 from .usage import Usage
 
 if TYPE_CHECKING:
@@ -60,17 +57,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ProgramKey = tuple[bytes, str]
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-class WaitingForGrammar:
-    """A ``Gen`` whose grammar is still being compiled."""
-
-    __slots__ = ("future", "op_state")
-
-    def __init__(self, op_state: OpState, future: Future[CompiledGrammar]) -> None:
-        self.op_state = op_state
-        self.future = future
 
 
 class Interpreter:
@@ -95,22 +81,18 @@ class Interpreter:
         self.scheduler = scheduler
         self.tokenizer = tokenizer
         self.send = send
-        self.compile_grammar = compile_grammar
         self.context_len = context_len
         self.vocab_size = vocab_size
-        self.healer = Healer(tokenizer)
         self.limits = limits
         self.max_waiting = max_waiting
         self.clock = clock
-        self.may_draft = may_draft
         self.programs: dict[ProgramKey, Program] = {}
         self.live: dict[int, Sequence] = {}
-        self.compiling: list[SequenceState] = []
         self.usage = Usage()
         self._ready: deque[SequenceState] = deque()
         self._next_seq_id = 0
-        self._seed = seed
-        self._num_unseeded = 0
+        self.generations = GenOps(self, compile_grammar=compile_grammar, seed=seed, may_draft=may_draft)
+        self.scorings = ScoreOps(self)
 
     # -- what clients say ---------------------------------------------------------------------------------------------
 
@@ -146,7 +128,7 @@ class Interpreter:
                 for child in op.children:
                     self._new_state(program, child, unborn=True)
             elif isinstance(op, Gen) and op.grammar is not None:
-                self.compile_grammar(op.grammar)
+                self.generations.compile_grammar(op.grammar)
         if not submit.ops:
             self._close_if_over(program)
 
@@ -159,7 +141,7 @@ class Interpreter:
             # A Close goes on: without it the sequence, and its program, would never end.
             if op_state is not None and op_state.status == "queued" and not isinstance(op_state.op, Close):
                 owner = program.sequences[op_state.op.seq]
-                self._fail_op(owner, op_state, Cancelled(f"op {cancel.op} was cancelled"))
+                self.fail_op(owner, op_state, Cancelled(f"op {cancel.op} was cancelled"))
         elif cancel.seq is not None:
             owner_or_none = program.sequences.get(cancel.seq)
             if owner_or_none is not None:
@@ -188,7 +170,7 @@ class Interpreter:
 
     def advance(self) -> None:
         """Run ops until every sequence waits: for the model, a grammar, another sequence, or more ops."""
-        self._poll_grammars()
+        self.generations.poll_grammars()
         while self._ready:
             owner = self._ready.popleft()
             try:
@@ -203,22 +185,22 @@ class Interpreter:
             op = op_state.op
             if owner.error is not None and owner.error_order < op_state.order and not isinstance(op, Close):
                 cause = owner.error
-                self._fail_op(owner, op_state, DependencyFailed(f"an earlier op failed: {cause}"))
+                self.fail_op(owner, op_state, DependencyFailed(f"an earlier op failed: {cause}"))
                 continue
             match op:
                 case Text():
                     owner.append_text(op.text)
-                    self._finish_op(owner, op_state)
+                    self.finish_op(owner, op_state)
                 case Special():
                     owner.append_special(op.ids, self.tokenizer)
-                    self._finish_op(owner, op_state)
+                    self.finish_op(owner, op_state)
                 case Ref():
                     if not self._paste(owner, op_state, op):
                         return
                 case Gen():
-                    self._start_generation(owner, op_state)
+                    self.generations.start(owner, op_state)
                 case Select() | Score():
-                    self._start_scoring(owner, op_state)
+                    self.scorings.start(owner, op_state)
                 case Fork():
                     self._fork(owner, op_state, op)
                 case Join():
@@ -233,8 +215,8 @@ class Interpreter:
                 case Close():
                     owner.closed = True
                     text = owner.text
-                    self._release(owner.seq)
-                    self._finish_op(owner, op_state, text)
+                    self.release(owner.seq)
+                    self.finish_op(owner, op_state, text)
                     self._close_if_over(owner.program)
                 case _:
                     raise AssertionError(op)
@@ -245,14 +227,14 @@ class Interpreter:
             source.waiters.append(owner)
             return False
         if source.status == "failed":
-            self._fail_op(owner, op_state, DependencyFailed(f"op {op.source}, which this one pastes: {source.error}"))
+            self.fail_op(owner, op_state, DependencyFailed(f"op {op.source}, which this one pastes: {source.error}"))
         elif op.index >= len(source.texts):
             message = f"index {op.index}: op {op.source} has {len(source.texts)} texts"
-            self._fail_op(owner, op_state, InvalidRequest(message))
+            self.fail_op(owner, op_state, InvalidRequest(message))
         else:
             text = source.texts[op.index]
             owner.append_text(text)
-            self._finish_op(owner, op_state, text, texts=(text,))
+            self.finish_op(owner, op_state, text, texts=(text,))
         return True
 
     def _fork(self, owner: SequenceState, op_state: OpState, op: Fork) -> None:
@@ -263,7 +245,7 @@ class Interpreter:
             if child.unborn:
                 child.start_as(owner)
                 self._ready.append(child)
-        self._finish_op(owner, op_state)
+        self.finish_op(owner, op_state)
 
     def _join(self, owner: SequenceState, op_state: OpState, op: Join) -> bool:
         children = [owner.program.sequences[i] for i in op.children]
@@ -277,7 +259,7 @@ class Interpreter:
             for child in children:
                 if child.error is not None and child.error_order < op_state.order:
                     error = DependencyFailed(f"sequence {child.id}, which is joined: {child.error}")
-                    self._fail_op(owner, op_state, error)
+                    self.fail_op(owner, op_state, error)
                     return True
             for child in children:
                 if child.fork_tokens < 0:  # its first token holds text of before the fork
@@ -286,7 +268,7 @@ class Interpreter:
                 child.flush_text(self.tokenizer)
                 ids = child.seq.tokens.ids[child.fork_tokens :].tolist()
                 owner.append_tokens(ids, child.text_since(child.fork_text), "generated", self.tokenizer)
-        self._finish_op(owner, op_state)
+        self.finish_op(owner, op_state)
         return True
 
     @staticmethod
@@ -298,17 +280,17 @@ class Interpreter:
     def _mark(self, owner: SequenceState, op_state: OpState, op: Mark) -> None:
         if op.begin is None:
             owner.marks[op.op] = owner.text_end
-            self._finish_op(owner, op_state)
+            self.finish_op(owner, op_state)
         elif op.begin in owner.marks:
             text = owner.text_since(owner.marks[op.begin])
-            self._finish_op(owner, op_state, text, texts=(text,))
+            self.finish_op(owner, op_state, text, texts=(text,))
         else:
-            self._fail_op(owner, op_state, InvalidRequest(f"mark {op.begin} is not of sequence {owner.id}"))
+            self.fail_op(owner, op_state, InvalidRequest(f"mark {op.begin} is not of sequence {owner.id}"))
 
     def _rollback(self, owner: SequenceState, op_state: OpState, op: Rollback) -> None:
         position = owner.marks.get(op.to)
         if position is None or position > owner.text_end:
-            self._fail_op(owner, op_state, InvalidRequest(f"mark {op.to} is not of sequence {owner.id}"))
+            self.fail_op(owner, op_state, InvalidRequest(f"mark {op.to} is not of sequence {owner.id}"))
             return
         num_segments, num_tokens, pending = owner.rollback_point(position)
         del owner.segments[num_segments:]
@@ -316,225 +298,18 @@ class Interpreter:
         owner.pending_text = pending
         self.scheduler.truncate(owner.seq, num_tokens)
         owner.num_traced = min(owner.num_traced, num_tokens)
-        self._finish_op(owner, op_state)
+        self.finish_op(owner, op_state)
 
     def _pin(self, owner: SequenceState, op_state: OpState, op: Pin) -> None:
         owner.flush_text(self.tokenizer)
         self.scheduler.commit(owner.seq)
         cache = self.scheduler.cache
         pinned = cache.pin(owner.seq.tokens.ids, ttl_s=op.ttl_s, namespace=owner.seq.namespace)
-        self._finish_op(owner, op_state, pinned)
-
-    # -- generating ---------------------------------------------------------------------------------------------------
-
-    def _start_generation(self, owner: SequenceState, op_state: OpState) -> None:
-        op = op_state.op
-        assert isinstance(op, Gen)
-        if op.grammar is not None:
-            future = self.compile_grammar(op.grammar)
-            if not future.done():
-                owner.activity = WaitingForGrammar(op_state, future)
-                self.compiling.append(owner)
-                return
-            error = future.exception()
-            if error is not None:
-                self._fail_op(owner, op_state, _grammar_error(error))
-                return
-        if not self._has_room(owner, op_state, extra=1 if op.params.max_tokens else 0):
-            return
-        generation = Generation(op_state, owner, now_s=self.clock())
-        given_back = self._give_back(owner, op.params)
-        generation.healed = given_back.decode()
-        seed = op.params.seed
-        if seed is None:
-            self._num_unseeded += 1
-            seed = _mixed(self._seed, self._num_unseeded)
-        for index in range(op.n):
-            seq = owner.seq if index == 0 else self._new_sequence(owner.program, owner.seq.tokens.copy())
-            matcher = None
-            if op.grammar is not None:
-                matcher = self.compile_grammar(op.grammar).result().after(given_back).matcher()
-            detokenizer = self.tokenizer.detokenizer(
-                op.params.stop,
-                stop_regex=op.params.stop_regex,
-                skip_special=op.params.skip_special_tokens,
-                num_hidden=len(given_back),
-            )
-            candidate = Candidate(
-                generation,
-                index,
-                seq,
-                detokenizer=detokenizer,
-                matcher=matcher,
-                seed=seed if index == 0 else _mixed(seed, index),
-            )
-            allowed = op.params.speculative
-            if allowed is None:
-                allowed = owner.program.settings.speculative is not False
-            candidate.is_drafted = candidate.may_draft = self.may_draft and allowed
-            if owner.program.settings.trace:
-                candidate.record = TokenRecord()
-            if given_back and matcher is None:
-                candidate.healing, candidate.is_drafted = HealMatcher(self.healer, given_back), False
-            start = op.params.logprob_start_len
-            seq.logits_from = len(seq.tokens) - 1
-            if op.params.return_logprob and start >= 0 and index == 0:
-                seq.logits_from = min(max(start - 1, 0), seq.logits_from)
-            seq.tag = candidate
-            generation.candidates.append(candidate)
-        owner.activity = generation
-        for candidate in generation.candidates:
-            self.scheduler.submit(candidate.seq, max_new=op.params.max_tokens)
-
-    def _give_back(self, owner: SequenceState, params: SamplingParams) -> bytes:
-        """Take the last tokens off a prompt that ends in text, where that may cut a token: their bytes."""
-        last = owner.segments[-1] if owner.segments else None
-        if not params.heal or params.max_tokens == 0 or last is None or last.kind != "text":
-            return b""
-        ids = owner.seq.tokens.ids[max(last.token_start, 1) :].tolist()  # something has to be left to go on from
-        count, data = self.healer.to_give_back(ids)
-        text = data.decode()
-        if not count or not last.text.endswith(text):
-            return b""
-        kept = last.text[: len(last.text) - len(text)]
-        owner.segments[-1:] = [Segment("text", last.token_start, last.text_start, kept)] if kept else []
-        owner.text_len -= len(text)
-        self.scheduler.truncate(owner.seq, len(owner.seq.tokens) - count)
-        if len(owner.seq.tokens) < owner.fork_tokens:
-            owner.fork_tokens = -1
-        return data
-
-    def finish_candidate(self, candidate: Candidate) -> None:
-        """``candidate`` has a finish reason: leave the schedule, make text and tokens agree, perhaps end the op."""
-        generation, seq = candidate.generation, candidate.seq
-        if isinstance(candidate.matched_stop, str):
-            kept = candidate.prompt_len + candidate.detokenizer.num_whole_tokens
-            self.scheduler.truncate(seq, kept)
-            if candidate.detokenizer.remainder:
-                seq.tokens.extend(self.tokenizer.encode(candidate.detokenizer.remainder))
-        if generation.healed:
-            self._mend(candidate)
-        self._count(generation.owner.program, candidate)
-        if candidate.index == 0:
-            self.scheduler.park(seq)
-        else:
-            self._release(seq)
-        if not generation.is_finished:
-            return
-        owner, op_state = generation.owner, generation.op_state
-        first = generation.candidates[0]
-        owner.activity = None
-        owner.seq.tag = None
-        owner.note_generated(first.prompt_len, generation.healed + first.text)
-        meta = generation.meta(now_s=self.clock())
-        if owner.program.settings.trace:
-            meta = msgspec.structs.replace(meta, trace=trace_generation(generation, self.tokenizer))
-        counters = owner.program.counters
-        counters.queue_s += meta.queue_s
-        counters.prefill_s += meta.prefill_s
-        counters.decode_s += meta.decode_s
-        texts = generation.partial
-        self._finish_op(owner, op_state, list(texts), meta=meta, texts=texts)
-        self._ready.append(owner)
-
-    def _mend(self, candidate: Candidate) -> None:
-        """Where the end fell into the text that had been given back, write that text again."""
-        generation, seq = candidate.generation, candidate.seq
-        size = len(generation.healed.encode())
-        written = 0
-        for token_id in seq.tokens.ids[candidate.prompt_len :].tolist():
-            written += len(self.tokenizer.token_bytes[token_id])
-            if written >= size:
-                return
-        remainder = candidate.detokenizer.remainder if candidate.detokenizer.matched_stop is not None else ""
-        self.scheduler.truncate(seq, candidate.prompt_len)
-        seq.tokens.extend(self.tokenizer.encode(generation.healed + remainder))
-
-    @staticmethod
-    def _count(program: Program, candidate: Candidate) -> None:
-        counters = program.counters
-        counters.prompt_tokens += candidate.prompt_len
-        counters.cached_tokens += candidate.cached_tokens
-        counters.prefilled_tokens += max(candidate.prefilled_tokens, 0)
-        counters.generated_tokens += candidate.num_generated
-        counters.forced_tokens += candidate.num_forced
-        counters.drafted_tokens += candidate.num_drafted
-        counters.accepted_tokens += candidate.num_accepted
-        counters.foreseen_tokens += candidate.num_foreseen
-        counters.preemptions += candidate.seq.num_preempted
-
-    # -- scoring ------------------------------------------------------------------------------------------------------
-
-    def _start_scoring(self, owner: SequenceState, op_state: OpState) -> None:
-        owner.flush_text(self.tokenizer)
-        scoring = Scoring(op_state, owner, self.tokenizer, now_s=self.clock())
-        longest = max(len(suffix) for suffix in scoring.suffixes)
-        if not self._has_room(owner, op_state, extra=longest):
-            return
-        prefix = owner.seq.tokens.ids[: scoring.common].tolist()
-        for suffix in scoring.suffixes:
-            self._add_score_row(scoring, scoring.rows, prefix, suffix)
-            if scoring.needs_unconditional:
-                self._add_score_row(scoring, scoring.unconditional, [], suffix)
-        owner.activity = scoring
-        if not scoring.rows and not scoring.unconditional:
-            self.finish_scoring(scoring)
-
-    def _add_score_row(
-        self, scoring: Scoring, rows: dict[tuple[int, ...], ScoreRow], prefix: list[int], suffix: list[int]
-    ) -> None:
-        inner = tuple(suffix[:-1])
-        if inner not in rows:
-            tokens = [*prefix, *inner]
-            if not tokens:
-                return
-            seq = self._new_sequence(scoring.owner.program, TokenBuffer(tokens))
-            seq.logits_from = max(len(prefix) - 1, 0)
-            row = ScoreRow(scoring, seq, first=seq.logits_from + 1)
-            seq.tag = rows[inner] = row
-            self.scheduler.submit(seq, max_new=0)
-        rows[inner].last[suffix[-1]] = float("nan")
-
-    def finish_score_row(self, row: ScoreRow) -> None:
-        counters = row.scoring.owner.program.counters
-        counters.prompt_tokens += len(row.seq.tokens)
-        counters.cached_tokens += row.seq.num_cached
-        counters.prefilled_tokens += row.seq.num_run
-        counters.preemptions += row.seq.num_preempted
-        row.cached_tokens = row.seq.num_cached
-        self._release(row.seq)
-        if row.scoring.is_finished:
-            self.finish_scoring(row.scoring)
-
-    def finish_scoring(self, scoring: Scoring) -> None:
-        owner, op_state, op = scoring.owner, scoring.op_state, scoring.op
-        owner.activity = None
-        meta = scoring.meta(now_s=self.clock())
-        if owner.program.settings.trace:
-            meta = msgspec.structs.replace(meta, trace=trace_scoring(scoring, meta, self.tokenizer))
-        winner = scoring.choices[meta.index]
-        owner.program.counters.queue_s += meta.queue_s
-        owner.program.counters.prefill_s += meta.prefill_s
-        if op.append:
-            self.scheduler.drop_lease(owner.seq)  # the winner's KV is in the cache
-            last = owner.segments[-1] if owner.segments else None
-            if last is not None and last.kind == "text":
-                last = Segment("generated", last.token_start, last.text_start, last.text + winner)
-                owner.segments[-1] = last
-                owner.text_len += len(winner)
-            else:
-                owner.note_generated(scoring.common, winner)
-            self.scheduler.truncate(owner.seq, scoring.common)
-            owner.seq.tokens.extend(scoring.suffixes[meta.index])
-        value: object = winner
-        if isinstance(op, Score):
-            value = sum(v for v in meta.logprobs[0] if v is not None)
-        self._finish_op(owner, op_state, value, meta=meta, texts=(winner,))
-        self._ready.append(owner)
+        self.finish_op(owner, op_state, pinned)
 
     # -- beginnings and ends ------------------------------------------------------------------------------------------
 
-    def _has_room(self, owner: SequenceState, op_state: OpState, *, extra: int) -> bool:
+    def has_room(self, owner: SequenceState, op_state: OpState, *, extra: int) -> bool:
         """Tokenize what is pending and see that it fits the context with ``extra`` more; else the op fails."""
         owner.flush_text(self.tokenizer)
         if not len(owner.seq.tokens):
@@ -546,16 +321,16 @@ class Interpreter:
                 f"{length:,} tokens of prompt and at least {extra} to come, but the context is {self.context_len:,}; "
                 "shorten the prompt or start with a larger --max-seq-len"
             )
-            self._fail_op(owner, op_state, PromptTooLong(message))
+            self.fail_op(owner, op_state, PromptTooLong(message))
             return False
         return True
 
     def _new_state(self, program: Program, id: int, *, unborn: bool = False) -> SequenceState:
-        state = SequenceState(program, id, self._new_sequence(program, TokenBuffer()), unborn=unborn)
+        state = SequenceState(program, id, self.new_sequence(program, TokenBuffer()), unborn=unborn)
         program.sequences[id] = state
         return state
 
-    def _new_sequence(self, program: Program, tokens: TokenBuffer) -> Sequence:
+    def new_sequence(self, program: Program, tokens: TokenBuffer) -> Sequence:
         self._next_seq_id += 1
         seq = Sequence(
             self._next_seq_id,
@@ -570,11 +345,11 @@ class Interpreter:
         self.live[seq.seq_id] = seq
         return seq
 
-    def _release(self, seq: Sequence) -> None:
+    def release(self, seq: Sequence) -> None:
         self.scheduler.remove(seq)
         self.live.pop(seq.seq_id, None)
 
-    def _finish_op(
+    def finish_op(
         self,
         owner: SequenceState,
         op_state: OpState,
@@ -590,7 +365,7 @@ class Interpreter:
         self.send(owner.program.key[0], Done(owner.program.id, op_state.op.op, value, meta))
         self._wake(owner, op_state)
 
-    def _fail_op(self, owner: SequenceState, op_state: OpState, error: PhloemError) -> None:
+    def fail_op(self, owner: SequenceState, op_state: OpState, error: PhloemError) -> None:
         """End one op as failed; the sequence's later ops will fail for its sake."""
         assert op_state.status == "queued"
         partial: tuple[str, ...] = ()
@@ -623,10 +398,10 @@ class Interpreter:
             op_state = owner.queue[0]
             if isinstance(op_state.op, Close) and not close:
                 break
-            self._fail_op(owner, op_state, error)
+            self.fail_op(owner, op_state, error)
         if close and not owner.closed:
             owner.closed = True
-            self._release(owner.seq)
+            self.release(owner.seq)
         self._ready.append(owner)
 
     def _stop_activity(self, owner: SequenceState) -> tuple[str, ...]:
@@ -634,23 +409,11 @@ class Interpreter:
         activity, owner.activity = owner.activity, None
         match activity:
             case Generation():
-                for candidate in activity.candidates:
-                    if candidate.index == 0:
-                        self.scheduler.park(candidate.seq)
-                    else:
-                        self._release(candidate.seq)
-                    if not candidate.finish_reason:
-                        candidate.finish_reason = "abort"
-                        self._count(owner.program, candidate)
-                owner.seq.tag = None
-                if activity.healed:
-                    owner.note_generated(activity.candidates[0].prompt_len, activity.healed)
-                return activity.partial
+                return self.generations.stop(activity)
             case Scoring():
-                for row in (*activity.rows.values(), *activity.unconditional.values()):
-                    self._release(row.seq)
+                self.scorings.stop(activity)
             case WaitingForGrammar():
-                self.compiling.remove(owner)
+                self.generations.compiling.remove(owner)
         return ()
 
     def fail_unschedulable(self, seq: Sequence, error: PoolTooSmall) -> None:
@@ -659,25 +422,23 @@ class Interpreter:
         assert isinstance(tag, Candidate | ScoreRow)
         owner = tag.generation.owner if isinstance(tag, Candidate) else tag.scoring.owner
         message = f"{error}; shorten the prompt or start with a larger --num-slots"
-        self._fail_op(owner, owner.queue[0], PromptTooLong(message))
+        self.fail_op(owner, owner.queue[0], PromptTooLong(message))
 
     def fail_grammar(self, candidate: Candidate, reason: str) -> None:
         """The grammar gave up while ``candidate`` was written: its op fails and keeps what there is."""
         owner = candidate.generation.owner
         message = f"the grammar could not be followed: {reason}; simplify it"
-        self._fail_op(owner, owner.queue[0], InvalidGrammar(message))
+        self.fail_op(owner, owner.queue[0], InvalidGrammar(message))
+
+    def make_ready(self, owner: SequenceState) -> None:
+        """``owner``'s next op can be looked at."""
+        self._ready.append(owner)
 
     def _wake(self, owner: SequenceState, op_state: OpState) -> None:
         self._ready.extend(op_state.waiters)
         op_state.waiters.clear()
         if owner.program.joining:
             self._ready.extend(owner.program.joining)
-
-    def _poll_grammars(self) -> None:
-        for owner in [o for o in self.compiling if o.activity.future.done()]:
-            self.compiling.remove(owner)
-            owner.activity = None
-            self._ready.append(owner)
 
     def _close_if_over(self, program: Program) -> None:
         if program.is_over and program.key in self.programs:
@@ -691,17 +452,3 @@ class Interpreter:
 def _stats(program: Program) -> ProgramStats:
     counters = program.counters
     return ProgramStats(**{name: getattr(counters, name) for name in ProgramStats.__struct_fields__})
-
-
-def _mixed(seed: int, index: int) -> int:
-    """Another seed for the ``index``-th of a family, in the signed 64-bit range."""
-    value = (seed * _GOLDEN + index * 0xD1B54A32D192ED03 + 0x2545F4914F6CDD1D) & 0xFFFFFFFFFFFFFFFF
-    value ^= value >> 29
-    return (value * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF) - 2**63
-
-
-def _grammar_error(error: BaseException) -> PhloemError:
-    if isinstance(error, GrammarError):
-        return InvalidGrammar(str(error), where=error.where)
-    log.error("grammar compilation failed", exc_info=error)
-    return InternalError(f"grammar compilation failed: {type(error).__name__}: {error}")

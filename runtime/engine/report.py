@@ -78,7 +78,7 @@ class EngineReport:
             "forward_rows": self.forward_rows,
             "step_seconds": self.step_s,
             "wait_seconds": self.wait_s,
-            **_drafts(engine.speculation),
+            **_drafts(engine.loop.speculation),
             "running": len(scheduler.running),
             "waiting": scheduler.num_waiting,
             "parked": len(scheduler.parked),

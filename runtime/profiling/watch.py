@@ -47,9 +47,9 @@ def watch(engine: Engine, spans: Spans) -> None:
     """From now on every step of this engine leaves its spans; there is no way back."""
     for owner, method, name in (
         (engine, "_receive", "receive"),
-        (engine, "_accept", "accept"),
+        (engine.loop, "_accept", "accept"),
         (engine.interpreter, "advance", "receive"),
-        (engine.interpreter, "finish_candidate", "accept"),
+        (engine.interpreter.generations, "finish_candidate", "accept"),
         (engine.scheduler, "plan", "schedule"),
         (engine.scheduler, "complete", "schedule"),
         (engine.executor, "_head", "head"),

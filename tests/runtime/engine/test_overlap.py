@@ -155,7 +155,7 @@ def test_steady_decoding_waits_once_a_step_and_reads_nothing_else(tiny_model_pat
     for ops in [*plain, *(story(i, params) for i in range(4, 8)), *(story(8, params),) * 2]:
         driver.submit(ops[:2] + ops[4:])
     with using(traced(CPU)), HostReads(device) as reads:
-        while engine.scheduler.num_waiting or not engine.scheduler.running or engine.interpreter.compiling:
+        while engine.scheduler.num_waiting or not engine.scheduler.running or engine.interpreter.generations.compiling:
             driver.step()
         for _ in range(6):
             driver.step()
@@ -193,7 +193,7 @@ def test_a_cancelled_program_s_token_is_dropped_and_its_slots_are_free(tiny_mode
         driver.submit(story(2, SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)), program=program)
     for _ in range(8):
         driver.step()
-    assert engine._flight is not None and len(engine._flight.draws) == 3
+    assert engine.loop.flight is not None and len(engine.loop.flight.draws) == 3
     driver.say(m.Cancel("op", op=1))
     driver.say(m.Cancel("all"))
     driver.run()

@@ -80,5 +80,5 @@ class Free(StepCosts):
 
 def speculate(engine: Engine, drafter: Oracle, *, max_draft: int = 9) -> Speculation:
     """``engine`` with this drafter alone; the speculation, for its counts."""
-    engine.speculation = Speculation([drafter], max_draft=max_draft, costs=Free())
-    return engine.speculation
+    engine.loop.speculation = Speculation([drafter], max_draft=max_draft, costs=Free())
+    return engine.loop.speculation

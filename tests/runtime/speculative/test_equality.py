@@ -133,7 +133,7 @@ def test_lookup_changes_no_token_and_finds_what_was_said_before(tiny_model_path,
 def test_lookup_s_trees_change_no_token(tiny_model_path, truth):
     engine = start(tiny_model_path, prefix_cache=False)
     lookup = LookupDrafter(lambda ids, name, limit: ids[:0])
-    engine.speculation = speculation = Speculation([lookup], max_draft=12, costs=Free())
+    engine.loop.speculation = speculation = Speculation([lookup], max_draft=12, costs=Free())
     num_trees = 0
     add_drafts = engine.scheduler.add_drafts
 

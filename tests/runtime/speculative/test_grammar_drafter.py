@@ -65,7 +65,7 @@ def test_in_an_engine_the_usual_answer_comes_true_and_no_answer_changes(tiny_mod
     said = []
     for drafts in (False, True):
         engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=1024))
-        engine.speculation = Speculation([GrammarDrafter()] if drafts else [], max_draft=6, costs=Free())
+        engine.loop.speculation = Speculation([GrammarDrafter()] if drafts else [], max_draft=6, costs=Free())
         texts = []
         for seed in range(12):
             params = SamplingParams(temperature=0.7, seed=seed, max_tokens=20)
@@ -73,6 +73,6 @@ def test_in_an_engine_the_usual_answer_comes_true_and_no_answer_changes(tiny_mod
             texts.append(Driver(engine, check=False).run(ops, program=f"p{seed}").value(1))
         said.append(texts)
         if drafts:
-            assert engine.speculation.accepted["grammar"] > 0
+            assert engine.loop.speculation.accepted["grammar"] > 0
         engine.close()
     assert said[0] == said[1]

@@ -34,10 +34,10 @@ class Cheap(Free):
 
 
 def drafted_by_model_alone(engine: Engine, **options) -> Speculation:
-    assert engine.speculation is not None
-    (drafter,) = [d for d in engine.speculation.drafters if isinstance(d, ModelDrafter)]
-    engine.speculation = Speculation([drafter], max_draft=6, costs=Cheap())
-    return engine.speculation
+    assert engine.loop.speculation is not None
+    (drafter,) = [d for d in engine.loop.speculation.drafters if isinstance(d, ModelDrafter)]
+    engine.loop.speculation = Speculation([drafter], max_draft=6, costs=Cheap())
+    return engine.loop.speculation
 
 
 @pytest.mark.parametrize("draft", ["same", "other", "self:1"])
@@ -65,8 +65,8 @@ def test_a_draft_model_changes_no_token(tiny_model_path, tmp_path, said, draft):
 def test_a_draft_model_that_is_never_right_is_soon_asked_no_more(tiny_model_path, tmp_path):
     other = make_tiny_model(tmp_path / "other", seed=7, num_layers=1, hidden_size=32)
     engine = start(tiny_model_path, draft_model=str(other))
-    (drafter,) = [d for d in engine.speculation.drafters if isinstance(d, ModelDrafter)]
-    engine.speculation = Speculation([drafter], max_draft=6, costs=StepCosts(slope=0.06))
+    (drafter,) = [d for d in engine.loop.speculation.drafters if isinstance(d, ModelDrafter)]
+    engine.loop.speculation = Speculation([drafter], max_draft=6, costs=StepCosts(slope=0.06))
     num_fed = 0
     logits = drafter.guesser.logits
 

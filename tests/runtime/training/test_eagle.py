@@ -97,10 +97,10 @@ def test_a_head_changes_no_token(tiny_model_path, trained, options):
             **{"num_slots": 4096, **options},
         )
     )
-    (drafter,) = [d for d in engine.speculation.drafters if isinstance(d, ModelDrafter)]
+    (drafter,) = [d for d in engine.loop.speculation.drafters if isinstance(d, ModelDrafter)]
     costs = Free()
     costs.estimate[:] = 1.0
-    engine.speculation = speculation = Speculation([drafter], max_draft=6, costs=costs)
+    engine.loop.speculation = speculation = Speculation([drafter], max_draft=6, costs=costs)
     driver = Driver(engine, check=False)
     outcomes = submit_all(driver, n=2)
     driver.run()

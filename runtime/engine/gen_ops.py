@@ -1,0 +1,241 @@
+"""The op ``Gen``: begun once its grammar is there, ended when its last candidate has a finish reason.
+
+Makes the candidates and their sequences, and leaves text and tokens in agreement. What one accepted token does is
+``generation``'s; never samples.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...constrained.spec import GrammarError, GrammarSpec
+from ..protocol.errors import InternalError, InvalidGrammar, PhloemError
+from ..protocol.ops import Gen
+from ..protocol.sampling import SamplingParams
+from .generation import Candidate, Generation
+from .healing import Healer, HealMatcher
+from .program import OpState, Program, Segment, SequenceState
+from .tracing import TokenRecord, trace_generation
+
+if TYPE_CHECKING:
+    from ...constrained import CompiledGrammar
+    from .interpreter import Interpreter
+
+log = logging.getLogger(__name__)
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+class WaitingForGrammar:
+    """A ``Gen`` whose grammar is still being compiled."""
+
+    __slots__ = ("future", "op_state")
+
+    def __init__(self, op_state: OpState, future: Future[CompiledGrammar]) -> None:
+        self.op_state = op_state
+        self.future = future
+
+
+class GenOps:
+    """Begins and ends generations for ``interpreter``. ``compile_grammar`` starts a compilation, or finds one."""
+
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        *,
+        compile_grammar: Callable[[GrammarSpec], Future[CompiledGrammar]],
+        seed: int,
+        may_draft: bool,
+    ) -> None:
+        """``may_draft``: whether tokens may be guessed ahead; a program or a generation may refuse."""
+        self.compile_grammar = compile_grammar
+        self.may_draft = may_draft
+        self.healer = Healer(interpreter.tokenizer)
+        self.compiling: list[SequenceState] = []
+        self._interpreter = interpreter
+        self._seed = seed
+        self._num_unseeded = 0
+
+    def start(self, owner: SequenceState, op_state: OpState) -> None:
+        """Begin, or wait for the grammar; the op fails where that is wrong or the context too short."""
+        op = op_state.op
+        assert isinstance(op, Gen)
+        grammar = None
+        if op.grammar is not None:
+            future = self.compile_grammar(op.grammar)
+            if not future.done():
+                owner.activity = WaitingForGrammar(op_state, future)
+                self.compiling.append(owner)
+                return
+            error = future.exception()
+            if error is not None:
+                self._interpreter.fail_op(owner, op_state, _grammar_error(error))
+                return
+            grammar = future.result()
+        if not self._interpreter.has_room(owner, op_state, extra=1 if op.params.max_tokens else 0):
+            return
+        generation = Generation(op_state, owner, now_s=self._interpreter.clock())
+        given_back = self._give_back(owner, op.params)
+        generation.healed = given_back.decode()
+        seed = op.params.seed
+        if seed is None:
+            self._num_unseeded += 1
+            seed = _mixed(self._seed, self._num_unseeded)
+        for index in range(op.n):
+            candidate_seed = seed if index == 0 else _mixed(seed, index)
+            generation.candidates.append(self._candidate(generation, index, candidate_seed, grammar, given_back))
+        owner.activity = generation
+        for candidate in generation.candidates:
+            self._interpreter.scheduler.submit(candidate.seq, max_new=op.params.max_tokens)
+
+    def _candidate(
+        self, generation: Generation, index: int, seed: int, grammar: CompiledGrammar | None, given_back: bytes
+    ) -> Candidate:
+        """The first goes on in the op's own sequence, the others in copies."""
+        interpreter, owner, params = self._interpreter, generation.owner, generation.op.params
+        seq = owner.seq if index == 0 else interpreter.new_sequence(owner.program, owner.seq.tokens.copy())
+        detokenizer = interpreter.tokenizer.detokenizer(
+            params.stop,
+            stop_regex=params.stop_regex,
+            skip_special=params.skip_special_tokens,
+            num_hidden=len(given_back),
+        )
+        matcher = None if grammar is None else grammar.after(given_back).matcher()
+        candidate = Candidate(generation, index, seq, detokenizer=detokenizer, matcher=matcher, seed=seed)
+        allowed = params.speculative
+        if allowed is None:
+            allowed = owner.program.settings.speculative is not False
+        candidate.is_drafted = candidate.may_draft = self.may_draft and allowed
+        if owner.program.settings.trace:
+            candidate.record = TokenRecord()
+        if given_back and matcher is None:
+            candidate.healing, candidate.is_drafted = HealMatcher(self.healer, given_back), False
+        seq.logits_from = len(seq.tokens) - 1
+        if params.return_logprob and params.logprob_start_len >= 0 and index == 0:
+            seq.logits_from = min(max(params.logprob_start_len - 1, 0), seq.logits_from)
+        seq.tag = candidate
+        return candidate
+
+    def _give_back(self, owner: SequenceState, params: SamplingParams) -> bytes:
+        """Take the last tokens off a prompt that ends in text, where that may cut a token: their bytes."""
+        last = owner.segments[-1] if owner.segments else None
+        if not params.heal or params.max_tokens == 0 or last is None or last.kind != "text":
+            return b""
+        ids = owner.seq.tokens.ids[max(last.token_start, 1) :].tolist()  # something has to be left to go on from
+        count, data = self.healer.to_give_back(ids)
+        text = data.decode()
+        if not count or not last.text.endswith(text):
+            return b""
+        kept = last.text[: len(last.text) - len(text)]
+        owner.segments[-1:] = [Segment("text", last.token_start, last.text_start, kept)] if kept else []
+        owner.text_len -= len(text)
+        self._interpreter.scheduler.truncate(owner.seq, len(owner.seq.tokens) - count)
+        if len(owner.seq.tokens) < owner.fork_tokens:
+            owner.fork_tokens = -1
+        return data
+
+    def poll_grammars(self) -> None:
+        """Let those go on whose grammar has been compiled since."""
+        for owner in [o for o in self.compiling if o.activity.future.done()]:
+            self.compiling.remove(owner)
+            owner.activity = None
+            self._interpreter.make_ready(owner)
+
+    def finish_candidate(self, candidate: Candidate) -> None:
+        """``candidate`` has a finish reason: leave the schedule, make text and tokens agree, perhaps end the op."""
+        generation, seq = candidate.generation, candidate.seq
+        interpreter = self._interpreter
+        if isinstance(candidate.matched_stop, str):
+            kept = candidate.prompt_len + candidate.detokenizer.num_whole_tokens
+            interpreter.scheduler.truncate(seq, kept)
+            if candidate.detokenizer.remainder:
+                seq.tokens.extend(interpreter.tokenizer.encode(candidate.detokenizer.remainder))
+        if generation.healed:
+            self._mend(candidate)
+        _count(generation.owner.program, candidate)
+        if candidate.index == 0:
+            interpreter.scheduler.park(seq)
+        else:
+            interpreter.release(seq)
+        if generation.is_finished:
+            self._finish(generation)
+
+    def _finish(self, generation: Generation) -> None:
+        owner, op_state = generation.owner, generation.op_state
+        interpreter = self._interpreter
+        first = generation.candidates[0]
+        owner.activity = None
+        owner.seq.tag = None
+        owner.note_generated(first.prompt_len, generation.healed + first.text)
+        meta = generation.meta(now_s=interpreter.clock())
+        if owner.program.settings.trace:
+            meta = msgspec.structs.replace(meta, trace=trace_generation(generation, interpreter.tokenizer))
+        counters = owner.program.counters
+        counters.queue_s += meta.queue_s
+        counters.prefill_s += meta.prefill_s
+        counters.decode_s += meta.decode_s
+        texts = generation.partial
+        interpreter.finish_op(owner, op_state, list(texts), meta=meta, texts=texts)
+        interpreter.make_ready(owner)
+
+    def _mend(self, candidate: Candidate) -> None:
+        """Where the end fell into the text that had been given back, write that text again."""
+        generation, seq = candidate.generation, candidate.seq
+        tokenizer = self._interpreter.tokenizer
+        size = len(generation.healed.encode())
+        written = 0
+        for token_id in seq.tokens.ids[candidate.prompt_len :].tolist():
+            written += len(tokenizer.token_bytes[token_id])
+            if written >= size:
+                return
+        remainder = candidate.detokenizer.remainder if candidate.detokenizer.matched_stop is not None else ""
+        self._interpreter.scheduler.truncate(seq, candidate.prompt_len)
+        seq.tokens.extend(tokenizer.encode(generation.healed + remainder))
+
+    def stop(self, generation: Generation) -> tuple[str, ...]:
+        """Take a generation in progress off the schedule; what it had said so far."""
+        owner = generation.owner
+        for candidate in generation.candidates:
+            if candidate.index == 0:
+                self._interpreter.scheduler.park(candidate.seq)
+            else:
+                self._interpreter.release(candidate.seq)
+            if not candidate.finish_reason:
+                candidate.finish_reason = "abort"
+                _count(owner.program, candidate)
+        owner.seq.tag = None
+        if generation.healed:
+            owner.note_generated(generation.candidates[0].prompt_len, generation.healed)
+        return generation.partial
+
+
+def _count(program: Program, candidate: Candidate) -> None:
+    counters = program.counters
+    counters.prompt_tokens += candidate.prompt_len
+    counters.cached_tokens += candidate.cached_tokens
+    counters.prefilled_tokens += max(candidate.prefilled_tokens, 0)
+    counters.generated_tokens += candidate.num_generated
+    counters.forced_tokens += candidate.num_forced
+    counters.drafted_tokens += candidate.num_drafted
+    counters.accepted_tokens += candidate.num_accepted
+    counters.foreseen_tokens += candidate.num_foreseen
+    counters.preemptions += candidate.seq.num_preempted
+
+
+def _mixed(seed: int, index: int) -> int:
+    """Another seed for the ``index``-th of a family, in the signed 64-bit range."""
+    value = (seed * _GOLDEN + index * 0xD1B54A32D192ED03 + 0x2545F4914F6CDD1D) & 0xFFFFFFFFFFFFFFFF
+    value ^= value >> 29
+    return (value * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF) - 2**63
+
+
+def _grammar_error(error: BaseException) -> PhloemError:
+    if isinstance(error, GrammarError):
+        return InvalidGrammar(str(error), where=error.where)
+    log.error("grammar compilation failed", exc_info=error)
+    return InternalError(f"grammar compilation failed: {type(error).__name__}: {error}")

@@ -1,0 +1,315 @@
+"""The step loop: a plan becomes a forward, its logits become draws, and draws become tokens that were accepted.
+
+On an accelerator the host is one step behind the device (``overlaps``); else a step runs from beginning to end.
+Never takes a message, and never starts or ends an op: the interpreter does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ...constrained.spec import GrammarError
+from ..executor import SampledToken, SampleRow
+from ..scheduler import Draft, StepPlan
+from .drafting import DraftPath, draft_rows, wants_of
+from .flight import Draw, Flight
+from .generation import Candidate
+from .logprobs import token_logprob, want_prompt_logprobs, want_scores
+from .scoring import ScoreRow
+from .tracing import traced_params
+
+if TYPE_CHECKING:
+    from ...radix_cache import Tiers
+    from ..executor import Executor
+    from ..protocol.messages import RuntimeMessage
+    from ..scheduler import Scheduler
+    from ..speculative import Speculation
+    from .interpreter import Interpreter
+    from .report import EngineReport
+
+MOST_WAITING_FOR_DRAFTS = 8  # sequences; with more, drafts are worth less than steps without a pause
+
+
+class StepLoop:
+    """Runs the scheduler's plans on the executor; what comes of each row goes to the interpreter and to ``send``."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        interpreter: Interpreter,
+        executor: Executor,
+        report: EngineReport,
+        *,
+        send: Callable[[bytes, RuntimeMessage], None],
+        speculation: Speculation | None,
+        tiers: Tiers | None,
+        overlaps: bool,
+        jump_forward: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.scheduler = scheduler
+        self.interpreter = interpreter
+        self.executor = executor
+        self.report = report
+        self.tokenizer = interpreter.tokenizer
+        self.context_len = interpreter.context_len
+        self.speculation = speculation
+        self.tiers = tiers
+        self.overlaps = overlaps
+        self.jump_forward = jump_forward
+        self.clock = clock
+        self.flight: Flight | None = None  # given to the device and not read yet
+        self._send = send
+        self._collected_s = -math.inf
+
+    def run(self) -> bool:
+        """At most one forward; False when there was nothing to run and nothing to read."""
+        return self._run_ahead() if self.overlaps else self._run()
+
+    def drop(self) -> None:
+        """Never mind what the device still computes."""
+        self.flight = None
+
+    def _run(self) -> bool:
+        """A step from beginning to end."""
+        plan = self.scheduler.plan()
+        self._fail_unschedulable()
+        if plan is None:
+            return False
+        flight = self._start(plan)
+        self._draw(flight)
+        self._collect(flight)
+        return True
+
+    def _run_ahead(self) -> bool:
+        """The next forward is given to the device, then the step before it is read; draws follow when that is known.
+
+            device   | forward n | draw n | forward n + 1            | draw n + 1 | forward n + 2
+            host       .. draw n | plan n + 1 | read n: text, grammars, masks | draw n + 1 | plan n + 2 | read n + 1
+
+        So each token is drawn with all known that it depends on, as if nothing ran ahead. A forward whose sequence has
+        turned out to be over was in vain: nothing is drawn from it, and its slot is free already.
+        """
+        before, self.flight = self.flight, None
+        if before is not None:
+            self._expect_draws(before)
+        plan = self.scheduler.plan()
+        self._fail_unschedulable()
+        flight = self._start(plan) if plan is not None else None
+        if before is not None:
+            self._collect(before)
+        if flight is not None:
+            self._draw(flight)
+            self.flight = flight
+        return before is not None or flight is not None
+
+    def _fail_unschedulable(self) -> None:
+        for seq, error in self.scheduler.failed:
+            self.interpreter.fail_unschedulable(seq, error)
+        self.scheduler.failed.clear()
+
+    def _expect_draws(self, flight: Flight) -> None:
+        """Say which of the tokens that are being drawn the next plan may stand on: those that cannot be the last.
+
+        Few sequences wait for their token where guesses at the ones after it have been good: a draft is then more.
+        """
+        is_few = len(flight.draws) <= MOST_WAITING_FOR_DRAFTS
+        for draw in flight.draws:
+            candidate = draw.candidate
+            params = candidate.generation.op.params
+            if candidate.finish_reason or draw.draft is not None or draw.at >= self.executor.num_fed:
+                continue
+            if candidate.num_generated + 1 >= params.max_tokens or len(candidate.seq.tokens) + 1 >= self.context_len:
+                continue
+            if is_few and self.speculation is not None and candidate.waits_for_draft:
+                continue
+            self.scheduler.expect(candidate.seq, draw.at)
+
+    def _start(self, plan: StepPlan) -> Flight:
+        """Give the forward of ``plan`` to the device."""
+        live = self.interpreter.live
+        start_s = self.clock()
+        plan, drafts = self._with_drafts(plan)
+        logits = self.executor.forward(plan)  # [L, V]
+        self.scheduler.complete(plan, live)
+        self.report.count_step(plan, self.interpreter, live)
+        owners = [(live[row.seq_id], live[row.seq_id].tag) for row in plan.rows]
+        return Flight(plan, drafts, owners, logits, self.executor.features, start_s)
+
+    def _draw(self, flight: Flight) -> None:
+        """Give the draws of a step to the device. All tokens before them are known."""
+        first = 0
+        rows = flight.rows
+        for row, (seq, tag) in zip(flight.plan.rows, flight.owners, strict=True):
+            part = slice(first, first + row.num_logits - row.num_draft)
+            first += row.num_logits
+            match tag:
+                case Candidate() as candidate:
+                    if candidate.finish_reason:
+                        continue  # its last token came while this forward ran
+                    if candidate.wants_prompt_logprobs:
+                        want_prompt_logprobs(flight, candidate, row, part, self.executor, self.tokenizer)
+                    if row.tokens_end == len(seq.tokens):
+                        draft = flight.drafts.get(row.seq_id)
+                        flight.draws.append(Draw(candidate, row, draft, len(rows), seq.lease))
+                        self._note_prefilled(candidate)
+                        if candidate.generation.op.params.max_tokens > 0:
+                            rows.append(self._sample_row(candidate, part.stop - 1))
+                            if draft is not None:
+                                left = candidate.generation.op.params.min_tokens - candidate.num_generated
+                                rows += draft_rows(draft, rows[-1], min_tokens_left=left)
+                case ScoreRow() as score_row if self.interpreter.live.get(row.seq_id) is seq:
+                    want_scores(flight, score_row, row, part, self.executor, self.interpreter)
+        if rows:
+            flight.drawn = self.executor.draw(flight.logits, rows)
+        flight.readback = self.executor.read(flight.tensors())
+
+    def _collect(self, flight: Flight) -> None:
+        """Read a step's results, and take them."""
+        assert flight.readback is not None
+        asked_s = self.clock()
+        values = flight.readback.wait()
+        self.report.wait_s += self.clock() - asked_s
+        sampled: list[SampledToken] = []
+        if flight.drawn is not None:
+            count = len(flight.drawn.tensors())
+            sampled, values = flight.drawn.tokens(values[:count]), values[count:]
+        for tensors, take in flight.wants:
+            take(values[: len(tensors)])
+            values = values[len(tensors) :]
+        now_s = self.clock()
+        for draw in flight.draws:
+            generation = draw.candidate.generation
+            if generation.first_token_s == 0.0:
+                generation.first_token_s = now_s
+            if generation.op.params.max_tokens == 0 and not draw.candidate.finish_reason:
+                draw.candidate.finish_reason = "length"
+                self.interpreter.generations.finish_candidate(draw.candidate)
+        for draw in flight.draws:
+            if not draw.candidate.finish_reason:  # else it was cancelled, or a sibling's grammar failed in this step
+                self.scheduler.settle(draw.candidate.seq)
+                self._accept(draw, sampled[draw.at : draw.end], flight)
+        end_s = self.clock()
+        elapsed_s = end_s - max(flight.start_s, self._collected_s)
+        self._collected_s = end_s
+        self.report.step_s += elapsed_s
+        if self.tiers is not None:
+            self.tiers.recompute_s_per_token = self.report.step_s / max(self.report.forward_tokens, 1)
+        if self.speculation is not None:
+            self.speculation.observe_step(flight.plan.num_tokens, elapsed_s)
+            self.speculation.sweep(self.interpreter.live)
+
+    def _with_drafts(self, plan: StepPlan) -> tuple[StepPlan, dict[int, Draft]]:
+        """``plan`` with the guesses that are worth running, and these by sequence."""
+        if self.speculation is None:
+            return plan, {}
+        live = self.interpreter.live
+        wants = wants_of(plan, live, self.tokenizer, context_len=self.context_len, max_draft=self.speculation.max_draft)
+        if not wants:
+            return plan, {}
+        drafts = self.speculation.propose(wants, num_tokens=plan.num_tokens)
+        if not drafts:
+            return plan, {}
+        plan = self.scheduler.add_drafts(plan, live, drafts)
+        rows = [row for row in plan.rows if row.num_draft]
+        return plan, {
+            row.seq_id: Draft(row.token_ids[-row.num_draft :], row.draft_parents, drafts[row.seq_id].source)
+            for row in rows
+        }
+
+    def _sample_row(self, candidate: Candidate, logits_row: int) -> SampleRow:
+        params = candidate.generation.op.params
+        if candidate.record is not None:
+            params = traced_params(params)
+        too_short = candidate.num_generated < params.min_tokens
+        return SampleRow(
+            logits_row=logits_row,
+            params=params,
+            seed=candidate.seed,
+            token_ids=candidate.seq.tokens.ids,
+            prompt_len=candidate.prompt_len,
+            matcher=candidate.matcher,
+            mask=None if candidate.healing is None else candidate.healing.mask(),
+            banned=self.tokenizer.eos_ids | set(params.stop_token_ids) if too_short else frozenset(),
+        )
+
+    @staticmethod
+    def _note_prefilled(candidate: Candidate) -> None:
+        if candidate.prefilled_tokens < 0:
+            candidate.prefilled_tokens = candidate.seq.num_run
+            candidate.cached_tokens = candidate.seq.num_cached
+
+    def _accept(self, draw: Draw, sampled: list[SampledToken], flight: Flight) -> None:
+        """Take the drawn token, and as long as the draft foresaw what was taken, the one drawn after that."""
+        candidate, row, draft = draw.candidate, draw.row, draw.draft
+        seq, start = candidate.seq, row.tokens_end
+        followed = DraftPath(draft) if draft is not None else None
+        num_followed = 0
+        while True:
+            token = sampled[0 if followed is None else followed.at + 1]
+            if not self._accept_token(candidate, token):
+                return
+            if followed is None:
+                break
+            for i, token_id in enumerate(seq.tokens.ids[start + num_followed :].tolist()):
+                if not followed.follow(token_id):
+                    break
+                num_followed += 1
+                candidate.num_foreseen += i == 0  # the drawn one; what follows it was forced
+            if candidate.finish_reason or start + num_followed < len(seq.tokens):
+                break
+        if followed is not None and draft is not None:
+            if candidate.record is not None:
+                at = start - candidate.prompt_len
+                candidate.record.note_drafted(at, at + num_followed)
+            if draw.has_slots:
+                self.scheduler.accept_draft(row, seq, followed.path)
+            candidate.num_drafted += len(draft)
+            candidate.num_accepted += num_followed
+        candidate.note_draft(0 if draft is None else num_followed)
+        if self.speculation is not None and candidate.is_drafted:
+            self.speculation.observe(seq.seq_id, seq.tokens.ids[start:], draft, num_followed)
+            if self.speculation.readers:
+                path, at = [] if followed is None else followed.path, flight.rows[draw.at].logits_row
+                features = flight.features[[at, *(at + 1 + i for i in path)]]
+                for reader in self.speculation.readers:
+                    reader.read(seq.seq_id, start - 1, features)
+        if candidate.finish_reason:
+            if self.speculation is not None and candidate.is_drafted:
+                self.speculation.rest(seq.seq_id)
+            self.interpreter.generations.finish_candidate(candidate)
+        else:
+            seq.logits_from = len(seq.tokens) - 1
+
+    def _accept_token(self, candidate: Candidate, token: SampledToken) -> bool:
+        """Take one drawn token, and what it forces; False when the grammar has given up and the op with it."""
+        generation, matcher = candidate.generation, candidate.matcher
+        if matcher is not None and (matcher.error is not None or token.token_id < 0):
+            self.interpreter.fail_grammar(candidate, matcher.error or "no token may follow")
+            return False
+        logprob = token_logprob(token, self.tokenizer) if generation.op.params.return_logprob else None
+        try:
+            length = len(candidate.seq.tokens)
+            text = candidate.accept(token.token_id, logprob, self.tokenizer, self.context_len)
+            record = candidate.record
+            if record is not None:
+                record.note("generated", len(candidate.seq.tokens) - length, token)
+            self._stream(candidate, text, "generated")
+            if not candidate.finish_reason and candidate.matcher is not None and self.jump_forward:
+                forced = candidate.matcher.forced_tokens()
+                if forced:
+                    length = len(candidate.seq.tokens)
+                    self._stream(candidate, candidate.accept_forced(forced, self.context_len), "forced")
+                    if record is not None:
+                        record.note("forced", len(candidate.seq.tokens) - length)
+        except GrammarError as error:  # a stop pattern that has grown too large
+            self.interpreter.fail_grammar(candidate, str(error))
+            return False
+        return True
+
+    def _stream(self, candidate: Candidate, text: str, origin: str) -> None:
+        delta = candidate.generation.delta(candidate, text, origin=origin)
+        if delta is not None:
+            self._send(candidate.generation.owner.program.key[0], delta)
