@@ -4,7 +4,7 @@ Leaves: ``("items", prefix, rest, at)`` item ``at`` satisfies ``prefix[at]`` or 
 ``("max", n)`` more items; ``("contains", schema, need, room)`` so many more items satisfy ``schema`` (room -1: any).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,24 +54,39 @@ class Arrays:
             return leaf[1][leaf[3]] if leaf[3] < len(leaf[1]) else leaf[2]
         return leaf[1] if leaf[0] == "contains" else TRUE
 
-    def _step(self, formula: int, answers: Answers) -> int:
-        def change(leaf: Leaf) -> int:
-            match leaf:
-                case ("items", prefix, rest, at):
-                    return self.items(prefix, rest, at + 1) if answers(self._asked(leaf)) else FALSE
-                case ("min", n):
-                    return self.at_least(n - 1)
-                case ("max", n):
-                    return self.at_most(n - 1)
-                case ("contains", schema, need, room):
-                    if not answers(schema):
-                        return self.formulas.leaf(*leaf)
-                    if room == 0:
-                        return FALSE
-                    return self.contains(schema, need - 1, room - 1 if room > 0 else -1)
-            raise AssertionError(leaf)
+    def _change(self, leaf: Leaf, answer: bool) -> int:
+        """What remains of a leaf after an item of which it got an answer."""
+        match leaf:
+            case ("items", prefix, rest, at):
+                return self.items(prefix, rest, at + 1) if answer else FALSE
+            case ("min", n):
+                return self.at_least(n - 1)
+            case ("max", n):
+                return self.at_most(n - 1)
+            case ("contains", schema, need, room):
+                if not answer:
+                    return self.formulas.leaf(*leaf)
+                return FALSE if room == 0 else self.contains(schema, need - 1, room - 1 if room > 0 else -1)
+        raise AssertionError(leaf)
 
-        return self.formulas.replace(formula, change)
+    def _step(self, formula: int, answers: Answers) -> int:
+        return self.formulas.replace(formula, lambda leaf: self._change(leaf, answers(self._asked(leaf))))
+
+    def _step_unsure(self, formula: int, true: Set[int], unknown: Set[int], at_worst: bool) -> int:
+        """What remains after an item: at least this much is asked of the rest (``at_worst``: at most) if some answers
+        are unknown."""
+
+        def change(leaf: Leaf, at_worst: bool) -> int:
+            asked = self._asked(leaf)
+            if asked in unknown and leaf[0] == "contains" and leaf[3] > 0:
+                return FALSE if at_worst else TRUE  # neither answer is always the better one
+            if asked in unknown and leaf[0] == "contains" and leaf[3] == 0:
+                return self._change(leaf, at_worst)
+            return self._change(leaf, asked == TRUE or asked in true or (asked in unknown and not at_worst))
+
+        return self.formulas.replace(
+            formula, lambda leaf: change(leaf, at_worst), lambda leaf: change(leaf, not at_worst)
+        )
 
     def ends(self, formula: int) -> bool:
         """Whether an array that ends here satisfies the formula."""
@@ -109,16 +124,23 @@ class Arrays:
                     if not self.values.satisfiable(self.formulas.conjunction(asked)):
                         return False
                 return True
-        asked = sorted({self._asked(leaf) for _, leaf in self.formulas.leaves(formula)} - {TRUE, FALSE})
-        for chosen in range((1 << len(asked)) - 1, -1, -1):
-            true = {a for i, a in enumerate(asked) if chosen >> i & 1}
-            after = self._step(formula, lambda a, true=true: a == TRUE or a in true)  # type: ignore[misc]
-            if after in (formula, FALSE):
-                continue
-            item = [a if a in true else self.formulas.negation(a) for a in asked]
-            if self.values.satisfiable(self.formulas.conjunction(item)) and self.alive(after):
-                return True
-        return False
+        return self._some_item_leads_on(formula, frozenset(), self._all_asked(formula))
+
+    def _some_item_leads_on(self, formula: int, true: frozenset[int], unknown: tuple[int, ...]) -> bool:
+        """Whether an item that satisfies ``true``, and nothing else but of the ``unknown``, brings the end nearer."""
+        after = self._step_unsure(formula, true, frozenset(unknown), False)
+        if after == FALSE or not self.values.satisfiable(self.formulas.conjunction(true)):
+            return False
+        if unknown:
+            schema, *rest = unknown
+            return any(self._some_item_leads_on(formula, chosen, tuple(rest)) for chosen in (true | {schema}, true))
+        if after == formula:
+            return False
+        refused = [self.formulas.negation(schema) for schema in self._all_asked(formula) if schema not in true]
+        return self.values.satisfiable(self.formulas.conjunction([*true, *refused])) and self.alive(after)
+
+    def _all_asked(self, formula: int) -> tuple[int, ...]:
+        return tuple(sorted({self._asked(leaf) for _, leaf in self.formulas.leaves(formula)} - {TRUE, FALSE}))
 
     # -- states ---------------------------------------------------------------------------------------------------
 
@@ -146,29 +168,21 @@ class Arrays:
     def _demand(self, must: int) -> int:
         """The weakest schema for the next item that leaves ``must`` within reach."""
         formulas = self.formulas
-        asked = sorted({self._asked(leaf) for _, leaf in formulas.leaves(must)} - {TRUE, FALSE})
-        signs = formulas.polarities(must)
-        wanted = {self._asked(formulas.nodes[p][1]) for p, sign in signs if sign}
-        refused = {self._asked(formulas.nodes[p][1]) for p, sign in signs if not sign}
-        is_bounded = any(formulas.nodes[p][1][0] == "contains" and formulas.nodes[p][1][3] >= 0 for p, _ in signs)
-        if not is_bounded and not (wanted & refused) - {TRUE, FALSE}:
-            worst = refused - wanted
-            if self.alive(self._step(must, lambda a: a == TRUE or (a in worst and a != FALSE))):
-                return TRUE  # alive even if every answer is the worse one
-        if all(sign and formulas.nodes[p][1][0] != "contains" for p, sign in signs):
+        asked = self._all_asked(must)
+
+        def is_alive(true: Set[int], unknown: Set[int], at_worst: bool) -> bool:
+            return self.alive(self._step_unsure(must, true, unknown, at_worst))
+
+        if is_alive(set(), set(asked), True):
+            return TRUE
+        if all(sign and formulas.nodes[p][1][0] != "contains" for p, sign in formulas.polarities(must)):
             parts = []
             for clause in formulas.clauses(must):
                 whole = formulas.conjunction([p for p, _ in clause])
                 if self.alive(self._step(whole, lambda a: True)):
                     parts.append(formulas.conjunction([self._asked(formulas.nodes[p][1]) for p, _ in clause]))
             return formulas.disjunction(parts)
-        ways = self.values.answers(asked, "one array item")
-        parts = [
-            formula
-            for true, formula in ways
-            if self.alive(self._step(must, lambda a, true=true: a == TRUE or a in true))  # type: ignore[misc]
-        ]
-        return TRUE if len(parts) == len(ways) else formulas.disjunction(parts)
+        return self.values.weakest(asked, is_alive, "one array item")
 
     def first_demand(self, formula: int) -> int:
         """What the first item of an array must satisfy."""

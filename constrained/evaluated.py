@@ -77,7 +77,7 @@ class Evaluated:
                 for name, needs in schema.get(key, {}).items():
                     if isinstance(needs, list):
                         continue
-                    has = reader.values.objects.has(name)
+                    has = reader.values.objects.properties.has(name)
                     inner = self._cases_of(reader, reader.sub(needs, key, name))
                     split = [(formulas.conjunction([has, c]), k) for c, k in inner]
                     found = self._join(formulas, found, [*split, (formulas.negation(has), NOTHING_KNOWN)])

@@ -6,11 +6,13 @@ what remains of it, and at the closing bracket is true or false.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from math import prod
 
 from .spec import GrammarTooComplex
 
 FALSE, TRUE = 0, 1
 MAX_CLAUSES = 512
+FEW_CASES = 8  # so many are tried one after another; of more, choices that fail by themselves are dropped first
 Leaf = tuple  # ("kind", ...)
 Literal = tuple[int, bool]  # leaf formula, is positive
 
@@ -92,8 +94,10 @@ class Formulas:
             ]
         )
 
-    def replace(self, formula: int, change: Callable[[Leaf], int]) -> int:
-        """The formula with every leaf replaced by what ``change`` makes of it."""
+    def replace(
+        self, formula: int, change: Callable[[Leaf], int], change_negated: Callable[[Leaf], int] | None = None
+    ) -> int:
+        """The formula with every leaf replaced by what ``change`` makes of it; a negated one by ``change_negated``."""
         known: dict[int, int] = {}
 
         def visit(at: int) -> int:
@@ -103,6 +107,8 @@ class Formulas:
                 match node[0]:
                     case "leaf":
                         found = change(node[1])
+                    case "not" if change_negated is not None:
+                        found = self.negation(change_negated(self.nodes[node[1]][1]))
                     case "not":
                         found = self.negation(visit(node[1]))
                     case "and":
@@ -164,7 +170,10 @@ class Formulas:
         return found
 
     def some_clause(self, formula: int, holds: Callable[[tuple[Literal, ...]], bool], *, fuel: int = 4096) -> bool:
-        """Whether ``holds`` is true of any clause; they are made one by one, so the first to hold ends the search."""
+        """Whether ``holds`` is true of any clause; they are made one by one, so the first to hold ends the search.
+
+        What holds of a clause has to hold of any part of it too.
+        """
         budget = [fuel]
 
         def search(todo: tuple[int, ...], chosen: dict[int, bool]) -> bool:
@@ -188,6 +197,16 @@ class Formulas:
                 raise GrammarTooComplex(f"the schema's alternatives multiply to more than {fuel} cases")
             return holds(tuple(sorted(chosen.items())))
 
+        parts = self.nodes[formula][1:] if self.nodes[formula][0] == "and" else (formula,)
+        choices = [p for p in parts if self.nodes[p][0] == "or"]
+        if prod(len(self.nodes[p]) - 1 for p in choices) > FEW_CASES:
+            certain = tuple(p for p in parts if self.nodes[p][0] != "or")
+            parts = certain
+            for choice in choices:
+                parts += (self.disjunction([p for p in self.nodes[choice][1:] if search((*certain, p), {})]),)
+            if FALSE in parts:
+                return False
+            formula = self.conjunction(parts)
         return search((formula,), {})
 
     def _literal(self, formula: int) -> Literal:

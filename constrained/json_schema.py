@@ -340,7 +340,7 @@ class _Reader:
             found: dict[str, frozenset[str]] = {}
             for leaf in data:
                 if leaf[0] == "props":
-                    rule = self.values.objects._rule_list[leaf[1]]
+                    rule = self.values.objects.properties.rules[leaf[1]]
                     for name in needed & set(rule.by_name):
                         constants = self._constants(rule.by_name[name])
                         if constants is not None:
@@ -393,13 +393,13 @@ class _Reader:
                         if isinstance(v, list)
                     ]
                 )
-        objects = self.values.objects
+        properties = self.values.objects.properties
         return formulas.disjunction(
             [
                 formulas.conjunction(
                     [
-                        objects.properties({k: self.schemas.constant(x) for k, x in v.items()}, (), FALSE),
-                        *[objects.has(k) for k in v],
+                        properties.rule({k: self.schemas.constant(x) for k, x in v.items()}, (), FALSE),
+                        *[properties.has(k) for k in v],
                     ]
                 )
                 for v in options
@@ -476,7 +476,7 @@ class _Reader:
         return prefix, self.sub(schema["items"], "items") if "items" in schema else TRUE
 
     def _object(self) -> list[int]:
-        schema, objects, formulas = self.schema, self.values.objects, self.formulas
+        schema, properties, formulas = self.schema, self.values.objects.properties, self.formulas
         parts = []
         if "properties" in schema or "patternProperties" in schema or "additionalProperties" in schema:
             names = {k: self.sub(v, "properties", k) for k, v in schema.get("properties", {}).items()}
@@ -489,20 +489,20 @@ class _Reader:
                 if "additionalProperties" in schema
                 else TRUE
             )
-            parts.append(objects.properties(names, patterns, additional))
-        parts += [objects.has(name) for name in schema.get("required", ())]
-        parts.append(objects.at_least(int(schema.get("minProperties", 0))))
+            parts.append(properties.rule(names, patterns, additional))
+        parts += [properties.has(name) for name in schema.get("required", ())]
+        parts.append(properties.at_least(int(schema.get("minProperties", 0))))
         if "maxProperties" in schema:
-            parts.append(objects.at_most(int(schema["maxProperties"])))
+            parts.append(properties.at_most(int(schema["maxProperties"])))
         if "propertyNames" in schema:
-            parts.append(objects.names(self.sub(schema["propertyNames"], "propertyNames")))
+            parts.append(properties.names(self.sub(schema["propertyNames"], "propertyNames")))
         for key in ("dependentRequired", "dependentSchemas", "dependencies"):
             for name, needs in schema.get(key, {}).items():
                 if isinstance(needs, list):
-                    consequence = formulas.conjunction([objects.has(n) for n in needs])
+                    consequence = formulas.conjunction([properties.has(n) for n in needs])
                 else:
                     consequence = self.inside(self.sub(needs, key, name))
-                parts.append(formulas.disjunction([formulas.negation(objects.has(name)), consequence]))
+                parts.append(formulas.disjunction([formulas.negation(properties.has(name)), consequence]))
         return parts
 
     def _unevaluated(self, key: str) -> int:
@@ -517,7 +517,7 @@ class _Reader:
                 parts.append(condition)
                 continue
             if self.kind == "object":
-                leaf = self.values.objects.properties(
+                leaf = self.values.objects.properties.rule(
                     dict.fromkeys(sorted(known.names), TRUE), [(p, TRUE) for p in sorted(known.patterns)], rest
                 )
             else:

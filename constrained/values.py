@@ -4,7 +4,7 @@ A value is asked a *must* formula, which it has to satisfy, and *observers*, of 
 Whatever is offered can be completed: a state is made only if some value is left in it.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from typing import Literal, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from .spec import GrammarTooComplex
 Kind = Literal["null", "true", "false", "string", "number", "array", "object"]
 KINDS: tuple[Kind, ...] = ("null", "true", "false", "string", "number", "array", "object")
 CLOSE = 1 << 30  # the result of a first item that is the closing bracket
-MAX_ANSWERS = 256
+MAX_CASES = 256
 
 
 class Source(Protocol):
@@ -125,26 +125,41 @@ class Values:
                 return False
         return True
 
-    def answers(self, asked: Sequence[int], what: str) -> list[tuple[set[int], int]]:
-        """The ways one value can answer several schemas at once: which it satisfies, and the formula of such values."""
+    def weakest(self, asked: Sequence[int], holds: Callable[[Set[int], Set[int], bool], bool], what: str) -> int:
+        """The formula of just those values whose answers to some schemas make something hold.
+
+        ``holds(true, unknown, at_worst)`` tells whether it holds of a value that satisfies the schemas in ``true``,
+        whatever its answers to the ``unknown`` (``at_worst``), or for some answers to them; not those to the rest.
+        """
         formulas = self.formulas
-        found: list[tuple[set[int], int]] = [(set(), TRUE)]
-        for schema in asked:
-            split = [
-                answer
-                for true, formula in found
-                for answer in (
-                    (true | {schema}, formulas.conjunction([formula, schema])),
-                    (true, formulas.conjunction([formula, formulas.negation(schema)])),
-                )
-            ]
-            found = [(true, formula) for true, formula in split if self.satisfiable(formula)]
-            if len(found) > MAX_ANSWERS:
+        parts: list[int] = []
+        num_cases = 0
+
+        def split(true: frozenset[int], false: frozenset[int]) -> bool:
+            """Whether it holds of all values there are with these answers; of which it does goes to ``parts``."""
+            nonlocal num_cases
+            num_cases += 1
+            if num_cases > MAX_CASES:
                 raise GrammarTooComplex(
-                    f"{what} is asked {len(asked)} schemas at once, which can be answered in more than "
-                    f"{MAX_ANSWERS} ways; make the schemas exclude each other, or ask fewer"
+                    f"{what} is asked {len(asked)} schemas at once, whose answers fall into more than {MAX_CASES} "
+                    "cases; make the schemas exclude each other, or ask fewer"
                 )
-        return found
+            unknown = everything - true - false
+            if holds(true, unknown, True):
+                if false and holds(true, unknown | false, True):
+                    false = frozenset()  # whatever the answers assumed to be no
+                parts.append(formulas.conjunction([*sorted(true), *map(formulas.negation, sorted(false))]))
+                return True
+            if not holds(true, unknown, False):
+                return False
+            if not self.satisfiable(formulas.conjunction([*true, *map(formulas.negation, false)])):
+                return True
+            schema = min(unknown)
+            everywhere = split(true | {schema}, false)
+            return split(true, false | {schema}) and everywhere
+
+        everything = frozenset(asked)
+        return TRUE if split(frozenset(), frozenset()) else formulas.disjunction(parts)
 
     def _satisfiable(self, formula: int) -> bool:
         node = self.formulas.nodes[formula]
@@ -159,7 +174,7 @@ class Values:
         if kind == "array":
             return self.arrays.alive(inner)
         if kind == "object":
-            return self.objects.alive_at_start(inner)
+            return self.objects.completions.is_alive_at_start(inner)
         return inner == TRUE
 
     def prove(self, key: Hashable, rule: Callable[[], bool]) -> bool:
@@ -209,7 +224,7 @@ class Values:
             inner: Iterable[int] = ()
             if members != FALSE and row[ord("{")] > 0:
                 machine.row(int(row[ord("{")]))
-                inner = self.objects.demands_at_start(members)
+                inner = self.objects.completions.demands_at_start(members)
             if array != FALSE and row[ord("[")] > 0:
                 inner = (*inner, self.arrays.first_demand(array))
             for following in inner:

@@ -242,10 +242,10 @@ def test_a_property_may_be_asked_many_schemas_that_exclude_each_other(vocabulary
         assert not takes(grammar, as_json(value))
 
 
-def test_too_many_ways_to_answer_are_refused_with_their_number(vocabulary: Vocabulary) -> None:
+def test_answers_of_too_many_cases_are_refused_with_their_number(vocabulary: Vocabulary) -> None:
     branches = [{"contains": {"required": [c]}, "maxContains": 1} for c in "abcdefghijkl"]
     schema = json.dumps({"type": "array", "items": {"type": "object"}, "allOf": branches})
-    with pytest.raises(GrammarError, match="asked 13 schemas at once, .* more than 256 ways"):
+    with pytest.raises(GrammarError, match="asked 13 schemas at once, .* more than 256 cases"):
         compile("json_schema", schema, vocabulary)
 
 
