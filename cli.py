@@ -102,22 +102,25 @@ def _serve(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
     from .runtime.server import serve
 
-    return serve(
-        config,
-        host=args.host,
-        port=args.port,
-        api_key=args.api_key or os.environ.get("PHLOEM_API_KEY") or None,
-        model_name=args.model_name,
-        cors_origins=args.cors_origin,
-        on_ready=lambda url: print(f"phloem serves {args.model} at {url} (Ctrl-C ends it)", flush=True),
-    )
+    with _loading_bars(lambda url: f"phloem serves {args.model} at {url} (Ctrl-C ends it)") as (progress, on_ready):
+        return serve(
+            config,
+            host=args.host,
+            port=args.port,
+            api_key=args.api_key or os.environ.get("PHLOEM_API_KEY") or None,
+            model_name=args.model_name,
+            cors_origins=args.cors_origin,
+            on_ready=on_ready,
+            progress=progress,
+        )
 
 
 def _engine(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
     from .runtime.process import run_engine
 
-    return run_engine(config, args.url, on_ready=lambda url: print(f"phloem runs {args.model} at {url}", flush=True))
+    with _loading_bars(lambda url: f"phloem runs {args.model} at {url}") as (progress, on_ready):
+        return run_engine(config, args.url, on_ready=on_ready, progress=progress)
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -441,29 +444,53 @@ def _set_up_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), format="%(levelname).1s %(asctime)s %(name)s: %(message)s")
 
 
+class _Bars:
+    """A bar on stderr for whatever is being fetched or made; nothing is drawn where there is nothing to do."""
+
+    def __init__(self, unit: Literal["bytes", "count"]) -> None:
+        from rich import progress as rich
+        from rich.console import Console
+
+        is_bytes = unit == "bytes"
+        amount = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if is_bytes else (rich.MofNCompleteColumn(),)
+        columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *amount, rich.TimeRemainingColumn())
+        self._bars = rich.Progress(*columns, console=Console(stderr=True))
+        self._task = self._bars.add_task("", start=False, visible=False)
+        self._shown = ""
+
+    def show(self, what: str, done: int, total: int) -> None:
+        if not self._shown:
+            self._bars.start()
+        if what != self._shown:
+            self._shown = what
+            self._bars.reset(self._task, description=what, visible=True)
+        self._bars.update(self._task, completed=done, total=total or None)
+
+    def stop(self) -> None:
+        if self._shown:
+            self._bars.stop()
+            self._shown = ""
+
+
 @contextmanager
 def _progress_bars(unit: Literal["bytes", "count"] = "bytes") -> Iterator[Progress]:
-    """One bar on stderr for whatever is being fetched or made; nothing is drawn where there is nothing to do."""
-    from rich import progress as rich
-    from rich.console import Console
+    bars = _Bars(unit)
+    try:
+        yield bars.show
+    finally:
+        bars.stop()
 
-    amount = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "bytes" else (rich.MofNCompleteColumn(),)
-    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *amount, rich.TimeRemainingColumn())
-    bars = rich.Progress(*columns, console=Console(stderr=True))
-    task = bars.add_task("", start=False, visible=False)
-    shown = ""
 
-    def show(what: str, done: int, total: int) -> None:
-        nonlocal shown
-        if not shown:
-            bars.start()
-        if what != shown:
-            shown = what
-            bars.reset(task, description=what, visible=True)
-        bars.update(task, completed=done, total=total or None)
+@contextmanager
+def _loading_bars(greeting: Callable[[str], str]) -> Iterator[tuple[Progress, Callable[[str], None]]]:
+    """(what shows progress, what ends that with the greeting at the address it is told)."""
+    bars = _Bars("count")
+
+    def ready(url: str) -> None:
+        bars.stop()
+        print(greeting(url), flush=True)
 
     try:
-        yield show
+        yield bars.show, ready
     finally:
-        if shown:
-            bars.stop()
+        bars.stop()

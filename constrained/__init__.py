@@ -1,9 +1,27 @@
-"""Grammar in, token bitmask out: JSON Schema, regex, EBNF, Lark, choices."""
+"""Grammar in, token bitmask out: JSON Schema, regex, EBNF, Lark, choices.
 
-from .compiler import Compiler, compile, compiler_of
-from .grammar import CompiledGrammar, Matcher, fill_masks
+Names load on first use: whoever only says what a grammar is, as every client does, needs no compiler of kernels.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .spec import GRAMMAR_KINDS, GrammarError, GrammarKind, GrammarSpec, GrammarTooComplex
-from .vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from .compiler import Compiler, compile, compiler_of
+    from .grammar import CompiledGrammar, Matcher, fill_masks
+    from .vocabulary import Vocabulary
+
+_HOMES = {
+    "CompiledGrammar": ".grammar",
+    "Compiler": ".compiler",
+    "Matcher": ".grammar",
+    "Vocabulary": ".vocabulary",
+    "compile": ".compiler",
+    "compiler_of": ".compiler",
+    "fill_masks": ".grammar",
+}
 
 __all__ = [
     "GRAMMAR_KINDS",
@@ -19,3 +37,11 @@ __all__ = [
     "compiler_of",
     "fill_masks",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value

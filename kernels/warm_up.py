@@ -1,13 +1,20 @@
 """Compiling the CPU kernels ahead of the first step. Never compiles one twice: numba keeps them on disk."""
 
+from collections.abc import Callable
+
 from .cpu import activation, attention, attention_plan, edits, norm, rope, sampling
 from .cpu.entry import entries
 
 
-def warm_up() -> None:
-    """Compiles the CPU kernels, about ten seconds the first time on a machine, or loads them from numba's cache.
+def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
+    """Compiles the CPU kernels, about a minute the first time on a machine, or loads them from numba's cache.
 
-    The products of ``PackedLinear`` compile when the first layer of their kind is made.
+    ``progress`` is told how many of how many are there, from the first that had to be compiled. The products of
+    ``PackedLinear`` compile when the first layer of their kind is made.
     """
-    for entry in entries(activation, attention, attention_plan, edits, norm, rope, sampling):
-        entry.compile()
+    found = list(entries(activation, attention, attention_plan, edits, norm, rope, sampling))
+    has_compiled = False
+    for done, entry in enumerate(found, 1):
+        has_compiled |= entry.compile()
+        if has_compiled and progress is not None:
+            progress(done, len(found))

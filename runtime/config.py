@@ -1,9 +1,11 @@
 """What an engine is started with: resolved once, printed once, passed down. Reads no environment."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, and how much there is of it
 Precision = Literal["auto", "float32", "bfloat16", "int4", "int16", "fp8"]
 
 

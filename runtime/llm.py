@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import msgspec
 import zmq
 
-from .config import EngineConfig
+from .config import EngineConfig, Progress
 from .process import EngineProcess, serve_engine
 from .process.loop import publish_of, publisher_of
 from .protocol import ops
@@ -253,9 +253,11 @@ class Runtime(Connection):
         start_timeout_s: float = 600.0,
         engine_timeout_s: float = ENGINE_TIMEOUT_S,
         engine_factory: str = "",
+        progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        """``engine_factory`` ("module:callable") makes another engine from the ``EngineConfig``.
+        """``progress`` is told how far loading is, where that takes long. ``engine_factory`` ("module:callable") makes
+        another engine, from the ``EngineConfig`` and ``progress``.
 
         With ``model_path=`` instead of ``model`` the options may have SGLang's names (see ``ServerArgs``).
         """
@@ -264,7 +266,12 @@ class Runtime(Connection):
         if (keys is None) != (client_keys is None):
             raise InvalidParams("keys and client_keys go together: the engine's and this client's", where="keys")
         self.process = EngineProcess(
-            self.config, url=url, keys=keys, start_timeout_s=start_timeout_s, factory=engine_factory
+            self.config,
+            url=url,
+            keys=keys,
+            start_timeout_s=start_timeout_s,
+            factory=engine_factory,
+            progress=progress,
         )
         try:
             self.client = Client(

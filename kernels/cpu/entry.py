@@ -40,8 +40,12 @@ class Entry:
         address: int = code.address
         return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
-    def compile(self) -> None:
+    def compile(self) -> bool:
+        """Whether it had to be compiled: it was neither in memory nor on disk."""
+        if "_compiled" in vars(self):
+            return False
         _ = self._compiled
+        return self._code.cache_hits == 0
 
     def __call__(self, *args: float, threads: int = 1) -> None:
         packed = self._pack.pack(0, 0, *args)

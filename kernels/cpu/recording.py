@@ -8,18 +8,22 @@ else it computes would be missing from the calls, and is remembered in ``foreign
 from __future__ import annotations
 
 import math
+import weakref
+from bisect import bisect
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 22
 _ALLOCATIONS = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
+
 
 _open: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
@@ -33,33 +37,74 @@ class Call:
     threads: int
 
 
+class Span(NamedTuple):
+    """Bytes of one of an arena's chunks."""
+
+    chunk: int
+    start: int
+    end: int
+
+
 class Arena:
     """Memory for recordings, one after the other: the next begins where this one began, so only one may be in use.
 
-    It grows and never moves. ``owners`` of addresses in it keep the arena, not tensors.
+    What a tensor had is had again by the next one once nobody holds it: the layers of a model have the same few hundred
+    kilobytes, which stay in the processor's cache. It grows and never moves.
     """
 
     def __init__(self) -> None:
-        self._chunks: list[Tensor] = []
-        self._chunk = self._used = 0
+        self._chunks: list[np.ndarray] = []
+        self._free: list[Span] = []  # in the order of addresses, neighbours joined
+        self._returned: list[Span] = []  # a tensor may end at any moment, also while spans are looked through
+        self._turn = 0
 
     def restart(self) -> None:
-        self._chunk = self._used = 0
+        self._turn += 1
+        self._free = [Span(i, 0, len(chunk)) for i, chunk in enumerate(self._chunks)]
+        self._returned = []
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize
-        while self._chunk < len(self._chunks) and self._used + size > len(self._chunks[self._chunk]):
-            self._chunk, self._used = self._chunk + 1, 0
-        if self._chunk == len(self._chunks):
-            with _disable_current_modes():  # an open recording would take this allocation from here as well
-                self._chunks.append(torch.empty(max(size, _CHUNK_BYTES), dtype=torch.uint8))
-        start = self._used
-        self._used = -(-(start + size) // _ALIGNMENT) * _ALIGNMENT
-        return self._chunks[self._chunk][start : start + size].view(dtype).view(shape)
+        span = self._take(max(1, -(-size // _ALIGNMENT)) * _ALIGNMENT)
+        memory = self._chunks[span.chunk][span.start : span.start + size]
+        weakref.finalize(memory, self._give_back, self._turn, span).atexit = False  # views of a tensor hold it too
+        return torch.from_numpy(memory).view(dtype).view(shape)
 
     @property
     def num_bytes(self) -> int:
         return sum(len(chunk) for chunk in self._chunks)
+
+    def _take(self, size: int) -> Span:
+        """The first free span that is long enough."""
+        while self._returned:
+            self._join(self._returned.pop())
+        at = next((i for i, span in enumerate(self._free) if span.end - span.start >= size), len(self._free))
+        if at == len(self._free):
+            self._free.append(Span(len(self._chunks), 0, max(size, _CHUNK_BYTES)))
+            self._chunks.append(_aligned_bytes(self._free[at].end))
+        chunk, start, end = self._free.pop(at)
+        if start + size < end:
+            self._free.insert(at, Span(chunk, start + size, end))
+        return Span(chunk, start, start + size)
+
+    def _give_back(self, turn: int, span: Span) -> None:
+        if turn == self._turn:
+            self._returned.append(span)
+
+    def _join(self, span: Span) -> None:
+        at = bisect(self._free, span)
+        if at < len(self._free) and self._free[at][:2] == (span.chunk, span.end):
+            span = Span(span.chunk, span.start, self._free.pop(at).end)
+        if at and (before := self._free[at - 1]).chunk == span.chunk and before.end == span.start:
+            at -= 1
+            span = Span(span.chunk, self._free.pop(at).start, span.end)
+        self._free.insert(at, span)
+
+
+def _aligned_bytes(size: int) -> np.ndarray:
+    memory = np.empty(size + _ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size]
 
 
 class Recording:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import constrained
 from ...radix_cache import POLICIES, Event, RadixCache
-from ..config import EngineConfig
+from ..config import EngineConfig, Progress
 from ..executor import Accelerator, Executor
 from ..protocol.errors import ErrorInfo, PhloemError, ProtocolError
 from ..protocol.messages import (
@@ -64,11 +64,12 @@ class Engine:
         *,
         clock: Callable[[], float] = time.monotonic,
         accelerator: Accelerator | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        """``accelerator``: in the place of the one that the config's device has."""
+        """``accelerator``: in the place of the one that the config's device has. ``progress``: of loading."""
         from .loading import BLOCK_LEN, load_parts
 
-        parts = load_parts(config, accelerator=accelerator)
+        parts = load_parts(config, accelerator=accelerator, progress=progress)
         self.config = config
         self.model: Model = parts.model
         self.tokenizer: Tokenizer = parts.tokenizer

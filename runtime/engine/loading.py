@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from ... import kernels
 from ...radix_cache import DiskTier, HostTier, Tiers
-from ..config import EngineConfig
+from ..config import EngineConfig, Progress
 from ..executor import Accelerator
 from ..executor.accelerator import accelerator_of
 from ..memory import KVBlocks, KVPool, give_back_freed
@@ -44,15 +45,19 @@ class EngineParts:
     accelerator: Accelerator | None = None
 
 
-def load_parts(config: EngineConfig, *, accelerator: Accelerator | None = None) -> EngineParts:
-    """Raises UnknownModel, InvalidParams and what a broken file raises, each naming what is wrong."""
+def load_parts(
+    config: EngineConfig, *, accelerator: Accelerator | None = None, progress: Progress | None = None
+) -> EngineParts:
+    """``progress`` is told of what takes long: the kernels, where they have to be compiled.
+
+    Raises UnknownModel, InvalidParams and what a broken file raises, each naming what is wrong."""
     kernels.set_threads(config.num_threads)
     path = resolve_model(config.model)
     tokenizer = load_tokenizer(path)
     template = load_chat_template(path, tokenizer)
     model = load_model(path, config)
     if model.device.type == "cpu":
-        kernels.warm_up()
+        kernels.warm_up(None if progress is None else partial(progress, "compiling kernels, once for this machine"))
         if not model.needs_torch_threads:
             kernels.set_kernel_threads(config.num_threads)
     longest = model.config.max_positions

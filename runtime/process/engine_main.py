@@ -2,7 +2,8 @@
 
 parent -> stdin:   one line of JSON, an ``Order``, then kept open; its end is the parent's death, and then this process
                    ends too
-child -> parent:   one line of JSON, a ``Ready``, on the file descriptor that is its argument; nothing after
+child -> parent:   lines of JSON on the file descriptor that is its argument: ``Loading`` while that takes long, and at
+                   the end one ``Ready``; nothing after
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LAST_STEP_S = 2.0
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``factory`` ("module:callable") makes another engine than the real one from the config.
+    """``factory`` ("module:callable") makes another engine than the real one: a ``MakeEngine``.
 
     ``folder`` is the parent's, for the time of this process; the child removes it when the parent no longer can.
     """
@@ -43,9 +44,20 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     keys: ServerKeys | None = None
 
 
-class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """What is being done, how much of it is, and how much there is of it."""
+
+    what: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     url: str = ""
     error: ErrorInfo | None = None
+
+
+Told = Loading | Ready
 
 
 def run() -> None:
@@ -59,6 +71,9 @@ def main(ready_fd: int) -> int:
     faulthandler.enable()
     threading.Thread(target=_end_with_parent, args=(order,), daemon=True).start()
 
+    def tell(what: str, done: int, total: int) -> None:
+        answer.write(msgspec.json.encode(Loading(what, done, total)) + b"\n")
+
     def say(ready: Ready) -> None:
         answer.write(msgspec.json.encode(ready) + b"\n")
         answer.close()
@@ -71,7 +86,12 @@ def main(ready_fd: int) -> int:
             module, _, name = order.factory.partition(":")
             make = getattr(importlib.import_module(module), name)
         return run_engine(
-            order.config, order.url, keys=order.keys, on_ready=lambda url: say(Ready(url)), make_engine=make
+            order.config,
+            order.url,
+            keys=order.keys,
+            on_ready=lambda url: say(Ready(url)),
+            make_engine=make,
+            progress=tell,
         )
     except PhloemError as error:
         if answer.closed:

@@ -11,21 +11,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from ..config import EngineConfig
+from ..config import EngineConfig, Progress
 from ..protocol.address import MAX_IPC_PATH, ServerKeys
-from ..protocol.errors import EngineLost, from_info
-from .engine_main import Order, Ready
+from ..protocol.errors import EngineLost, ErrorInfo, from_info
+from .engine_main import Loading, Order, Ready, Told
 
 LOG_TAIL_CHARS = 2000
 SOCKET_NAME = "engine.sock"
 
 
 class EngineProcess:
-    """Started by the constructor, which returns when the engine listens.
+    """Started by the constructor, which returns when the engine listens. ``progress`` is told meanwhile how far it is.
 
     Raises the child's own error when it cannot start (UnknownModel, ...), EngineLost when it dies or takes longer than
     ``start_timeout_s``. Without ``url`` it listens on a socket in a temporary folder of mode 0700. The process ends
@@ -40,6 +41,7 @@ class EngineProcess:
         keys: ServerKeys | None = None,
         start_timeout_s: float = 600.0,
         factory: str = "",
+        progress: Progress | None = None,
     ) -> None:
         self._exit_reason: str | None = None
         self._folder = _private_folder()
@@ -60,7 +62,7 @@ class EngineProcess:
             with contextlib.suppress(BrokenPipeError):  # it has died already, which is found out next
                 self._process.stdin.write(msgspec.json.encode(order) + b"\n")
                 self._process.stdin.flush()
-            self.url = self._wait_ready(ready, start_timeout_s)
+            self.url = self._wait_ready(ready, start_timeout_s, progress)
         except BaseException:
             self.stop(timeout_s=1.0)
             raise
@@ -113,25 +115,35 @@ class EngineProcess:
                 start_new_session=True,  # Ctrl-C is for the parent, which then ends the child
             )
 
-    def _wait_ready(self, ready: int, timeout_s: float) -> str:
-        line = b""
+    def _wait_ready(self, ready: int, timeout_s: float, progress: Progress | None) -> str:
+        for line in self._lines(ready, timeout_s):
+            match msgspec.json.decode(line, type=Told):
+                case Loading(what, done, total):
+                    if progress is not None:
+                        progress(what, done, total)
+                case Ready(url, None):
+                    return url
+                case Ready(error=ErrorInfo() as error):
+                    raise from_info(error)
+        raise AssertionError("lines end with an exception")
+
+    def _lines(self, pipe: int, timeout_s: float) -> Iterator[bytes]:
+        """What the child tells, without end; EngineLost when it dies, or takes longer."""
         end_s = time.monotonic() + timeout_s
         poller = select.poll()
-        poller.register(ready, select.POLLIN)
-        while not line.endswith(b"\n"):
+        poller.register(pipe, select.POLLIN)
+        rest = b""
+        while True:
             if not poller.poll(max(0.0, 1000 * (end_s - time.monotonic()))):
                 text = f"the engine was not ready within {timeout_s:g} s; its log ends:\n{self.log_tail()}"
                 raise EngineLost(text)
-            piece = os.read(ready, 65536)
+            piece = os.read(pipe, 65536)
             if not piece:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(5.0)
                 raise EngineLost(self.death() or "the engine went silent while it was starting")
-            line += piece
-        answer = msgspec.json.decode(line, type=Ready)
-        if answer.error is not None:
-            raise from_info(answer.error)
-        return answer.url
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from lines
 
 
 def _signal_name(number: int) -> str:

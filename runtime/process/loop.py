@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from ..config import EngineConfig
+from ..config import EngineConfig, Progress
 from ..protocol.address import ServerKeys
 from ..protocol.errors import EngineLost, InternalError, PhloemError
 from ..protocol.messages import Answer, ClientMessage, Closed, Query, Rejected, RuntimeMessage, Submit, Welcome
@@ -38,6 +38,9 @@ class EngineLike(Protocol):
     def drop_client(self, client_id: bytes) -> None: ...
     def fail_all(self, error: PhloemError) -> list[tuple[bytes, RuntimeMessage]]: ...
     def close(self) -> None: ...
+
+
+MakeEngine = Callable[[EngineConfig, Progress | None], EngineLike]
 
 
 class EngineBroken(InternalError):
@@ -112,18 +115,15 @@ def run_engine(
     *,
     keys: ServerKeys | None = None,
     on_ready: Callable[[str], None] | None = None,
-    make_engine: Callable[[EngineConfig], EngineLike] | None = None,
+    make_engine: MakeEngine | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Load, listen at ``url``, and serve until SIGINT or SIGTERM; 0 after a clean end. For the main thread.
 
-    Raises what loading or listening raises. ``on_ready`` is told the address, with the port that was taken. A second
-    signal ends the process at once.
+    Raises what loading or listening raises. ``progress`` is told how far loading is, where that takes long, and
+    ``on_ready`` the address, with the port that was taken. A second signal ends the process at once.
     """
-    if make_engine is None:
-        from ..engine import Engine
-
-        make_engine = Engine
-    engine = make_engine(config)
+    engine = (make_engine or _real_engine)(config, progress)
     gc.collect()
     gc.freeze()  # what is loaded stays: looking through all of it again for garbage would hold up steps
     stopping = threading.Event()
@@ -154,3 +154,9 @@ def run_engine(
             publisher.close()
         context.term()
     return 0
+
+
+def _real_engine(config: EngineConfig, progress: Progress | None) -> EngineLike:
+    from ..engine import Engine
+
+    return Engine(config, progress=progress)

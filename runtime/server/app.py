@@ -1,4 +1,4 @@
-"""The HTTP application, and its life: put together by ``create_app``, run in front of an engine by ``serve``.
+"""The HTTP application: put together by ``create_app``, run on a socket by ``run_app``.
 
 Never reads the environment and never prints; what a person should see goes to ``on_ready`` and to the log.
 """
@@ -6,27 +6,21 @@ Never reads the environment and never prints; what a person should see goes to `
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from pathlib import Path
-from types import FrameType
+from collections.abc import AsyncIterator, Callable, Collection
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from ..config import EngineConfig
 from ..protocol import errors
 from ..protocol.client import Client
-from ..tokenizer import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
+from ..tokenizer import ChatTemplate, Tokenizer
 from . import faults
 from .flight import Bridge
-from .gate import LOOPBACK_NAMES, Gate
-from .listener import is_loopback, listen, url_of
+from .gate import Gate
+from .listener import url_of
 from .metrics import ServerMetrics
 from .native_routes import native_routes
 from .openai_routes import openai_routes
@@ -84,42 +78,6 @@ def create_app(
     return app
 
 
-def serve(
-    config: EngineConfig,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    api_key: str | None = None,
-    model_name: str | None = None,
-    cors_origins: Collection[str] = (),
-    on_ready: Callable[[str], None] | None = None,
-) -> int:
-    """Start an engine process and answer HTTP until SIGINT or SIGTERM; 0 after a clean end.
-
-    The port is taken before the model loads. ``on_ready`` is called with the address once requests are answered.
-    Raises a PhloemError when the address, the model or the configuration cannot be used.
-    """
-    from ..llm import Runtime  # an application alone needs no engine of its own
-
-    with listen(host, port) as listener, contextlib.suppress(KeyboardInterrupt), _stop_by_signal():
-        if not is_loopback(listener) and api_key is None:
-            logger.warning("%s can be reached from other machines and asks for no API key", url_of(listener))
-        with Runtime(config) as runtime:
-            welcome = runtime.client.welcome
-            tokenizer = load_tokenizer(welcome.model_path)
-            app = create_app(
-                runtime.client,
-                tokenizer,
-                load_chat_template(welcome.model_path, tokenizer),
-                model_name=model_name or _name_of(config.model),
-                api_key=api_key,
-                hosts=() if api_key is not None or not is_loopback(listener) else (host, *LOOPBACK_NAMES),
-                cors_origins=cors_origins,
-            )
-            _run(app, listener, on_ready)
-    return 0
-
-
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -131,7 +89,7 @@ class _Server(uvicorn.Server):
             self._on_ready()
 
 
-def _run(app: FastAPI, listener: socket.socket, on_ready: Callable[[str], None] | None) -> None:
+def run_app(app: FastAPI, listener: socket.socket, on_ready: Callable[[str], None] | None) -> None:
     """Answer requests on ``listener`` until a signal; running answers get ``GRACE_S`` to end."""
     url = url_of(listener)
 
@@ -144,28 +102,6 @@ def _run(app: FastAPI, listener: socket.socket, on_ready: Callable[[str], None] 
         app, log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=GRACE_S, server_header=False
     )
     asyncio.run(_Server(config, ready).serve(sockets=[listener]))
-
-
-@contextlib.contextmanager
-def _stop_by_signal() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, also while a model loads, so that the engine is always shut down."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's affair
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _name_of(model: str) -> str:
-    """What the model is called towards clients: an alias or hub name as it is, a path by its last part."""
-    return Path(model).name if os.path.exists(model) else model
 
 
 async def _on_phloem_error(request: Request, error: Exception) -> Response:

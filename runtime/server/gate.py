@@ -10,7 +10,6 @@ from .metrics import ServerMetrics
 from .service import fault_response
 
 OPEN_PATHS = ("/health",)
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Gate:

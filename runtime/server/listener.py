@@ -7,6 +7,7 @@ import socket
 from ..protocol.errors import InvalidRequest
 
 BACKLOG = 2048
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")  # as they stand in a request
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,5 +1,6 @@
 """A recording keeps what was called and where; what torch computed in between is noticed."""
 
+import random
 import subprocess
 import sys
 from itertools import pairwise
@@ -59,6 +60,34 @@ def test_memory_grows_while_a_recording_is_open() -> None:
             assert len(recording.scratch(str(size), size, torch.uint8)) == size
             assert torch.empty(size, dtype=torch.uint8).shape == (size,)
     assert recording.foreign is None
+
+
+def test_what_nobody_holds_is_the_memory_of_the_next_tensor() -> None:
+    """A slow model: every byte that is held has one owner, and what is free is joined again."""
+    arena, numbers, held = Arena(), random.Random(3), list[torch.Tensor]()
+    for turn in range(300):
+        if held and numbers.random() < 0.5:
+            del held[numbers.randrange(len(held))]
+        x = arena.empty((numbers.randrange(1, 200_000),), torch.uint8)
+        held.append(x.view(-1)[: len(x)])  # a view holds it as well as the tensor itself
+        held = held[-12:]
+        spans = sorted((x.data_ptr(), x.data_ptr() + len(x)) for x in held)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans)), turn
+    assert arena.num_bytes == 1 << 22
+    held.clear()
+    del x
+    assert arena.empty(((1 << 22) - 64,), torch.uint8).data_ptr() % 64 == 0
+    assert arena.num_bytes == 1 << 22
+
+
+def test_tensors_of_a_recording_before_the_last_give_nothing_back() -> None:
+    arena = Arena()
+    old = arena.empty((64,), torch.uint8)
+    arena.restart()
+    new = arena.empty((64,), torch.uint8)
+    assert new.data_ptr() == old.data_ptr()
+    del old
+    assert arena.empty((64,), torch.uint8).data_ptr() != new.data_ptr()
 
 
 def test_scratch_is_shared_by_name_and_other_memory_by_nobody() -> None:

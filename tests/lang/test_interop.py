@@ -8,7 +8,7 @@ from typing import Any
 
 import phloem
 import pytest
-from phloem.runtime.server import create_app
+from phloem.runtime.server.app import create_app
 from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
 from phloem.tests.runtime.server.doubles import live_server
 

@@ -3,16 +3,16 @@
 import os
 import time
 
-from phloem.runtime.config import EngineConfig
+from phloem.runtime.config import EngineConfig, Progress
 from phloem.runtime.protocol import errors, messages
 from phloem.tests.runtime.string_engine import Outbox, StringEngine
 
 
-def plain(config: EngineConfig) -> StringEngine:
+def plain(config: EngineConfig, progress: Progress | None) -> StringEngine:
     return StringEngine()
 
 
-def slow(config: EngineConfig) -> StringEngine:
+def slow(config: EngineConfig, progress: Progress | None) -> StringEngine:
     """Its replies are endless for a test's purpose."""
     engine = StringEngine(reply=lambda prompt, op: " ".join(str(i) for i in range(100_000)))
     step = engine.step
@@ -20,7 +20,7 @@ def slow(config: EngineConfig) -> StringEngine:
     return engine
 
 
-def dying(config: EngineConfig) -> StringEngine:
+def dying(config: EngineConfig, progress: Progress | None) -> StringEngine:
     engine = StringEngine()
 
     def step(inbox: list[tuple[bytes, messages.ClientMessage]]) -> Outbox:
@@ -32,7 +32,7 @@ def dying(config: EngineConfig) -> StringEngine:
     return engine
 
 
-def hanging(config: EngineConfig) -> StringEngine:
+def hanging(config: EngineConfig, progress: Progress | None) -> StringEngine:
     """Its step never ends once there is something to do."""
     engine = StringEngine()
     step = engine.step
@@ -40,9 +40,16 @@ def hanging(config: EngineConfig) -> StringEngine:
     return engine
 
 
-def unstartable(config: EngineConfig) -> StringEngine:
+def unstartable(config: EngineConfig, progress: Progress | None) -> StringEngine:
     raise errors.UnknownModel(f"no model {config.model!r}; try smollm2")
 
 
-def broken(config: EngineConfig) -> StringEngine:
+def broken(config: EngineConfig, progress: Progress | None) -> StringEngine:
     raise RuntimeError("a fault while loading")
+
+
+def compiling(config: EngineConfig, progress: Progress | None) -> StringEngine:
+    assert progress is not None
+    for done in (1, 2):
+        progress("compiling", done, 2)
+    return StringEngine()

@@ -84,6 +84,13 @@ def test_a_start_that_fails_raises_the_child_s_own_error():
         EngineProcess(CONFIG, factory=f"{ENGINES}:broken")
 
 
+def test_a_start_tells_how_far_it_is(start):
+    told = []
+    _, client = start("compiling", progress=lambda *step: told.append(step))
+    assert told == [("compiling", 1, 2), ("compiling", 2, 2)]
+    assert client.welcome.model == "string"
+
+
 def test_a_start_that_takes_too_long_is_ended():
     with pytest.raises(errors.EngineLost, match="not ready within 0.01 s"):
         EngineProcess(CONFIG, factory=f"{ENGINES}:plain", start_timeout_s=0.01)
@@ -125,7 +132,7 @@ def test_stop_ends_a_step_that_hangs(start):
 
 def test_a_child_finds_modules_where_its_parent_does(tmp_path, monkeypatch):
     (tmp_path / "engine_of_mine.py").write_text(
-        "from phloem.tests.runtime.string_engine import StringEngine\n\n\ndef make(config):\n"
+        "from phloem.tests.runtime.string_engine import StringEngine\n\n\ndef make(config, progress):\n"
         "    print('a library prints')\n    return StringEngine(model='mine')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

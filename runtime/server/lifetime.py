@@ -1,0 +1,111 @@
+"""A server's life: its socket, its engine's process, its application, and how all of them end. Knows no route.
+
+The engine takes seconds to load, on one core; what is imported and read for HTTP alone is, meanwhile, on another:
+
+    this process  | port taken, engine started | FastAPI, schemas, tokenizer, template |          | application, ready
+    the engine's                               | torch, kernels, weights, trial steps, listening  |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING
+
+from ..config import EngineConfig, Progress
+from ..llm import Runtime
+from ..weights.resolve import resolve_model
+from .listener import LOOPBACK_NAMES, is_loopback, listen, url_of
+
+if TYPE_CHECKING:
+    from ..tokenizer import ChatTemplate, Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def serve(
+    config: EngineConfig,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key: str | None = None,
+    model_name: str | None = None,
+    cors_origins: Collection[str] = (),
+    on_ready: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Start an engine process and answer HTTP until SIGINT or SIGTERM; 0 after a clean end.
+
+    The port is taken before the model loads. ``progress`` is told how far loading is, where that takes long, and
+    ``on_ready`` the address, once requests are answered. Raises a PhloemError when the address, the model or the
+    configuration cannot be used.
+    """
+    with (
+        listen(host, port) as listener,
+        contextlib.suppress(KeyboardInterrupt),
+        _stop_by_signal(),
+        ThreadPoolExecutor(1, thread_name_prefix="front") as beside,
+    ):
+        if not is_loopback(listener) and api_key is None:
+            logger.warning("%s can be reached from other machines and asks for no API key", url_of(listener))
+        loading = beside.submit(_load_front, resolve_model(config.model))
+        with Runtime(config, progress=progress) as runtime:
+            front = loading.result()
+            app = front.http.create_app(
+                runtime.client,
+                front.tokenizer,
+                front.template,
+                model_name=model_name or _name_of(config.model),
+                api_key=api_key,
+                hosts=() if api_key is not None or not is_loopback(listener) else (host, *LOOPBACK_NAMES),
+                cors_origins=cors_origins,
+            )
+            front.http.run_app(app, listener, on_ready)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """What HTTP needs beside the engine. ``http`` is the module of the application."""
+
+    http: ModuleType
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+def _load_front(path: Path) -> _Front:
+    from ..tokenizer import load_chat_template, load_tokenizer
+    from . import app
+
+    tokenizer = load_tokenizer(path)
+    return _Front(app, tokenizer, load_chat_template(path, tokenizer))
+
+
+@contextlib.contextmanager
+def _stop_by_signal() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, also while a model loads, so that the engine is always shut down."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's affair
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _name_of(model: str) -> str:
+    """What the model is called towards clients: an alias or hub name as it is, a path by its last part."""
+    return Path(model).name if os.path.exists(model) else model
