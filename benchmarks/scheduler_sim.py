@@ -21,6 +21,7 @@ import statistics
 import time
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,14 +41,24 @@ DRAWN_ALONE = ("few_shot", "rag")  # traces in which each call is drawn for itse
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is compared. ``is_program_aware``: sequences stay parked between calls and the cache knows of programs."""
+    """What is compared. ``is_program_aware``: sequences stay parked between calls and the cache knows of programs.
+
+    ``bounds`` names what a call says of its length: ``BOUNDS``.
+    """
 
     name: str
     eviction: str
     order: str
     match_window: int
     is_program_aware: bool
+    bounds: str = "twice"
 
+
+BOUNDS: dict[str, Callable[[int], tuple[int, int]]] = {  # the least and most that a call of n tokens may make
+    "twice": lambda n: (0, 2 * n),
+    "known": lambda n: (n, n),
+    "untold": lambda n: (0, 8192),
+}
 
 SETTINGS = (
     Setting("lru + first come", "lru", "first_come", 1, False),
@@ -147,7 +158,13 @@ class Simulation:
         seq = self._lines.get(key)
         if seq is None:
             tag = program.name if self.setting.is_program_aware else ""
-            seq = Sequence(self._num_events, TokenBuffer(tokens_of(call.prompt)), program=tag, tenant=program.tenant)
+            seq = Sequence(
+                self._num_events,
+                TokenBuffer(tokens_of(call.prompt)),
+                program=tag,
+                kind=program.kind,
+                tenant=program.tenant,
+            )
             self._num_events += 1
             self._live[seq.seq_id] = seq
             if self.setting.is_program_aware:
@@ -156,7 +173,8 @@ class Simulation:
             seq.tokens.extend(tokens_of(call.prompt)[len(seq.tokens) :])
         seq.tag = call
         seq.logits_from = len(seq.tokens) - 1
-        self.scheduler.submit(seq, max_new=2 * call.num_new)
+        least, most = BOUNDS[self.setting.bounds](call.num_new)
+        self.scheduler.submit(seq, max_new=most, min_new=least)
 
     def _token(self, seq: Sequence) -> None:
         call = seq.tag

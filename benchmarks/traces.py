@@ -70,6 +70,7 @@ class TraceProgram:
     name: str
     start_s: float
     tenant: str = ""
+    kind: str = ""  # programs of one name
     calls: list[Call] = field(default_factory=list)
 
     def call(
@@ -189,6 +190,17 @@ def rag(n: int, rate: float, rng: random.Random) -> Trace:
         program.call(paths, 0, paths.add(path, f"question {i}", _length(rng, 40)), _length(rng, 100))
         programs.append(program)
     return Trace("rag", paths, programs)
+
+
+def mixed(n: int, rate: float, rng: random.Random) -> Trace:
+    """Single calls of three functions: half make titles, a third answers, a sixth reports of very unequal length."""
+    paths, programs = Paths(), []
+    for i, program in enumerate(_arrivals("mixed", n, rate, rng)):
+        program.kind, mean = rng.choices((("title", 10), ("answer", 120), ("report", 900)), (3, 2, 1))[0]
+        path = paths.add(paths.add((), program.kind, 200), f"{i} text", _length(rng, 150))
+        program.call(paths, 0, path, _length(rng, mean))
+        programs.append(program)
+    return Trace("mixed", paths, programs)
 
 
 TRACES: dict[str, tuple[Callable[[int, float, random.Random], Trace], int, float, tuple[int, int]]] = {

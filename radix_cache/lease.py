@@ -54,6 +54,14 @@ class Lease:
     def num_private(self) -> int:
         return self.num_slots - self.num_shared
 
+    @property
+    def num_sole(self) -> int:
+        """Slots that nobody else holds: what others could have after ``release``."""
+        node: Node | None = self.node
+        while node is not None and node.lock_count == 1:
+            node = node.parent
+        return self.num_slots - (node.end if node is not None else 0)
+
     def mark_fresh(self) -> None:
         """The caller has copied ``slot_ids``: until the next change nothing in it is stale."""
         self.stale_from = self.num_slots

@@ -50,7 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     cache_format: Literal["auto", "int8", "fp8"] = "auto"
     cache_events_url: str = ""
     eviction: Literal["program_aware", "lru", "lfu", "size_aware", "priority"] = "program_aware"
-    order: Literal["oldest_program", "first_come", "shortest"] = "oldest_program"
+    order: Literal["oldest_program", "first_come", "shortest", "shortest_remaining"] = "oldest_program"
     match_window: int = 1
     tenant_weights: dict[str, float] = {}
     jump_forward: bool = True

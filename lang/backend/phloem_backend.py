@@ -389,7 +389,7 @@ class CompiledSession:
         first, *others = [self._named(info.message) for info in infos]
         if others:
             first += f" (and {len(others)} more: {'; '.join(others[:3])})"
-        error = from_info(ErrorInfo(infos[0].kind, first, infos[0].where))
+        error = from_info(msgspec.structs.replace(infos[0], message=first))
         self._errors.append(error)
         for leaf in leaves:
             leaf.fail(error)

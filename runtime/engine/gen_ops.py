@@ -90,8 +90,9 @@ class GenOps:
             candidate_seed = seed if index == 0 else _mixed(seed, index)
             generation.candidates.append(self._candidate(generation, index, candidate_seed, grammar, given_back))
         owner.activity = generation
+        least = _least_new(op.params, has_grammar=grammar is not None)
         for candidate in generation.candidates:
-            self._interpreter.scheduler.submit(candidate.seq, max_new=op.params.max_tokens)
+            self._interpreter.scheduler.submit(candidate.seq, max_new=op.params.max_tokens, min_new=least)
 
     def _candidate(
         self, generation: Generation, index: int, seed: int, grammar: CompiledGrammar | None, given_back: bytes
@@ -239,3 +240,9 @@ def _grammar_error(error: BaseException) -> PhloemError:
         return InvalidGrammar(str(error), where=error.where)
     log.error("grammar compilation failed", exc_info=error)
     return InternalError(f"grammar compilation failed: {type(error).__name__}: {error}")
+
+
+def _least_new(params: SamplingParams, *, has_grammar: bool) -> int:
+    """How many tokens are made at least, if nothing cuts them off: all where nothing else can end the text."""
+    has_end = has_grammar or not params.ignore_eos or params.stop or params.stop_token_ids or params.stop_regex
+    return params.min_tokens if has_end else params.max_tokens

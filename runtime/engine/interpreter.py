@@ -104,7 +104,7 @@ class Interpreter:
         )
         if not faults and self.scheduler.num_waiting >= self.max_waiting:
             message = f"{self.scheduler.num_waiting:,} sequences are waiting already (max_waiting); try again later"
-            faults = [(-1, Overloaded(message).info())]
+            faults = [(-1, Overloaded(message, retry_after_s=self.scheduler.drained_in_s()).info())]
         if faults:
             ids = [op.op for op in submit.ops]
             self.send(client, Rejected(submit.program, [error for _, error in faults], ids))

@@ -18,6 +18,7 @@ from ..executor.accelerator import accelerator_of
 from ..memory import KVBlocks, KVPool, give_back_freed
 from ..models import Model, load_model
 from ..protocol.errors import InvalidParams
+from ..scheduler import PREEMPTIVE
 from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
 from ..tokenizer import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
 from ..weights import open_weights, resolve_model
@@ -120,6 +121,9 @@ def check_scheduling(config: EngineConfig) -> None:
     for name in ("max_running", "max_step_tokens", "prefill_chunk", "match_window"):
         if getattr(config, name) < 1:
             raise InvalidParams(f"{name}={getattr(config, name)}: it must be at least 1", where=name)
+    if config.order in PREEMPTIVE and config.match_window > 1:
+        message = f"match_window={config.match_window}: order={config.order!r} goes by what is left to do; leave it 1"
+        raise InvalidParams(message, where="match_window")
     for tenant, weight in config.tenant_weights.items():
         if not 0 < weight < math.inf:
             raise InvalidParams(f"tenant_weights: {weight} for {tenant!r}; it must be above 0", where="tenant_weights")

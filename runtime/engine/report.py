@@ -84,6 +84,7 @@ class EngineReport:
             "parked": len(scheduler.parked),
             "programs": len(engine.interpreter.programs),
             "preemptions": scheduler.num_preemptions,
+            "yields": scheduler.counters.num_yields,
             "swapped_back": scheduler.counters.num_swapped_back,
             "queue_seconds": {"bounds": queue_time.bounds, "counts": queue_time.counts, "total": queue_time.total},
             "slots": {

@@ -21,11 +21,15 @@ import msgspec
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An error as data. ``kind`` is the name of a class below; ``where`` points into the request."""
+    """An error as data. ``kind`` is the name of a class below; ``where`` points into the request.
+
+    ``retry_after_s``: of ``Overloaded``, when to try again; 0 where that is not known.
+    """
 
     kind: str
     message: str
     where: str = ""
+    retry_after_s: float = 0.0
 
 
 class PhloemError(Exception):
@@ -67,7 +71,14 @@ class Unsupported(InvalidRequest):
 
 
 class Overloaded(PhloemError):
-    pass
+    """``retry_after_s``: when what waits now has probably ended; 0 where that is not known."""
+
+    def __init__(self, message: str, *, where: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(message, where=where)
+        self.retry_after_s = retry_after_s
+
+    def info(self) -> ErrorInfo:
+        return msgspec.structs.replace(super().info(), retry_after_s=self.retry_after_s)
 
 
 class Cancelled(PhloemError):
@@ -103,4 +114,7 @@ def _tree(root: type[PhloemError]) -> dict[str, type[PhloemError]]:
 
 def from_info(info: ErrorInfo) -> PhloemError:
     """The exception that ``info`` describes; an unknown kind becomes a plain ``PhloemError``."""
-    return _tree(PhloemError).get(info.kind, PhloemError)(info.message, where=info.where)
+    kind = _tree(PhloemError).get(info.kind, PhloemError)
+    if issubclass(kind, Overloaded):
+        return kind(info.message, where=info.where, retry_after_s=info.retry_after_s)
+    return kind(info.message, where=info.where)

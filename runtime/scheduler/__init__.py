@@ -6,11 +6,12 @@ from .draft import MAX_DRAFT_TOKENS, Draft
 from .plan import PlanRow, StepPlan
 from .scheduler import Scheduler
 from .sequence import PoolTooSmall, Sequence, TokenBuffer
-from .waiting import ORDERS
+from .waiting import ORDERS, PREEMPTIVE
 
 __all__ = [
     "MAX_DRAFT_TOKENS",
     "ORDERS",
+    "PREEMPTIVE",
     "Draft",
     "Histogram",
     "PlanRow",

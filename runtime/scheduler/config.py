@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .waiting import ORDERS
+from .waiting import ORDERS, PREEMPTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise ValueError(f"order={self.order!r} is not one of: {', '.join(ORDERS)}")
+        if self.order in PREEMPTIVE and self.match_window > 1:
+            raise ValueError(f"match_window={self.match_window}: order={self.order!r} goes by what is left to do")
         for name in ("max_running", "max_step_tokens", "prefill_chunk", "match_window", "slot_chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")

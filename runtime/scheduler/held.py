@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .sequence import Sequence
@@ -23,9 +24,19 @@ class Held:
     def __len__(self) -> int:
         return self._num_behind + len(self._reading)
 
+    def __iter__(self) -> Iterator[Sequence]:
+        for held in self._by_source.values():
+            yield from held
+        for seq, _ in self._reading.values():
+            yield seq
+
     @property
     def num_reading(self) -> int:
         return len(self._reading)
+
+    def is_awaited(self, source: Sequence) -> bool:
+        """Whether somebody waits for what ``source`` computes."""
+        return source.seq_id in self._by_source
 
     def hold_behind(self, seq: Sequence, source: Sequence, length: int) -> None:
         """``seq`` waits until ``source`` has computed ``length`` tokens."""

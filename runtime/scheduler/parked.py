@@ -65,6 +65,10 @@ class Parked:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    @property
+    def have_slots(self) -> bool:
+        return bool(self._with_slots)
+
     def add(self, seq: Sequence, now_s: float) -> None:
         seq.parked_s = now_s
         self._by_id[seq.seq_id] = seq

@@ -15,17 +15,21 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ...radix_cache import OutOfSlots, RadixCache, ReadAhead
+from ...radix_cache import OutOfSlots, RadixCache
 from .coming import Coming
 from .config import SchedulerConfig
 from .counters import SchedulerCounters
 from .draft import Draft
+from .drain import Drain
 from .held import Held
+from .lengths import PROMPT_COST, Lengths
 from .parked import Parked
 from .plan import PlanRow, StepPlan
+from .prefix import attach, commit, matched_len, read_ahead
 from .rows import drafted_row, plan_row
 from .sequence import PoolTooSmall, Sequence, slots_to_come
-from .waiting import ORDERS, Waiting
+from .waiting import ORDERS, PREEMPTIVE, Waiting
+from .yielding import longest_to_yield
 
 
 class Scheduler:
@@ -37,13 +41,17 @@ class Scheduler:
         self.config = config
         self.cache = cache
         self.clock = clock
+        self.lengths = Lengths()
+        self.drain = Drain()
         self.waiting = Waiting(
-            ORDERS[config.order], max_overtaken=config.max_overtaken, tenant_weights=config.tenant_weights
+            ORDERS[config.order],
+            lengths=self.lengths,
+            max_overtaken=config.max_overtaken,
+            tenant_weights=config.tenant_weights,
         )
         self.running: list[Sequence] = []  # most urgent, then longest waited, first
         self.parked = Parked()
         self.counters = SchedulerCounters()
-        self.expected_new = 0.0  # tokens that a sequence makes, by those that ended lately
         self.failed: list[tuple[Sequence, PoolTooSmall]] = []
         self._held = Held()
         self._holding: dict[int, Sequence] = {}  # waiting sequences that still have the lease they were parked with
@@ -72,10 +80,14 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or len(self.waiting) or len(self._held))
 
-    def submit(self, seq: Sequence, *, max_new: int = -1) -> None:
+    def drained_in_s(self) -> float:
+        """Seconds until what runs and waits now has probably ended, from ``drain.LEAST_S`` to ``drain.MOST_S``."""
+        return self.drain.wait_s((*self.running, *self.waiting, *self._held), self.lengths, step=self._step)
+
+    def submit(self, seq: Sequence, *, max_new: int = -1, min_new: int = 0) -> None:
         """``seq`` has pending tokens, or wants logits of computed ones (from ``logits_from`` on).
 
-        At most ``max_new`` tokens will be added to it (-1: nobody knows).
+        At most ``max_new`` tokens will be added to it (-1: nobody knows), and ``min_new`` at least if nobody stops it.
         """
         assert seq.state in ("new", "parked"), seq
         assert len(seq.tokens) > 0, seq
@@ -87,16 +99,17 @@ class Scheduler:
         seq.order = self._order
         seq.program_order = self._program_orders.setdefault(seq.program, seq.order) if seq.program else seq.order
         seq.due = -1
-        seq.max_new = max_new
+        seq.max_new, seq.min_new = max_new, min_new
         seq.prompt_len = len(seq.tokens)
         seq.arrival_s = self.clock()
+        self.drain.begin(seq.arrival_s)
         seq.admitted_s = 0.0
         seq.num_cached = seq.num_run = seq.num_forwards = 0
         seq.state = "waiting"
         seq.blocked_on = None
         seq.has_asked = False
         seq.num_restored = seq.num_preempted = 0
-        reading = self._read_ahead(seq)
+        reading = read_ahead(seq, self.cache)
         if reading is None:
             self.waiting.add(seq)
         else:
@@ -107,9 +120,7 @@ class Scheduler:
         seq.coming = 0
         seq.num_computed = min(seq.num_computed, len(seq.tokens))
         if seq.state == "running":
-            made = len(seq.tokens) - seq.prompt_len
-            if made > 0:
-                self.expected_new += (made - self.expected_new) * (0.05 if self.expected_new else 1.0)
+            self.lengths.note(seq)
             self._leave(seq)
             self.commit(seq)
             if seq.lease is not None:
@@ -147,8 +158,7 @@ class Scheduler:
 
     def commit(self, seq: Sequence) -> None:
         """Give what ``seq`` has computed to the cache, so that others find it."""
-        if seq.lease is not None:
-            seq.lease.commit(seq.tokens.ids[: seq.num_computed])
+        commit(seq)
 
     def truncate(self, seq: Sequence, length: int) -> None:
         """Take back the tokens from ``length`` on, and their KV."""
@@ -180,6 +190,8 @@ class Scheduler:
                 self.waiting.add(seq)
         rows: dict[int, PlanRow] = {}
         prefills: list[Sequence] = []
+        if self.config.order in PREEMPTIVE and len(self.waiting):
+            self._give_way()
         self.cache.free_up(len(self.running))  # what decodes take of slots in a step, by the chunk, on average
         # Decodes first: they are short and somebody is reading along.
         for seq in tuple(self.running):
@@ -197,6 +209,7 @@ class Scheduler:
         if budget > 0 and self._free_rows and len(self.waiting):
             self._admit(budget, rows, [seq for seq in prefills if seq.state == "running"])
         if not rows:
+            self.drain.pause()
             return None
         self._step += 1
         return StepPlan(self._step, tuple(rows.values()))
@@ -205,17 +218,20 @@ class Scheduler:
         """The KV of ``plan`` is in its slots."""
         num_tokens: dict[str, int] = {}
         are_some_held = len(self._held) > 0
+        work = 0.0
         for row in plan.rows:
             seq = sequences[row.seq_id]
             n = len(row.token_ids) - row.num_draft
             seq.num_forwards += 1
             seq.num_run += n
             seq.num_computed = computed = row.start + n
+            work += 1.0 if n == 1 else PROMPT_COST * n
             num_tokens[seq.tenant] = num_tokens.get(seq.tenant, 0) + n
             if seq.lease is not None and (n > 1 or computed < seq.length):
                 self.commit(seq)  # a prompt's chunk: siblings may be waiting for it
             if are_some_held:
                 self._release_held(seq, computed)
+        self.drain.note(work, self.clock())
         for tenant, n in num_tokens.items():
             self.waiting.charge(tenant, n)
 
@@ -274,13 +290,13 @@ class Scheduler:
     def _admit(self, budget: int, rows: dict[int, PlanRow], prefills: list[Sequence]) -> None:
         """Start waiting sequences while there are tokens, rows and slots for them. ``prefills`` run already."""
         coming = Coming(prefills) if self.cache.reuse else None
-        reserve, usual, least = -1, int(self.expected_new), self.config.decode_reserve
+        reserve, usual, least = -1, int(self.lengths.usual), self.config.decode_reserve
         while budget > 0 and self._free_rows:
-            seq = self.waiting.head(self.config.match_window, self._matched)
+            seq = self._head()
             if seq is None:
                 return
             found = None if coming is None else coming.longest(seq, min(seq.length - 1, seq.logits_from))
-            if found is not None and found[1] > self._matched(seq):
+            if found is not None and found[1] > matched_len(seq, self.cache):
                 self.waiting.discard(seq)  # a running sequence is about to compute tokens that it needs as well
                 self._held.hold_behind(seq, *found)
                 continue
@@ -289,7 +305,7 @@ class Scheduler:
                 return  # nothing has become better since it found no room
             if reserve < 0:
                 reserve = slots_to_come(self.running, usual=usual, least=least)
-            n = self._try_admit(seq, budget, reserve + sum(o.length - o.lease.num_slots for o in prefills if o.lease))
+            n = self._try_admit(seq, budget, reserve + _slots_missing(prefills))
             if n > 0:
                 rows[seq.seq_id] = plan_row(seq, n)
                 budget -= n
@@ -302,6 +318,38 @@ class Scheduler:
                 # No room: a smaller one behind must not starve it.
                 self._stuck = (seq.seq_id, self._room, len(self.running))
                 return
+
+    def _head(self) -> Sequence | None:
+        return self.waiting.head(self.config.match_window, lambda seq: matched_len(seq, self.cache))
+
+    def _give_way(self) -> None:
+        """Where the next to run finds no row or no slots, preempt one that has much more to do."""
+        head = self._head()
+        if head is None or (self._free_rows and self._stuck[0] != head.seq_id):
+            return
+        matched, least = matched_len(head, self.cache), self.config.decode_reserve
+        prefills = [seq for seq in self.running if seq.num_pending > 1]
+        shortage = 0
+        if not self.parked.have_slots:  # else these make room first
+            reserve = slots_to_come((*self.running, head), usual=int(self.lengths.usual), least=least)
+            shortage = head.length - matched + reserve + _slots_missing(prefills) - self._room
+        if self._free_rows and shortage <= 0:
+            return
+        victim = longest_to_yield(
+            head,
+            self.running,
+            shortage=shortage,
+            least_slots=least,
+            lengths=self.lengths,
+            waiting=self.waiting,
+            held=self._held,
+        )
+        if victim is None:
+            return
+        found = Coming(prefills).longest(head, min(head.length - 1, head.logits_from)) if self.cache.reuse else None
+        if found is None or found[1] <= matched:  # else it would wait for tokens that are being computed
+            self.counters.num_yields += 1
+            self._preempt(victim)
 
     @property
     def _room(self) -> int:
@@ -317,8 +365,10 @@ class Scheduler:
             if not seq.coming:  # else the token may be its last one, and needs no slot
                 self._fail(seq, seq.length)
             return 0
-        self._attach(seq)
+        num_restored = attach(seq, cache)
         assert seq.lease is not None
+        if num_restored and seq.num_preempted:
+            self.counters.num_swapped_back += 1
         n = min(seq.num_pending, budget, self.config.prefill_chunk)
         need = seq.length - seq.lease.num_slots + reserve
         if need > self._room:
@@ -346,50 +396,6 @@ class Scheduler:
         seq.synced = 0
         insort(self.running, seq, key=_urgency)
         return n
-
-    def _read_ahead(self, seq: Sequence) -> ReadAhead | None:
-        """Begin to read what the disk has of a new sequence's tokens; None when there is nothing to wait for."""
-        tiers = self.cache.tiers
-        if tiers is None or seq.lease is not None or not self.cache.reuse:
-            return None
-        reading = tiers.read_ahead(seq.tokens.ids, start=self._matched(seq), namespace=seq.namespace)
-        return None if reading.is_done else reading
-
-    def _matched(self, seq: Sequence) -> int:
-        """How much of a waiting sequence the cache holds; looked up again only when the cache has changed."""
-        if seq.lease is not None:
-            return seq.num_computed
-        if seq.matched[0] != self.cache.version:
-            seq.matched = (self.cache.version, self.cache.peek(seq.tokens.ids, namespace=seq.namespace))
-        return seq.matched[1]
-
-    def _attach(self, seq: Sequence) -> None:
-        """Give a waiting sequence the longest usable KV: its own lease's, or the cache's."""
-        limit = min(seq.length - 1, seq.logits_from)
-        if seq.lease is None:
-            seq.lease = self.cache.acquire(
-                seq.tokens.ids,
-                namespace=seq.namespace,
-                limit=limit,
-                program=seq.program,
-                priority=seq.priority,
-                is_again=seq.has_asked,
-            )
-            seq.has_asked = True
-            if self.cache.tiers is not None:
-                num_restored = self.cache.tiers.restore(seq.lease, seq.tokens.ids, limit=limit)
-                seq.num_restored += num_restored
-                if num_restored and seq.num_preempted:
-                    self.counters.num_swapped_back += 1
-            seq.num_computed = seq.lease.num_cached
-        elif seq.num_computed < limit:
-            # A sibling may have computed more of our tokens than we hold.
-            self.commit(seq)
-            seq.num_computed += seq.lease.rematch(seq.tokens.ids, limit=limit)
-        elif seq.num_computed > limit:
-            self.commit(seq)
-            seq.lease.truncate(limit)
-            seq.num_computed = limit
 
     def _make_room(self, seq: Sequence, n: int, rows: dict[int, PlanRow]) -> bool:
         """Slots for ``n`` more tokens of a running sequence, preempting later ones if need be."""
@@ -487,6 +493,10 @@ class Scheduler:
         """Those who waited for at most ``computed`` tokens of ``seq`` wait for room now."""
         for other in self._held.take_behind(seq, computed):
             self.waiting.add(other)
+
+
+def _slots_missing(prefills: list[Sequence]) -> int:
+    return sum(seq.length - seq.lease.num_slots for seq in prefills if seq.lease)
 
 
 def _urgency(seq: Sequence) -> tuple[int, int]:

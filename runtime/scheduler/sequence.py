@@ -84,9 +84,9 @@ class Sequence:
     ``kind`` names what pauses alike: programs of one name. ``logits_from``: logits are wanted for every pending
     position at or after it. ``tag`` is the engine's own. ``synced``: positions whose slots the executor's table already
     holds. Since the last submit ``num_cached`` tokens were found in the cache (with those ``num_restored`` from host
-    memory or disk, after preemptions too) and ``num_run`` were computed, in ``num_forwards`` steps. ``max_new`` bounds
-    the tokens that will be made (-1: not known) and ``prompt_len`` is the length at submit. ``rank``, ``due`` and the
-    orders are the waiting queue's.
+    memory or disk, after preemptions too) and ``num_run`` were computed, in ``num_forwards`` steps. ``min_new`` and
+    ``max_new`` bound the tokens that will be made (-1: not known) and ``prompt_len`` is the length at submit. ``rank``,
+    ``due`` and the orders are the waiting queue's.
     """
 
     __slots__ = (
@@ -102,6 +102,7 @@ class Sequence:
         "logits_from",
         "matched",
         "max_new",
+        "min_new",
         "namespace",
         "num_cached",
         "num_computed",
@@ -159,6 +160,7 @@ class Sequence:
         self.due = -1
         self.matched = (-1, 0)  # (cache version, tokens found in it)
         self.max_new = -1
+        self.min_new = 0
         self.prompt_len = 0
         self.arrival_s = 0.0
         self.parked_s = 0.0

@@ -8,30 +8,37 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 
+from .lengths import Lengths
 from .sequence import Sequence
 
 MAX_IDLE = 256  # queues and tenants that nobody waits in, kept for their counters
 
 Rank = tuple[float, ...]
-Order = Callable[[Sequence], Rank]
+Order = Callable[[Sequence, Lengths], Rank]
 
 
-def first_come(seq: Sequence) -> Rank:
+def first_come(seq: Sequence, lengths: Lengths) -> Rank:
     """In the order of arrival."""
     return (seq.order,)
 
 
-def oldest_program(seq: Sequence) -> Rank:
+def oldest_program(seq: Sequence, lengths: Lengths) -> Rank:
     """Earliest deadline, then calls of the program that began first: what was begun is ended before more is begun."""
     return (seq.deadline_s, seq.program_order, seq.order)
 
 
-def shortest(seq: Sequence) -> Rank:
-    """Earliest deadline, then fewest tokens to compute and to make, as far as that is known."""
-    return (seq.deadline_s, len(seq.tokens) - seq.num_computed + max(seq.max_new, 0), seq.order)
+def shortest(seq: Sequence, lengths: Lengths) -> Rank:
+    """Earliest deadline, then least work left, as far as that is known or can be told from others of its kind."""
+    return (seq.deadline_s, lengths.work(seq), seq.order)
 
 
-ORDERS: dict[str, Order] = {"first_come": first_come, "oldest_program": oldest_program, "shortest": shortest}
+ORDERS: dict[str, Order] = {
+    "first_come": first_come,
+    "oldest_program": oldest_program,
+    "shortest": shortest,
+    "shortest_remaining": shortest,
+}
+PREEMPTIVE = frozenset({"shortest_remaining"})  # where one that runs makes way for a shorter one
 
 
 class Queue:
@@ -87,8 +94,11 @@ class Waiting:
     the least counter of those that wait, so a pause earns nothing.
     """
 
-    def __init__(self, order: Order, *, max_overtaken: int, tenant_weights: Mapping[str, float]) -> None:
+    def __init__(
+        self, order: Order, *, lengths: Lengths, max_overtaken: int, tenant_weights: Mapping[str, float]
+    ) -> None:
         self.order = order
+        self.lengths = lengths
         self.max_overtaken = max_overtaken
         self.tenant_weights = tenant_weights
         self.served: dict[str, float] = {}
@@ -111,7 +121,7 @@ class Waiting:
                 self._forget_idle()
             queue = self._queues[key] = Queue(self.max_overtaken, num_left=self._num_left)
         self._lift(seq.tenant)
-        queue.add(seq, self.order(seq))
+        queue.add(seq, self.order(seq, self.lengths))
         self._num += 1
 
     def discard(self, seq: Sequence) -> None:
@@ -128,6 +138,11 @@ class Waiting:
             return None
         self._last_served = best[1]
         return self._queues[best[0], best[2]].head(window, matched)
+
+    def is_due(self, seq: Sequence) -> bool:
+        """Whether ``seq``, which may be running, has been overtaken as often as may be."""
+        queue = self._queues.get((seq.priority, seq.tenant))
+        return seq.due <= (self._num_left if queue is None else queue.num_left)
 
     def charge(self, tenant: str, cost: float) -> None:
         """``tenant`` was served ``cost`` tokens."""

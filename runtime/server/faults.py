@@ -4,6 +4,7 @@ InvalidRequest 400 (UnknownModel 404, PromptTooLong 400 ``context_length_exceede
 Cancelled 499   DeadlineExceeded 504   EngineLost 503   everything else 500
 """
 
+import math
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,18 +15,22 @@ from pydantic import BaseModel, ValidationError
 
 from ..protocol import errors
 
-RETRY_AFTER_S = 1
+LEAST_RETRY_AFTER_S = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What the client is told. ``type`` groups, ``code`` is for programs, ``param`` names the field at fault."""
+    """What the client is told. ``type`` groups, ``code`` is for programs, ``param`` names the field at fault.
+
+    ``retry_after_s``: of a 429, when the engine expects to have room again; 0 where it cannot tell.
+    """
 
     status: int
     message: str
     type: str = "invalid_request_error"
     param: str | None = None
     code: str | None = None
+    retry_after_s: float = 0.0
 
     @property
     def body(self) -> bytes:
@@ -36,7 +41,7 @@ class Fault:
     @property
     def headers(self) -> dict[str, str]:
         if self.status == 429:
-            return {"retry-after": str(RETRY_AFTER_S)}
+            return {"retry-after": str(max(math.ceil(self.retry_after_s), LEAST_RETRY_AFTER_S))}
         return {"www-authenticate": "Bearer"} if self.status == 401 else {}
 
 
@@ -76,7 +81,8 @@ def of_error(error: errors.PhloemError) -> Fault:
     if status >= 500:  # what follows the first line is the engine's log, which is ours to read
         message = message.partition("\n")[0].removesuffix("; its log ends:")
     param = error.where if error.where.replace("_", "").replace(".", "").isalnum() else None
-    return Fault(status, message, type_, param, code)
+    retry_after_s = error.retry_after_s if isinstance(error, errors.Overloaded) else 0.0
+    return Fault(status, message, type_, param, code, retry_after_s)
 
 
 def of_validation(error: ValidationError, model: type[BaseModel]) -> Fault:

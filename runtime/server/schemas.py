@@ -53,8 +53,8 @@ class OpenAISampling(Strict):
     priority: int | None = None
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     cache_salt: str | None = None
-    # accepted, and nothing follows from it
-    user: Any = None
+    tenant: str | None = None
+    user: str | None = None  # the tenant where none is named
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> "OpenAISampling":
@@ -80,7 +80,11 @@ class OpenAISampling(Strict):
     def settings(self, name: str) -> ProgramSettings:
         """``name``: what such requests are counted under."""
         return ProgramSettings(
-            priority=self.priority or 0, deadline_s=self.deadline_s, cache_salt=self.cache_salt or "", name=name
+            tenant=self.tenant or self.user or "",
+            priority=self.priority or 0,
+            deadline_s=self.deadline_s,
+            cache_salt=self.cache_salt or "",
+            name=name,
         )
 
     @property
@@ -389,6 +393,7 @@ class GenerateRequest(Strict):
     priority: int = 0
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     cache_salt: str = ""
+    tenant: str = ""
     # understood and not served
     image_data: unserved() = None  # type: ignore[valid-type]
     video_data: unserved() = None  # type: ignore[valid-type]
@@ -431,7 +436,11 @@ class GenerateRequest(Strict):
 
     def settings(self, name: str) -> ProgramSettings:
         return ProgramSettings(
-            priority=self.priority, deadline_s=self.deadline_s, cache_salt=self.cache_salt, name=name
+            tenant=self.tenant,
+            priority=self.priority,
+            deadline_s=self.deadline_s,
+            cache_salt=self.cache_salt,
+            name=name,
         )
 
 

@@ -228,3 +228,20 @@ def test_few_sequences_wait_for_drafts_while_these_come_true(tiny_model_path: Pa
     got = Driver(engine).run(ops)
     assert got.value(1) == want.value(1)
     assert engine.report.metrics(engine)["drafted_tokens"]
+
+
+def test_answers_are_the_same_where_long_sequences_make_way_for_short_ones(tiny_model_path: Path) -> None:
+    long, short = (SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in (90, 6))
+    programs = [long_story(i, long if i < 4 else short) for i in range(12)]
+    want = answers(engine_of(tiny_model_path), programs)
+    for device in (None, StandIn()):
+        engine = engine_of(tiny_model_path, device, order="shortest_remaining", max_running=3, num_slots=500)
+        driver, outcomes = Driver(engine), []
+        for ops in programs:  # the short ones come while the long ones run
+            outcomes.append(driver.submit(ops))
+            for _ in range(3):
+                driver.step()
+        driver.run()
+        assert [shown(outcome) for outcome in outcomes] == want
+        assert engine.scheduler.counters.num_yields > 0
+        engine.close()

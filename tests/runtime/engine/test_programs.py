@@ -410,7 +410,8 @@ def test_more_sequences_than_may_wait_are_refused_and_what_was_accepted_goes_on(
     driver.step()
     refused = driver.submit([o.Text(op=0, seq=0, text="no"), o.Gen(op=1, seq=0, params=GREEDY)], program="late")
     driver.step()
-    assert refused.rejected.errors[0].kind == "Overloaded" and "max_waiting" in refused.rejected.errors[0].message
+    error = refused.rejected.errors[0]
+    assert error.kind == "Overloaded" and "max_waiting" in error.message and error.retry_after_s >= 1.0
     driver.run()
     assert all(outcome.ends == {0: 1, 1: 1} for outcome in outcomes) and not refused.ends
     again = driver.submit([o.Text(op=0, seq=0, text="no"), o.Gen(op=1, seq=0, params=GREEDY)], program="late again")
@@ -475,6 +476,7 @@ def test_tenants_share_by_the_weights_of_the_config(tiny_model_path):
     ("options", "words"),
     [
         ({"match_window": 0}, "match_window=0: it must be at least 1"),
+        ({"order": "shortest_remaining", "match_window": 8}, "match_window=8: order='shortest_remaining' goes by"),
         ({"max_running": 0}, "max_running=0"),
         ({"tenant_weights": {"a": 0.0}}, "tenant_weights: 0.0 for 'a'"),
     ],

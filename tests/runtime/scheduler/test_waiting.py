@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from phloem.runtime.scheduler import ORDERS, Sequence, TokenBuffer
+from phloem.runtime.scheduler.lengths import Lengths
 from phloem.runtime.scheduler.waiting import MAX_IDLE, Waiting
 
 
@@ -13,13 +14,14 @@ class Line:
     """A waiting queue, and sequences for it as the scheduler would submit them."""
 
     def __init__(self, order: str = "first_come", *, max_overtaken: int = 512, **weights: float) -> None:
-        self.waiting = Waiting(ORDERS[order], max_overtaken=max_overtaken, tenant_weights=weights)
+        self.waiting = Waiting(ORDERS[order], lengths=Lengths(), max_overtaken=max_overtaken, tenant_weights=weights)
         self.num = 0
 
     def add(self, length: int = 4, *, program_order: int = 0, max_new: int = -1, **options) -> Sequence:
         self.num += 1
         seq = Sequence(self.num, TokenBuffer([7] * length), **options)
-        seq.order, seq.program_order, seq.max_new = self.num, program_order or self.num, max_new
+        seq.order, seq.program_order = self.num, program_order or self.num
+        seq.max_new, seq.prompt_len = max_new, length
         self.waiting.add(seq)
         return seq
 
@@ -39,7 +41,7 @@ def test_the_order_of_arrival_of_programs_of_deadlines_and_of_length():
     assert [line.next() for _ in range(3)] == [late, old, young]
     line = Line("shortest")
     long, short, some = line.add(50, max_new=9), line.add(5, max_new=9), line.add(5, max_new=30)
-    assert [line.next() for _ in range(3)] == [short, some, long]
+    assert [line.next() for _ in range(3)] == [short, long, some], "a prompt's token costs little"
 
 
 def test_urgent_priorities_go_before_all_others_whoever_sends_them():

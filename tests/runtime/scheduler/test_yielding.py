@@ -1,0 +1,231 @@
+"""Shortest remaining first: long sequences make way for short ones, boundedly; nothing is lost and nobody starves."""
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from phloem.runtime.scheduler import SchedulerConfig, Sequence, TokenBuffer
+from phloem.runtime.scheduler.yielding import MAX_TIMES
+from phloem.tests.runtime.scheduler.test_scheduler import Machine
+
+
+class Line(Machine):
+    """A machine whose sequences make known numbers of tokens, each a function of where it stands."""
+
+    def __init__(self, num_slots: int = 4096, **config: object) -> None:
+        super().__init__(num_slots, order="shortest_remaining", **config)
+        self.outputs: dict[int, int] = {}
+        self.ended: list[int] = []
+
+    def ask(self, length: int, num_new: int, *, is_known: bool = True, **options: object) -> Sequence:
+        n = len(self.live) + 1
+        seq = Sequence(n, self.tokens_of(n, length), **options)
+        seq.logits_from = length - 1
+        self.live[n], self.outputs[n] = seq, num_new
+        self.scheduler.submit(seq, max_new=num_new if is_known else 10_000, min_new=num_new if is_known else 0)
+        return seq
+
+    @staticmethod
+    def tokens_of(n: int, length: int) -> TokenBuffer:
+        return TokenBuffer([n * 10_000 + i for i in range(length)])
+
+    def turn(self) -> None:
+        """One step, and the token of everyone who has come to its end."""
+        plan = self.step()
+        for row in plan.rows if plan else ():
+            seq = self.live[row.seq_id]
+            if row.end < len(seq.tokens):
+                continue
+            seq.tokens.append(seq.seq_id * 10_000 + len(seq.tokens))
+            seq.logits_from = len(seq.tokens) - 1
+            if len(seq.tokens) - seq.prompt_len == self.outputs[seq.seq_id]:
+                self.scheduler.remove(seq)
+                self.ended.append(seq.seq_id)
+
+    def turns(self, n: int) -> None:
+        for _ in range(n):
+            self.turn()
+
+    def finish(self, limit: int = 20_000) -> None:
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                return
+            self.turn()
+        raise AssertionError("the schedule does not end")
+
+    @property
+    def num_yields(self) -> int:
+        return self.scheduler.counters.num_yields
+
+
+def test_a_long_one_makes_way_for_a_short_one_and_computes_nothing_again():
+    line = Line(max_running=1)
+    long = line.ask(50, 200)
+    line.turns(10)
+    short = line.ask(20, 5)
+    line.turn()
+    assert short.state == "running" and long.state == "waiting"
+    line.finish()
+    assert line.ended == [short.seq_id, long.seq_id] and line.num_yields == 1
+    assert line.num_computed == 50 + 199 + 20 + 4, "its KV was still in the cache"
+
+
+def test_a_predicted_length_counts_as_a_known_one_does():
+    line = Line(max_running=2)
+    for n in range(60):
+        line.ask(4, 3 if n % 2 else 120, is_known=False, kind="short" if n % 2 else "long")
+    line.finish()
+    before = line.num_yields
+    for _ in range(2):
+        line.ask(4, 120, is_known=False, kind="long")
+    line.turns(5)
+    short = line.ask(4, 3, is_known=False, kind="short")
+    line.turn()
+    assert short.state == "running" and line.num_yields == before + 1
+    line.finish()
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting"),
+    [
+        ({"num_new": 20}, {"num_new": 15}),  # not much shorter
+        ({"num_new": 200, "priority": 0}, {"num_new": 5, "priority": 1}),
+        ({"num_new": 200, "deadline_s": 5.0}, {"num_new": 5}),
+        ({"num_new": 200, "is_known": False}, {"num_new": 5}),  # 10,000 at most, and nothing learned: a bound is known
+    ],
+    ids=["as long", "more urgent", "its deadline is earlier", "bound"],
+)
+def test_who_makes_way_and_who_does_not(running, waiting):
+    line = Line(max_running=1)
+    first = line.ask(10, **running)
+    line.turns(3)
+    line.ask(10, **waiting)
+    line.turns(2)
+    assert (first.state == "running") is (running.get("is_known", True) is True)
+
+
+def test_siblings_of_a_fork_make_way_for_nobody():
+    line = Line(max_running=2)
+    siblings = [line.ask(10, 200, program="tree") for _ in range(2)]
+    line.turns(3)
+    other = line.ask(10, 2)
+    line.turns(5)
+    assert [seq.state for seq in siblings] == ["running", "running"] and other.state == "waiting"
+    line.scheduler.remove(siblings[0])
+    line.turn()
+    assert other.state == "running" and siblings[1].state == "running"
+    own = [line.ask(10, 2, program="tree"), line.ask(10, 2, program="tree")]
+    line.turns(1)
+    assert siblings[1].state == "running", "nor for their own program"
+    assert all(seq.state in ("running", "waiting") for seq in own)
+    line.finish()
+
+
+def test_one_whose_tokens_another_waits_for_goes_on():
+    line = Line(max_running=1, prefill_chunk=8, max_step_tokens=8)
+    first = line.ask(100, 200)
+    line.turn()
+    twin = Sequence(77, line.tokens_of(first.seq_id, 100))
+    assert twin.tokens.ids.tolist() == first.tokens.ids.tolist()
+    line.live[77], line.outputs[77] = twin, 1
+    twin.logits_from = 99
+    line.scheduler.submit(twin, max_new=1, min_new=1)
+    line.turns(3)
+    assert first.state == "running" and twin.state == "waiting" and line.num_yields == 0
+    line.finish()
+    assert line.num_computed == 100 + 199 + 1, "the prompt once, and the last token of its twin"
+
+
+def test_a_tenant_makes_way_only_for_one_that_was_served_less():
+    line = Line(max_running=2)
+    for n in range(40):
+        line.ask(10, 20, tenant="ab"[n % 2])
+    line.finish()
+    busy = [line.ask(10, 300, tenant="a") for _ in range(2)]
+    line.turns(5)
+    line.ask(10, 2, tenant="b")
+    line.turn()
+    assert sorted(seq.state for seq in busy) == ["running", "waiting"]
+    line.finish()
+    line.scheduler.waiting.charge("b", 10_000.0)
+    busy = [line.ask(10, 300, tenant="a") for _ in range(2)]
+    line.turns(5)
+    line.ask(10, 2, tenant="b")
+    line.turns(3)
+    assert [seq.state for seq in busy] == ["running", "running"]
+    line.finish()
+
+
+def test_nobody_makes_way_more_than_a_few_times_and_each_time_for_something_shorter():
+    line = Line(max_running=1)
+    long = line.ask(10, 300)
+    for _ in range(20):
+        line.turns(8)
+        line.ask(10, 4)
+    assert long.num_preempted == MAX_TIMES
+    line.finish()
+    assert len(long.tokens) == 310
+
+
+def test_slots_that_are_short_are_made_way_for_only_where_that_suffices():
+    line = Line(300, max_running=8, decode_reserve=4)
+    small = [line.ask(20, 60) for _ in range(2)]
+    large = line.ask(100, 90)
+    line.turns(40)
+    short = line.ask(80, 2)
+    line.turns(2)
+    assert short.state == "running" and large.state == "waiting"
+    assert all(seq.state == "running" for seq in small)
+    line.finish()
+
+
+def test_how_much_may_be_left_to_do_and_a_look_at_the_cache_exclude_each_other():
+    with pytest.raises(ValueError, match="match_window=4"):
+        SchedulerConfig(order="shortest_remaining", match_window=4)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_loads_lose_nothing_and_starve_nobody(seed):
+    """Rows and slots are short, lengths unequal and partly unknown; some are cancelled, some rolled back."""
+    rng, bound = random.Random(seed), 24
+    line = Line(
+        rng.choice((400, 2000)),
+        max_running=4,
+        prefill_chunk=32,
+        max_step_tokens=64,
+        max_overtaken=bound,
+        decode_reserve=2,
+    )
+    admitted: list[int] = []
+    cancelled: set[int] = set()
+    for _ in range(1200):
+        if rng.random() < 0.25 and line.scheduler.num_waiting < 40:
+            line.ask(
+                rng.randrange(2, 40),
+                rng.choice((1, 2, 8, 150)),
+                is_known=rng.random() < 0.7,
+                kind=rng.choice("ab"),
+                program=rng.choice(("", "", "p", "q")),
+                deadline_s=rng.choice((math.inf, math.inf, 10.0)),
+            )
+        if rng.random() < 0.02:
+            alive = [seq for seq in line.live.values() if seq.state in ("running", "waiting")]
+            if alive:
+                seq = rng.choice(alive)
+                line.scheduler.remove(seq)
+                cancelled.add(seq.seq_id)
+        line.turn()
+        admitted += [n for n, seq in line.live.items() if seq.admitted_s and n not in admitted]
+    line.finish()
+    assert line.num_yields > 3
+    ended = Counter(line.ended)
+    assert set(ended) == set(line.live) - cancelled and set(ended.values()) == {1}
+    for n in ended:
+        seq = line.live[n]
+        assert seq.num_preempted <= MAX_TIMES + line.scheduler.num_preemptions - line.num_yields
+        assert seq.tokens.ids.tolist() == [n * 10_000 + i for i in range(len(seq.tokens))]
+        assert len(seq.tokens) == seq.prompt_len + line.outputs[n]
+    # Of one priority and tenant, the k-th to come has run as the (k + bound)-th at the latest.
+    assert max(place - n for place, n in enumerate(admitted, start=1)) <= bound + len(cancelled)
+    assert line.cache.num_leased == 0 and line.cache.num_locked == 0
