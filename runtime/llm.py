@@ -411,7 +411,7 @@ class _Deadline:
 
 def _read_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], GrammarSpec | None, int]:
     """SGLang's ``sampling_params``: ours, the grammar among them, and ``n``."""
-    from ..lang.api import gen
+    from ..lang.gen import gen
     from ..lang.ir import SAMPLING_NAMES, SglGen, sampling_overrides
 
     grammars = {name: given[name] for name in ("regex", "json_schema", "ebnf") if given.get(name) is not None}

@@ -185,7 +185,8 @@ def _new_run(s: ProgramState, max_turns: int) -> AgentRun:
 def _append_turn(
     s: ProgramState, name: str, tools: tuple[Tool, ...], choice: str, parallel: bool, sampling: dict[str, Any]
 ) -> None:
-    from ..api import assistant, gen
+    from ..api import assistant
+    from ..gen import gen
 
     s += assistant(gen(name, tools=tools, tool_choice=choice, parallel_tool_calls=parallel, **sampling))
 

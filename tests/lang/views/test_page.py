@@ -4,8 +4,10 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from phloem.lang.api import function, gen, select
+from phloem.lang.api import function
+from phloem.lang.gen import gen
 from phloem.lang.graph import Graph
+from phloem.lang.select import select
 from phloem.lang.views.page import fragment, page
 from phloem.lang.views.record import LaneView, OpView, RunView, Stretch, record_of
 from phloem.runtime.protocol.messages import TokenTrace

@@ -1,6 +1,8 @@
 """A run's record says what was asked, what was written, and by which sequence."""
 
-from phloem.lang.api import function, gen, select
+from phloem.lang.api import function
+from phloem.lang.gen import gen
+from phloem.lang.select import select
 from phloem.lang.views.record import record_of
 from rich.console import Console
 
