@@ -521,11 +521,15 @@ class Expressions:
     def contains_all_texts_of(self, expr: int) -> int | None:
         """n if every text of at most n characters is a prefix of the language and n is known; else None.
 
-        Only shapes known at sight: all texts, and bounded runs of any character.
+        Only shapes known at sight: all texts, all but some, and bounded runs of any character.
         """
         if expr == self.text:
             return 1 << 30
         node = self.nodes[expr]
+        if node[0] == "and":
+            others = [self.nodes[p] for p in node[1:] if p != self.text]
+            is_all_but_some = all(n[0] == "not" and self.words_of(n[1]) is not None for n in others)
+            return 1 << 30 if is_all_but_some and len(others) < len(node) - 1 else None
         if node[0] == "rep" and node[1] == self.any_char:
             return 1 << 30 if node[3] is None else node[3]
         if node[0] == "cat":

@@ -73,18 +73,22 @@ class Objects:
         ex, shape = self.ex, context.shape
         machine, values = self.values.machine, self.values
         words = [n.encode() for n in shape.names]
-        rest = ex.text_without(ex.one_of(words)) if words else ex.text
-        parts = [ex.one_of([w for i, w in enumerate(words) if names >> i & 1])]
         if set(others) == set(self.properties.other_classes(shape)):
-            parts.append(rest)
+            must = ex.text_without(ex.one_of([w for i, w in enumerate(words) if not names >> i & 1]))
         else:
-            for cls in others:
-                bits = cls - len(words) if cls else 0
-                marks = [p if bits >> i & 1 else ex.complement(p) for i, p in enumerate(shape.patterns)]
-                parts.append(ex.intersect(rest, *marks))
-        must = ex.alive(ex.union(*parts))
+            must = ex.union(
+                ex.one_of([w for i, w in enumerate(words) if names >> i & 1]),
+                *[self._other_names(shape, words, cls) for cls in others],
+            )
+        must = ex.alive(must)
         frame = machine.add_frame(lambda result: self._colon(context, machine.bits(result), names, others))
         return machine.push(frame, values.scalars.key(must, ex.one_of_tagged(words), shape.patterns))
+
+    def _other_names(self, shape: Shape, words: list[bytes], cls: int) -> int:
+        """The names of a class that is none of the names of note."""
+        bits = cls - len(words) if cls else 0
+        marks = [p if bits >> i & 1 else self.ex.complement(p) for i, p in enumerate(shape.patterns)]
+        return self.ex.intersect(self.ex.text_without(self.ex.one_of(words)), *marks)
 
     def _colon(self, context: Context, cls: int, names: int, others: tuple[int, ...]) -> int:
         """The row code after a name's closing quote."""
