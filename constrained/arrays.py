@@ -14,6 +14,7 @@ from .formulas import FALSE, TRUE, Leaf
 if TYPE_CHECKING:
     from .values import Values
 
+CLOSE = 1 << 30  # the result of a first item that is the closing bracket
 Answers = Callable[[int], bool]
 
 
@@ -208,8 +209,6 @@ class Arrays:
         return self.values.machine.end_state(self.values.machine.result(bits))
 
     def _returns(self, context: tuple[int, ...], result: int) -> int:
-        from .values import CLOSE
-
         if result == CLOSE:
             return self._result(context)
         _, observed = self._plan(context)

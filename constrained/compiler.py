@@ -6,9 +6,10 @@ from collections import OrderedDict
 
 from .ebnf import compile_ebnf
 from .grammar import CompiledGrammar
-from .json_schema import Schemas, option_values
+from .json_schema import Schemas
 from .lark_grammar import compile_lark
 from .machine import Machine
+from .options import option_values
 from .regex_syntax import compile_regex
 from .scalars import Scalars
 from .spec import GRAMMAR_KINDS, GrammarError, GrammarSpec, GrammarTooComplex

@@ -10,7 +10,7 @@ from .formulas import TRUE
 from .spec import GrammarTooComplex
 
 if TYPE_CHECKING:
-    from .json_schema import _Reader
+    from .schema_reader import Reader
 
 MAX_CASES = 256
 
@@ -43,7 +43,7 @@ class Evaluated:
     def __init__(self, kind: str) -> None:
         self.is_object = kind == "object"
 
-    def cases(self, reader: "_Reader", *, skip: str = "") -> list[Case]:
+    def cases(self, reader: "Reader", *, skip: str = "") -> list[Case]:
         """The cases, which exclude each other and leave none out (given that the schema itself holds)."""
         schema = reader.schema
         formulas = reader.formulas
@@ -83,7 +83,7 @@ class Evaluated:
                     found = self._join(formulas, found, [*split, (formulas.negation(has), NOTHING_KNOWN)])
         return found
 
-    def _own(self, reader: "_Reader", skip: str) -> Known:
+    def _own(self, reader: "Reader", skip: str) -> Known:
         schema = reader.schema
         if self.is_object:
             everything = any(k in schema and k != skip for k in ("additionalProperties", "unevaluatedProperties"))
@@ -100,16 +100,14 @@ class Evaluated:
         contains = (reader.sub(schema["contains"], "contains"),) if "contains" in schema else ()
         return Known(everything, prefix=prefix, contains=contains)
 
-    def _cases_of(self, reader: "_Reader", formula: int) -> list[Case]:
-        from .json_schema import _Reader
-
+    def _cases_of(self, reader: "Reader", formula: int) -> list[Case]:
         node = reader.formulas.nodes[formula]
         if node[0] != "leaf":
             return [(TRUE, NOTHING_KNOWN)]
         document, key, place = reader.schemas.nodes[node[1][1]]
-        return self.cases(_Reader(reader.schemas, document, key, place, reader.kind))
+        return self.cases(reader.of(document, key, place))
 
-    def _if_true(self, reader: "_Reader", formula: int) -> list[Case]:
+    def _if_true(self, reader: "Reader", formula: int) -> list[Case]:
         formulas = reader.formulas
         inner = self._cases_of(reader, formula)
         if all(known == NOTHING_KNOWN for _, known in inner):

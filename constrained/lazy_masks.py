@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from . import walk
+from .recent import Recent
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -89,8 +90,6 @@ class LazyMasks:
     """The masks of one machine's lazy states."""
 
     def __init__(self, machine: "Machine", masks: "Masks", capacity: int) -> None:
-        from .masks import Recent
-
         self.machine = machine
         self.masks = masks
         trie = machine.vocabulary.trie

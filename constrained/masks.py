@@ -5,12 +5,13 @@ is the same for every such frame; what follows there is walked for each frame, a
 looked at. Tokens of nothing but text, which are most, are allowed all at once where a string goes on.
 """
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from . import walk
 from .lazy_masks import LazyMasks
+from .recent import Recent
 from .spec import GrammarTooComplex
 from .vocabulary import Trie
 from .walk import PUSH
@@ -19,32 +20,6 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 SHORT_TOKEN = 16  # bytes; longer tokens are few, and walked one by one where a language may have a bound
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
-class Recent(Generic[Key, Value]):
-    """What was put in last: at least ``capacity`` entries, at most twice as many."""
-
-    __slots__ = ("_old", "capacity", "young")
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.young: dict[Key, Value] = {}
-        self._old: dict[Key, Value] = {}
-
-    def get(self, key: Key) -> Value | None:
-        found = self.young.get(key)
-        if found is None:
-            found = self._old.get(key)
-            if found is not None:
-                self.put(key, found)
-        return found
-
-    def put(self, key: Key, value: Value) -> None:
-        if len(self.young) >= self.capacity:
-            self._old, self.young = self.young, {}
-        self.young[key] = value
 
 
 class _Inner(NamedTuple):

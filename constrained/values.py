@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from .arrays import Arrays
+from .arrays import CLOSE, Arrays
 from .expressions import NOTHING
 from .formulas import FALSE, TRUE, Formulas
 from .machine import COMPACT, FLEXIBLE, Machine
@@ -20,7 +20,6 @@ from .spec import GrammarTooComplex
 
 Kind = Literal["null", "true", "false", "string", "number", "array", "object"]
 KINDS: tuple[Kind, ...] = ("null", "true", "false", "string", "number", "array", "object")
-CLOSE = 1 << 30  # the result of a first item that is the closing bracket
 MAX_CASES = 256
 
 
