@@ -71,6 +71,8 @@ class StepLoop:
     def drop(self) -> None:
         """Never mind what the device still computes."""
         self.flight = None
+        if self.speculation is not None:
+            self.speculation.drop_steps()
 
     def _run(self) -> bool:
         """A step from beginning to end."""
@@ -207,8 +209,6 @@ class StepLoop:
             return plan, {}
         live = self.interpreter.live
         wants = wants_of(plan, live, self.tokenizer, context_len=self.context_len, max_draft=self.speculation.max_draft)
-        if not wants:
-            return plan, {}
         drafts = self.speculation.propose(wants, num_tokens=plan.num_tokens)
         if not drafts:
             return plan, {}

@@ -4,7 +4,7 @@ what a step computes.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 32  # beyond, a step's products are long and Python's share is small
 MAX_KEPT = 64
+# A recording takes about as long as Python's share of five steps, so it is made when a shape has cost that much.
+STEPS_BEFORE = 4
 Shape = tuple[int, int]  # rows, tokens
 
 
@@ -38,18 +40,27 @@ class Recorded:
 class Replays:
     """Owns the tapes of one model, one pool and one slot table. What comes of a step is good until the next."""
 
-    def __init__(self, model: Model, kv: KVPool) -> None:
+    def __init__(self, model: Model, kv: KVPool, *, steps_before: int = STEPS_BEFORE) -> None:
+        """``steps_before``: of a shape, that are made without a tape."""
         self._model, self._kv = model, kv
+        self._steps_before = steps_before
         self._arena = Arena()
         self._kept: OrderedDict[Shape, Recorded | None] = OrderedDict()  # None: something of it cannot be recorded
+        self._seen: Counter[Shape] = Counter()  # steps of shapes that have no tape yet
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """What the head is given, [T, C]; None for steps of many tokens, or some without logits, or not our kernels."""
+        """What the head is given, [T, C]; None where there is no tape: for steps of many tokens or some without logits,
+        for shapes seen a few times only, or where kernels are not ours.
+        """
         num_tokens = batch.num_tokens
         if num_tokens > MAX_TOKENS or batch.num_logits != num_tokens or not team().can_replay:
             return None
         shape = (len(batch.row_ids), num_tokens)
         if shape not in self._kept:
+            self._seen[shape] += 1
+            if self._seen[shape] <= self._steps_before:
+                return None
+            del self._seen[shape]
             return self._record(shape, batch)
         self._kept.move_to_end(shape)
         recorded = self._kept[shape]

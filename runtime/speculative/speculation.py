@@ -5,32 +5,38 @@ of chances g1 >= g2 >= ... the step makes B + g1 + .. + gm tokens, and m is chos
 
     (B + g1 + .. + gm) / (T(n + m) - T(n) + T(B))
 
-is largest; what a prompt's chunk in the same step costs is paid either way. Never verifies a guess: the engine does.
+is largest; what a prompt's chunk in the same step costs is paid either way. What such steps gained so far, against
+what was expected of them, corrects that. Never verifies a guess: the engine does.
 """
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..scheduler import MAX_DRAFT_TOKENS, Draft
+from .control import Outcomes, Patience
 from .costs import StepCosts
 from .drafter import Drafter, Price, Proposal, Want
 from .model_drafter import ModelDrafter
 
-_LEAST_GAIN = 1.02  # in expected tokens per second: what is known of chances and costs is not exact
+_LEAST_GAIN = 1.03  # in expected tokens per second: what is known of chances and costs is not exact
 # Sizes that steps with drafts do not have: kernels work in fours and eights, and few sizes are soon known.
 _UNUSUAL = np.array([n > 4 and n % (2 if n <= 8 else 4 if n <= 32 else 8) != 0 for n in range(1024)])
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step on its way: its tokens without drafts, the sequences that decode in it, and by who guessed what came."""
+    """A step on its way: its tokens without drafts, the sequences that decode in it, and by who guessed what came.
+
+    ``expected``: its tokens per second with drafts against those without.
+    """
 
     num_tokens: int
     num_decoding: int
+    expected: float = 1.0
     drafting_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     drafted: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
@@ -52,18 +58,27 @@ class Speculation:
         self.saved_s: defaultdict[str, float] = defaultdict(float)
         self.readers = [d for d in drafters if isinstance(d, ModelDrafter) and d.guesser.reads_features]
         self._known: set[int] = set()
-        self._step: _Step | None = None
+        self._outcomes = Outcomes()
+        self._patience = Patience()
+        self._steps: deque[_Step] = deque()  # on their way, oldest first
 
     def propose(self, wants: Sequence[Want], *, num_tokens: int) -> dict[int, Draft]:
-        """The drafts to run, by sequence, in a step that has ``num_tokens`` without them."""
-        self._step = _Step(num_tokens, len(wants))
+        """The drafts to run, by sequence, in a step that has ``num_tokens`` without them; asked of every step once."""
+        step = _Step(num_tokens, len(wants))
+        self._steps.append(step)
+        if not wants:
+            return {}
         price = self._price(num_tokens, len(wants))
         drafts: dict[int, Draft] = {}
         gains: list[np.ndarray] = []
-        owners: list[int] = []
+        asked: list[int] = []
         for want in wants:
             self._known.add(want.seq_id)
-            found = self._best(want, price)
+            if self._patience.rests(want.seq_id, len(wants)) and not want.is_first:
+                self._patience.observe(want.seq_id, was_worth=False)
+                continue
+            asked.append(want.seq_id)
+            found = self._best(want, price, step)
             if found is not None:
                 draft, reached = found.draft, found.reached()
                 if draft.parents is not None:  # the likeliest first: whatever part is run is a beginning
@@ -71,9 +86,11 @@ class Speculation:
                     draft, reached = draft.keep(order.tolist()), reached[order]
                 drafts[want.seq_id] = draft
                 gains.append(reached)
-                owners.append(want.seq_id)
-        lengths = self._lengths(gains, num_tokens=num_tokens, num_decoding=len(wants))
-        return {owner: drafts[owner].cut(n) for owner, n in zip(owners, lengths, strict=True) if n}
+        lengths = self._lengths(gains, step)
+        run = {owner: drafts[owner].cut(n) for owner, n in zip(drafts, lengths, strict=True) if n}
+        for seq_id in asked:
+            self._patience.observe(seq_id, was_worth=seq_id in run)
+        return run
 
     def observe(self, seq_id: int, made: np.ndarray, draft: Draft | None, num_accepted: int) -> None:
         """The step made the tokens ``made`` (int32) of a wanting sequence; of ``draft`` it accepted some."""
@@ -82,19 +99,25 @@ class Speculation:
         if draft is not None:
             self.proposed[draft.source] += len(draft)
             self.accepted[draft.source] += num_accepted
-            if self._step is not None:
-                self._step.drafted[draft.source] += len(draft)
-                self._step.accepted[draft.source] += num_accepted
+            if self._steps:
+                self._steps[0].drafted[draft.source] += len(draft)
+                self._steps[0].accepted[draft.source] += num_accepted
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """A step of ``num_tokens``, drafts and what it took to guess them included, took so long."""
-        step, self._step = self._step, None
+        """The oldest step that is on its way, of ``num_tokens`` with drafts, took so long with what guessing took."""
+        step = self._steps.popleft() if self._steps else None
         if step is None or not step.num_decoding:
             self.costs.observe(num_tokens, seconds)
             return
         estimate = self.costs.estimate
         last = len(estimate) - 1
         each_s = float(estimate[min(step.num_decoding, last)]) / step.num_decoding
+        if step.num_tokens == step.num_decoding:  # else a prompt's chunk took most of it
+            made = step.num_decoding + step.accepted.total()
+            has_drafts = num_tokens > step.num_tokens
+            self._outcomes.observe(
+                step.num_decoding, has_drafts=has_drafts, ratio=made * each_s / seconds / step.expected
+            )
         seconds -= sum(step.drafting_s.values())
         extra_s = seconds - float(estimate[min(step.num_tokens, last)])
         for source, drafting_s in step.drafting_s.items():
@@ -103,8 +126,13 @@ class Speculation:
             self.saved_s[source] += step.accepted[source] * each_s - extra_s * count / step.drafted.total()
         self.costs.observe(num_tokens, seconds)
 
+    def drop_steps(self) -> None:
+        """Those on their way will not be heard of again."""
+        self._steps.clear()
+
     def rest(self, seq_id: int) -> None:
         """A generation of the sequence has ended."""
+        self._patience.forget(seq_id)
         for drafter in self.drafters:
             drafter.rest(seq_id)
 
@@ -118,6 +146,7 @@ class Speculation:
         if len(self._known) > 64 + 2 * len(live):
             for seq_id in [seq_id for seq_id in self._known if seq_id not in live]:
                 self._known.discard(seq_id)
+                self._patience.forget(seq_id)
                 for drafter in self.drafters:
                     drafter.forget(seq_id)
 
@@ -130,14 +159,13 @@ class Speculation:
         decoding, here = min(num_decoding, last), min(num_tokens, last - 4)
         return Price(float(estimate[decoding] / decoding), float(estimate[here + 4] - estimate[here]) / 4)
 
-    def _best(self, want: Want, price: Price) -> Proposal | None:
+    def _best(self, want: Want, price: Price, step: _Step) -> Proposal | None:
         """The guess that is expected to gain most, as far as the grammar and the end of the text let it be right."""
         best: Proposal | None = None
         for drafter in self.drafters:
             start_s = time.perf_counter()
             found = drafter.propose(want, price)
-            if self._step is not None:
-                self._step.drafting_s[drafter.source] += time.perf_counter() - start_s
+            step.drafting_s[drafter.source] += time.perf_counter() - start_s
             if found is None:
                 continue
             if found.draft.parents is not None:
@@ -152,9 +180,11 @@ class Speculation:
                 best, price = found, replace(price, gain_s=gain_s)
         return best
 
-    def _lengths(self, parts: Sequence[np.ndarray], *, num_tokens: int, num_decoding: int) -> list[int]:
+    def _lengths(self, parts: Sequence[np.ndarray], step: _Step) -> list[int]:
+        """How much of each draft, of whose tokens ``parts`` are the chances, is run."""
         if not parts:
             return []
+        num_tokens, num_decoding = step.num_tokens, step.num_decoding
         estimate = self.costs.estimate
         most = min(MAX_DRAFT_TOKENS, len(estimate) - 1 - num_tokens)
         if most <= 0:
@@ -167,8 +197,10 @@ class Speculation:
         rate[_UNUSUAL[num_tokens : num_tokens + len(made)]] = 0.0
         rate[0] = made[0] / seconds[0]
         best = int(np.argmax(rate))
-        if rate[best] < _LEAST_GAIN * rate[0]:
+        expected = rate.item(best) / rate.item(0)
+        if expected * self._outcomes.factor(num_decoding) < _LEAST_GAIN:
             return [0] * len(parts)
+        step.expected = expected
         # A draft's gains fall along it, so those taken are its beginning.
         owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         return np.bincount(owners[order[:best]], minlength=len(parts)).tolist()

@@ -40,7 +40,7 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 class TwoWays:
     """The same steps with tapes and without, each over a pool of its own."""
 
-    def __init__(self, model: Model, *, num_rows: int, num_slots: int = 3000) -> None:
+    def __init__(self, model: Model, *, num_rows: int, num_slots: int = 3000, steps_before: int = 0) -> None:
         self.model = model
         self.pools = [
             KVPool.for_model(model.config, num_slots=num_slots, dtype=model.kv_dtype, device=model.device)
@@ -50,7 +50,7 @@ class TwoWays:
         self.rng = np.random.default_rng(0)
         self.free = list(self.rng.permutation(num_slots))
         self.slots: list[list[int]] = [[] for _ in range(num_rows)]
-        self.replays = Replays(model, self.pools[0])
+        self.replays = Replays(model, self.pools[0], steps_before=steps_before)
         self.num_replayed = 0
 
     def step(self, counts: dict[int, int], *, logits: bool = True) -> None:
@@ -99,6 +99,17 @@ def test_many_tokens_and_steps_without_all_logits_are_left_to_the_model(model: M
     both.step({0: MAX_TOKENS + 1})
     both.step({0: 2}, logits=False)
     assert both.num_replayed == 0
+
+
+def test_a_shape_has_a_tape_only_once_it_was_met_a_few_times(model: Model, num_threads: int) -> None:
+    both = TwoWays(model, num_rows=2, steps_before=2)
+    for _ in range(2):
+        both.step({0: 1})
+        both.step({0: 1, 1: 1})
+    assert both.num_replayed == 0 and not both.replays._kept
+    for _ in range(3):
+        both.step({0: 1})
+    assert both.num_replayed == 3 and list(both.replays._kept) == [(1, 1)]
 
 
 def test_products_of_another_library_are_left_to_the_model(tiny_model_path: Path, num_threads: int) -> None:

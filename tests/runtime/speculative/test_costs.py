@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 from phloem.runtime.speculative import Speculation, StepCosts
+from phloem.runtime.speculative.speculation import _Step
 
 
 def true_cost(n: int) -> float:
@@ -50,7 +51,7 @@ def lengths(cost, chances: list[list[float]], num_tokens: int | None = None) -> 
     costs.estimate = np.array([cost(n) for n in range(513)])
     speculation = Speculation([], max_draft=31, costs=costs)
     gains = [np.cumprod(part) for part in chances]
-    return speculation._lengths(gains, num_tokens=num_tokens or len(chances), num_decoding=len(chances))
+    return speculation._lengths(gains, _Step(num_tokens or len(chances), len(chances)))
 
 
 def test_sure_guesses_are_run_and_hopeless_ones_are_not():

@@ -1,0 +1,93 @@
+"""Guesses that do not bring what was expected are run no more, and sequences without good ones are asked less often."""
+
+import numpy as np
+from phloem.runtime.scheduler import Draft
+from phloem.runtime.speculative import Price, Proposal, Speculation, StepCosts, Want
+from phloem.runtime.speculative.control import Patience
+
+
+class Hopeful:
+    """Says that two tokens follow, with a chance of 60%, and counts how often it is asked."""
+
+    source = "hopeful"
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.chance = 0.6
+
+    def propose(self, want: Want, price: Price) -> Proposal | None:
+        self.num_asked += 1
+        return Proposal(Draft(np.array([1, 2], np.int32), source=self.source), np.full(2, self.chance))
+
+    def observe(self, seq_id: int, made: np.ndarray) -> None: ...
+
+    def rest(self, seq_id: int) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def forget(self, seq_id: int) -> None: ...
+
+
+class Costs(StepCosts):
+    """A step takes 0.1 s, and each further row a hundredth of that."""
+
+    def __init__(self) -> None:
+        super().__init__(slope=0.01)
+        self.estimate *= 0.1
+
+    def observe(self, num_tokens: int, seconds: float) -> None: ...
+
+
+def steps(speculation: Speculation, *, count: int, num_seqs: int, accepted: int, slowness: float = 1.0) -> list[int]:
+    """Of each step the draft tokens that were run; of each draft ``accepted`` came true."""
+    run = []
+    for _ in range(count):
+        wants = [Want(i, np.arange(9, dtype=np.int32), False, 0, "", 8, frozenset()) for i in range(num_seqs)]
+        drafts = speculation.propose(wants, num_tokens=num_seqs)
+        made = np.ones(1 + accepted, np.int32)
+        for seq_id in range(num_seqs):
+            speculation.observe(seq_id, made, drafts.get(seq_id), accepted if seq_id in drafts else 0)
+        num_tokens = num_seqs + sum(len(draft) for draft in drafts.values())
+        speculation.observe_step(num_tokens, slowness * float(speculation.costs.estimate[num_tokens]))
+        run.append(num_tokens - num_seqs)
+    return run
+
+
+def test_guesses_that_never_come_true_are_given_up_whatever_their_drafter_says():
+    run = steps(Speculation([Hopeful()], max_draft=8, costs=Costs()), count=200, num_seqs=4, accepted=0)
+    assert run[0] > 0 and sum(run[-100:]) < 0.2 * 100 * run[0]
+    assert sum(n > 0 for n in run[100:]) > 0, "it is tried again now and then"
+
+
+def test_a_slow_machine_is_no_fault_of_the_guesses():
+    speculation = Speculation([Hopeful()], max_draft=8, costs=Costs())
+    hopeful = speculation.drafters[0]
+    for _ in range(20):
+        hopeful.chance = 0.0
+        assert sum(steps(speculation, count=5, num_seqs=4, accepted=0, slowness=1.8)) == 0
+        hopeful.chance = 0.6
+        assert all(steps(speculation, count=5, num_seqs=4, accepted=2, slowness=1.8))
+
+
+def test_of_many_sequences_those_without_a_guess_worth_running_are_asked_less_often():
+    for num_seqs in (2, 16):
+        hopeful = Hopeful()
+        hopeful.chance = 0.0
+        speculation = Speculation([hopeful], max_draft=8, costs=Costs())
+        steps(speculation, count=200, num_seqs=num_seqs, accepted=0)
+        asked = hopeful.num_asked / (200 * num_seqs)
+        assert asked == 1.0 if num_seqs == 2 else asked < 0.35
+        hopeful.chance = 0.9
+        before = hopeful.num_asked
+        steps(speculation, count=40, num_seqs=num_seqs, accepted=2)
+        assert hopeful.num_asked - before > 0.75 * 40 * num_seqs, "asked at every step once it is worth running"
+
+
+def test_a_sequence_that_rests_is_asked_at_least_every_eighth_step():
+    patience = Patience()
+    rests = []
+    for _ in range(300):
+        rests.append(patience.rests(7, 16))
+        patience.observe(7, was_worth=False)
+    longest = max(len(run) for run in "".join("x" if r else " " for r in rests).split())
+    assert longest == 7 and not any(rests[:9])
