@@ -48,6 +48,8 @@ from .attention_plan import (
 from .attention_tile import (
     KEYS,
     LOWEST,
+    add_product,
+    add_words_product,
     ask_for,
     find_keys,
     load_key_words,
@@ -65,7 +67,7 @@ from .recording import open_recording, scratch
 from .tensors import KINDS, readable, team_size
 from .vector import (
     LANES,
-    exp,
+    exp2,
     get_f32,
     get_f64,
     get_i32,
@@ -259,7 +261,6 @@ def _attend(call: int) -> None:
             count = min(KEYS, end_key - tile)
             columns = (count + LANES - 1) // LANES
             find_keys(k_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, addresses)
-            _zero(scores, vectors * KEYS)
             if in_words:
                 load_key_words(addresses, count, head_dim, keys)
                 ask_for(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim)
@@ -275,10 +276,10 @@ def _attend(call: int) -> None:
             if in_words:
                 load_value_words(v_cache, table, tile, count, num_kv_heads, head, head_dim, values)
                 pairs = (count + 1) // 2
-                multiply_words(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
+                add_words_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
             else:
                 load_values(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, padded, values)
-                multiply(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
+                add_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
         if is_shared:
             first_vector = 0
             for member in range(num_members):
@@ -345,7 +346,7 @@ def _join(part: int, sums: int, vectors: int, padded: int) -> None:
     for vector in range(vectors):
         old, other = get_f32(sums, highest_at + vector), get_f32(part, highest_at + vector)
         new = max(old, other)
-        keep, scale = exp(old - new), exp(other - new)
+        keep, scale = exp2(old - new), exp2(other - new)
         put_f32(sums, highest_at + vector, new)
         weight = get_f32(sums, weight_at + vector) * keep + get_f32(part, weight_at + vector) * scale
         put_f32(sums, weight_at + vector, weight)
@@ -381,12 +382,7 @@ def _finish(
 
 @njit
 def _clear(sums: int, vectors: int, padded: int) -> None:
-    _zero(sums, vectors * (padded + 2))
+    for i in range(vectors * (padded + 2)):
+        put_f32(sums, i, np.float32(0.0))
     for vector in range(vectors):
         put_f32(sums, vectors * padded + vector, LOWEST)
-
-
-@njit
-def _zero(to: int, count: int) -> None:
-    for i in range(count):
-        put_f32(to, i, np.float32(0.0))

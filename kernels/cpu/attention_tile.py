@@ -14,8 +14,10 @@ from .vector import (
     FLOAT32,
     LANES,
     choose16,
-    exp,
+    exp2,
+    exp2_16,
     exp16,
+    fused16,
     get,
     get_f32,
     get_i32,
@@ -33,8 +35,9 @@ from .vector import (
 )
 
 KEYS = 64  # of a tile
-LOWEST = np.float32(-3.0e38)  # of no score: finite, so that the difference of two is a number
+LOWEST = np.float32(-1.0e37)  # of no score: finite, so that the difference of two is a number
 _MINUS_INF = np.float32(-np.inf)
+_LOG2_E = np.float32(1.44269504)
 
 _transpose_f32, _transpose_bf16, _transpose_words = (transpose_tile(kind) for kind in (FLOAT32, BFLOAT16, WORDS))
 
@@ -161,12 +164,16 @@ def ask_for(
             prefetch(at + offset)
 
 
-def _multiplier(*, words: bool) -> Any:
-    """``f(a, a_step, b, b_step, c, c_step, num_rows, num_vectors, count)``: c [rows, 16 * vectors] += a [rows, count] @
-    b [count, 16 * vectors]; ``count`` is of words, where a and b hold those.
+def _multiplier(*, words: bool, adds: bool) -> Any:
+    """``f(a, a_step, b, b_step, c, c_step, num_rows, num_vectors, count)``: c [rows, 16 * vectors] becomes, or gets
+    added, a [rows, count] @ b [count, 16 * vectors]; ``count`` is of words, where a and b hold those.
     """
-    tile_4x4, tile_3x4, tile_2x4, tile_1x4 = (multiply_tile(rows, 4, words=words) for rows in (4, 3, 2, 1))
-    tile_4x1, tile_3x1, tile_2x1, tile_1x1 = (multiply_tile(rows, 1, words=words) for rows in (4, 3, 2, 1))
+
+    def tiles(num_vectors: int) -> list[Any]:
+        return [multiply_tile(rows, num_vectors, words=words, adds=adds) for rows in (4, 3, 2, 1)]
+
+    tile_4x4, tile_3x4, tile_2x4, tile_1x4 = tiles(4)
+    tile_4x1, tile_3x1, tile_2x1, tile_1x1 = tiles(1)
 
     @njit
     def product(
@@ -204,7 +211,8 @@ def _multiplier(*, words: bool) -> Any:
     return product
 
 
-multiply, multiply_words = _multiplier(words=False), _multiplier(words=True)
+multiply, multiply_words = (_multiplier(words=words, adds=False) for words in (False, True))
+add_product, add_words_product = (_multiplier(words=words, adds=True) for words in (False, True))
 
 
 @njit
@@ -221,14 +229,16 @@ def weigh(
     soft_cap: np.float32,
     in_words: bool,
 ) -> None:
-    """Scaled scores become weights against the highest so far; what was summed against a lower one is scaled down.
+    """Scores become weights against the highest so far; what was summed against a lower one is scaled down.
 
-    ``offset`` is the position of the block's first query, counted from the tile's first key.
+    ``offset`` is the position of the block's first query, counted from the tile's first key. The highest are kept as
+    exponents of 2.
     """
     highests = sums + 4 * vectors * padded
     weights = highests + 4 * vectors
-    cap, one, two, inf = splat16(soft_cap), splat16(1.0), splat16(2.0), splat16(_MINUS_INF)
-    scales = splat16(scale)
+    exponent = scale * _LOG2_E
+    exponents, one, two, inf = splat16(exponent), splat16(1.0), splat16(2.0), splat16(_MINUS_INF)
+    cap, to_cap = splat16(soft_cap / scale), splat16(scale / soft_cap if soft_cap != 0 else np.float32(0.0))
     for vector in range(vectors):
         position = offset + vector // group
         line = vector * KEYS
@@ -238,27 +248,28 @@ def weigh(
         top = splat16(LOWEST)
         for v in range(columns):
             first = LANES * v
-            score = load16_f32(scores, line + first) * scales
+            score = load16_f32(scores, line + first)
             if soft_cap != 0.0:
-                score = cap * (one - two / (exp16(two * (score / cap)) + one))
+                score = cap * (one - two / (exp16(two * (score * to_cap)) + one))
+                store16_f32(scores, line + first, score)
             if start > first or stop < first + LANES:
                 seen = (1 << min(max(stop - first, 0), LANES)) - 1
                 seen &= ~((1 << min(max(start - first, 0), LANES)) - 1)
                 score = choose16(seen, score, inf)
-            store16_f32(scores, line + first, score)
+                store16_f32(scores, line + first, score)
             top = max16(score, top)
         old = get_f32(highests, vector)
-        new = max(old, highest16(top))
+        new = max(old, highest16(top) * exponent)
         if new > old:
-            keep = exp(old - new)
+            keep = exp2(old - new)
             put_f32(highests, vector, new)
             put_f32(weights, vector, get_f32(weights, vector) * keep)
             factor = splat16(keep)
             for d in range(0, padded, LANES):
                 store16_f32(sums, vector * padded + d, load16_f32(sums, vector * padded + d) * factor)
-        total, base = splat16(0.0), splat16(new)
+        total, base = splat16(0.0), splat16(-new)
         for v in range(columns):
-            weight = exp16(load16_f32(scores, line + LANES * v) - base)
+            weight = exp2_16(fused16(base, load16_f32(scores, line + LANES * v), exponents))
             if in_words:
                 store_weights(scores + 4 * line + 2 * LANES * v, weight)
             else:

@@ -34,12 +34,12 @@ from .vector import BFLOAT16, compiled, vector16
 WORDS = 2  # a kind of array: pairs of bfloat16, to be moved as they are
 
 
-def multiply_tile(num_rows: int, num_vectors: int, *, words: bool = False) -> Any:
+def multiply_tile(num_rows: int, num_vectors: int, *, words: bool = False, adds: bool = True) -> Any:
     """The inner loop of every product here, its sums in registers: ``f(a, a_step, b, b_step, c, c_step, n)`` does
 
     for r in range(num_rows), v in range(16 * num_vectors):  c[r * c_step + v] += sum of a[r * a_step + i] *
     b[i * b_step + v] for i in range(n), added one by one in this order. Of ``words``, a and b hold words, whose two
-    products are added.
+    products are added. What c held counts as 0 unless the tile ``adds``.
     """
     kind = I32 if words else F32
 
@@ -58,11 +58,12 @@ def multiply_tile(num_rows: int, num_vectors: int, *, words: bool = False) -> An
             add = dot2 if words else fused
             return [add(builder, total, factors[r], columns[v]) for total, (r, v) in zip(sums, lanes, strict=True)]
 
-        sums = carry(builder, count, [builder.load(place(r, v), align=4) for r, v in lanes], step)
+        before = [builder.load(place(r, v), align=4) if adds else constant(V16, 0.0) for r, v in lanes]
+        sums = carry(builder, count, before, step)
         for total, (r, v) in zip(sums, lanes, strict=True):
             builder.store(total, place(r, v), align=4)
 
-    emit.__name__ = f"multiply_{'words' if words else 'tile'}_{num_rows}x{num_vectors}"
+    emit.__name__ = f"multiply_{'words' if words else 'tile'}_{num_rows}x{num_vectors}{'_add' if adds else ''}"
     return compiled(types.void, *(types.int64,) * 7)(emit)
 
 

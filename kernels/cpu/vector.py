@@ -34,6 +34,7 @@ from .llvm import (
     at,
     constant,
     declared,
+    fused,
     narrow,
     splat,
     vector_at,
@@ -263,6 +264,12 @@ def mul16(builder: Any, a: Any, b: Any) -> Any:
     return builder.fmul(a, b, flags=FUSED)
 
 
+@compiled(vector16, vector16, vector16, vector16)
+def fused16(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """total + a * b, rounded once where the machine can."""
+    return fused(builder, total, a, b)
+
+
 @compiled(vector16, vector16, vector16)
 def div16(builder: Any, a: Any, b: Any) -> Any:
     return builder.fdiv(a, b)
@@ -368,6 +375,38 @@ def exp16(builder: Any, x: Any) -> Any:
 def exp(builder: Any, x: Any) -> Any:
     """What ``exp16`` makes of each lane."""
     return _exp(builder, x, F32)
+
+
+# 2^r = 1 + r * q(r) for |r| <= 1/2; q's coefficients, lowest first, interpolate at Chebyshev points.
+_EXP2_Q = (0.6931471824645996, 0.2402234971523285, 0.055503811687231064, 0.00966636836528778, 0.0013381302123889327)
+_EXP2_LOWEST = -127.0  # whose exponent bits and fraction are all 0
+
+
+def _exp2(builder: Any, x: Any, floats: Any) -> Any:
+    words = I32 if floats is F32 else V16_I32
+    lowest, rounder = constant(floats, _EXP2_LOWEST), constant(floats, _ROUNDER)
+    x = builder.select(builder.fcmp_ordered(">", lowest, x), lowest, x)  # what is not a number stays so
+    moved = builder.fadd(x, rounder)
+    r = builder.fsub(x, builder.fsub(moved, rounder))
+    q = constant(floats, _EXP2_Q[-1])
+    for coefficient in reversed(_EXP2_Q[:-1]):
+        q = fused(builder, constant(floats, coefficient), q, r)
+    power = builder.bitcast(fused(builder, constant(floats, 1.0), q, r), words)
+    # The rounder's own bits are shifted out.
+    power = builder.add(power, builder.shl(builder.bitcast(moved, words), constant(words, 23)))
+    return builder.bitcast(power, floats)
+
+
+@compiled(vector16, vector16)
+def exp2_16(builder: Any, x: Any) -> Any:
+    """2^x for x up to 127, to about 3e-7 of the value; nearly 0 below -126, and 0 from -127 down."""
+    return _exp2(builder, x, V16)
+
+
+@compiled(types.float32, types.float32)
+def exp2(builder: Any, x: Any) -> Any:
+    """What ``exp2_16`` makes of each lane."""
+    return _exp2(builder, x, F32)
 
 
 def _overload_operator(symbol: Any, function: Any) -> None:

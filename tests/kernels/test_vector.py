@@ -7,6 +7,7 @@ from phloem.kernels.cpu.tiles import multiply_tile, transpose_tile
 from phloem.kernels.cpu.vector import (
     BFLOAT16,
     FLOAT32,
+    exp2_16,
     exp16,
     load16,
     load16_f32,
@@ -22,6 +23,12 @@ _transpose_f32, _transpose_bf16 = transpose_tile(FLOAT32), transpose_tile(BFLOAT
 def _exp_all(x: int, y: int, count: int) -> None:
     for i in range(0, count, 16):
         store16_f32(y, i, exp16(load16_f32(x, i)))
+
+
+@njit
+def _exp2_all(x: int, y: int, count: int) -> None:
+    for i in range(0, count, 16):
+        store16_f32(y, i, exp2_16(load16_f32(x, i)))
 
 
 @njit
@@ -56,6 +63,22 @@ def test_exp_of_the_extremes() -> None:
     _exp_all(x.ctypes.data, y.ctypes.data, len(x))
     assert (y[:3] == 0).all() and y[3] == 1
     assert np.isfinite(y[4:6]).all() and (y[4:6] > 1e38).all()
+    assert np.isnan(y[6])
+
+
+def test_exp2_is_within_three_units_in_the_last_place() -> None:
+    x = np.linspace(-126, 127, 1 << 16, dtype=np.float32)
+    y = np.empty_like(x)
+    _exp2_all(x.ctypes.data, y.ctypes.data, len(x))
+    assert np.abs(y / np.exp2(x.astype(np.float64)) - 1).max() < 3 * np.finfo(np.float32).eps
+
+
+def test_exp2_of_what_weighs_nothing_is_exactly_0() -> None:
+    x = np.array([-np.inf, -1e30, -127.0, -126.7, -126.2, 0.0, np.nan, *[0.0] * 9], dtype=np.float32)
+    y = np.empty_like(x)
+    _exp2_all(x.ctypes.data, y.ctypes.data, len(x))
+    assert (y[:3] == 0).all() and y[5] == 1
+    assert ((y[3:5] >= 0) & (y[3:5] < 2.0**-125)).all()
     assert np.isnan(y[6])
 
 
