@@ -9,7 +9,6 @@ computed: a step must not notice them. Memory and start-up are those of fresh pr
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 import httpx
 import numpy as np
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import Engine, ready_engine
 from phloem.runtime.executor import SampleRow
 from phloem.runtime.profiling import Load, run_load
 from phloem.runtime.protocol.sampling import SamplingParams
@@ -123,32 +122,40 @@ def head(args: argparse.Namespace) -> list[Point]:
 
 
 def memory(args: argparse.Namespace) -> list[Point]:
-    """Of a process that has an engine, has served 16 rows, and whose pool holds 32,000 tokens."""
-    found = subprocess.run(
-        [sys.executable, "-m", "phloem.benchmarks.scaling", "--inner-memory", "--model", args.model],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    peak, private, kv = (float(x) for x in found.stdout.split()[-3:])
-    print(
-        f"{MEMORY_TOKENS:,} cached tokens: peak {peak / 1e9:.2f} GB, of which keys and values {kv / 1e9:.2f}; "
-        f"at the end {private / 1e9:.2f} GB are the process's own, the rest are pages of libraries"
-    )
-    return [{"x": MEMORY_TOKENS, "peak_bytes": peak, "private_bytes": private, "kv_bytes": kv}]
+    """The most that an engine's process has had resident (VmHWM), after each of its stages; it computes and answers as
+    one that was started by a server. Library pages and the interpreter count, files that were only read do not.
+    """
+    command = [sys.executable, "-m", "phloem.benchmarks.scaling", "--inner-memory", "--model", args.model]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    stages: dict[str, dict[str, float]] = json.loads(found.stdout.splitlines()[-1])
+    for stage, sizes in stages.items():
+        print(
+            f"{stage:<34}"
+            + "".join(f"{name.removesuffix('_bytes')} {size / 1e9:.3f} GB  " for name, size in sizes.items()),
+            flush=True,
+        )
+    return [{"x": MEMORY_TOKENS, **list(stages.values())[-1]}]
 
 
 def inner_memory(args: argparse.Namespace) -> None:
-    engine = engine_of(args.model)
+    stages = {"imports": resident()}
+    engine = ready_engine(EngineConfig(model=args.model, speculative="off"))
+    stages["ready"] = resident()
     run_load(engine, Load(16, 200, NEW_TOKENS))
+    stages["16 rows served"] = resident()
     for cache in (*engine.kv.k, *engine.kv.v):  # memory is taken when it is first written
         cache[:MEMORY_TOKENS] = 1.0
     run_load(engine, Load(16, 200, NEW_TOKENS))
     kv_bytes = engine.kv.size_bytes // engine.kv.num_slots * MEMORY_TOKENS
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    private = sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, private, kv_bytes)
+    stages[f"{MEMORY_TOKENS:,} tokens, 16 rows served"] = {**resident(), "kv_bytes": kv_bytes}
+    print(json.dumps(stages))
+
+
+def resident() -> dict[str, float]:
+    """Bytes: the most so far, and now; of these the process's own, and pages of files (libraries)."""
+    names = {"VmHWM": "peak_bytes", "VmRSS": "now_bytes", "RssAnon": "own_bytes", "RssFile": "library_bytes"}
+    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    return {names[key[:-1]]: int(rest[0]) * 1024 for key, *rest in lines if key[:-1] in names}
 
 
 def start(args: argparse.Namespace) -> list[Point]:

@@ -299,10 +299,10 @@ class Engine(Connection):
     """The same engine on a thread of this process, behind the same messages."""
 
     def __init__(self, model: str | EngineConfig | ServerArgs | None = None, **options: Any) -> None:
-        from .engine import Engine as EngineLoop
+        from .engine import ready_engine
 
         self.config = make_config(model, options)
-        self._start(EngineLoop(self.config), cache_events_url=self.config.cache_events_url)
+        self._start(ready_engine(self.config), cache_events_url=self.config.cache_events_url)
 
     @classmethod
     def over(cls, engine: EngineLike) -> Self:

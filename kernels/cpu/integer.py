@@ -96,7 +96,7 @@ class IntegerProduct:
         num_records = -(-num_rows // _ROWS) * (width // GROUP_LEN)
         num_blocks = -(-self.num_outputs // LANES) if blocks is None else len(blocks)
         threads = team_size(num_rows * width * num_blocks * LANES, min_share=_MIN_SHARE)
-        rounded = scratch("rounded", num_records * _record_bytes(self.x_bits // 8), torch.uint8)
+        rounded = scratch("rounded", num_records * _record_bytes.py_func(self.x_bits // 8), torch.uint8)
         self._run(
             x.data_ptr(),
             KINDS[x.dtype],

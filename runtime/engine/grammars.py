@@ -5,7 +5,7 @@ Never holds a matcher; a failed compilation stays failed for whoever asks again.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, cast
 
 from ... import constrained
@@ -29,7 +29,7 @@ class Grammars:
         self._vocabulary: constrained.Vocabulary | None = None
         self._peer: Peer | None = None
         # What the first grammar would have to wait for: the vocabulary's tables and compiled walks.
-        self._threads.submit(self._compile, GrammarSpec("json_schema", '{"type": "boolean"}'))
+        self._first = self._threads.submit(self._compile, GrammarSpec("json_schema", '{"type": "boolean"}'))
 
     def compile(self, spec: GrammarSpec) -> Future[constrained.CompiledGrammar]:
         """The compiled grammar, now or soon; equal specs are compiled once while somebody may still ask."""
@@ -52,6 +52,10 @@ class Grammars:
                 self._peer = load_peer(self._engine, self._vocabulary)
             return cast(constrained.CompiledGrammar, compile_with(self._peer, spec, self._vocabulary))
         return constrained.compile(spec.kind, spec.text, self._vocabulary, **spec.options)
+
+    def wait_until_ready(self) -> None:
+        """Until a grammar that is asked for is the next thing to be compiled."""
+        wait([self._first])
 
     def close(self) -> None:
         """Compile nothing more; what is being compiled goes on to its end."""

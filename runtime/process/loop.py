@@ -157,6 +157,6 @@ def run_engine(
 
 
 def _real_engine(config: EngineConfig, progress: Progress | None) -> EngineLike:
-    from ..engine import Engine
+    from ..engine import ready_engine
 
-    return Engine(config, progress=progress)
+    return ready_engine(config, progress)

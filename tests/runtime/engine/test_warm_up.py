@@ -1,0 +1,48 @@
+"""A ready engine is one that nothing has been asked of: it says the same, and has counted nothing."""
+
+from pathlib import Path
+
+import pytest
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import Engine, ready_engine
+from phloem.runtime.protocol import messages as m
+from phloem.runtime.protocol import ops as o
+from phloem.runtime.protocol.sampling import SamplingParams
+from phloem.tests.runtime.engine.driver import CLIENT, Driver
+
+PROMPT = "the sap rises and the leaves fall "
+
+
+def config(path: Path, **options: object) -> EngineConfig:
+    return EngineConfig(**{"model": str(path), "precision": "float32", "num_threads": 1, **options})
+
+
+def say(engine: Engine) -> list[str]:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    steps = [o.Text(op=0, seq=0, text=PROMPT), o.Gen(op=1, seq=0, params=params), o.Close(op=2, seq=0)]
+    return Driver(engine).run(steps).done[1].value
+
+
+def test_a_ready_engine_says_what_a_new_one_says(tiny_model_path: Path) -> None:
+    answers = []
+    for engine in (ready_engine(config(tiny_model_path)), Engine(config(tiny_model_path))):
+        answers.append(say(engine))
+        engine.check()
+        engine.close()
+    assert answers[0] == answers[1]
+
+
+def test_nothing_of_the_trial_is_counted_or_kept(tiny_model_path: Path) -> None:
+    engine = ready_engine(config(tiny_model_path))
+    ((_, answer),) = engine.step([(CLIENT, m.Query(1, "metrics"))])
+    metrics = answer.value
+    assert (metrics["steps"], metrics["forward_tokens"], metrics["cache_lookups"]) == (0, 0, 0)
+    assert metrics["slots"]["free"] == metrics["slots"]["total"] and metrics["usage"]["programs"] == {}
+    engine.close()
+
+
+@pytest.mark.parametrize("limits", [{"num_slots": 1}, {"num_slots": 8, "max_running": 1}, {"max_seq_len": 2}])
+def test_a_small_engine_is_ready_too(tiny_model_path: Path, limits: dict[str, int]) -> None:
+    engine = ready_engine(config(tiny_model_path, **limits))
+    engine.check()
+    engine.close()
