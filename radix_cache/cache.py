@@ -131,6 +131,13 @@ class RadixCache:
                 self._num_matched += equal
         return self._lease(node, program=program, priority=priority, hits=1)
 
+    def extend_all(self, leases: Sequence[Lease], n: int) -> np.ndarray:
+        """``n`` slots for each of ``leases``, as by ``Lease.extend`` one after the other; int32 [leases, n]."""
+        taken = self._take(n * len(leases)).reshape(len(leases), n)
+        for lease, slots in zip(leases, taken, strict=True):
+            lease._append(slots)
+        return taken
+
     def peek(self, tokens: np.ndarray, *, namespace: Namespace = "", limit: int | None = None) -> int:
         """How many tokens ``acquire`` would find. Changes and counts nothing; see ``version``."""
         root = self._tree.roots.get(namespace)

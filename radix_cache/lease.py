@@ -72,10 +72,7 @@ class Lease:
         Raises ``OutOfSlots`` and changes nothing when free and evictable slots together do not suffice.
         """
         assert not self._is_released and n >= 0
-        taken = self.cache._take(n)
-        self._grow_buffer(self.num_slots + n)
-        self._buffer[self.num_slots : self.num_slots + n] = taken
-        self.num_slots += n  # stale_from never lies beyond what num_slots was, so what is new is stale
+        self._append(self.cache._take(n))
 
     def commit(self, tokens: np.ndarray) -> None:
         """The KV of ``tokens`` (the whole sequence from position 0) is computed: give it to the tree.
@@ -158,6 +155,14 @@ class Lease:
         self.cache._release(self, self._buffer[self.num_shared : self.num_slots])
 
     # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _append(self, taken: np.ndarray) -> None:
+        """These slots are private to us from now on, at the positions that follow."""
+        start, end = self.num_slots, self.num_slots + len(taken)
+        if end > len(self._buffer):
+            self._grow_buffer(end)
+        self._buffer[start:end] = taken
+        self.num_slots = end  # stale_from never lies beyond what num_slots was, so what is new is stale
 
     def _adopt(self, tokens: np.ndarray) -> int:
         """Move the lock down along what the tree holds of ``tokens``; returns the number of our slots freed."""

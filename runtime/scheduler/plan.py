@@ -45,14 +45,68 @@ class PlanRow(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class DecodePart:
+    """Rows of one token each that want its logits, as arrays [R]: each is what the ``PlanRow`` of that row would say.
+
+    The executor already holds the slots of the positions before ``starts``.
+    """
+
+    seq_ids: np.ndarray  # int64
+    row_ids: np.ndarray  # int64
+    starts: np.ndarray  # int64
+    token_ids: np.ndarray  # int32
+    slot_ids: np.ndarray  # int32: of the position ``starts``
+
+    def __len__(self) -> int:
+        return len(self.row_ids)
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
+    """In the step the rows of ``steady`` come first, then ``rows``."""
+
     step: int
     rows: tuple[PlanRow, ...]
+    steady: DecodePart | None = None
+
+    @property
+    def num_steady(self) -> int:
+        return 0 if self.steady is None else len(self.steady)
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.rows)
+        return self.num_steady + sum(len(row.token_ids) for row in self.rows)
+
+    @property
+    def num_logits(self) -> int:
+        return self.num_steady + sum(row.num_logits for row in self.rows)
 
     @property
     def num_draft(self) -> int:
         return sum(row.num_draft for row in self.rows)
+
+    def decodes(self) -> DecodePart | None:
+        """The whole step as arrays, if each of its rows is of one token that wants its logits."""
+        rows = self.rows
+        if not rows:
+            return self.steady
+        if any(len(row.token_ids) != 1 or row.num_logits != 1 for row in rows):
+            return None
+        part = DecodePart(
+            np.array([row.seq_id for row in rows], np.int64),
+            np.array([row.row_id for row in rows], np.int64),
+            np.array([row.start for row in rows], np.int64),
+            np.array([row.token_ids.item(0) for row in rows], np.int32),
+            np.array([row.slot_ids.item(row.start) for row in rows], np.int32),
+        )
+        return part if self.steady is None else joined(self.steady, part)
+
+
+def joined(first: DecodePart, second: DecodePart) -> DecodePart:
+    return DecodePart(
+        np.concatenate((first.seq_ids, second.seq_ids)),
+        np.concatenate((first.row_ids, second.row_ids)),
+        np.concatenate((first.starts, second.starts)),
+        np.concatenate((first.token_ids, second.token_ids)),
+        np.concatenate((first.slot_ids, second.slot_ids)),
+    )

@@ -97,6 +97,7 @@ class Sequence:
         "deadline_s",
         "due",
         "has_asked",
+        "is_steady",
         "kind",
         "lease",
         "logits_from",
@@ -164,6 +165,7 @@ class Sequence:
         self.prompt_len = 0
         self.arrival_s = 0.0
         self.parked_s = 0.0
+        self.is_steady = False  # among ``SteadyRows``, which know more of it than it does itself
         self.has_asked = False  # the cache for its tokens, since it was submitted
         self.admitted_s = 0.0
         self.synced = 0
