@@ -244,6 +244,7 @@ class Engine:
                 self.drop_client(client)
 
     def _answer(self, query: Query) -> Answer:
+        self.loop.steady.tell_all()
         match query.what:
             case "info":
                 return Answer(query.id, self.report.info(self))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from ..executor import SampleRow
 from ..scheduler import Draft, PlanRow, Sequence, StepPlan
@@ -43,6 +44,28 @@ class Draw(msgspec.Struct, frozen=True, eq=False, gc=False):
         return seq.state == "running" and seq.lease is self.lease
 
 
+def _none() -> np.ndarray:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyDraws:
+    """Tokens to be drawn for steady rows, int64 [R]: draw ``ats[i]`` is of ``row_ids[i]``, if that still is the row of
+    ``seq_ids[i]``.
+    """
+
+    row_ids: np.ndarray = field(default_factory=_none)
+    seq_ids: np.ndarray = field(default_factory=_none)
+    ats: np.ndarray = field(default_factory=_none)
+
+    def __len__(self) -> int:
+        return len(self.row_ids)
+
+    def joined(self, other: SteadyDraws) -> SteadyDraws:
+        parts = ((self.row_ids, other.row_ids), (self.seq_ids, other.seq_ids), (self.ats, other.ats))
+        return SteadyDraws(*map(np.concatenate, parts))
+
+
 @dataclass(slots=True)
 class Flight:
     """``logits`` are there at once as far as the host is told; ``wants`` take what ``readback`` gives."""
@@ -54,6 +77,7 @@ class Flight:
     features: torch.Tensor  # what they were made from, on a CPU
     start_s: float
     draws: list[Draw] = field(default_factory=list)
+    steady: SteadyDraws = field(default_factory=SteadyDraws)  # the draws that are not in ``draws``
     rows: list[SampleRow] = field(default_factory=list)
     drawn: Drawn | None = None
     wants: list[tuple[list[torch.Tensor], Callable[[list[torch.Tensor]], None]]] = field(default_factory=list)

@@ -133,6 +133,12 @@ class Candidate:
             raise AssertionError(self.healing.error)
         return self._append(token_id, context_len)
 
+    def take_seen(self, token_ids: list[int]) -> None:
+        """Take tokens of which none ends the text or is to be shown."""
+        self.num_generated += len(token_ids)
+        self.unsent_ids += token_ids
+        self.detokenizer.extend(token_ids)
+
     def accept_forced(self, token_ids: list[int], context_len: int) -> str:
         """Take tokens that the grammar forces; stops where the generation ends."""
         text = ""

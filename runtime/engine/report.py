@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...radix_cache import NodeSnapshot
     from ..tokenizer import Tokenizer
     from .engine import Engine
-    from .interpreter import Interpreter
+    from .steady import SteadyDecoding
 
 
 @dataclass(slots=True)
@@ -33,10 +33,10 @@ class EngineReport:
     step_s: float = 0.0
     wait_s: float = 0.0
 
-    def count_step(self, plan: StepPlan, interpreter: Interpreter, live: dict[int, Sequence]) -> None:
+    def count_step(self, plan: StepPlan, live: dict[int, Sequence], steady: SteadyDecoding) -> None:
         self.steps += 1
         self.forward_tokens += plan.num_tokens
-        self.forward_rows += len(plan.rows)
+        self.forward_rows += len(plan.rows) + plan.num_steady
         programs = set()
         for row in plan.rows:
             match live[row.seq_id].tag:
@@ -44,6 +44,9 @@ class EngineReport:
                     programs.add(candidate.generation.owner.program)
                 case ScoreRow() as score_row:
                     programs.add(score_row.scoring.owner.program)
+        if plan.steady is not None:
+            steady.count_forwards(plan.steady)
+            programs = {program for program in programs if not steady.is_counted(program)}
         for program in programs:
             program.counters.forwards += 1
 

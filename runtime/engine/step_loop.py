@@ -18,6 +18,7 @@ from .flight import Draw, Flight
 from .generation import Candidate
 from .logprobs import token_logprob, want_prompt_logprobs, want_scores
 from .scoring import ScoreRow
+from .steady import SteadyDecoding
 from .tracing import traced_params
 
 if TYPE_CHECKING:
@@ -63,6 +64,16 @@ class StepLoop:
         self.flight: Flight | None = None  # given to the device and not read yet
         self._send = send
         self._collected_s = -math.inf
+        self.steady = SteadyDecoding(
+            scheduler,
+            interpreter.tokenizer,
+            context_len=interpreter.context_len,
+            vocab_size=interpreter.vocab_size,
+            speculation=speculation,
+            overlaps=overlaps,
+            accept=self._accept_token,
+            finish=interpreter.generations.finish_candidate,
+        )
 
     def run(self) -> bool:
         """At most one forward; False when there was nothing to run and nothing to read."""
@@ -76,6 +87,7 @@ class StepLoop:
 
     def _run(self) -> bool:
         """A step from beginning to end."""
+        self.steady.check_room(None)
         plan = self.scheduler.plan()
         self._fail_unschedulable()
         if plan is None:
@@ -83,6 +95,7 @@ class StepLoop:
         flight = self._start(plan)
         self._draw(flight)
         self._collect(flight)
+        self.steady.enter(flight)
         return True
 
     def _run_ahead(self) -> bool:
@@ -95,6 +108,7 @@ class StepLoop:
         turned out to be over was in vain: nothing is drawn from it, and its slot is free already.
         """
         before, self.flight = self.flight, None
+        self.steady.check_room(before)
         if before is not None:
             self._expect_draws(before)
         plan = self.scheduler.plan()
@@ -117,7 +131,9 @@ class StepLoop:
 
         Few sequences wait for their token where guesses at the ones after it have been good: a draft is then more.
         """
-        is_few = len(flight.draws) <= MOST_WAITING_FOR_DRAFTS
+        is_few = len(flight.draws) + len(flight.steady) <= MOST_WAITING_FOR_DRAFTS
+        self.steady.enter(flight)
+        self.steady.expect(flight)
         for draw in flight.draws:
             candidate = draw.candidate
             params = candidate.generation.op.params
@@ -136,14 +152,16 @@ class StepLoop:
         plan, drafts = self._with_drafts(plan)
         logits = self.executor.forward(plan)  # [L, V]
         self.scheduler.complete(plan, live)
-        self.report.count_step(plan, self.interpreter, live)
+        self.report.count_step(plan, live, self.steady)
         owners = [(live[row.seq_id], live[row.seq_id].tag) for row in plan.rows]
         return Flight(plan, drafts, owners, logits, self.executor.features, start_s)
 
     def _draw(self, flight: Flight) -> None:
         """Give the draws of a step to the device. All tokens before them are known."""
-        first = 0
-        rows = flight.rows
+        first, rows, arrays = flight.plan.num_steady, flight.rows, None
+        if flight.plan.steady is not None:
+            flight.steady, arrays = self.steady.draws(flight.plan.steady)
+        num_steady = len(flight.steady)
         for row, (seq, tag) in zip(flight.plan.rows, flight.owners, strict=True):
             part = slice(first, first + row.num_logits - row.num_draft)
             first += row.num_logits
@@ -155,7 +173,7 @@ class StepLoop:
                         want_prompt_logprobs(flight, candidate, row, part, self.executor, self.tokenizer)
                     if row.tokens_end == len(seq.tokens):
                         draft = flight.drafts.get(row.seq_id)
-                        flight.draws.append(Draw(candidate, row, draft, len(rows), seq.lease))
+                        flight.draws.append(Draw(candidate, row, draft, num_steady + len(rows), seq.lease))
                         self._note_prefilled(candidate)
                         if candidate.generation.op.params.max_tokens > 0:
                             rows.append(self._sample_row(candidate, part.stop - 1))
@@ -164,8 +182,8 @@ class StepLoop:
                                 rows += draft_rows(draft, rows[-1], min_tokens_left=left)
                 case ScoreRow() as score_row if self.interpreter.live.get(row.seq_id) is seq:
                     want_scores(flight, score_row, row, part, self.executor, self.interpreter)
-        if rows:
-            flight.drawn = self.executor.draw(flight.logits, rows)
+        if rows or num_steady:
+            flight.drawn = self.executor.draw(flight.logits, rows, arrays)
         flight.readback = self.executor.read(flight.tensors())
 
     def _collect(self, flight: Flight) -> None:
@@ -175,9 +193,13 @@ class StepLoop:
         values = flight.readback.wait()
         self.report.wait_s += self.clock() - asked_s
         sampled: list[SampledToken] = []
-        if flight.drawn is not None:
-            count = len(flight.drawn.tensors())
-            sampled, values = flight.drawn.tokens(values[:count]), values[count:]
+        first = min((draw.at for draw in flight.draws), default=0)
+        drawn = flight.drawn
+        if drawn is not None:
+            count = len(drawn.tensors())
+            ids = drawn.ids(values)
+            sampled = drawn.tokens(values[:count], first=first) if flight.draws else []
+            values = values[count:]
         for tensors, take in flight.wants:
             take(values[: len(tensors)])
             values = values[len(tensors) :]
@@ -189,10 +211,12 @@ class StepLoop:
             if generation.op.params.max_tokens == 0 and not draw.candidate.finish_reason:
                 draw.candidate.finish_reason = "length"
                 self.interpreter.generations.finish_candidate(draw.candidate)
+        if drawn is not None and len(flight.steady):
+            self.steady.take(flight.steady, ids)
         for draw in flight.draws:
             if not draw.candidate.finish_reason:  # else it was cancelled, or a sibling's grammar failed in this step
                 self.scheduler.settle(draw.candidate.seq)
-                self._accept(draw, sampled[draw.at : draw.end], flight)
+                self._accept(draw, sampled[draw.at - first : draw.end - first], flight)
         end_s = self.clock()
         elapsed_s = end_s - max(flight.start_s, self._collected_s)
         self._collected_s = end_s

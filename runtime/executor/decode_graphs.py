@@ -56,17 +56,17 @@ class DecodeGraphs:
 
     def forward(self, plan: StepPlan) -> torch.Tensor | None:
         """What the head is given, [R, C]; None for steps that are not one token a row with logits, or of too many."""
-        rows = plan.rows
-        if len(rows) > self.sizes[-1] or any(len(row.token_ids) != 1 or row.num_logits != 1 for row in rows):
+        part = plan.decodes()
+        if part is None or len(part) > self.sizes[-1]:
             return None
-        size = self.sizes[bisect_left(self.sizes, len(rows))]
-        width = self._width(max(row.end for row in rows))
-        self._inputs.write_decode(plan, self._static, num_rows=size)
+        size = self.sizes[bisect_left(self.sizes, len(part))]
+        width = self._width(int(part.starts.max()) + 1)
+        self._inputs.write_decode(part, plan.rows, self._static, num_rows=size)
         captured = self._captured.get((size, width))
         if captured is None:
             captured = self._captured[size, width] = self._capture(size, width)
         captured.graph.replay()
-        return captured.hidden[: len(rows)]
+        return captured.hidden[: len(part)]
 
     def _width(self, longest: int) -> int:
         return min(max(LEAST_WIDTH, 1 << (longest - 1).bit_length()), self._inputs.slot_table.shape[1])

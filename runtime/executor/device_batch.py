@@ -6,14 +6,16 @@ in ``drawn``, so that a step can be given before the host knows the tokens of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
-from ..layers.batch import ForwardBatch, branched
-from ..scheduler import MAX_DRAFT_TOKENS, StepPlan
+from ..layers.batch import NARROW, WIDE, ForwardBatch, StepArrays
+from ..scheduler import MAX_DRAFT_TOKENS, DecodePart, PlanRow, StepPlan
 from .accelerator import Accelerator
 
-_WIDE, _NARROW = ("token_ids", "positions", "out_slots"), ("row_ids", "kv_lens")
+_STATIC_WIDE, _STATIC_NARROW = ("token_ids", "positions", "out_slots"), ("row_ids", "kv_lens")
 
 
 class DeviceBatch:
@@ -43,64 +45,51 @@ class DeviceBatch:
 
     def forward_batch(self, plan: StepPlan) -> ForwardBatch:
         """Of any plan, at addresses of its own."""
-        rows, table = plan.rows, self.slot_table
-        lengths = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
-        wanted = np.array([row.num_logits for row in rows], dtype=np.int64)
-        written = [(row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.end]) for row in rows]
-        if any(row.draft_parents is not None for row in rows):
-            row_ids, ends, counts, contexts = branched(rows, self.max_rows + MAX_DRAFT_TOKENS)
-            written += [(table_row, 0, slots) for table_row, slots in contexts]
-        else:
-            row_ids, ends, counts = np.array([row.row_id for row in rows]), np.array([row.end for row in rows]), lengths
-        starts = np.zeros(len(row_ids) + 1, dtype=np.int64)
-        np.cumsum(counts, out=starts[1:])
-        # Token t of row r: position = ends[r] - n_r + (t - starts[r]).
-        parts = {
-            "token_ids": np.concatenate([row.token_ids for row in rows]),
-            "positions": np.arange(starts[-1]) + np.repeat(ends - starts[1:], counts),
-            "out_slots": np.concatenate([row.slot_ids[row.start : row.end] for row in rows]),
-            "logits_rows": np.arange(wanted.sum()) + np.repeat(np.cumsum(lengths) - np.cumsum(wanted), wanted),
-            "places": self._places(written),
-            "slots": np.concatenate([slots for _, _, slots in written]),
-            "row_ids": row_ids,
-            "query_starts": starts,
-            "kv_lens": ends,
-        }
-        wide = {name: parts[name] for name in (*_WIDE, "logits_rows", "places")}
-        narrow = {name: parts[name] for name in ("slots", "query_starts", *_NARROW)}
+        table, steady = self.slot_table, plan.steady
+        step = StepArrays.of(plan, table_len=self.max_rows + MAX_DRAFT_TOKENS)
+        places = [self._places(step.changes)]
+        slots = [slots for _, _, slots in step.changes]
+        if steady is not None:
+            places.append(steady.row_ids * table.shape[1] + steady.starts)
+            slots.append(steady.slot_ids)
+        wide = {name: getattr(step, name) for name in WIDE} | {"places": np.concatenate(places)}
+        narrow = {name: getattr(step, name) for name in NARROW} | {"slots": np.concatenate(slots)}
         found = _unpacked(self.accelerator.upload(_packed(wide, narrow)), wide, narrow)
         table.view(-1)[found.pop("places")] = found.pop("slots")
         token_ids = self.known(found.pop("token_ids"))
-        return ForwardBatch(token_ids=token_ids, slot_table=table[:, : int(ends.max())], **found)
+        return ForwardBatch(token_ids=token_ids, slot_table=table[:, : int(step.kv_lens.max())], **found)
 
     def known(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The ids with the step before's draws in their places."""
         return torch.where(token_ids < 0, self.drawn[(-1 - token_ids).clamp_min(0)], token_ids)
 
-    def write_decode(self, plan: StepPlan, static: torch.Tensor, *, num_rows: int) -> None:
-        """A plan of one token a row into ``static``, as ``decode_views`` reads it; rows up to ``num_rows`` are padding.
+    def write_decode(self, part: DecodePart, rows: Sequence[PlanRow], static: torch.Tensor, *, num_rows: int) -> None:
+        """A step of one token a row into ``static``, as ``decode_views`` reads it; rows up to ``num_rows`` are padding.
 
-        Slots of positions before this step's that have changed go to the table at once; this step's own are left to
-        whoever reads the views.
+        Slots of positions before this step's that have changed, which ``rows`` may have, go to the table at once; this
+        step's own are left to whoever reads the views.
         """
-        rows, padding = plan.rows, num_rows - len(plan.rows)
-        wide = np.zeros((3, num_rows), dtype=np.int64)
-        narrow = np.ones((2, num_rows), dtype=np.int32)
-        wide[0, : len(rows)] = [row.token_ids.item(0) for row in rows]
-        wide[1, : len(rows)] = starts = [row.start for row in rows]
-        wide[2, : len(rows)] = [row.slot_ids.item(row.start) for row in rows]
-        narrow[0, : len(rows)] = [row.row_id for row in rows]
-        narrow[1, : len(rows)] = np.add(starts, 1)
-        if padding:
-            wide[2, -padding:] = self.spare_slot
-            narrow[0, -padding:] = self._padding_row
-        stale = [row for row in rows if row.stale_from < row.start]
-        if stale:
-            written = [(row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.start]) for row in stale]
+        n = len(part)
+        packed = np.zeros(decode_size_bytes(num_rows), dtype=np.uint8)
+        wide = packed[: 3 * 8 * num_rows].view(np.int64).reshape(3, num_rows)
+        narrow = packed[3 * 8 * num_rows :].view(np.int32).reshape(2, num_rows)
+        wide[0, :n] = part.token_ids
+        wide[1, :n] = part.starts
+        wide[2, :n] = part.slot_ids
+        wide[2, n:] = self.spare_slot
+        narrow[0, :n] = part.row_ids
+        narrow[0, n:] = self._padding_row
+        narrow[1, :n] = part.starts + 1
+        narrow[1, n:] = 1
+        written = [
+            (row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.start])
+            for row in rows
+            if row.stale_from < row.start
+        ]
+        if written:
             upload = self.accelerator.upload
             slots = np.concatenate([slots for _, _, slots in written])
             self.slot_table.view(-1)[upload(self._places(written))] = upload(slots)
-        packed = np.concatenate([part.reshape(-1).view(np.uint8) for part in (wide, narrow)])
         self.accelerator.write(packed, static)
 
     def decode_views(self, static: torch.Tensor, *, num_rows: int) -> dict[str, torch.Tensor]:
@@ -108,7 +97,9 @@ class DeviceBatch:
         n = num_rows
         wide = static[: 3 * 8 * n].view(torch.int64).view(3, n)
         narrow = static[3 * 8 * n : decode_size_bytes(n)].view(torch.int32).view(2, n)
-        return dict(zip(_WIDE, wide.unbind(0), strict=True)) | dict(zip(_NARROW, narrow.unbind(0), strict=True))
+        return dict(zip(_STATIC_WIDE, wide.unbind(0), strict=True)) | dict(
+            zip(_STATIC_NARROW, narrow.unbind(0), strict=True)
+        )
 
     def _places(self, written: list[tuple[int, int, np.ndarray]]) -> np.ndarray:
         """Where in the flat table each span of slots goes, given its row and first position."""

@@ -43,10 +43,51 @@ class SampleRow(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class DrawArrays:
+    """Tokens to be drawn as arrays [R], each as a ``SampleRow`` without penalties, bias or log-probabilities says it.
+
+    ``num_tokens``: the length of prompt and output so far. Draw ``masked[i]`` may have what ``masks[i]`` allows (uint32
+    words); the others may have every token.
+    """
+
+    logits_rows: np.ndarray  # int64
+    seeds: np.ndarray  # int64
+    num_tokens: np.ndarray  # int64
+    temperature: np.ndarray  # float32
+    top_k: np.ndarray  # int32
+    top_p: np.ndarray  # float32
+    min_p: np.ndarray  # float32
+    masked: np.ndarray  # int64
+    masks: list[np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.logits_rows)
+
+
+_DRAWN_BY = ("logits_rows", "seeds", "num_tokens", "temperature", "top_k", "top_p", "min_p")
+
+
+def arrays_of(rows: list[SampleRow]) -> DrawArrays:
+    """How ``rows`` are chosen among what their masks leave."""
+    params = [row.params for row in rows]
+    return DrawArrays(
+        logits_rows=np.array([row.logits_row for row in rows], np.int64),
+        seeds=np.array([row.seed for row in rows], np.int64),
+        num_tokens=np.array([len(row.token_ids) for row in rows], np.int64),
+        temperature=np.array([row.temperature for row in params], np.float32),
+        top_k=np.array([row.top_k for row in params], np.int32),
+        top_p=np.array([row.top_p for row in params], np.float32),
+        min_p=np.array([row.min_p for row in params], np.float32),
+        masked=np.zeros(0, np.int64),
+        masks=[],
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Masks:
     """``words`` (uint32 [len(rows), W]): what each of ``rows`` may draw; the others may draw everything."""
 
-    rows: list[int]
+    rows: np.ndarray  # int64
     words: np.ndarray
 
 
@@ -66,15 +107,19 @@ class Drawn:
     logprobs: torch.Tensor  # float32 [R]
     tops: dict[int, tuple[torch.Tensor, torch.Tensor]]
 
+    def ids(self, values: list[torch.Tensor]) -> np.ndarray:
+        """``values``: what ``tensors`` hold, on the host."""
+        return values[0].numpy()
+
     def tensors(self) -> list[torch.Tensor]:
         return [self.token_ids, self.logprobs, *(x for top in self.tops.values() for x in top)]
 
-    def tokens(self, values: list[torch.Tensor]) -> list[SampledToken]:
-        """``values``: what ``tensors`` hold, on the host."""
-        found = [SampledToken(*x) for x in zip(values[0].tolist(), values[1].tolist(), strict=True)]
+    def tokens(self, values: list[torch.Tensor], *, first: int = 0) -> list[SampledToken]:
+        """Of the draws from ``first`` on."""
+        found = [SampledToken(*x) for x in zip(values[0][first:].tolist(), values[1][first:].tolist(), strict=True)]
         for i, ids, logprobs in zip(self.tops, values[2::2], values[3::2], strict=True):
             top = list(zip(ids[0].tolist(), logprobs[0].tolist(), strict=True))
-            found[i] = SampledToken(found[i].token_id, found[i].logprob, top)
+            found[i - first] = SampledToken(found[i - first].token_id, found[i - first].logprob, top)
         return found
 
 
@@ -158,30 +203,39 @@ class Executor:
         return self.model.logits_of(features) if blocks is None else self.model.head.pick(features, blocks)
 
     @torch.inference_mode()
-    def draw(self, step: StepLogits, rows: list[SampleRow]) -> Drawn:
-        """One token a row; the step's logits may be changed in place. The next plan may stand on these draws."""
-        masks = self._masks(rows)
-        picked = [row.logits_row for row in rows]
-        if picked != list(range(len(step))):
-            logits = step.whole()[self._on_device(np.array(picked, dtype=np.int64))]
-        elif masks is not None and len(masks.rows) == len(rows):
+    def draw(self, step: StepLogits, rows: list[SampleRow], steady: DrawArrays | None = None) -> Drawn:
+        """One token for each of ``steady``, then one a row; the step's logits may be changed in place.
+
+        The next plan may stand on these draws.
+        """
+        num_steady = 0 if steady is None else len(steady)
+        masks = self._masks(rows, steady)
+        arrays = arrays_of(rows) if rows or steady is None else None
+        parts = [part for part in (steady, arrays) if part is not None]
+        picked, seeds, num_tokens, temperature, top_k, top_p, min_p = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in _DRAWN_BY
+        )
+        if len(picked) != len(step) or (picked != np.arange(len(step))).any():
+            logits = step.whole()[self._on_device(picked)]
+        elif masks is not None and len(masks.rows) == len(picked):
             logits = step.allowed(masks.words)
         else:
             logits = step.whole()
-        batch = kernels.SampleBatch.from_params(
-            [row.params for row in rows],
-            uniforms=kernels.uniform(
-                np.array([row.seed for row in rows], dtype=np.int64),
-                np.array([len(row.token_ids) for row in rows], dtype=np.int64),
-            ),
-        )
-        self._constrain(logits, rows, masks)
+        batch = kernels.SampleBatch(temperature, top_k, top_p, min_p, draw=kernels.uniform(seeds, num_tokens))
+        self._constrain(logits, masks)
+        if rows:
+            kernels.apply_penalties(
+                logits[num_steady:],
+                [row.params for row in rows],
+                [row.token_ids for row in rows],
+                [row.prompt_len for row in rows],
+            )
         sampled = kernels.sample(logits, batch)
         if self.inputs is not None:
             self.inputs.take_draws(sampled.token_ids)
         tops = {
             i: kernels.top_logprobs(logits[i : i + 1], row.params.top_logprobs_num)
-            for i, row in enumerate(rows)
+            for i, row in enumerate(rows, start=num_steady)
             if row.params.return_logprob and row.params.top_logprobs_num
         }
         return Drawn(sampled.token_ids, sampled.logprobs, tops)
@@ -200,13 +254,18 @@ class Executor:
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array) if self.accelerator is None else self.accelerator.upload(array)
 
-    def _masks(self, rows: list[SampleRow]) -> Masks | None:
-        """What grammars allow and nothing has banned, of the rows where that is not everything."""
+    def _masks(self, rows: list[SampleRow], steady: DrawArrays | None) -> Masks | None:
+        """What grammars allow and nothing has banned, of the draws where that is not everything."""
+        num_steady, num_masks = (0, 0) if steady is None else (len(steady), len(steady.masks))
         masked = [i for i, row in enumerate(rows) if row.matcher is not None or row.mask is not None or row.banned]
-        if not masked:
+        if not masked and not num_masks:
             return None
-        words = np.full((len(masked), self._mask_words), 0xFFFFFFFF, dtype=np.uint32)
-        for line, i in zip(words, masked, strict=True):
+        words = np.full((num_masks + len(masked), self._mask_words), 0xFFFFFFFF, dtype=np.uint32)
+        indices = np.array(masked, np.int64) + num_steady
+        if steady is not None and num_masks:
+            np.stack(steady.masks, out=words[:num_masks])
+            indices = np.concatenate((steady.masked, indices))
+        for line, i in zip(words[num_masks:], masked, strict=True):
             row = rows[i]
             if row.matcher is not None:
                 row.matcher.fill_mask(line)
@@ -214,21 +273,15 @@ class Executor:
                 line[:] = row.mask
             for token_id in row.banned:
                 line[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
-        return Masks(masked, words)
+        return Masks(indices, words)
 
-    def _constrain(self, logits: torch.Tensor, rows: list[SampleRow], masks: Masks | None) -> None:
-        """Padding, masks, bias and penalties, in place."""
+    def _constrain(self, logits: torch.Tensor, masks: Masks | None) -> None:
+        """Padding and masks, in place."""
         if self._num_tokens < logits.shape[1]:
             logits[:, self._num_tokens :] = float("-inf")
         if masks is not None:
-            some = None if len(masks.rows) == len(rows) else self._on_device(np.array(masks.rows, dtype=np.int64))
+            some = None if len(masks.rows) == len(logits) else self._on_device(masks.rows)
             kernels.apply_bitmask(logits, self._on_device(masks.words.view(np.int32)), rows=some)
-        kernels.apply_penalties(
-            logits,
-            [row.params for row in rows],
-            [row.token_ids for row in rows],
-            [row.prompt_len for row in rows],
-        )
 
     @torch.inference_mode()
     def logprobs_of(self, logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:

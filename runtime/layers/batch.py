@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..scheduler.draft import branches_of
-from ..scheduler.plan import PlanRow, StepPlan
+from ..scheduler.plan import DecodePart, PlanRow, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +39,18 @@ class ForwardBatch:
         date from its ``stale_from``; branches take rows from its end. On the CPU the batch reads it in place; a GPU
         gets the rows of this step.
         """
-        rows, device = plan.rows, torch.device(device)
-        for row in rows:
-            slot_table[row.row_id, row.stale_from : row.end] = row.slot_ids[row.stale_from : row.end]
-        lengths = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
-        wanted = np.array([row.num_logits for row in rows], dtype=np.int64)
-        logits_rows = np.arange(wanted.sum()) + np.repeat(np.cumsum(lengths) - np.cumsum(wanted), wanted)
-        if any(row.draft_parents is not None for row in rows):
-            row_ids, ends, num_tokens, contexts = branched(rows, len(slot_table))
-            for table_row, slots in contexts:
-                slot_table[table_row, : len(slots)] = slots
-        else:
-            ends, num_tokens = np.array([row.end for row in rows], dtype=np.int32), lengths
-            row_ids = np.array([row.row_id for row in rows], dtype=np.int32)
-        starts = np.zeros(len(row_ids) + 1, dtype=np.int64)
-        np.cumsum(num_tokens, out=starts[1:])
-        # Token t of row r: position = ends[r] - n_r + (t - starts[r]).
-        positions = np.arange(starts[-1]) + np.repeat(ends - starts[1:], num_tokens)
-        wide = {
-            "token_ids": _joined([row.token_ids for row in rows]),
-            "positions": positions,
-            "out_slots": _joined([row.slot_ids[row.start : row.end] for row in rows]),
-            "logits_rows": logits_rows,
-        }
-        narrow = {"row_ids": row_ids, "query_starts": starts.astype(np.int32), "kv_lens": ends}
+        device = torch.device(device)
+        step = StepArrays.of(plan, table_len=len(slot_table))
+        if plan.steady is not None:
+            slot_table[plan.steady.row_ids, plan.steady.starts] = plan.steady.slot_ids
+        for row_id, start, slots in step.changes:
+            slot_table[row_id, start : start + len(slots)] = slots
+        wide = {name: getattr(step, name).astype(np.int64, copy=False) for name in WIDE}
+        narrow = {name: getattr(step, name).astype(np.int32, copy=False) for name in NARROW}
         if device.type == "cpu":
             return cls(**_moved(wide, device), **_moved(narrow, device), slot_table=torch.from_numpy(slot_table))
-        narrow["row_ids"] = np.arange(len(row_ids), dtype=np.int32)
-        narrow["slot_table"] = slot_table[row_ids, : int(ends.max(initial=0))]
+        narrow["slot_table"] = slot_table[step.row_ids, : int(step.kv_lens.max(initial=0))]
+        narrow["row_ids"] = np.arange(len(step.row_ids), dtype=np.int32)
         return cls(**_moved(wide, device), **_moved(narrow, device))
 
     @property
@@ -76,6 +60,74 @@ class ForwardBatch:
     @property
     def num_logits(self) -> int:
         return self.logits_rows.shape[0]
+
+
+WIDE = ("token_ids", "positions", "out_slots", "logits_rows")
+NARROW = ("row_ids", "query_starts", "kv_lens")
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """The integers of a ``ForwardBatch``, of any integer type, and what changes in the slot table before it is read.
+
+    ``changes`` (row, first position, slots) leave out the slots of the plan's steady rows.
+    """
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    out_slots: np.ndarray
+    logits_rows: np.ndarray
+    row_ids: np.ndarray
+    query_starts: np.ndarray
+    kv_lens: np.ndarray
+    changes: list[tuple[int, int, np.ndarray]]
+
+    @classmethod
+    def of(cls, plan: StepPlan, *, table_len: int) -> "StepArrays":
+        """Branches take rows from the end of a table of ``table_len`` rows."""
+        rows = plan.rows
+        changes = [
+            (row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.end])
+            for row in rows
+            if row.stale_from < row.end
+        ]
+        part = plan.decodes()
+        if part is not None:
+            steps = np.arange(len(part) + 1)
+            ends = part.starts + 1
+            return cls(part.token_ids, part.starts, part.slot_ids, steps[:-1], part.row_ids, steps, ends, changes)
+        lengths = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
+        wanted = np.array([row.num_logits for row in rows], dtype=np.int64)
+        logits_rows = np.arange(wanted.sum()) + np.repeat(np.cumsum(lengths) - np.cumsum(wanted), wanted)
+        if any(row.draft_parents is not None for row in rows):
+            row_ids, ends, num_tokens, contexts = branched(rows, table_len)
+            changes += [(table_row, 0, slots) for table_row, slots in contexts]
+        else:
+            row_ids = np.array([row.row_id for row in rows], dtype=np.int32)
+            ends, num_tokens = np.array([row.end for row in rows], dtype=np.int32), lengths
+        starts = np.zeros(len(row_ids) + 1, dtype=np.int64)
+        np.cumsum(num_tokens, out=starts[1:])
+        # Token t of row r: position = ends[r] - n_r + (t - starts[r]).
+        positions = np.arange(starts[-1]) + np.repeat(ends - starts[1:], num_tokens)
+        token_ids = _joined([row.token_ids for row in rows])
+        out_slots = _joined([row.slot_ids[row.start : row.end] for row in rows])
+        found = cls(token_ids, positions, out_slots, logits_rows, row_ids, starts, ends, changes)
+        return found if plan.steady is None else found._after(plan.steady)
+
+    def _after(self, first: DecodePart) -> "StepArrays":
+        """With the rows of ``first`` before all others."""
+        n = len(first)
+        steps = np.arange(n)
+        return StepArrays(
+            np.concatenate((first.token_ids, self.token_ids)),
+            np.concatenate((first.starts, self.positions)),
+            np.concatenate((first.slot_ids, self.out_slots)),
+            np.concatenate((steps, self.logits_rows + n)),
+            np.concatenate((first.row_ids, self.row_ids)),
+            np.concatenate((steps, self.query_starts + n)),
+            np.concatenate((first.starts + 1, self.kv_lens)),
+            self.changes,
+        )
 
 
 def branched(
@@ -107,7 +159,7 @@ def branched(
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(arrays).astype(np.int64) if arrays else np.zeros(0, dtype=np.int64)
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32)
 
 
 def _moved(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:

@@ -92,8 +92,7 @@ def _spanned(function: Callable[..., Any], name: str, spans: Spans) -> Callable[
 def _forward(function: Callable[[StepPlan], StepLogits], spans: Spans) -> Callable[[StepPlan], StepLogits]:
     def run(plan: StepPlan) -> StepLogits:
         found: list[tuple[str, int, int]] = []
-        num_logits = sum(row.num_logits for row in plan.rows)  # of drafts, one each as well
-        spans.mark(DECODE if plan.num_tokens == num_logits else PREFILL)
+        spans.mark(DECODE if plan.num_tokens == plan.num_logits else PREFILL)  # drafts want logits as well
         with spans.span("gather"):
             with KernelTimes() as times:
                 logits = function(plan)

@@ -3,7 +3,7 @@
 from .config import SchedulerConfig
 from .counters import Histogram, SchedulerCounters
 from .draft import MAX_DRAFT_TOKENS, Draft
-from .plan import PlanRow, StepPlan
+from .plan import DecodePart, PlanRow, StepPlan
 from .scheduler import Scheduler
 from .sequence import PoolTooSmall, Sequence, TokenBuffer
 from .waiting import ORDERS, PREEMPTIVE
@@ -12,6 +12,7 @@ __all__ = [
     "MAX_DRAFT_TOKENS",
     "ORDERS",
     "PREEMPTIVE",
+    "DecodePart",
     "Draft",
     "Histogram",
     "PlanRow",

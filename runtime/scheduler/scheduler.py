@@ -28,6 +28,7 @@ from .plan import PlanRow, StepPlan
 from .prefix import attach, commit, matched_len, read_ahead
 from .rows import drafted_row, plan_row
 from .sequence import PoolTooSmall, Sequence, slots_to_come
+from .steady import SteadyRows
 from .waiting import ORDERS, PREEMPTIVE, Waiting
 from .yielding import longest_to_yield
 
@@ -49,6 +50,7 @@ class Scheduler:
             max_overtaken=config.max_overtaken,
             tenant_weights=config.tenant_weights,
         )
+        self.steady = SteadyRows(config.max_running, cache, slot_chunk=config.slot_chunk)  # among those that run
         self.running: list[Sequence] = []  # most urgent, then longest waited, first
         self.parked = Parked()
         self.counters = SchedulerCounters()
@@ -117,6 +119,8 @@ class Scheduler:
 
     def park(self, seq: Sequence) -> None:
         """``seq`` has nothing to compute for now; its KV goes to the cache, locked while nobody needs the room."""
+        if seq.is_steady:
+            self.steady.leave(seq)
         seq.coming = 0
         seq.num_computed = min(seq.num_computed, len(seq.tokens))
         if seq.state == "running":
@@ -194,7 +198,10 @@ class Scheduler:
             self._give_way()
         self.cache.free_up(len(self.running))  # what decodes take of slots in a step, by the chunk, on average
         # Decodes first: they are short and somebody is reading along.
-        for seq in tuple(self.running):
+        steady = self.steady.plan() if len(self.steady) else None
+        budget -= 0 if steady is None else len(steady)
+        others = [seq for seq in self.running if not seq.is_steady] if len(self.steady) < len(self.running) else ()
+        for seq in others:
             pending = seq.num_pending
             if pending > 1:
                 prefills.append(seq)
@@ -208,17 +215,25 @@ class Scheduler:
                 budget -= n
         if budget > 0 and self._free_rows and len(self.waiting):
             self._admit(budget, rows, [seq for seq in prefills if seq.state == "running"])
-        if not rows:
+        if not rows and steady is None:
             self.drain.pause()
             return None
         self._step += 1
-        return StepPlan(self._step, tuple(rows.values()))
+        return StepPlan(self._step, tuple(rows.values()), steady)
+
+    @property
+    def may_be_steady(self) -> bool:
+        """Whether nobody that runs can be preempted in the next step, nor run short of its tokens."""
+        config, num_running = self.config, len(self.running)
+        if num_running > config.max_step_tokens or (config.order in PREEMPTIVE and len(self.waiting)):
+            return False
+        return self._room > config.max_step_tokens + 2 * config.slot_chunk * (num_running + 2)
 
     def complete(self, plan: StepPlan, sequences: dict[int, Sequence]) -> None:
         """The KV of ``plan`` is in its slots."""
-        num_tokens: dict[str, int] = {}
+        num_tokens: dict[str, int] = self.steady.complete(plan.steady) if plan.steady is not None else {}
         are_some_held = len(self._held) > 0
-        work = 0.0
+        work = float(plan.num_steady)
         for row in plan.rows:
             seq = sequences[row.seq_id]
             n = len(row.token_ids) - row.num_draft
@@ -266,7 +281,7 @@ class Scheduler:
             if length > 0:
                 rows[i] = drafted_row(row, seq, draft.cut(length).in_preorder())
                 budget -= length
-        return StepPlan(plan.step, tuple(rows))
+        return StepPlan(plan.step, tuple(rows), plan.steady)
 
     def accept_draft(self, row: PlanRow, seq: Sequence, path: list[int]) -> None:
         """Of ``row``'s draft the tokens ``path``, each the child of the one before, came true: their KV is computed.
@@ -304,7 +319,8 @@ class Scheduler:
             if seq.seq_id == stuck_id and len(self.running) >= num_running > 0 and self._room <= room:
                 return  # nothing has become better since it found no room
             if reserve < 0:
-                reserve = slots_to_come(self.running, usual=usual, least=least)
+                reserve = self.steady.slots_to_come(usual=usual, least=least)
+                reserve += slots_to_come([o for o in self.running if not o.is_steady], usual=usual, least=least)
             n = self._try_admit(seq, budget, reserve + _slots_missing(prefills))
             if n > 0:
                 rows[seq.seq_id] = plan_row(seq, n)
@@ -481,6 +497,7 @@ class Scheduler:
 
     def _leave(self, seq: Sequence) -> None:
         """Give up the row; whoever waited for this sequence's tokens waits no more."""
+        assert not seq.is_steady, seq
         index = bisect_left(self.running, _urgency(seq), key=_urgency)
         assert self.running[index] is seq, seq
         del self.running[index]

@@ -22,12 +22,14 @@ WINDOW = 64  # slots that are looked up in a lease at once, at most
 class SteadyRows:
     """Which rows there are, and all that a step changes of them.
 
-    ``on_tokens(seq, ids)`` is called when ``seq`` is told of tokens (int32, to be copied if kept). Rows of
-    no steady sequence have the id -1. ``is_next``: whether the row's next token, or the draw that makes it, is known.
+    ``on_told(seq, ids)`` is called when ``seq`` has been told of its last tokens (int32, perhaps none, to be copied if
+    kept), ``on_left(seq)`` when it is not steady any more. A row of no steady sequence has the id -1. ``is_next``:
+    whether a row's next token, or the draw that makes it, is known.
     """
 
     def __init__(self, max_rows: int, cache: RadixCache, *, slot_chunk: int) -> None:
-        self.on_tokens: Callable[[Sequence, np.ndarray], None] = lambda seq, ids: None
+        self.on_told: Callable[[Sequence, np.ndarray], None] = lambda seq, ids: None
+        self.on_left: Callable[[Sequence], None] = lambda seq: None
         self.seq_ids = np.full(max_rows, -1, np.int64)
         self.known = np.zeros(max_rows, np.int64)  # tokens whose value is known
         self.is_next = np.zeros(max_rows, np.bool_)
@@ -88,6 +90,7 @@ class SteadyRows:
         self.is_next[row] = False
         seq.is_steady = False
         seq.logits_from = len(seq.tokens) - 1
+        self.on_left(seq)
         if not self._sequences:
             self._tenants.clear()
 
@@ -101,11 +104,11 @@ class SteadyRows:
         seq.num_run += num_run
         seq.num_computed = seq.synced = computed
         lease.mark_fresh()
+        ids = self._tape[row, : known - told]
         if told < known:
-            ids = self._tape[row, : known - told]
             seq.tokens.extend(ids)
             self._told[row] = known
-            self.on_tokens(seq, ids)
+        self.on_told(seq, ids)
 
     def resume(self, seq: Sequence) -> None:
         """``seq`` has been told, and has got one more token from whoever calls."""

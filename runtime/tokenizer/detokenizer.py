@@ -91,6 +91,15 @@ class Detokenizer:
             piece = piece[hidden:]
         return self._take(self._decoder.decode(piece))
 
+    def extend(self, token_ids: Sequence[int]) -> str:
+        """``push`` of many at once, where nothing is hidden and nothing stops the text."""
+        assert self._stops is None and not self.num_hidden
+        self.num_tokens += len(token_ids)
+        self.is_hidden = False
+        pieces = self._pieces
+        joined = b"".join([pieces[i] for i in token_ids if i < len(pieces)])
+        return self._take(self._decoder.decode(joined))
+
     def finish(self) -> str:
         """No more tokens come: the rest of the text."""
         if self.matched_stop is not None:

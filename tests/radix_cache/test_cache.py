@@ -193,6 +193,20 @@ def test_truncate_of_private_slots_frees_them():
     cache.check()
 
 
+def test_leases_extended_at_once_get_the_slots_they_would_get_one_after_the_other():
+    caches = RadixCache(64), RadixCache(64)
+    leases = [[cache.acquire(np.arange(4, dtype=np.int32)) for _ in range(5)] for cache in caches]
+    for lease in leases[0]:
+        lease.extend(6)
+    taken = caches[1].extend_all(leases[1], 6)
+    assert [lease.slot_ids.tolist() for lease in leases[1]] == taken.tolist()
+    assert [lease.slot_ids.tolist() for lease in leases[0]] == taken.tolist()
+    with pytest.raises(OutOfSlots):
+        caches[1].extend_all(leases[1], 7)
+    assert all(lease.num_slots == 6 for lease in leases[1])
+    caches[1].check()
+
+
 def test_extend_after_truncate_marks_the_changed_positions_stale():
     cache = RadixCache(10)
     lease = cache.acquire(ids(1))

@@ -86,6 +86,19 @@ def test_nothing_is_released_that_a_stop_string_takes_back(tokens: list[int], st
         )
 
 
+@given(st.lists(TOKENS, max_size=4))
+def test_many_tokens_at_once_are_those_one_by_one(parts: list[list[int]]) -> None:
+    single, many = Detokenizer(PIECES), Detokenizer(PIECES)
+    for part in parts:
+        assert many.extend(part) == "".join([single.push(token) for token in part])
+        assert (many.text, many.num_tokens, many.num_whole_tokens) == (
+            single.text,
+            single.num_tokens,
+            single.num_whole_tokens,
+        )
+    assert many.finish() == single.finish()
+
+
 def test_half_a_character_waits_for_its_other_half() -> None:
     detokenizer = Detokenizer(PIECES)
     assert [detokenizer.push(0), detokenizer.push(1)] == ["", "é"]
