@@ -123,7 +123,7 @@ def http_chat(n: int, rate: float, rng: random.Random) -> Trace:
     for conversation in conversations.programs:
         for turn, call in enumerate(conversation.calls):
             call.program = TraceProgram(
-                f"{conversation.name} {turn}", conversation.start_s, conversation.tenant, [call]
+                f"{conversation.name} {turn}", conversation.start_s, conversation.tenant, calls=[call]
             )
             programs.append(call.program)
     return Trace("http_chat", conversations.paths, programs)

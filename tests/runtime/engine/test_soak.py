@@ -1,12 +1,14 @@
 """Programs of random shape and length, cancelled at random points, in a cache a tenth of what they need.
 
-``PHLOEM_SOAK_REQUESTS`` sets how many: 2,000 unless it is given, 100,000 by ``make soak``.
+``PHLOEM_SOAK_REQUESTS`` sets how many: 2,000 unless it is given, 100,000 by ``make soak``, which shows each round.
 """
 
 import gc
+import logging
 import os
 import random
 import re
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,10 +20,12 @@ from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
 NUM_REQUESTS = int(os.environ.get("PHLOEM_SOAK_REQUESTS", "2000"))
-NUM_ROUNDS = 8
+NUM_ROUNDS = max(8, NUM_REQUESTS // 1250)  # what a round remembers of its programs stays small
 NUM_SLOTS = 700
-AT_ONCE = 40  # of about 180 tokens each: ten times the slots
+AT_ONCE = 45  # of about 170 tokens each: ten times the slots
 STEPS_PER_CHECK = 20
+
+log = logging.getLogger(__name__)
 
 
 def random_text(rng: random.Random) -> str:
@@ -34,7 +38,7 @@ def random_text(rng: random.Random) -> str:
 def random_params(rng: random.Random) -> SamplingParams:
     return SamplingParams(
         temperature=rng.choice([0.0, 1.0]),
-        max_tokens=rng.randrange(1, 50),
+        max_tokens=rng.randrange(1, 16) if rng.random() < 0.9 else rng.randrange(60, 120),
         ignore_eos=rng.random() < 0.7,
         stop=("b",) if rng.random() < 0.2 else (),
     )
@@ -112,17 +116,16 @@ def run_round(engine: Engine, num_requests: int, *, seed: int, record: Record) -
         if open_programs and rng.random() < 0.05:
             name = rng.choice(sorted(open_programs))
             driver.say(random_cancel(rng, name, sent[name]))
-        ends_before = sum(sum(driver.outcomes[name].ends.values()) for name in open_programs)
         forwards_before = engine.report.forward_tokens
         driver.step()
         num_steps += 1
         if num_steps % STEPS_PER_CHECK == 0:
             engine.check()
             need = max(need, sum(len(seq.tokens) for seq in engine.interpreter.live.values()))
-        ends = sum(sum(driver.outcomes[name].ends.values()) for name in open_programs)
-        idle_steps = 0 if ends > ends_before or engine.report.forward_tokens > forwards_before else idle_steps + 1
+        closed = {name for name in open_programs if driver.outcomes[name].closed}
+        open_programs -= closed
+        idle_steps = 0 if closed or engine.report.forward_tokens > forwards_before else idle_steps + 1
         assert idle_steps < 50, "nothing runs and nothing ends"
-        open_programs -= {name for name in open_programs if driver.outcomes[name].closed}
     engine.check()
     assert not engine.has_work and not engine.interpreter.live and not engine.interpreter.programs
     outcomes = driver.outcomes
@@ -150,7 +153,7 @@ def engine(tiny_model_path):
         model=str(tiny_model_path),
         precision="float32",
         num_slots=NUM_SLOTS,
-        max_running=16,
+        max_running=32,
         max_step_tokens=256,
         prefill_chunk=64,
         num_threads=1,
@@ -164,6 +167,7 @@ def engine(tiny_model_path):
 @pytest.fixture(scope="module")
 def record(engine) -> Record:
     record = Record()
+    begun_s = time.monotonic()
     for seed in range(NUM_ROUNDS):
         run_round(engine, NUM_REQUESTS // NUM_ROUNDS, seed=seed, record=record)
         engine.drop_client(CLIENT)
@@ -171,6 +175,11 @@ def record(engine) -> Record:
         gc.collect()
         record.num_objects.append(len(gc.get_objects()))
         record.resident_bytes.append(resident_bytes())
+        log.info(
+            "round %d of %d: %s programs in %.0f s, %s preemptions, %d MB, %s objects",
+            *(seed + 1, NUM_ROUNDS, f"{record.num_requests:,}", time.monotonic() - begun_s),
+            *(f"{engine.scheduler.num_preemptions:,}", record.resident_bytes[-1] >> 20, f"{record.num_objects[-1]:,}"),
+        )
     return record
 
 
@@ -193,6 +202,6 @@ def test_the_cache_was_short_and_sequences_were_cut_off(engine, record):
     """Else the tests above would claim too much."""
     assert max(record.need_tokens) > 10 * NUM_SLOTS, record.need_tokens
     assert record.num_cancelled > record.num_requests // 50 and record.num_partial > record.num_requests // 200
-    assert engine.scheduler.num_preemptions > record.num_requests // 100
+    assert engine.scheduler.num_preemptions > record.num_requests // 200
     assert engine.scheduler.counters.num_swapped_back > 0 and engine.tiers.counters.restored > record.num_requests // 10
     assert engine.cache.counters.evicted_tokens["space"] > 20 * record.num_requests
