@@ -1,4 +1,4 @@
-"""What the cache holds of a waiting sequence, and how the sequence takes hold of it. Never decides who runs."""
+"""What the cache holds of a sequence, and how the sequence takes hold of it and lets go. Never decides who does."""
 
 from __future__ import annotations
 
@@ -64,3 +64,18 @@ def attach(seq: Sequence, cache: RadixCache) -> int:
         seq.lease.truncate(limit)
         seq.num_computed = limit
     return num_restored
+
+
+def shorten(seq: Sequence, missing: int) -> bool:
+    """Let go of the last ``missing`` slots of a sequence that does not run; False where that is all it has alone.
+
+    What it keeps stays locked: of its tokens only the last are computed again, if they are evicted meanwhile.
+    """
+    lease = seq.lease
+    if lease is None or lease.num_sole <= missing:
+        return False
+    commit(seq)
+    kept = lease.num_slots - missing
+    lease.truncate(kept)
+    seq.num_computed, seq.synced = min(seq.num_computed, kept), min(seq.synced, kept)
+    return True

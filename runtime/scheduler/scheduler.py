@@ -25,7 +25,7 @@ from .held import Held
 from .lengths import PROMPT_COST, Lengths
 from .parked import Parked
 from .plan import PlanRow, StepPlan
-from .prefix import attach, commit, matched_len, read_ahead
+from .prefix import attach, commit, matched_len, read_ahead, shorten
 from .rows import drafted_row, plan_row
 from .sequence import PoolTooSmall, Sequence, slots_to_come
 from .steady import SteadyRows
@@ -451,14 +451,15 @@ class Scheduler:
     def _release_idle(self, need: int, seq: Sequence) -> bool:
         """Let go of what idle sequences but ``seq`` hold until ``need`` slots could be had.
 
-        The parked go first, those whose slots bring least, then those that wait, the last come.
+        Of the parked first, whose slots bring least, no more than is missing; then of those that wait, the last come.
         """
         if self._room >= need:
             return False
         released = False
         now_s = self.clock()
-        while self._room < need and (parked := self.parked.first_to_go(now_s)) is not None:
-            self.drop_lease(parked)
+        while (missing := need - self._room) > 0 and (parked := self.parked.first_to_go(now_s)) is not None:
+            if not shorten(parked, missing):
+                self.drop_lease(parked)
             released = True
         for other in tuple(reversed(self._holding.values())):
             if self._room >= need:

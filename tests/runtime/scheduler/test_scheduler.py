@@ -164,6 +164,22 @@ def test_parked_sequences_give_way_when_slots_are_needed():
     assert seq.state == "ended"
 
 
+def test_a_parked_sequence_gives_up_no_more_than_is_missing():
+    machine = Machine(num_slots=64, decode_reserve=0, slot_chunk=1)
+    seq = machine.add(list(range(40)))
+    machine.step()
+    machine.scheduler.park(seq)
+    other = machine.add(list(range(100, 130)))
+    machine.step()
+    assert other.state == "running" and seq.lease is not None and seq.lease.num_slots == 64 - 30
+    machine.scheduler.remove(other)
+    seq.tokens.append(40)
+    seq.logits_from = 40
+    machine.scheduler.submit(seq)
+    machine.run()
+    assert machine.num_computed == 40 + 30 + 6 + 1, "the six it gave up, and the new one"
+
+
 def test_sequences_that_wait_with_slots_of_their_own_do_not_lock_each_other_out():
     machine = Machine(num_slots=100, decode_reserve=0)
     sequences = []
