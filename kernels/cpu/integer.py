@@ -43,10 +43,13 @@ from .packing import GROUP_LEN, QUADS, record_len
 from .recording import scratch
 from .tensors import KINDS, readable, task_len, team_size
 from .vector import (
+    above16,
+    choose16,
     compiled,
     get_i32,
     get_i64,
-    highest16,
+    highest16_of_four,
+    lane16,
     load16,
     local_floats,
     max16,
@@ -55,7 +58,7 @@ from .vector import (
     round16,
     splat16,
     store16_i8,
-    sum16,
+    sum16_of_four,
     take_number,
     watch,
 )
@@ -122,6 +125,7 @@ class IntegerProduct:
 # address: scales [8] and sums [8] (float32), then of each part (the upper and perhaps the lower 8 bits) minus centre
 # times the sum of its bytes (int32 [8]), then of each part its bytes [8, 32].
 _ROWS = 8
+_RUN = 16  # groups of 8 rows that one thread rounds: whole cache lines, which no two threads write to in turn
 _X_SUMS, _X_COUNTS = 4 * _ROWS, 8 * _ROWS
 _FINER = 254  # steps of the lower part in one of the upper: what is rounded off is at most half a step
 
@@ -249,35 +253,95 @@ def _round_rows(call: int, centre: int, parts: int) -> None:
     x, kind = get_i64(call, ARGS), get_i64(call, ARGS + 1)
     num_rows, width, rounded = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3), get_i64(call, ARGS + 9)
     finished = ARGS + 10
-    row = take_number(call, THREAD)
-    while row < num_rows:
-        to = rounded + row // _ROWS * (width // GROUP_LEN) * _record_bytes(parts)
-        _round_row(x, kind, row * width, width, to, row % _ROWS, centre, parts)
+    num_groups = width // GROUP_LEN
+    runs = (num_groups + _RUN - 1) // _RUN
+    num_tasks = (num_rows + _ROWS - 1) // _ROWS * runs
+    task = take_number(call, THREAD)
+    while task < num_tasks:
+        first_row, first = task // runs * _ROWS, task % runs * _RUN
+        to = rounded + (first_row // _ROWS * num_groups + first) * _record_bytes(parts)
+        for row in range(first_row, min(first_row + _ROWS, num_rows)):
+            at = row * width + first * GROUP_LEN
+            _round_groups(x, kind, at, min(_RUN, num_groups - first), to, row - first_row, centre, parts)
         take_number(call, finished)
-        row = take_number(call, THREAD)
-    while watch(call, finished) < num_rows:
+        task = take_number(call, THREAD)
+    while watch(call, finished) < num_tasks:
         pass
 
 
 @njit
-def _round_row(x: int, kind: int, start: int, width: int, to: int, r: int, centre: int, parts: int) -> None:
-    nothing, finer = splat16(0.0), splat16(np.float32(_FINER))
-    for at in range(start, start + width, GROUP_LEN):
-        low, high = load16(x, at, kind), load16(x, at + LANES, kind)
-        put_f32(to + _X_SUMS, r, sum16(low + high))
-        size = highest16(max16(max16(low, nothing - low), max16(high, nothing - high)))
-        scale = size / np.float32(127.0)
-        put_f32(to, r, scale if parts == 1 else scale / np.float32(_FINER))
-        inverse = splat16(np.float32(1.0) / scale if scale > 0 else np.float32(0.0))
-        low, high = low * inverse, high * inverse
+def _round_groups(x: int, kind: int, start: int, count: int, to: int, r: int, centre: int, parts: int) -> None:
+    """Groups of row r of a record's rows, four at once, of which the last may be the same one again."""
+    nothing, one = splat16(0.0), splat16(1.0)
+    steps_of_scale, finer = splat16(127.0), splat16(np.float32(_FINER))
+    last = count - 1
+    for group in range(0, last + 1, 4):
+        second, third, fourth = min(group + 1, last), min(group + 2, last), min(group + 3, last)
+        low_0, high_0 = _load_group(x, kind, start, group)
+        low_1, high_1 = _load_group(x, kind, start, second)
+        low_2, high_2 = _load_group(x, kind, start, third)
+        low_3, high_3 = _load_group(x, kind, start, fourth)
+        to_0, to_1 = to + group * _record_bytes(parts), to + second * _record_bytes(parts)
+        to_2, to_3 = to + third * _record_bytes(parts), to + fourth * _record_bytes(parts)
+        sums = sum16_of_four(low_0 + high_0, low_1 + high_1, low_2 + high_2, low_3 + high_3)
+        _put_floats(to_0, to_1, to_2, to_3, _X_SUMS, r, sums)
+        sizes = highest16_of_four(
+            _sizes(low_0, high_0), _sizes(low_1, high_1), _sizes(low_2, high_2), _sizes(low_3, high_3)
+        )
+        scales = sizes / steps_of_scale
+        _put_floats(to_0, to_1, to_2, to_3, 0, r, scales if parts == 1 else scales / finer)
+        inverses = choose16(above16(scales, nothing), one / scales, nothing)
+        low_0, high_0 = low_0 * splat16(lane16(inverses, 0)), high_0 * splat16(lane16(inverses, 0))
+        low_1, high_1 = low_1 * splat16(lane16(inverses, 4)), high_1 * splat16(lane16(inverses, 4))
+        low_2, high_2 = low_2 * splat16(lane16(inverses, 8)), high_2 * splat16(lane16(inverses, 8))
+        low_3, high_3 = low_3 * splat16(lane16(inverses, 12)), high_3 * splat16(lane16(inverses, 12))
         for part in range(parts):
-            low_steps, high_steps = round16(low), round16(high)
-            bytes_at = to + _bytes_at(parts) + part * _ROWS * GROUP_LEN
-            store16_i8(bytes_at, r * GROUP_LEN, low_steps)
-            store16_i8(bytes_at, r * GROUP_LEN + LANES, high_steps)
-            put_i32(to + _X_COUNTS + 4 * _ROWS * part, r, -centre * int(sum16(low_steps + high_steps)))
-            low, high = (low - low_steps) * finer, (high - high_steps) * finer
-        to += _record_bytes(parts)
+            at = _bytes_at(parts) + GROUP_LEN * (_ROWS * part + r)
+            steps = sum16_of_four(
+                _store_steps(to_0 + at, low_0, high_0),
+                _store_steps(to_1 + at, low_1, high_1),
+                _store_steps(to_2 + at, low_2, high_2),
+                _store_steps(to_3 + at, low_3, high_3),
+            )
+            at = _X_COUNTS + 4 * _ROWS * part
+            put_i32(to_0 + at, r, -centre * int(lane16(steps, 0)))
+            put_i32(to_1 + at, r, -centre * int(lane16(steps, 4)))
+            put_i32(to_2 + at, r, -centre * int(lane16(steps, 8)))
+            put_i32(to_3 + at, r, -centre * int(lane16(steps, 12)))
+            if part + 1 < parts:
+                low_0, high_0 = (low_0 - round16(low_0)) * finer, (high_0 - round16(high_0)) * finer
+                low_1, high_1 = (low_1 - round16(low_1)) * finer, (high_1 - round16(high_1)) * finer
+                low_2, high_2 = (low_2 - round16(low_2)) * finer, (high_2 - round16(high_2)) * finer
+                low_3, high_3 = (low_3 - round16(low_3)) * finer, (high_3 - round16(high_3)) * finer
+
+
+@njit(forceinline=True)
+def _load_group(x: int, kind: int, start: int, group: int) -> Any:
+    at = start + GROUP_LEN * group
+    return load16(x, at, kind), load16(x, at + LANES, kind)
+
+
+@njit(forceinline=True)
+def _sizes(low: Any, high: Any) -> Any:
+    nothing = splat16(0.0)
+    return max16(max16(low, nothing - low), max16(high, nothing - high))
+
+
+@njit(forceinline=True)
+def _put_floats(to_0: int, to_1: int, to_2: int, to_3: int, at: int, r: int, values: Any) -> None:
+    put_f32(to_0 + at, r, lane16(values, 0))
+    put_f32(to_1 + at, r, lane16(values, 4))
+    put_f32(to_2 + at, r, lane16(values, 8))
+    put_f32(to_3 + at, r, lane16(values, 12))
+
+
+@njit(forceinline=True)
+def _store_steps(to: int, low: Any, high: Any) -> Any:
+    """The numbers rounded to bytes at ``to``; added up, half by half, they come back."""
+    low_steps, high_steps = round16(low), round16(high)
+    store16_i8(to, 0, low_steps)
+    store16_i8(to, LANES, high_steps)
+    return low_steps + high_steps
 
 
 @njit(forceinline=True)

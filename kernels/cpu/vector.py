@@ -309,6 +309,32 @@ def lane16(builder: Any, value: Any, index: Any) -> Any:
     return builder.extract_element(value, builder.trunc(index, I32))
 
 
+@compiled(vector16, *(vector16,) * 4)
+def sum16_of_four(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Lanes 4 i to 4 i + 3: ``sum16`` of vector i, to the bit."""
+    return _fold_four(builder, (a, b, c, d), lambda x, y: builder.fadd(x, y))
+
+
+@compiled(vector16, *(vector16,) * 4)
+def highest16_of_four(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Lanes 4 i to 4 i + 3: ``highest16`` of vector i."""
+    return _fold_four(builder, (a, b, c, d), lambda x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
+
+
+def _fold_four(builder: Any, values: tuple[Any, ...], join: Callable[[Any, Any], Any]) -> Any:
+    def joined(a: Any, b: Any, distance: int) -> Any:
+        """Of each run of 2 * distance lanes of a, and then of b, the halves joined."""
+        starts = [i for i in range(2 * LANES) if not i & distance]
+        picks = [ir.Constant(V16_I32, [i + offset for i in starts]) for offset in (0, distance)]
+        return join(*(builder.shuffle_vector(a, b, pick) for pick in picks))
+
+    def turned(a: Any, distance: int) -> Any:
+        return join(a, builder.shuffle_vector(a, a, ir.Constant(V16_I32, [i ^ distance for i in range(LANES)])))
+
+    a, b, c, d = values
+    return turned(turned(joined(joined(a, b, 8), joined(c, d, 8), 4), 2), 1)
+
+
 def _fold(builder: Any, value: Any, join: Callable[[Any, Any], Any]) -> Any:
     """All lanes joined, halves first: the same order on every machine."""
     width = LANES
