@@ -211,6 +211,17 @@ class Matcher:
             return False
         return self._finished or self._machine.may_end(self._configs[-1])
 
+    def must_end(self) -> bool:
+        """Whether nothing but the end token may follow, so that the text is complete without it."""
+        if not self.is_accepting():
+            return False
+        if self._finished:
+            return True
+        try:
+            return self._machine.masks.only_token(self._configs[-1]) == self._machine.vocabulary.eos
+        except GrammarError:
+            return False  # whoever asks for the mask is told
+
     def is_finished(self) -> bool:
         """Whether the end token has been taken."""
         return self._finished

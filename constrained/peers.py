@@ -195,6 +195,14 @@ class PeerMatcher:
     def is_accepting(self) -> bool:
         return self.error is None and (self._finished or (not self._rest() and self._walk.may_end()))
 
+    def must_end(self) -> bool:
+        if not self.is_accepting():
+            return False
+        row = self.mask()
+        eos = self.grammar.vocabulary.eos
+        row[eos >> 5] &= ~np.uint32(1 << (eos & 31))
+        return not row.any()
+
     def is_finished(self) -> bool:
         return self._finished
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .batch import LogitEdits, SampleBatch, Sampled
+from .batch import LogitEdits, Sampled
 from .cpu import activation, attention, edits, experts, norm, rope, sampling
 
 
@@ -32,9 +32,10 @@ class Backend:
     add_adapters: Callable[..., Tensor]
     apply_bitmask: Callable[..., Tensor]
     apply_edits: Callable[[Tensor, LogitEdits], Tensor]
-    sample: Callable[[Tensor, SampleBatch], Sampled]
+    sample: Callable[..., Sampled]
     gather_logprobs: Callable[[Tensor, Tensor], Tensor]
     top_logprobs: Callable[[Tensor, int], tuple[Tensor, Tensor]]
+    samples_masked: bool = False  # ``sample`` takes a bitmask too
     reads_packed: bool = False  # weights of 4 and 8 bits and pools of 8-bit floats, as they are stored
 
 
@@ -70,6 +71,7 @@ CPU = replace(
     apply_bitmask=edits.apply_bitmask,
     apply_edits=edits.apply_edits,
     sample=sampling.sample,
+    samples_masked=True,
     gather_logprobs=sampling.gather_logprobs,
     top_logprobs=sampling.top_logprobs,
 )

@@ -1,7 +1,7 @@
 """From logits to tokens: bitmask, biases and penalties, cuts and the draw. Never keeps state between steps.
 
-Logits are float32 [R, V]. The order is apply_bitmask, apply_edits (or apply_penalties), sample; all but
-the last write into the logits.
+Logits are float32 [R, V]. The order is apply_bitmask, apply_edits (or apply_penalties), sample; all but the last write
+into the logits. A mask that is given to sample itself is cheaper where few tokens are allowed.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,7 @@ def apply_bitmask(logits: Tensor, mask: Tensor | np.ndarray, *, rows: Tensor | N
     Bit ``t & 31`` of word ``t >> 5`` is token t. Row m of ``mask`` (32-bit words, [M, W]) belongs to row ``rows[m]`` of
     the logits (int64 [M]), or to row m.
     """
-    words = torch.from_numpy(mask.view(np.int32)) if isinstance(mask, np.ndarray) else mask
-    if words.dtype != torch.int32:
-        words = words.view(torch.int32)
-    num_words = (logits.shape[-1] + 31) // 32
-    if words.ndim != 2 or words.shape[1] < num_words:
-        raise ValueError(
-            f"bitmask of shape {tuple(words.shape)}: {logits.shape[-1]} tokens need {num_words} words a row"
-        )
-    num_rows = logits.shape[0] if rows is None else rows.shape[0]
-    if words.shape[0] != num_rows:
-        raise ValueError(f"bitmask of {words.shape[0]} rows for {num_rows} rows of logits")
-    return backend_of(logits).apply_bitmask(logits, words.to(logits.device), rows=rows)
+    return backend_of(logits).apply_bitmask(logits, _words_of(logits, mask, rows), rows=rows)
 
 
 def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
@@ -55,8 +44,12 @@ def apply_penalties(
     return logits if edits is None else apply_edits(logits, edits)
 
 
-def sample(logits: Tensor, batch: SampleBatch) -> Sampled:
+def sample(
+    logits: Tensor, batch: SampleBatch, *, mask: Tensor | np.ndarray | None = None, rows: Tensor | None = None
+) -> Sampled:
     """One token per row, a function of that row's logits and parameters alone.
+
+    ``mask`` and ``rows`` mean what they do to ``apply_bitmask``; the logits may be changed in place by it.
 
     temperature 0:  the highest logit, the lowest id among equals. Else, with w = exp((logit - highest) / temperature)
     and tokens ordered by w, lower ids first among equals:
@@ -65,7 +58,29 @@ def sample(logits: Tensor, batch: SampleBatch) -> Sampled:
     min_p:  of those, keep w >= min_p * the highest w
     draw:   the first token, in the order of ids, at which the kept weight so far exceeds draw * all the kept weight
     """
-    return backend_of(logits).sample(logits, batch)
+    backend = backend_of(logits)
+    if mask is None:
+        return backend.sample(logits, batch)
+    words = _words_of(logits, mask, rows)
+    if backend.samples_masked:
+        return backend.sample(logits, batch, mask=words, rows=rows)
+    return backend.sample(backend.apply_bitmask(logits, words, rows=rows), batch)
+
+
+def _words_of(logits: Tensor, mask: Tensor | np.ndarray, rows: Tensor | None) -> Tensor:
+    """The mask as int32 where the logits are, if it fits them."""
+    words = torch.from_numpy(mask.view(np.int32)) if isinstance(mask, np.ndarray) else mask
+    if words.dtype != torch.int32:
+        words = words.view(torch.int32)
+    num_words = (logits.shape[-1] + 31) // 32
+    if words.ndim != 2 or words.shape[1] < num_words:
+        raise ValueError(
+            f"bitmask of shape {tuple(words.shape)}: {logits.shape[-1]} tokens need {num_words} words a row"
+        )
+    num_rows = logits.shape[0] if rows is None else rows.shape[0]
+    if words.shape[0] != num_rows:
+        raise ValueError(f"bitmask of {words.shape[0]} rows for {num_rows} rows of logits")
+    return words.to(logits.device)
 
 
 def gather_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:

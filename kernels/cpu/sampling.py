@@ -1,5 +1,8 @@
 """Cuts, draws and log-probabilities over rows of logits, one row a task. Never sorts a vocabulary.
 
+What a bitmask forbids is read as minus infinity, sixteen tokens at a time, and where it forbids all of them nothing is
+read: few tokens allowed are few tokens looked at.
+
 Tokens far below the highest logit hardly ever take part, so the cuts look only at those within ``_REACH`` (divided by
 the temperature) of it, the *candidates*, then farther, then at all, as far as it takes until they decide. Where a cut
 falls is found by counting weight per leading bits of the logit, then per the next bits within the bin where it falls:
@@ -21,6 +24,7 @@ from .vector import (
     LANES,
     above16,
     bits_of,
+    choose16,
     exp,
     exp16,
     get_f32,
@@ -46,7 +50,7 @@ _STEEPEST = np.float32(1e30)  # of 1 / temperature: finite, so that the highest 
 _BINS = 2048
 
 
-def sample(logits: Tensor, batch: SampleBatch) -> Sampled:
+def sample(logits: Tensor, batch: SampleBatch, *, mask: Tensor | None = None, rows: Tensor | None = None) -> Sampled:
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     num_rows, vocab_size = logits.shape
     token_ids = torch.empty(num_rows, dtype=torch.int64)
@@ -59,6 +63,12 @@ def sample(logits: Tensor, batch: SampleBatch) -> Sampled:
     threads = team_size(num_rows * vocab_size, min_share=1 << 15)
     scratch_len = _scratch_len(vocab_size)
     scratch = torch.empty(threads * scratch_len, dtype=torch.float64)
+    words = np.zeros(num_rows, dtype=np.int64)  # of each row where its mask lies; 0: it has none
+    if mask is not None:
+        mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+        masked = np.arange(len(mask)) if rows is None else rows.numpy()
+        check_range("row", torch.from_numpy(masked), num_rows)
+        words[masked] = mask.data_ptr() + 4 * mask.stride(0) * np.arange(len(mask))
     _sample(
         logits.data_ptr(),
         logits.stride(0),
@@ -71,6 +81,7 @@ def sample(logits: Tensor, batch: SampleBatch) -> Sampled:
         logprobs.data_ptr(),
         scratch.data_ptr(),
         scratch_len,
+        words.ctypes.data,
         threads=threads,
     )
     return Sampled(token_ids, logprobs)
@@ -81,43 +92,57 @@ def _scratch_len(vocab_size: int) -> int:
     return _BINS + 3 * (vocab_size // 2 + 1)
 
 
-@entry(ints=11)
+@entry(ints=12)
 def _sample(call: int) -> None:
     logits, step = get_i64(call, ARGS), get_i64(call, ARGS + 1)
     vocab_size, num_rows = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3)
     floats, top_ks, draws = get_i64(call, ARGS + 4), get_i64(call, ARGS + 5), get_i64(call, ARGS + 6)
     token_ids, logprobs = get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
+    masks = get_i64(call, ARGS + 11)
     bins = get_i64(call, ARGS + 9) + 8 * get_i64(call, ARGS + 10) * take_number(call, THREAD)
     values = bins + 8 * _BINS
     weights = values + 8 * (vocab_size // 2 + 1)
     ids = weights + 8 * (vocab_size // 2 + 1)
     row = take_number(call, TASK)
     while row < num_rows:
-        line = logits + 4 * step * row
-        best, token = _highest(line, vocab_size)
+        line, words = logits + 4 * step * row, get_i64(masks, row)
+        best, token = _highest(line, words, vocab_size)
         if token < 0:
             put_i64(token_ids, row, -1)
             put_f32(logprobs, row, _MINUS_INF)
             row = take_number(call, TASK)
             continue
-        total = _total_weight(line, vocab_size, best, np.float32(1.0))
+        total = _total_weight(line, words, vocab_size, best, np.float32(1.0))
         log_total = math.log(total)
         temperature = get_f32(floats, row)
         if temperature > 0:
             inverse = min(np.float32(1.0) / temperature, _STEEPEST)
             if temperature != 1.0:
-                total = _total_weight(line, vocab_size, best, inverse)
+                total = _total_weight(line, words, vocab_size, best, inverse)
             top_p, min_p = get_f32(floats, num_rows + row), get_f32(floats, 2 * num_rows + row)
             top_k = get_i32(top_ks, row)
             if top_k < 1 or top_k > vocab_size:
                 top_k = vocab_size
             if top_k == vocab_size and top_p >= 1 and min_p <= 0:
-                token = _draw(line, vocab_size, best, inverse, get_f64(draws, row) * total)
+                token = _draw(line, words, vocab_size, best, inverse, get_f64(draws, row) * total)
             else:
                 reach, count = _REACH, -1
                 while count < 0:
                     count = _cut(
-                        line, vocab_size, best, inverse, total, top_k, top_p, min_p, bins, values, weights, ids, reach
+                        line,
+                        words,
+                        vocab_size,
+                        best,
+                        inverse,
+                        total,
+                        top_k,
+                        top_p,
+                        min_p,
+                        bins,
+                        values,
+                        weights,
+                        ids,
+                        reach,
                     )
                     reach = _FAR_REACH if reach < _FAR_REACH else np.float32(np.inf)
                 token = get_i32(ids, _draw_candidate(weights, count, get_f64(draws, row)))
@@ -126,56 +151,75 @@ def _sample(call: int) -> None:
         row = take_number(call, TASK)
 
 
+@njit(forceinline=True)
+def _bits16(words: int, i: int) -> int:
+    """Which of the 16 tokens from ``i`` on, a multiple of 16, are allowed."""
+    return 0xFFFF if words == 0 else (get_i32(words, i >> 5) >> (i & 16)) & 0xFFFF
+
+
+@njit(forceinline=True)
+def _value(line: int, words: int, i: int) -> np.float32:
+    if words != 0 and (get_i32(words, i >> 5) >> (i & 31)) & 1 == 0:
+        return _MINUS_INF
+    return get_f32(line, i)
+
+
 @njit
-def _highest(line: int, count: int) -> tuple[np.float32, int]:
+def _highest(line: int, words: int, count: int) -> tuple[np.float32, int]:
     """The highest value and its first place; -1 where none is above minus infinity."""
     best, at = _MINUS_INF, -1
-    bound = splat16(best)
+    bound, forbidden = splat16(best), splat16(_MINUS_INF)
     whole = count - count % LANES
     for i in range(0, whole, LANES):
-        part = load16_f32(line, i)
-        if above16(part, bound) != 0:
-            best, at = highest16(part), i
-            bound = splat16(best)
+        bits = _bits16(words, i)
+        if bits != 0:
+            part = choose16(bits, load16_f32(line, i), forbidden)
+            if above16(part, bound) != 0:
+                best, at = highest16(part), i
+                bound = splat16(best)
     if at >= 0:
-        while get_f32(line, at) != best:
+        while _value(line, words, at) != best:
             at += 1
     for i in range(whole, count):
-        if get_f32(line, i) > best:
-            best, at = get_f32(line, i), i
+        if _value(line, words, i) > best:
+            best, at = _value(line, words, i), i
     return best, at
 
 
 @njit
-def _total_weight(line: int, count: int, best: np.float32, inverse: np.float32) -> float:
+def _total_weight(line: int, words: int, count: int, best: np.float32, inverse: np.float32) -> float:
     """The sum of exp((value - best) * inverse), in the order and rounding of ``_draw``."""
-    top, factor = splat16(best), splat16(inverse)
+    top, factor, forbidden = splat16(best), splat16(inverse), splat16(_MINUS_INF)
     whole = count - count % LANES
     total = 0.0
     for i in range(0, whole, LANES):
-        total += sum16(exp16((load16_f32(line, i) - top) * factor))
+        bits = _bits16(words, i)
+        if bits != 0:
+            total += sum16(exp16((choose16(bits, load16_f32(line, i), forbidden) - top) * factor))
     for i in range(whole, count):
-        total += exp((get_f32(line, i) - best) * inverse)
+        total += exp((_value(line, words, i) - best) * inverse)
     return total
 
 
 @njit
-def _draw(line: int, count: int, best: np.float32, inverse: np.float32, target: float) -> int:
+def _draw(line: int, words: int, count: int, best: np.float32, inverse: np.float32, target: float) -> int:
     """The first token at which the weight so far exceeds ``target``."""
-    top, factor = splat16(best), splat16(inverse)
+    top, factor, forbidden = splat16(best), splat16(inverse), splat16(_MINUS_INF)
     whole = count - count % LANES
     before, last = 0.0, 0
     i = 0
     while i < whole:
-        after = before + sum16(exp16((load16_f32(line, i) - top) * factor))
-        if after > target:
-            break
-        before = after
+        bits = _bits16(words, i)
+        if bits != 0:
+            after = before + sum16(exp16((choose16(bits, load16_f32(line, i), forbidden) - top) * factor))
+            if after > target:
+                break
+            before = after
         i += LANES
     # Lane by lane the sum may round differently and never get there: then it is the vector's last token.
     stop = i + LANES if i < whole else count
     while i < stop:
-        weight = exp((get_f32(line, i) - best) * inverse)
+        weight = exp((_value(line, words, i) - best) * inverse)
         if weight > 0:
             last = i
             before += weight
@@ -185,7 +229,7 @@ def _draw(line: int, count: int, best: np.float32, inverse: np.float32, target: 
     if last == 0:
         # All weight lies before: the rounding of draw * total. The last token that has any.
         for j in range(count):
-            if exp((get_f32(line, j) - best) * inverse) > 0:
+            if exp((_value(line, words, j) - best) * inverse) > 0:
                 last = j
     return last
 
@@ -206,6 +250,7 @@ def _draw_candidate(weights: int, count: int, draw: float) -> int:
 @njit
 def _cut(
     line: int,
+    words: int,
     vocab_size: int,
     best: np.float32,
     inverse: np.float32,
@@ -220,7 +265,7 @@ def _cut(
     reach: np.float32,
 ) -> int:
     """What the cuts keep is left in ``weights`` and ``ids``, in the order of ids; -1: the candidates do not decide."""
-    count = _gather(line, vocab_size, best, inverse, reach, values, weights, ids)
+    count = _gather(line, words, vocab_size, best, inverse, reach, values, weights, ids)
     all_here = reach == np.inf
     if top_k < vocab_size:
         if count < top_k and not all_here:
@@ -257,6 +302,7 @@ def _cut(
 @njit
 def _gather(
     line: int,
+    words: int,
     vocab_size: int,
     best: np.float32,
     inverse: np.float32,
@@ -267,10 +313,14 @@ def _gather(
 ) -> int:
     """The candidates: tokens with (best - value) * inverse < reach; where that is infinite, all not forbidden."""
     top, factor, least = splat16(best), splat16(inverse), splat16(-reach)
+    forbidden = splat16(_MINUS_INF)
     whole = vocab_size - vocab_size % LANES
     count = 0
     for i in range(0, whole, LANES):
-        scaled = (load16_f32(line, i) - top) * factor
+        bits = _bits16(words, i)
+        if bits == 0:
+            continue
+        scaled = (choose16(bits, load16_f32(line, i), forbidden) - top) * factor
         near = above16(scaled, least)
         if near != 0:
             part = exp16(scaled)
@@ -281,7 +331,7 @@ def _gather(
                     put_i32(ids, count, i + lane)
                     count += 1
     for i in range(whole, vocab_size):
-        away = (get_f32(line, i) - best) * inverse
+        away = (_value(line, words, i) - best) * inverse
         if away > -reach:
             put_f32(values, count, get_f32(line, i))
             put_f32(weights, count, exp(away))
@@ -390,8 +440,8 @@ def _top_tokens(call: int) -> None:
     row = take_number(call, TASK)
     while row < num_rows:
         line = logits + 4 * step * row
-        best, _ = _highest(line, vocab_size)
-        count = _gather(line, vocab_size, best, np.float32(1.0), _REACH, values, weights, ids)
+        best, _ = _highest(line, 0, vocab_size)
+        count = _gather(line, 0, vocab_size, best, np.float32(1.0), _REACH, values, weights, ids)
         if count < k:
             # Forbidden tokens too, so that there are always k.
             for i in range(vocab_size):
@@ -428,9 +478,9 @@ def _log_sums(call: int) -> None:
     row = take_number(call, TASK)
     while row < num_rows:
         line = logits + 4 * step * row
-        best, at = _highest(line, vocab_size)
+        best, at = _highest(line, 0, vocab_size)
         if at < 0:
             put_f64(to, row, -np.inf)
         else:
-            put_f64(to, row, best + math.log(_total_weight(line, vocab_size, best, np.float32(1.0))))
+            put_f64(to, row, best + math.log(_total_weight(line, 0, vocab_size, best, np.float32(1.0))))
         row = take_number(call, TASK)

@@ -162,9 +162,10 @@ class Candidate:
         if self.detokenizer.matched_stop is not None:
             self.matched_stop = self.detokenizer.matched_stop
             return text + self._finish("stop")
-        if self.matcher is not None and self.matcher.is_finished():
-            return text + self._finish("stop")
-        if self.num_generated >= self.generation.op.params.max_tokens or len(self.seq.tokens) >= context_len:
+        params = self.generation.op.params
+        if self.matcher is not None and self.num_generated >= params.min_tokens and self.matcher.must_end():
+            return text + self._finish("stop")  # the end token need not be asked for
+        if self.num_generated >= params.max_tokens or len(self.seq.tokens) >= context_len:
             return text + self._finish("length")
         return text
 

@@ -222,7 +222,8 @@ class Executor:
         else:
             logits = step.whole()
         batch = kernels.SampleBatch(temperature, top_k, top_p, min_p, draw=kernels.uniform(seeds, num_tokens))
-        self._constrain(logits, masks)
+        wants_top = any(row.params.return_logprob and row.params.top_logprobs_num for row in rows)
+        self._constrain(logits, masks if wants_top else None)
         if rows:
             kernels.apply_penalties(
                 logits[num_steady:],
@@ -230,7 +231,10 @@ class Executor:
                 [row.token_ids for row in rows],
                 [row.prompt_len for row in rows],
             )
-        sampled = kernels.sample(logits, batch)
+        if masks is None or wants_top:
+            sampled = kernels.sample(logits, batch)
+        else:  # few tokens allowed are few logits read
+            sampled = kernels.sample(logits, batch, mask=self._words(masks), rows=self._rows(masks, len(logits)))
         if self.inputs is not None:
             self.inputs.take_draws(sampled.token_ids)
         tops = {
@@ -280,8 +284,13 @@ class Executor:
         if self._num_tokens < logits.shape[1]:
             logits[:, self._num_tokens :] = float("-inf")
         if masks is not None:
-            some = None if len(masks.rows) == len(logits) else self._on_device(masks.rows)
-            kernels.apply_bitmask(logits, self._on_device(masks.words.view(np.int32)), rows=some)
+            kernels.apply_bitmask(logits, self._words(masks), rows=self._rows(masks, len(logits)))
+
+    def _words(self, masks: Masks) -> torch.Tensor:
+        return self._on_device(masks.words.view(np.int32))
+
+    def _rows(self, masks: Masks, num_rows: int) -> torch.Tensor | None:
+        return None if len(masks.rows) == num_rows else self._on_device(masks.rows)
 
     @torch.inference_mode()
     def logprobs_of(self, logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:

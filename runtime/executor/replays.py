@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..models import Model
 
 MAX_TOKENS = 32  # beyond, a step's products are long and Python's share is small
-MAX_KEPT = 64
+MAX_KEPT = 128
 # A recording takes about as long as Python's share of five steps, so it is made when a shape has cost that much.
 STEPS_BEFORE = 4
 Shape = tuple[int, int]  # rows, tokens
@@ -49,12 +49,22 @@ class Replays:
         self._seen: Counter[Shape] = Counter()  # steps of shapes that have no tape yet
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """What the head is given, [T, C]; None where there is no tape: for steps of many tokens or some without logits,
-        for shapes seen a few times only, or where kernels are not ours.
+        """What the head is given, [L, C]; None where there is no tape: for steps of many tokens or without logits, for
+        shapes seen a few times only, or where kernels are not ours.
+
+        On a tape every token is run to its end, also one that wants no logits: in the last layer's second half alone.
         """
         num_tokens = batch.num_tokens
-        if num_tokens > MAX_TOKENS or batch.num_logits != num_tokens or not team().can_replay:
+        if num_tokens > MAX_TOKENS or not batch.num_logits or not team().can_replay:
             return None
+        if batch.num_logits == num_tokens:
+            return self._features(batch)
+        whole = self._features(_in_few_shapes(batch))
+        return None if whole is None else whole[batch.logits_rows]
+
+    def _features(self, batch: ForwardBatch) -> torch.Tensor | None:
+        """Of every token, [T, C]."""
+        num_tokens = batch.num_tokens
         shape = (len(batch.row_ids), num_tokens)
         if shape not in self._kept:
             self._seen[shape] += 1
@@ -97,6 +107,24 @@ class Replays:
 
     def _like(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._arena.empty(tuple(x.shape), dtype or x.dtype)
+
+
+def _in_few_shapes(batch: ForwardBatch) -> ForwardBatch:
+    """With logits of all tokens, and with rows of no tokens so that their number tells the longest row's alone.
+
+    Grammars force some tokens here, some there; steps of as many tokens in all have few tapes for all that.
+    """
+    num_rows, num_tokens = len(batch.row_ids), batch.num_tokens
+    longest = int(batch.query_starts.diff().max())
+    padding = num_tokens + 1 - (1 << longest.bit_length() - 1) - num_rows
+    none = batch.row_ids.new_zeros(padding)
+    return replace(
+        batch,
+        row_ids=torch.cat((batch.row_ids, none)),
+        query_starts=torch.cat((batch.query_starts, none + num_tokens)),
+        kv_lens=torch.cat((batch.kv_lens, none)),
+        logits_rows=torch.arange(num_tokens),
+    )
 
 
 def _fill(recorded: Recorded, embedded: torch.Tensor, batch: ForwardBatch) -> None:

@@ -48,6 +48,25 @@ def test_tokens_equal_the_reference(vocab_size: int, spread: float) -> None:
     torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("vocab_size", [2, 33, 1000, 4099])
+@pytest.mark.parametrize("share", [0.0, 0.002, 0.3, 1.0])
+def test_a_mask_given_to_sample_is_one_applied_before_to_the_bit(vocab_size: int, share: float) -> None:
+    rng = np.random.default_rng(vocab_size)
+    logits = random_logits(len(CUTS) + 2, vocab_size)
+    batch = batch_of([*CUTS, *CUTS[:2]], rng.random(len(logits)))
+    rows = torch.from_numpy(rng.permutation(len(logits))[:-2])  # two rows may draw everything
+    allowed = rng.random((len(rows), 32 * -(-vocab_size // 32))) < share
+    mask = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view(np.int32))
+    apart = kernels.sample(kernels.apply_bitmask(logits.clone(), mask, rows=rows), batch)
+    found = kernels.sample(logits, batch, mask=mask, rows=rows)
+    assert torch.equal(found.token_ids, apart.token_ids) and torch.equal(found.logprobs, apart.logprobs)
+
+
+def test_a_mask_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="bitmask of 1 rows for 2 rows"):
+        kernels.sample(torch.zeros(2, 40), SampleBatch.greedy(2), mask=np.zeros((1, 2), np.uint32))
+
+
 def test_no_rows() -> None:
     sampled = kernels.sample(torch.empty(0, 50), SampleBatch.greedy(0))
     assert sampled.token_ids.shape == (0,) and sampled.logprobs.shape == (0,)

@@ -53,15 +53,15 @@ class TwoWays:
         self.replays = Replays(model, self.pools[0], steps_before=steps_before)
         self.num_replayed = 0
 
-    def step(self, counts: dict[int, int], *, logits: bool = True) -> None:
-        """So many random tokens of each row; both ways' logits are compared."""
+    def step(self, counts: dict[int, int], *, num_logits: int = MAX_TOKENS + 1) -> None:
+        """So many random tokens of each row, the last of which want logits; both ways' are compared."""
         rows = []
         for row, count in counts.items():
             start = len(self.slots[row])
             self.slots[row] += [self.free.pop() for _ in range(count)]
             ids = self.rng.integers(0, self.model.config.vocab_size, count).astype(np.int32)
             slots = np.array(self.slots[row], dtype=np.int32)
-            rows.append(PlanRow(row, row, start, ids, slots, 0, count if logits else 0))
+            rows.append(PlanRow(row, row, start, ids, slots, 0, min(count, num_logits)))
         batch = ForwardBatch.from_plan(StepPlan(0, tuple(rows)), self.table)
         with torch.inference_mode():
             got = self.replays.forward(batch)
@@ -75,7 +75,7 @@ class TwoWays:
 
 def test_a_tape_s_logits_are_those_of_the_calls(model: Model, num_threads: int) -> None:
     both = TwoWays(model, num_rows=4)
-    both.step({0: 5, 1: 505, 2: 1100}, logits=False)  # 505: the next steps cross from one chunk of keys to two
+    both.step({0: 5, 1: 505, 2: 1100}, num_logits=0)  # 505: the next steps cross from one chunk of keys to two
     assert both.num_replayed == 0
     for i in range(12):
         both.step({0: 1, 1: 1, 2: 1})
@@ -94,10 +94,20 @@ def test_a_sequence_s_first_tokens_may_come_from_a_tape(model: Model) -> None:
     kernels.set_threads(0)
 
 
-def test_many_tokens_and_steps_without_all_logits_are_left_to_the_model(model: Model, num_threads: int) -> None:
+def test_tokens_that_a_grammar_forces_want_no_logits_and_share_few_tapes(model: Model, num_threads: int) -> None:
+    both = TwoWays(model, num_rows=5)
+    both.step({0: 20, 1: 3, 2: 2, 3: 2, 4: 2}, num_logits=1)
+    for i in range(8):
+        both.step({0: 1, 1: 1 + i % 3, 2: 5 - i % 3}, num_logits=1)
+        both.step(dict.fromkeys(range(i % 5), 1) | {i % 5: 7 - i % 5}, num_logits=1)
+    assert both.num_replayed == 17
+    assert all(tokens in (7, 29) for _, tokens in both.replays._kept) and len(both.replays._kept) <= 4
+
+
+def test_many_tokens_and_steps_without_logits_are_left_to_the_model(model: Model, num_threads: int) -> None:
     both = TwoWays(model, num_rows=1)
     both.step({0: MAX_TOKENS + 1})
-    both.step({0: 2}, logits=False)
+    both.step({0: 2}, num_logits=0)
     assert both.num_replayed == 0
 
 
@@ -122,11 +132,11 @@ def test_products_of_another_library_are_left_to_the_model(tiny_model_path: Path
 
 
 def test_few_tapes_are_kept_in_memory_that_they_share(model: Model, num_threads: int) -> None:
-    both = TwoWays(model, num_rows=4)
+    both = TwoWays(model, num_rows=8)
     both.step({0: MAX_TOKENS})
     most = both.replays._arena.num_bytes
-    for tokens in range(1, 28):
-        for rows in range(1, 4):
+    for tokens in range(1, 18):
+        for rows in range(1, 9):
             both.step({row: tokens if row == 0 else 1 for row in range(rows)})
     assert len(both.replays._kept) == MAX_KEPT
     assert both.replays._arena.num_bytes == most

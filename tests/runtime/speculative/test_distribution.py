@@ -53,7 +53,8 @@ def probabilities(params: P, text: tuple[int, ...]) -> np.ndarray:
 def draws(row: SampleRow, seeds: np.ndarray) -> np.ndarray:
     """What each of ``seeds`` draws where ``row`` says."""
     logits = LOGITS[int(row.token_ids[-1])].clone().unsqueeze(0)
-    EXECUTOR._constrain(logits, [row], EXECUTOR._masks([row]))
+    EXECUTOR._constrain(logits, EXECUTOR._masks([row], None))
+    kernels.apply_penalties(logits, [row.params], [row.token_ids], [row.prompt_len])
     batch = kernels.SampleBatch.from_params(
         [row.params] * len(seeds), uniforms=kernels.uniform(seeds, np.full(len(seeds), len(row.token_ids)))
     )
