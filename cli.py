@@ -20,7 +20,7 @@ import msgspec
 
 from . import __version__
 from .runtime.config import EngineConfig
-from .runtime.protocol.errors import PhloemError
+from .runtime.protocol.errors import PhloemError, UnknownModel
 from .runtime.weights.aliases import ALIASES
 
 Progress = Callable[[str, int, int], None]
@@ -174,13 +174,16 @@ def _plan(args: argparse.Namespace) -> int:
 
     from .runtime.planning import HARDWARE, SHAPES, Goal, Shape, find_capacity
 
-    if args.shape in SHAPES:
-        shape = SHAPES[args.shape]
-    else:
+    shape = SHAPES.get(args.shape)
+    if shape is None:
         from .runtime.weights import open_weights, resolve_model
 
-        shape = Shape.of_config(args.shape, open_weights(resolve_model(args.shape)).config)
-    shape = replace(shape, weight_bits=args.weight_bits or (4 if args.hardware == "cpu" else 16))
+        try:
+            shape = Shape.of_file(args.shape, open_weights(resolve_model(args.shape)))
+        except UnknownModel as error:
+            raise UnknownModel(f"{error}; shapes known without their weights: {', '.join(SHAPES)}") from None
+    if args.weight_bits or args.hardware != "cpu":
+        shape = replace(shape, weight_bits=args.weight_bits or 16, eight_bit_share=0.0)
     if args.hardware == "cpu":
         from .runtime.planning.measured import cpu_hardware
         from .runtime.weights.home import default_home
@@ -190,7 +193,7 @@ def _plan(args: argparse.Namespace) -> int:
         hardware = HARDWARE[args.hardware]
     goal = Goal(args.isl, args.osl, args.ttft_s, args.tpot_s, args.cached_share)
     found = find_capacity(shape, hardware, goal)
-    print(f"{shape.name}, {shape.weight_bits}-bit weights, on {hardware.name} ({hardware.about})")
+    print(f"{shape.describe()}, on {hardware.name} ({hardware.about})")
     print(
         f"weights {shape.weights_size_bytes / 1e9:.2f} GB, keys and values {shape.slot_size_bytes / 1e3:.1f} kB a "
         f"token: {found.slots:,} tokens fit"
@@ -199,14 +202,15 @@ def _plan(args: argparse.Namespace) -> int:
     if not found.batch:
         print(f"not even one sequence: {found.limit}")
         return _FAILED
-    print(f"batch {found.batch}, bounded by {found.limit}")
+    print(f"batch {found.batch} (--max-running of the engine), bounded by {found.limit}")
     print(f"time to first token {found.ttft_s * 1e3:,.1f} ms, time per token {found.tpot_s * 1e3:,.2f} ms")
     for part in ("linear", "attention", "small_ops", "head", "host"):
         seconds = getattr(found.step, part)
         print(f"  {part.replace('_', ' '):<10} {seconds * 1e3:>10.3f} ms {seconds / found.step.total:>6.1%}")
     print(f"one replica: {found.tokens_per_s:,.0f} tokens/s, {found.tokens_per_s / goal.osl:,.2f} requests/s")
     if args.rate:
-        print(f"{args.rate:g} requests/s: {found.replicas(goal, args.rate)} replicas")
+        count = found.replicas(goal, args.rate)
+        print(f"{args.rate:g} requests/s: {count} replica{'s' if count > 1 else ''}")
     return _OK
 
 

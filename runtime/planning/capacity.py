@@ -78,6 +78,8 @@ def find_capacity(shape: Shape, hardware: Hardware, goal: Goal) -> Capacity:
         else:
             low = middle
     limit = "memory for keys and values" if low == fit < MAX_BATCH else f"batches of {MAX_BATCH:,} are the most"
+    if goal.ttft_s == goal.tpot_s == math.inf:
+        limit += "; no goal for times was given (--tpot-s, --ttft-s)"
     if low < fit:
         limit = _broken(goal, *_times(shape, hardware, goal, low + 1)[:2])
     return _capacity(shape, hardware, goal, low, limit, slots)

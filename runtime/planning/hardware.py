@@ -13,32 +13,47 @@ Curve = tuple[tuple[float, float], ...]  # (rows, seconds for a thousand million
 class Hardware:
     """Rates of one device, and of the host that drives it.
 
-    Where ``curves`` has the weights' bits, products cost what it says; elsewhere they are a roofline of ``read_rate``
-    and ``product_rate``. ``read_rate`` (bytes/s) and ``product_rate`` (operations/s, 16-bit) are what is reached, not
-    what is printed on the box.
+    Where ``curves`` has the weights' bits, products cost what it says beside ``product_call``; elsewhere they are a
+    roofline of ``read_rate`` and ``product_rate``. ``read_rate`` (bytes/s) and ``product_rate`` (operations/s, 16-bit)
+    are what is reached, not what is printed on the box.
     """
 
     name: str
     memory_bytes: float
     read_rate: float
     product_rate: float
-    launch_s: float  # of each kernel
+    launch_s: float  # of each kernel but products and attention
     host_step_s: float  # a step's planning, sampling and sending, beyond the kernels
     host_row_s: float  # and of each row in it
     about: str = ""
     curves: dict[int, Curve] | None = None
+    product_call: Curve = ()  # (rows, seconds) of a product with hardly a weight, its inputs CALL_INPUTS wide
+    attention_call_s: float = 0.0  # of each layer's attention beside the context
+    attention_row_s: float = 0.0  # and of each row in it
     key_rate: float = 0.0  # numbers of K and V read and widened a second; 0: a roofline of the two rates
     score_rate: float = 0.0  # multiply-adds of queries with K and V, few queries a row
     prefill_score_rate: float = 0.0  # the same, many queries a row
-    element_rate: float = 0.0  # numbers that norms, rope and activations pass a second
+    element_rate: float = 0.0  # numbers that norms and rope pass a second
+    gate_rate: float = 0.0  # numbers that activations pass a second
     logit_rate: float = 0.0  # logits that a greedy choice looks at a second
 
-    def product_s(self, weights: int, rows: float, *, bits: int, weight_bytes: float) -> float:
-        """A matrix product with so many weights, ``rows`` rows at once."""
+    def product_s(self, outputs: int, inputs: int, rows: float, *, bits: int, weight_bytes: float) -> float:
+        """A matrix product of ``rows`` rows at once."""
+        weights = outputs * inputs
         curve = (self.curves or {}).get(bits)
         if curve:
-            return weights / 1e9 * interpolate(curve, rows)
+            return weights / 1e9 * interpolate(curve, rows) + self._call_s(inputs, rows, bits)
         return max(weights * weight_bytes / self.read_rate, 2 * weights * rows / self.product_rate)
+
+    def _call_s(self, inputs: int, rows: float, bits: int) -> float:
+        """What a product costs beside its weights: being called, and rounding its rows where it does."""
+        if not self.product_call or bits > 8:
+            return self.launch_s
+        least = self.product_call[0][1]
+        return least + (interpolate(self.product_call, rows) - least) * inputs / CALL_INPUTS
+
+
+CALL_INPUTS = 1024
 
 
 def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float:

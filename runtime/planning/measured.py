@@ -1,4 +1,7 @@
-"""This machine's CPU as ``Hardware``: measured once with our own kernels, about ten seconds, and kept in a file."""
+"""This machine's CPU as ``Hardware``: measured with our own kernels, well under a minute, and kept in a file.
+
+Never measures twice what has not changed: processor, threads, torch and the kernels' sources.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,39 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ... import kernels
-from ...kernels.linear import PackedLinear, Precision
-from .hardware import Curve, Hardware
+from ...kernels.cpu.llvm import LANES
+from ...kernels.cpu.recording import Arena, Recording
+from ...kernels.cpu.tape import Tape
+from ...kernels.linear import GROUP_LEN, Group32, PackedLinear, Precision
+from ...kernels.threads import team
+from .hardware import CALL_INPUTS, Curve, Hardware
+from .host import host_seconds
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of what is measured
+VERSION = 2  # of what is measured
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
-WEIGHTS = (1536, 1024)  # of one product; as many of them as do not stay in a cache
-NUM_PRODUCTS = 48
-REPEATS = 5
-HOST_STEP_S, HOST_ROW_S = 6e-4, 2.5e-5  # of ``phloem bench --profile``, without kernels
-LAUNCH_S = 1e-6  # of a call on a tape
+WEIGHTS = (1536, CALL_INPUTS)  # of one product; as many of them as no cache holds
+TOTAL_BYTES = 192 << 20
+REPEATS = 7
 
 
 def cpu_hardware(home: Path, *, threads: int = 0, again: bool = False) -> Hardware:
     """From the file in ``home``, or measured now and written there. ``threads`` 0: one per core."""
     count = kernels.set_threads(threads)
-    key = hashlib.sha256(f"{VERSION} {_processor()} {count} {torch.__version__}".encode()).hexdigest()[:12]
+    key = _digest_of_kernels(f"{VERSION} {_processor()} {count} {torch.__version__}")
     path = home / f"cpu-{key}.json"
     if path.exists() and not again:
         data = json.loads(path.read_text())
         data["curves"] = {int(bits): tuple(map(tuple, curve)) for bits, curve in data["curves"].items()}
+        data["product_call"] = tuple(map(tuple, data["product_call"]))
         return Hardware(**data)
     log.warning("measuring this CPU's kernels once, for %s", path)
     hardware = measure_cpu(threads)
@@ -45,71 +54,103 @@ def cpu_hardware(home: Path, *, threads: int = 0, again: bool = False) -> Hardwa
     return hardware
 
 
-@torch.inference_mode()
 def measure_cpu(threads: int = 0) -> Hardware:
-    """Runs every kind of kernel; other work on the machine shows in the figures."""
+    """Runs every kind of kernel as a step does; other work on the machine shows in the figures."""
+    host_step_s, host_row_s = host_seconds(threads)
+    with torch.inference_mode():
+        return _measure_kernels(threads, host_step_s, host_row_s)
+
+
+def _measure_kernels(threads: int, host_step_s: float, host_row_s: float) -> Hardware:
     kernels.warm_up()
     count = kernels.set_kernel_threads(threads)
     torch.manual_seed(0)
-    four, eight = _curve("int8", grouped=True), _curve("int16", grouped=False)
+    call = _products("int8", 1, LANES, bits=4)
+    four, eight = (_curve("int8", call, bits=4), _curve("int16", call, bits=8))
     kernels.set_threads(threads)
-    sixteen = _curve("bfloat16", grouped=False)
+    sixteen = _curve("bfloat16", (), bits=16)
     kernels.set_kernel_threads(threads)
-    key_rate, score_rate = _attention_rates()
+    one, many = (_attention_s(rows, 1, 4, 3, 64, new=1) for rows in (1, 16))
+    attention_row_s = max(0.0, (many - one) / 15)
+    attention_call_s = max(0.0, one - attention_row_s)
+    key_rate, score_rate = _attention_rates(many)
+    launch_s, element_rate = _line(_norm_s)
+    _, gate_rate = _line(_gate_s)
     return Hardware(
         name="cpu",
         memory_bytes=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         read_rate=0.625e9 / four[0][1],
         product_rate=2e9 * four[-1][0] / four[-1][1],
-        launch_s=LAUNCH_S,
-        host_step_s=HOST_STEP_S,
-        host_row_s=HOST_ROW_S,
+        launch_s=launch_s,
+        host_step_s=host_step_s,
+        host_row_s=host_row_s,
         about=f"{_processor()}, {count} threads, measured",
         curves={4: four, 8: eight, 16: sixteen},
+        product_call=call,
+        attention_call_s=attention_call_s,
+        attention_row_s=attention_row_s,
         key_rate=key_rate,
         score_rate=score_rate,
         prefill_score_rate=_prefill_score_rate(),
-        element_rate=_element_rate(),
+        element_rate=element_rate,
+        gate_rate=gate_rate,
         logit_rate=_logit_rate(),
     )
 
 
 def _best(work: Callable[[], object]) -> float:
-    """Seconds; the best, because whatever disturbs only adds."""
-    work()
+    """Seconds of ``work``'s kernels, made from a tape where a step would; the best, because what disturbs only adds."""
+    with Recording(Arena()) as recording:
+        work()
+    run = work
+    if recording.foreign is None and team().can_replay:
+        tape = Tape(recording)
+        run = partial(team().replay, tape)
+    run()
     found = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        work()
+        run()
         found.append(time.perf_counter() - start)
     return min(found)
 
 
-def _curve(precision: Precision, *, grouped: bool) -> Curve:
-    outputs, inputs = WEIGHTS
-    if grouped:
-        q = torch.randint(0, 16, WEIGHTS, dtype=torch.uint8)
-        scale = torch.rand(outputs, inputs // 32) / 8
-        products = [PackedLinear((q, scale, -8 * scale), precision=precision) for _ in range(NUM_PRODUCTS)]
-    else:
-        weight = torch.randn(WEIGHTS)
-        products = [PackedLinear(weight, precision=precision) for _ in range(NUM_PRODUCTS)]
+def _products(precision: Precision, count: int, outputs: int, *, bits: int) -> Curve:
+    """Seconds of one product by rows."""
+    inputs = CALL_INPUTS
+    weight: Tensor | Group32 = torch.randn(outputs, inputs)
+    if bits == 4:
+        scale = torch.rand(outputs, inputs // GROUP_LEN) / 8
+        weight = (torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8), scale, -8 * scale)
+    made = [PackedLinear(weight, precision=precision) for _ in range(count)]
     points = []
     for rows in ROWS:
         x = torch.randn(rows, inputs).bfloat16()
         # Long products need no repeats over all the weights to be out of the caches.
-        some = products if rows < 64 else products[: NUM_PRODUCTS // 4]
-        seconds = _best(lambda x=x, some=some: [product(x) for product in some])  # type: ignore[misc]
-        points.append((float(rows), seconds / (len(some) * outputs * inputs) * 1e9))
+        some = made if rows < 64 else made[: -(-count // 8)]
+        calls = some if count > 1 else some * 32
+        seconds = _best(lambda x=x, calls=calls: [product(x) for product in calls])  # type: ignore[misc]
+        points.append((float(rows), seconds / len(calls)))
     return tuple(points)
 
 
-def _attention_rates() -> tuple[float, float]:
-    """(numbers of K and V a second, multiply-adds a second): two heads ratios give two equations."""
+def _curve(precision: Precision, call: Curve, *, bits: int) -> Curve:
+    """Seconds for a thousand million weights beside what each call costs."""
+    outputs, inputs = WEIGHTS
+    calls = [seconds for _, seconds in call] or [0.0] * len(ROWS)
+    products = _products(precision, TOTAL_BYTES * 8 // (outputs * inputs * bits), outputs, bits=bits)
+    return tuple(
+        (rows, max(seconds - called, seconds / 2) / (outputs * inputs) * 1e9)
+        for (rows, seconds), called in zip(products, calls, strict=True)
+    )
+
+
+def _attention_rates(rows_s: float) -> tuple[float, float]:
+    """(numbers of K and V a second, multiply-adds a second): two head ratios give two equations. ``rows_s``: of so many
+    rows without a context.
+    """
     rows, context, kv_heads, head_dim = 16, 500, 4, 64
-    times = {}
-    for group in (2, 6):
-        times[group] = _attention_s(rows, context, kv_heads, group, head_dim, new=1)
+    times = {group: _attention_s(rows, context, kv_heads, group, head_dim, new=1) - rows_s for group in (2, 6)}
     numbers = 2 * rows * context * kv_heads * head_dim
     per_product = max(times[6] - times[2], times[6] * 0.05) / (4 * numbers)
     per_number = max(times[2] / numbers - 2 * per_product, times[2] / numbers * 0.05)
@@ -139,14 +180,34 @@ def _attention_s(rows: int, context: int, kv_heads: int, group: int, head_dim: i
     return _best(run) / layers
 
 
-def _element_rate() -> float:
-    x, weight, residual = torch.randn(16, 4096).bfloat16(), torch.ones(4096), torch.randn(16, 4096)
-    return x.numel() / _best(lambda: kernels.rms_norm(x, weight, 1e-5, residual=residual))
+def _line(seconds: Callable[[int], float]) -> tuple[float, float]:
+    """(seconds of a call, numbers a second) of a kernel, from a small and a large call."""
+    few, many = 1 << 9, 1 << 16
+    number_s = max(seconds(many) - seconds(few), 1e-9) / (many - few)
+    return max(0.0, seconds(few) - few * number_s), 1 / number_s
+
+
+def _norm_s(numbers: int) -> float:
+    x, weight = torch.randn(numbers // 512, 512).bfloat16(), torch.ones(512)
+    residual = x.float()
+    return _best(lambda: [kernels.rms_norm(x, weight, 1e-5, residual=residual) for _ in range(32)]) / 32
+
+
+def _gate_s(numbers: int) -> float:
+    x = torch.randn(numbers // 512, 512).bfloat16()
+    return _best(lambda: [kernels.silu_mul(x) for _ in range(32)]) / 32
 
 
 def _logit_rate() -> float:
     logits = torch.randn(16, 50_000)
     return logits.numel() / _best(lambda: kernels.sample(logits, kernels.SampleBatch.greedy(16)))
+
+
+def _digest_of_kernels(salt: str) -> str:
+    digest = hashlib.sha256(salt.encode())
+    for file in sorted((Path(kernels.__file__).parent / "cpu").glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _processor() -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from ..protocol.errors import InvalidParams, Unsupported
+from ..quant import GROUP32_KINDS, QuantTensor
+from ..weights import WeightFile
 from ..weights.model_config import ModelConfig
 
 WEIGHT_BYTES = {4: 0.625, 8: 1.0625, 16: 2.0, 32: 4.0}  # with scales and zeros of groups of 32
@@ -12,7 +15,7 @@ WEIGHT_BYTES = {4: 0.625, 8: 1.0625, 16: 2.0, 32: 4.0}  # with scales and zeros 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """``kv_bytes`` of one number in the cache."""
+    """``kv_bytes`` are those of one number in the cache; ``eight_bit_share`` is that of the layers' weights."""
 
     name: str
     num_layers: int
@@ -25,6 +28,7 @@ class Shape:
     tied: bool
     weight_bits: int = 4
     kv_bytes: int = 2
+    eight_bit_share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.weight_bits not in WEIGHT_BYTES:
@@ -46,6 +50,24 @@ class Shape:
             config.vocab_size,
             config.tied_embeddings,
         )
+
+    @classmethod
+    def of_file(cls, name: str, file: WeightFile) -> Shape:
+        """With the bits that its layers' weights have on a CPU. Costs the file's header."""
+        sizes: Counter[int] = Counter()
+        for tensor in map(file.tensor, file.names()):
+            rows, *columns = tensor.shape
+            if columns and rows != file.config.vocab_size:
+                is_four = isinstance(tensor, QuantTensor) and tensor.kind in GROUP32_KINDS
+                sizes[4 if is_four else 8 if isinstance(tensor, QuantTensor) else 16] += rows * columns[0]
+        shape = cls.of_config(name, file.config)
+        if sizes[16] or not sizes[4]:
+            return replace(shape, weight_bits=16 if sizes[16] else 8)
+        return replace(shape, weight_bits=4, eight_bit_share=sizes[8] / sizes.total())
+
+    def describe(self) -> str:
+        mixed = f" ({self.eight_bit_share:.0%} of them 8-bit)" if self.eight_bit_share else ""
+        return f"{self.name}, {self.weight_bits}-bit weights{mixed}"
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
@@ -73,10 +95,15 @@ class Shape:
 
     @property
     def weights_size_bytes(self) -> float:
-        """In memory: layers, head, and the embedding in 16 bits, which a tied head does not share."""
-        layers = self.num_layers * self.layer_weights * WEIGHT_BYTES[self.weight_bits]
-        shared = self.tied and self.weight_bits >= 16
-        return layers + self.head_weights * (WEIGHT_BYTES[self.head_bits] + (0.0 if shared else 2.0))
+        """In memory: layers, head, and the embedding in 16 bits where the head is not read for it."""
+        layers = self.num_layers * self.layer_weights * self.layer_weight_bytes
+        return layers + self.head_weights * (WEIGHT_BYTES[self.head_bits] + (0.0 if self.tied else 2.0))
+
+    @property
+    def layer_weight_bytes(self) -> float:
+        """On average."""
+        plain = (1.0 - self.eight_bit_share) * WEIGHT_BYTES[self.weight_bits]
+        return plain + self.eight_bit_share * WEIGHT_BYTES[8]
 
     @property
     def slot_size_bytes(self) -> int:
@@ -86,8 +113,9 @@ class Shape:
 
 _ALL = (
     Shape("smollm2", 30, 576, 1536, 9, 3, 64, 49_152, True),
-    Shape("qwen2.5-coder-0.5b", 24, 896, 4864, 14, 2, 64, 151_936, True),
-    Shape("qwen2.5-coder-1.5b", 28, 1536, 8960, 12, 2, 128, 151_936, True),
+    # Of the two, files of mixed formats as they are fetched.
+    Shape("qwen2.5-coder-0.5b", 24, 896, 4864, 14, 2, 64, 151_936, False, eight_bit_share=0.854),
+    Shape("qwen2.5-coder-1.5b", 28, 1536, 8960, 12, 2, 128, 151_936, False, eight_bit_share=0.151),
     Shape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151_936, True),
     Shape("qwen3-8b", 36, 4096, 12_288, 32, 8, 128, 151_936, False),
     Shape("llama-3.1-8b", 32, 4096, 14_336, 32, 8, 128, 128_256, False),

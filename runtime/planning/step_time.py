@@ -8,6 +8,7 @@ from .hardware import Hardware
 from .shapes import WEIGHT_BYTES, Shape
 
 KERNELS_A_LAYER = 8  # four products, two norms, rope with the KV write, attention, activation: one is fused
+SMALL_KERNELS = 4  # those of them that are neither products nor attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +33,39 @@ def step_time(
     ``prefill`` tokens of prompts, that see ``prefill_context`` tokens on average. Numbers of tokens may be averages.
     """
     tokens = rows + prefill
-    linear = sum(
-        hardware.product_s(
-            outputs * inputs, tokens, bits=shape.weight_bits, weight_bytes=WEIGHT_BYTES[shape.weight_bits]
-        )
-        for outputs, inputs in shape.products
-    )
     # Prompts need logits for their last token alone: of a chunk that is next to nothing.
     head = hardware.product_s(
-        shape.head_weights, max(rows, 1.0), bits=shape.head_bits, weight_bytes=WEIGHT_BYTES[shape.head_bits]
+        shape.vocab_size,
+        shape.hidden,
+        max(rows, 1.0),
+        bits=shape.head_bits,
+        weight_bytes=WEIGHT_BYTES[shape.head_bits],
+    )
+    attention = (
+        hardware.attention_call_s
+        + hardware.attention_row_s * rows
+        + _attention_s(shape, hardware, rows, context, hardware.score_rate)
+        + _attention_s(shape, hardware, prefill, prefill_context, hardware.prefill_score_rate, queries=64.0)
     )
     return StepTime(
-        linear=shape.num_layers * linear,
-        attention=shape.num_layers
-        * (
-            _attention_s(shape, hardware, rows, context, hardware.score_rate)
-            + _attention_s(shape, hardware, prefill, prefill_context, hardware.prefill_score_rate, queries=64.0)
-        ),
-        small_ops=shape.num_layers * (_small_ops_s(shape, hardware, tokens) + KERNELS_A_LAYER * hardware.launch_s),
+        linear=shape.num_layers * _products_s(shape, hardware, tokens),
+        attention=shape.num_layers * attention,
+        small_ops=shape.num_layers * _small_ops_s(shape, hardware, tokens),
         head=head,
         host=hardware.host_step_s
         + rows * hardware.host_row_s
         + (rows * shape.vocab_size / hardware.logit_rate if hardware.logit_rate else 0.0),
+    )
+
+
+def _products_s(shape: Shape, hardware: Hardware, tokens: float) -> float:
+    """Of one layer, whose weights have two numbers of bits where the model's file mixes them."""
+    shares = ((shape.weight_bits, 1.0 - shape.eight_bit_share), (8, shape.eight_bit_share))
+    return sum(
+        share * hardware.product_s(outputs, inputs, tokens, bits=bits, weight_bytes=WEIGHT_BYTES[bits])
+        for outputs, inputs in shape.products
+        for bits, share in shares
+        if share
     )
 
 
@@ -70,5 +82,10 @@ def _attention_s(
 
 def _small_ops_s(shape: Shape, hardware: Hardware, tokens: float) -> float:
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    numbers = tokens * (2 * shape.hidden + heads + 2 * shape.inner)
-    return numbers / hardware.element_rate if hardware.element_rate else 4 * numbers / hardware.read_rate
+    passed, gated = tokens * (2 * shape.hidden + heads), tokens * shape.inner
+    if hardware.element_rate:
+        numbers_s = passed / hardware.element_rate + 2 * gated / hardware.gate_rate
+    else:
+        numbers_s = 4 * (passed + 2 * gated) / hardware.read_rate
+    # Where products and attention are measured, their calls are as well.
+    return numbers_s + (SMALL_KERNELS if hardware.product_call else KERNELS_A_LAYER) * hardware.launch_s

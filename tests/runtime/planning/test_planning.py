@@ -51,7 +51,7 @@ def test_one_more_sequence_would_break_the_goal(bounds: dict[str, float]) -> Non
 
 def test_without_a_goal_memory_bounds_the_batch() -> None:
     found = find_capacity(LLAMA, H200, Goal(4000, 1000))
-    assert found.limit == "memory for keys and values"
+    assert found.limit.startswith("memory for keys and values; no goal for times was given")
     assert found.batch == found.slots // 5000
 
 
@@ -104,6 +104,8 @@ def test_plan_prints_what_one_replica_carries(capsys: pytest.CaptureFixture[str]
     assert main(["plan", "llama-3.1-8b", "--hardware", "h200", *goal]) == 0
     out = capsys.readouterr().out
     assert "bounded by time per token" in out and "50 requests/s: 3 replicas" in out
+    assert main(["plan", "no-such-shape"]) == 2
+    assert "shapes known without their weights: smollm2, " in capsys.readouterr().err
     assert main(["plan", "llama-3.3-70b", "--hardware", "l4"]) == 2
     assert "not even one sequence: memory" in capsys.readouterr().out
 
@@ -115,3 +117,50 @@ def test_a_shape_is_read_from_a_model(tmp_path: Path) -> None:
     config = open_weights(make_tiny_model(tmp_path / "tiny", seed=1)).config
     shape = Shape.of_config("tiny", config)
     assert (shape.num_layers, shape.hidden, shape.tied) == (2, 64, False)
+
+
+def test_a_file_of_mixed_formats_is_read_as_such(tmp_path: Path) -> None:
+    from phloem.runtime.weights import open_weights
+    from phloem.tests.runtime.models.tiny import make_tiny_gguf
+
+    four = Shape.of_file("four", open_weights(make_tiny_gguf(tmp_path / "4.gguf", seed=1, kinds={"weight": "Q4_0"})))
+    assert (four.weight_bits, four.eight_bit_share) == (4, 0.0)
+    kinds = {"weight": "Q4_0", "down_proj": "Q8_0"}
+    mixed = Shape.of_file("mixed", open_weights(make_tiny_gguf(tmp_path / "m.gguf", seed=1, kinds=kinds)))
+    down = mixed.hidden * mixed.inner / mixed.layer_weights
+    assert mixed.weight_bits == 4 and mixed.eight_bit_share == pytest.approx(down)
+    assert four.weights_size_bytes < mixed.weights_size_bytes
+    eight = Shape.of_file("eight", open_weights(make_tiny_gguf(tmp_path / "8.gguf", seed=1, kinds={"weight": "Q8_0"})))
+    assert (eight.weight_bits, eight.eight_bit_share) == (8, 0.0)
+
+
+def test_a_product_costs_its_call_its_inputs_and_its_weights() -> None:
+    flat = ((1.0, 1.0), (64.0, 1.0))  # a nanosecond a weight, whatever the rows
+    call = ((1.0, 1e-6), (64.0, 9e-6))
+    cpu = Hardware("cpu", 1e10, 1e10, 1e11, 5e-6, 0.0, 0.0, curves={4: flat, 16: flat}, product_call=call)
+
+    def seconds(outputs: int, inputs: int, rows: float, bits: int = 4) -> float:
+        return cpu.product_s(outputs, inputs, rows, bits=bits, weight_bytes=0.625)
+
+    assert seconds(100, 1024, 1) == pytest.approx(102_400e-9 + 1e-6)
+    assert seconds(100, 1024, 64) == pytest.approx(102_400e-9 + 9e-6)
+    assert seconds(100, 2048, 64) == pytest.approx(204_800e-9 + 17e-6)
+    assert seconds(100, 1024, 64, bits=16) == pytest.approx(102_400e-9 + 5e-6)
+
+
+def test_half_the_weights_in_eight_bits_cost_what_half_of_each_does() -> None:
+    curves = {4: ((1.0, 0.01), (8.0, 0.02)), 8: ((1.0, 0.03), (8.0, 0.06))}
+    cpu = Hardware("cpu", 1e10, 1e10, 1e11, 0.0, 0.0, 0.0, curves=curves)
+    four, eight = (replace(LLAMA, weight_bits=bits) for bits in (4, 8))
+    mixed = step_time(replace(four, eight_bit_share=0.5), cpu, rows=4, context=0).linear
+    ends = [step_time(shape, cpu, rows=4, context=0).linear for shape in (four, eight)]
+    assert mixed == pytest.approx(sum(ends) / 2) and ends[0] < ends[1]
+
+
+def test_the_host_s_part_of_a_step_is_measured_in_milliseconds_at_most() -> None:
+    from phloem import kernels
+    from phloem.runtime.planning.host import host_seconds
+
+    step_s, row_s = host_seconds(1)
+    kernels.set_threads(0)
+    assert 1e-6 < step_s < 0.5 and 0.0 <= row_s < step_s + 0.1
