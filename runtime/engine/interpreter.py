@@ -90,6 +90,7 @@ class Interpreter:
         self.live: dict[int, Sequence] = {}
         self.usage = Usage()
         self._ready: deque[SequenceState] = deque()
+        self._num_coming = 0  # sequences with something to run, accepted since the scheduler was told last
         self._next_seq_id = 0
         self.generations = GenOps(self, compile_grammar=compile_grammar, seed=seed, may_draft=may_draft)
         self.scorings = ScoreOps(self)
@@ -102,8 +103,8 @@ class Interpreter:
         faults = find_faults(
             submit, program, limits=self.limits, vocab_size=self.vocab_size, check_stop=self.tokenizer.stop_pattern
         )
-        if not faults and self.scheduler.num_waiting >= self.max_waiting:
-            message = f"{self.scheduler.num_waiting:,} sequences are waiting already (max_waiting); try again later"
+        if not faults and (num_waiting := self._num_in_line()) >= self.max_waiting:
+            message = f"{num_waiting:,} sequences are waiting already (max_waiting); try again later"
             faults = [(-1, Overloaded(message, retry_after_s=self.scheduler.drained_in_s()).info())]
         if faults:
             ids = [op.op for op in submit.ops]
@@ -129,8 +130,14 @@ class Interpreter:
                     self._new_state(program, child, unborn=True)
             elif isinstance(op, Gen) and op.grammar is not None:
                 self.generations.compile_grammar(op.grammar)
+        self._num_coming += len({op.seq for op in submit.ops if isinstance(op, Gen | Select | Score)})
         if not submit.ops:
             self._close_if_over(program)
+
+    def _num_in_line(self) -> int:
+        """Sequences that wait, and those accepted since the last step for which there is no free row."""
+        num_free = self.scheduler.config.max_running - len(self.scheduler.running)
+        return self.scheduler.num_waiting + max(0, self._num_coming - num_free)
 
     def cancel(self, client: bytes, cancel: Cancel) -> None:
         program = self.programs.get((client, cancel.program))
@@ -178,6 +185,7 @@ class Interpreter:
             except Exception as error:  # one program's trouble must not become another's
                 log.exception("op of program %s failed", owner.program.id)
                 self._fail_sequence(owner, InternalError(f"{type(error).__name__}: {error}"))
+        self._num_coming = 0
 
     def _advance_sequence(self, owner: SequenceState) -> None:
         while owner.queue and owner.activity is None and not owner.unborn:

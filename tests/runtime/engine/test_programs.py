@@ -452,6 +452,16 @@ def test_a_pin_keeps_a_prefix_for_its_time_within_its_budget(tiny_model_path):
     engine.close()
 
 
+def test_a_burst_within_one_step_counts_against_the_queue(tiny_model_path):
+    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", max_running=2, max_waiting=3))
+    driver = Driver(engine)
+    outcomes = [driver.submit([o.Text(op=0, seq=0, text=f"{n}"), o.Gen(op=1, seq=0, params=GREEDY)]) for n in range(9)]
+    driver.run()
+    assert [outcome.rejected is None for outcome in outcomes] == [True] * 5 + [False] * 4
+    assert all(outcome.ends == {0: 1, 1: 1} for outcome in outcomes[:5])
+    engine.close()
+
+
 def test_tenants_share_by_the_weights_of_the_config(tiny_model_path):
     config = EngineConfig(
         model=str(tiny_model_path), precision="float32", max_running=1, speculative="off", tenant_weights={"a": 3.0}
