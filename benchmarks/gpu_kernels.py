@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from phloem.kernels import Groups, draft_tree, reference
+from phloem.kernels import Groups, SharedPrefixes, draft_tree, reference
 from phloem.kernels.backend import triton_backend
 from phloem.kernels.linear import quantize_int8
 from phloem.kernels.quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
@@ -53,20 +53,26 @@ def _packed(dense: Tensor, kind: str) -> QuantizedWeight:
 
 def shared_prefix(bench: Bench) -> None:
     """64 children of one prefix of 8,192 tokens, one new token each; beside it the kernel that reads it 64 times."""
-    children, prefix, own = (64, 8192, 64) if not bench.smoke else (3, 40, 5)
+    children, prefix, own = (64, 8192, 64) if not bench.smoke else (3, 520, 5)
     inputs, size = _rows(bench, [prefix + own] * children, [1] * children)
     table = inputs[3]
     table[:, :prefix] = table[0, :prefix]
     device = bench.device
-    groups = {
-        "group_starts": torch.tensor([0, children], dtype=torch.int32, device=device),
-        "prefix_lens": torch.tensor([prefix], dtype=torch.int32, device=device),
-    }
+    cut = triton_backend().sharing_of(device, size["num_heads"] // size["num_kv_heads"])
+    assert cut is not None
+    chunks = prefix // cut.chunk_len
+    places = range(0, children, cut.piece_len)
+    pieces = [(begin, min(begin + cut.piece_len, children), begin, 0, chunks) for begin in places]
+    shared = SharedPrefixes(
+        torch.arange(children, dtype=torch.int32, device=device),
+        torch.tensor(pieces, dtype=torch.int32, device=device),
+        torch.full((children,), chunks, dtype=torch.int32, device=device),
+    )
     scale = size["head_dim"] ** -0.5
     bench.add(
         "shared-prefix attention",
         f"{children} children of {prefix:,} tokens, {own} of their own",
-        lambda: triton_backend().shared_prefix_attention(*inputs, **groups, scale=scale),
+        lambda: triton_backend().shared_prefix_attention(*inputs, shared=shared, scale=scale),
         lambda: reference.paged_attention(*inputs, scale=scale),
         roofline.shared_prefix_attention(prefix, [prefix + own] * children, **size, element=bench.dtype.itemsize),
         other="without sharing",

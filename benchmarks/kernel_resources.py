@@ -38,6 +38,9 @@ from . import RESULTS
 HEADS = {"SmolLM2-135M": (3, 3, 64), "Llama-3-8B": (8, 4, 128), "Qwen3-0.6B": (8, 2, 128)}  # KV heads, group, size
 
 
+_FLAGS = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_TREE", "HAS_PIECES", "IS_AFTER_PIECES")
+
+
 @dataclass(frozen=True)
 class Build:
     """One specialization: ``types`` by argument (``*`` a pointer), pointers and ints in ``aligned`` divisible by 16."""
@@ -69,11 +72,13 @@ def attention_builds(config: Config) -> Iterator[Build]:
         yield attention_build(f"attention {kind} Llama-3-8B fp8 pool", shape, llama, pool="*u8")
     yield attention_build("attention tree Llama-3-8B", config.prefill, llama, ("HAS_TREE",))
     # A shared prefix, and what is left to the rows: of one token, and of several.
-    for kind, shape in (("prefix", config.shared), ("suffix of one token", config.decode)):
-        yield attention_build(f"attention shared {kind} Llama-3-8B", shape, llama, ("HAS_RANGE", "HAS_SOFT_CAP"))
-    yield attention_build(
-        "attention shared prefix Llama-3-8B fp8 pool", config.shared, llama, ("HAS_RANGE",), pool="*u8"
-    )
+    for kind, shape, flag in (
+        ("prefix", config.shared, "HAS_PIECES"),
+        ("suffix of one token", config.decode, "IS_AFTER_PIECES"),
+        ("suffix of drafts", config.shared, "IS_AFTER_PIECES"),
+    ):
+        yield attention_build(f"attention shared {kind} Llama-3-8B", shape, llama, (flag, "HAS_SOFT_CAP"))
+        yield attention_build(f"attention shared {kind} Llama-3-8B fp8 pool", shape, llama, (flag,), pool="*u8")
 
 
 def attention_build(
@@ -86,14 +91,14 @@ def attention_build(
 ) -> Build:
     num_kv_heads, group, head_dim = heads
     tables = ("slot_table", "row_ids", "query_starts", "kv_lens", "block_rows", "block_tokens")
-    sizes = ("window", "q_stride", "table_stride", "num_parts", "first_part", "split_len")
+    sizes = ("window", "q_stride", "table_stride", "num_splits", "split_len")
     return Build(
         name,
         attention.attention_kernel,
         {
             **dict.fromkeys(("q", "out"), "*bf16"),
             **dict.fromkeys(("k_cache", "v_cache"), pool),
-            **dict.fromkeys((*tables, "range_starts", "range_ends"), "*i32"),
+            **dict.fromkeys((*tables, "pieces", "piece_order", "own_from"), "*i32"),
             "tree": "*i64",
             **dict.fromkeys(("part_sums", "part_logs"), "*fp32"),
             **dict.fromkeys(("scale", "soft_cap"), "fp32"),
@@ -107,7 +112,7 @@ def attention_build(
             "BLOCK_M": max(shape.block_m, triton.next_power_of_2(group)),
             "BLOCK_N": shape.block_n_fp8 or shape.block_n if pool == "*u8" else shape.block_n,
             "IS_SPLIT": shape.split_len > 0,
-            **{flag: flag in flags for flag in ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_TREE", "HAS_RANGE")},
+            **{flag: flag in flags for flag in _FLAGS},
             "PRODUCTS": tl.bfloat16,
         },
         shape.num_warps,

@@ -14,11 +14,13 @@ from .ops import (
     rope_write_kv,
     route_experts,
     shared_prefix_attention,
+    sharing_of,
     silu_mul,
     tree_attention,
 )
 from .quantized_weight import QuantizedWeight
 from .sampling import apply_bitmask, apply_edits, apply_penalties, gather_logprobs, sample, top_logprobs, uniform
+from .shared import SharedPrefixes, Sharing
 from .threads import set_kernel_threads, set_threads
 from .warm_up import warm_up
 
@@ -28,6 +30,8 @@ __all__ = [
     "QuantizedWeight",
     "SampleBatch",
     "Sampled",
+    "SharedPrefixes",
+    "Sharing",
     "add_adapters",
     "apply_bitmask",
     "apply_edits",
@@ -46,6 +50,7 @@ __all__ = [
     "set_kernel_threads",
     "set_threads",
     "shared_prefix_attention",
+    "sharing_of",
     "silu_mul",
     "top_logprobs",
     "tree_attention",

@@ -12,6 +12,7 @@ from torch import Tensor
 from . import reference
 from .batch import LogitEdits, Sampled
 from .cpu import activation, attention, edits, experts, norm, rope, sampling
+from .shared import Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Backend:
     paged_attention: Callable[..., Tensor]
     tree_attention: Callable[..., Tensor]
     shared_prefix_attention: Callable[..., Tensor]
+    sharing_of: Callable[[torch.device, int], Sharing | None]
     quantized_product: Callable[..., Tensor]
     route_experts: Callable[..., tuple[Tensor, Tensor]]
     mix_experts: Callable[..., Tensor]
@@ -48,6 +50,7 @@ REFERENCE = Backend(
     paged_attention=reference.paged_attention,
     tree_attention=reference.paged_attention,
     shared_prefix_attention=reference.shared_prefix_attention,
+    sharing_of=reference.sharing_of,
     quantized_product=reference.quantized_product,
     route_experts=reference.route_experts,
     mix_experts=reference.mix_experts,
@@ -107,6 +110,7 @@ def triton_backend() -> Backend:
         paged_attention=triton_attention.paged_attention,
         tree_attention=triton_attention.paged_attention,
         shared_prefix_attention=triton_attention.shared_prefix_attention,
+        sharing_of=triton_attention.sharing_of,
         quantized_product=quantized.quantized_product,
         route_experts=triton_experts.route_experts,
         mix_experts=triton_experts.mix_experts,

@@ -11,6 +11,7 @@ from torch import Tensor
 from .backend import backend_of
 from .groups import Groups
 from .quantized_weight import QuantizedWeight
+from .shared import SharedPrefixes, Sharing
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -171,20 +172,20 @@ def shared_prefix_attention(
     query_starts: Tensor,
     kv_lens: Tensor,
     *,
-    group_starts: Tensor,  # int32 [G + 1]
-    prefix_lens: Tensor,  # int32 [G]
+    shared: SharedPrefixes,
     scale: float,
     soft_cap: float = 0.0,
 ) -> Tensor:
-    """``paged_attention`` of neighbouring rows that share a prefix, which is read once for all of them.
-
-    Rows [group_starts[g], group_starts[g + 1]) have the same slots in their first prefix_lens[g] tokens, 0 where they
-    share none; every new token lies beyond them. All rows are in some group. Results are those of ``paged_attention``
-    up to the order of sums.
+    """``paged_attention`` with what contexts have in common read once for each piece of ``shared``, up to the order of
+    sums. A CPU finds by itself what is shared.
     """
     inputs = (q, k_cache, v_cache, slot_table, row_ids, query_starts, kv_lens)
-    groups = {"group_starts": group_starts, "prefix_lens": prefix_lens}
-    return backend_of(q).shared_prefix_attention(*inputs, **groups, scale=scale, soft_cap=soft_cap)
+    return backend_of(q).shared_prefix_attention(*inputs, shared=shared, scale=scale, soft_cap=soft_cap)
+
+
+def sharing_of(device: torch.device, *, group: int) -> Sharing | None:
+    """How ``shared_prefix_attention`` wants prefixes cut, with ``group`` query heads to a KV head; None: not at all."""
+    return backend_of(torch.empty(0, dtype=torch.bfloat16, device=device)).sharing_of(device, group)
 
 
 def quantized_product(

@@ -14,6 +14,7 @@ from torch import Tensor
 from .batch import LogitEdits, SampleBatch, Sampled
 from .groups import Groups
 from .quantized_weight import QuantizedWeight, dequantize
+from .shared import SharedPrefixes, Sharing
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -135,11 +136,13 @@ def mix_experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: 
     return out.to(x.dtype)
 
 
-def shared_prefix_attention(
-    q: Tensor, *inputs: Tensor, group_starts: Tensor, prefix_lens: Tensor, **how: Any
-) -> Tensor:
-    """Groups change what is read, not what comes out."""
+def shared_prefix_attention(q: Tensor, *inputs: Tensor, shared: SharedPrefixes, **how: Any) -> Tensor:
+    """Sharing changes what is read, not what comes out."""
     return paged_attention(q, *inputs, **how)
+
+
+def sharing_of(device: torch.device, group: int) -> Sharing | None:
+    return None
 
 
 def quantized_product(

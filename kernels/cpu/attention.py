@@ -23,6 +23,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from ..shared import SharedPrefixes
 from ..threads import team
 from .attention_plan import (
     BEGIN,
@@ -177,9 +178,7 @@ def paged_attention(
     return out
 
 
-def shared_prefix_attention(
-    q: Tensor, *inputs: Tensor, group_starts: Tensor, prefix_lens: Tensor, **how: Any
-) -> Tensor:
+def shared_prefix_attention(q: Tensor, *inputs: Tensor, shared: SharedPrefixes, **how: Any) -> Tensor:
     """Rows that share a prefix are found by their slots: nothing needs to be told."""
     return paged_attention(q, *inputs, **how)
 

@@ -14,8 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..shared import PIECE_FIELDS, SharedPrefixes, Sharing
 from .config import AttentionConfig, Config, config_of
 from .fp8 import decode_fp8
+
+FIELDS = tl.constexpr(PIECE_FIELDS)
 
 
 @triton.jit
@@ -30,8 +33,9 @@ def attention_kernel(
     block_rows,
     block_tokens,
     tree,  # int64 [T]: bit j is set if the token sees new token j of its row
-    range_starts,  # int32 [R], range_ends: only these keys of the row are seen
-    range_ends,
+    pieces,  # int32 [P, PIECE_FIELDS], see kernels.shared
+    piece_order,
+    own_from,
     out,
     part_sums,
     part_logs,
@@ -40,8 +44,7 @@ def attention_kernel(
     window,
     q_stride,
     table_stride,
-    num_parts,  # splits of this and other launches
-    first_part,
+    num_splits,
     split_len,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -53,35 +56,49 @@ def attention_kernel(
     HAS_SOFT_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     HAS_TREE: tl.constexpr,
-    HAS_RANGE: tl.constexpr,
+    HAS_PIECES: tl.constexpr,  # blocks are pieces of a shared prefix
+    IS_AFTER_PIECES: tl.constexpr,  # what pieces read is left out
     PRODUCTS: tl.constexpr,  # the type whose products are taken
 ):
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    row = tl.load(block_rows + block)
-    if row < 0:  # the grid is as large as the most blocks that such a batch could have
-        return
-    num_heads = NUM_KV_HEADS * GROUP
-    first = tl.load(block_tokens + block)
-    end_token = tl.load(query_starts + row + 1)
-    kv_len = tl.load(kv_lens + row)
     vector = tl.arange(0, BLOCK_M)
-    token = first + vector // GROUP
+    if HAS_PIECES:
+        piece = pieces + block * FIELDS  # begin, end, row, first chunk, the one after the last
+        if (split < tl.load(piece + 3)) | (split >= tl.load(piece + 4)):
+            return
+        row = tl.load(piece + 2)
+        in_order = tl.load(piece) + vector // GROUP
+        valid = (in_order < tl.load(piece + 1)) & (vector < (BLOCK_M // GROUP) * GROUP)
+        token = tl.load(piece_order + in_order, mask=valid, other=0)
+        first_key = split * split_len
+        end_key = first_key + split_len
+    else:
+        row = tl.load(block_rows + block)
+        if row < 0:  # the grid is as large as the most blocks that such a batch could have
+            return
+        first = tl.load(block_tokens + block)
+        own_split = 0
+        if IS_AFTER_PIECES:
+            own_split = tl.load(own_from + first)
+        if split < own_split:
+            return
+        end_token = tl.load(query_starts + row + 1)
+        kv_len = tl.load(kv_lens + row)
+        token = first + vector // GROUP
+        valid = (token < end_token) & (vector < (BLOCK_M // GROUP) * GROUP)
+        position = kv_len - end_token + token
+        last_token = tl.minimum(first + BLOCK_M // GROUP, end_token) - 1
+        end_key = kv_len - end_token + last_token + 1
+        first_key = 0
+        if HAS_WINDOW:
+            first_key = tl.maximum(kv_len - end_token + first - window + 1, 0) // BLOCK_N * BLOCK_N
+        if IS_SPLIT:
+            first_key = tl.maximum(first_key, split * split_len)
+            end_key = tl.minimum(end_key, (split + 1) * split_len)
+    num_heads = NUM_KV_HEADS * GROUP
     head = kv_head * GROUP + vector % GROUP
-    valid = (token < end_token) & (vector < (BLOCK_M // GROUP) * GROUP)
-    position = kv_len - end_token + token
-    last_token = tl.minimum(first + BLOCK_M // GROUP, end_token) - 1
-    end_key = kv_len - end_token + last_token + 1
-    first_key = 0
-    if HAS_WINDOW:
-        first_key = tl.maximum(kv_len - end_token + first - window + 1, 0) // BLOCK_N * BLOCK_N
-    if IS_SPLIT:
-        first_key = tl.maximum(first_key, split * split_len)
-        end_key = tl.minimum(end_key, (split + 1) * split_len)
-    if HAS_RANGE:
-        first_key = tl.maximum(first_key, tl.load(range_starts + row))
-        end_key = tl.minimum(end_key, tl.load(range_ends + row))
     if HAS_TREE:
         begin = kv_len - end_token + tl.load(query_starts + row)  # the position of the row's first new token
         visible = tl.load(tree + token, mask=valid, other=0)
@@ -105,7 +122,10 @@ def attention_kernel(
         scores = tl.dot(queries, keys.to(PRODUCTS), out_dtype=tl.float32) * scale
         if HAS_SOFT_CAP:
             scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
-        seen = there[None, :] & (key[None, :] <= position[:, None])
+        if HAS_PIECES:  # whole chunks, all of which lie before every token
+            seen = there[None, :]
+        else:
+            seen = there[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:
             seen = seen & (key[None, :] > position[:, None] - window)
         if HAS_TREE:
@@ -129,7 +149,7 @@ def attention_kernel(
     place = token.to(tl.int64) * num_heads + head
     stored = valid[:, None] & in_head[None, :]
     if IS_SPLIT:
-        part = place * num_parts + first_part + split
+        part = place * num_splits + split
         tl.store(part_sums + part[:, None] * HEAD_DIM + d[None, :], mixed, mask=stored)
         log = tl.where(empty, float("-inf"), highest + tl.log2(tl.where(empty, 1.0, weight)))
         tl.store(part_logs + part, log, mask=valid)
@@ -204,7 +224,7 @@ def paged_attention(
     parts = _parts(q, num_splits if num_splits > 1 else 0)
     rows = (slot_table, row_ids, query_starts, kv_lens)
     options = (scale, soft_cap, sliding_window)
-    _attend(q, k_cache, v_cache, *rows, None, tree, out, parts, *options, num_splits, num_splits, 0, config)
+    _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_splits, config, tree=tree)
     if num_splits > 1:
         _join(parts, out, num_splits)
     return out
@@ -219,18 +239,16 @@ def shared_prefix_attention(
     query_starts: Tensor,
     kv_lens: Tensor,
     *,
-    group_starts: Tensor,
-    prefix_lens: Tensor,
+    shared: SharedPrefixes,
     scale: float,
     soft_cap: float = 0.0,
     config: Config | None = None,
 ) -> Tensor:
-    """What ``paged_attention`` gives, with the keys that neighbouring rows share read once for all of them.
+    """What ``paged_attention`` gives, with keys that tokens share read once for each piece of them.
 
-    Rows ``group_starts[g]:group_starts[g + 1]`` (int32 [G + 1], over all rows) share the slots of their first
-    ``prefix_lens[g]`` tokens (int32 [G]); 0 where they share none. Every new token lies beyond the shared ones. The
-    queries of a group see its prefix as one long block, each row sees the rest, and the parts are joined by the log of
-    their weight (as in Hydragen, Juravsky et al. 2024).
+    A chunk is a split. The tokens of a piece see its chunks as one block of queries, each row sees the rest, and all
+    parts are joined by the log of their weight (as in Hydragen, Juravsky et al. 2024; with pieces of several depths a
+    tree of prefixes, as in FlashInfer's cascades).
     """
     num_tokens = q.shape[0]
     table = config_of(q.device) if config is None else config
@@ -238,25 +256,21 @@ def shared_prefix_attention(
     if not num_tokens:
         return out
     own = table.decode if num_tokens == row_ids.shape[0] else table.shared
-    shared_splits, own_splits = _num_splits(slot_table, table.shared), _num_splits(slot_table, own)
-    num_parts = shared_splits + own_splits
-    parts = _parts(q, num_parts)
-    options = (scale, soft_cap, 0)
-
-    group_starts, first_rows = group_starts.long(), group_starts[:-1].long()
-    query_starts_of_groups = query_starts[group_starts].int()
-    group_tokens = query_starts_of_groups[1:] - query_starts_of_groups[:-1]
-    # A group is one row whose new tokens come right after the prefix: each of them sees all of it.
-    rows = (slot_table, row_ids[first_rows], query_starts_of_groups, prefix_lens + group_tokens)
-    seen = (torch.zeros_like(prefix_lens), prefix_lens)
-    _attend(q, k_cache, v_cache, *rows, seen, None, out, parts, *options, shared_splits, num_parts, 0, table.shared)
-
-    groups = torch.searchsorted(group_starts, torch.arange(row_ids.shape[0], device=q.device), right=True) - 1
+    assert own.split_len == table.shared.split_len, (own, table.shared)
+    num_splits = max(_num_splits(slot_table, own), 2)
+    parts = _parts(q, num_splits)
     rows = (slot_table, row_ids, query_starts, kv_lens)
-    seen = (prefix_lens[groups], kv_lens)
-    _attend(q, k_cache, v_cache, *rows, seen, None, out, parts, *options, own_splits, num_parts, shared_splits, own)
-    _join(parts, out, num_parts)
+    options = (scale, soft_cap, 0)
+    _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_splits, table.shared, pieces=shared)
+    _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_splits, own, after=shared)
+    _join(parts, out, num_splits)
     return out
+
+
+def sharing_of(device: torch.device, group: int) -> Sharing:
+    """``group``: query heads of a KV head, which stand together in a piece's block."""
+    table = config_of(device)
+    return Sharing(table.shared.split_len, max(table.shared.block_m // group, 1), table.shared_least_bytes)
 
 
 def _attend(
@@ -267,27 +281,32 @@ def _attend(
     row_ids: Tensor,
     query_starts: Tensor,
     kv_lens: Tensor,
-    seen: tuple[Tensor, Tensor] | None,
-    tree: Tensor | None,
     out: Tensor,
     parts: tuple[Tensor, Tensor],
     scale: float,
     soft_cap: float,
     sliding_window: int,
     num_splits: int,
-    num_parts: int,
-    first_part: int,
     config: AttentionConfig,
+    *,
+    tree: Tensor | None = None,
+    pieces: SharedPrefixes | None = None,
+    after: SharedPrefixes | None = None,
 ) -> None:
-    """One launch: into ``out``, or into ``num_splits`` of ``num_parts`` parts where there are several."""
+    """One launch: into ``out``, or into parts where there are several splits. ``pieces``: their chunks alone;
+    ``after``: all chunks but theirs.
+    """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
     assert num_heads == group * num_kv_heads, (num_heads, num_kv_heads)
     block_m = max(config.block_m, triton.next_power_of_2(group))
-    block_rows, block_tokens = blocks_of(query_starts, num_tokens, block_m // group)
-    range_starts, range_ends = (kv_lens, kv_lens) if seen is None else seen
-    attention_kernel[(len(block_rows), num_kv_heads, num_splits)](
+    if pieces is not None:  # these are its blocks
+        num_blocks, block_rows, block_tokens = len(pieces.pieces), kv_lens, kv_lens
+    else:
+        block_rows, block_tokens = blocks_of(query_starts, num_tokens, block_m // group)
+        num_blocks = len(block_rows)
+    attention_kernel[(num_blocks, num_kv_heads, num_splits)](
         q,
         _as_bytes(k_cache),
         _as_bytes(v_cache),
@@ -298,8 +317,9 @@ def _attend(
         block_rows,
         block_tokens,
         kv_lens if tree is None else tree,
-        range_starts,
-        range_ends,
+        kv_lens if pieces is None else pieces.pieces,
+        kv_lens if pieces is None else pieces.order,
+        kv_lens if after is None else after.own_from,
         out,
         *parts,
         scale,
@@ -307,8 +327,7 @@ def _attend(
         sliding_window,
         q.stride(0),
         slot_table.stride(0),
-        num_parts,
-        first_part,
+        num_splits,
         config.split_len,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -318,21 +337,22 @@ def _attend(
         BLOCK_N=config.block_n_fp8 or config.block_n if k_cache.element_size() == 1 else config.block_n,
         HAS_WINDOW=sliding_window > 0,
         HAS_SOFT_CAP=soft_cap > 0,
-        IS_SPLIT=num_parts > 1,
+        IS_SPLIT=num_splits > 1,
         HAS_TREE=tree is not None,
-        HAS_RANGE=seen is not None,
+        HAS_PIECES=pieces is not None,
+        IS_AFTER_PIECES=after is not None,
         PRODUCTS=product_type(q),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
 
 
-def _join(parts: tuple[Tensor, Tensor], out: Tensor, num_parts: int) -> None:
+def _join(parts: tuple[Tensor, Tensor], out: Tensor, num_splits: int) -> None:
     head_dim = out.shape[2]
     join_kernel[(out.shape[0] * out.shape[1],)](
         *parts,
         out,
-        num_parts,
+        num_splits,
         HEAD_DIM=head_dim,
         PADDED_DIM=max(triton.next_power_of_2(head_dim), 16),
         BLOCK_SPLITS=16,
@@ -340,9 +360,9 @@ def _join(parts: tuple[Tensor, Tensor], out: Tensor, num_parts: int) -> None:
     )
 
 
-def _parts(q: Tensor, num_parts: int) -> tuple[Tensor, Tensor]:
-    """(sums, logs of the weight) of each part of each query and head."""
-    parts = q.shape[0] * q.shape[1] * num_parts
+def _parts(q: Tensor, num_splits: int) -> tuple[Tensor, Tensor]:
+    """(sums, logs of the weight) of each split of each query and head."""
+    parts = q.shape[0] * q.shape[1] * num_splits
     sums = torch.empty((parts, q.shape[2]), dtype=torch.float32, device=q.device)
     return sums, torch.empty(parts, dtype=torch.float32, device=q.device)
 

@@ -44,6 +44,7 @@ class Config:
     grouped_many: ProductConfig
     elementwise_block: int = 1024
     elementwise_warps: int = 4
+    shared_least_bytes: int = 8 << 20  # a kernel more a layer is counted as what memory moves in 2 us, at 4 TB/s
 
 
 CONFIGS = {

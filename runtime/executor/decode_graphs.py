@@ -1,4 +1,5 @@
-"""Decode steps as CUDA graphs: one for each number of rows, rounded up, and each width of the slot table.
+"""Decode steps as CUDA graphs: one for each number of rows, rounded up, and each width of the slot table; and others
+for steps whose rows share prefixes, since these have a kernel more in each layer.
 
 A graph is made when its size first occurs, from the embedding to the last norm; the head follows it, so that graphs
 share all their memory and no logits lie in it. Rows that only fill up write to a slot of no sequence. Never decides
@@ -11,12 +12,14 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from ..layers.batch import ForwardBatch
 from ..scheduler import StepPlan
 from .accelerator import Graph
-from .device_batch import DeviceBatch, decode_size_bytes
+from .device_batch import DeviceBatch, decode_size_bytes, shared_views
+from .prefixes import Prefixes, shared_size
 
 if TYPE_CHECKING:
     from ..memory import KVPool
@@ -48,7 +51,9 @@ class DecodeGraphs:
         self._static = torch.zeros(decode_size_bytes(self.sizes[-1]), dtype=torch.uint8, device=device)
         self._starts = torch.arange(self.sizes[-1] + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(self.sizes[-1], dtype=torch.int64, device=device)
-        self._captured: dict[tuple[int, int], Captured] = {}
+        self._shared = torch.zeros(4 * shared_size(self.sizes[-1]), dtype=torch.uint8, device=device)
+        self._written: tuple[Prefixes | None, int] = (None, 0)  # what lies there, and for how many rows
+        self._captured: dict[tuple[int, int, bool], Captured] = {}
 
     @property
     def num_graphs(self) -> int:
@@ -62,21 +67,35 @@ class DecodeGraphs:
         size = self.sizes[bisect_left(self.sizes, len(part))]
         width = self._width(int(part.starts.max()) + 1)
         self._inputs.write_decode(part, plan.rows, self._static, num_rows=size)
-        captured = self._captured.get((size, width))
+        prefixes = self._inputs.prefixes.of_decode(part) if self._inputs.prefixes is not None else None
+        if prefixes is not None:
+            self._share(prefixes, size)
+        key = (size, width, prefixes is not None)
+        captured = self._captured.get(key)
         if captured is None:
-            captured = self._captured[size, width] = self._capture(size, width)
+            captured = self._captured[key] = self._capture(*key)
         captured.graph.replay()
         return captured.hidden[: len(part)]
+
+    def _share(self, prefixes: Prefixes, size: int) -> None:
+        written, for_size = self._written
+        if written is not prefixes or for_size != size:
+            self._inputs.accelerator.write(prefixes.padded(size).view(np.uint8), self._shared)
+            self._written = (prefixes, size)
 
     def _width(self, longest: int) -> int:
         return min(max(LEAST_WIDTH, 1 << (longest - 1).bit_length()), self._inputs.slot_table.shape[1])
 
-    def _capture(self, size: int, width: int) -> Captured:
+    def _capture(self, size: int, width: int, shares: bool) -> Captured:
         inputs, model = self._inputs, self._model
         views = inputs.decode_views(self._static, num_rows=size)
         table = inputs.slot_table
         batch = ForwardBatch(
-            **views, query_starts=self._starts[: size + 1], logits_rows=self._rows[:size], slot_table=table[:, :width]
+            **views,
+            query_starts=self._starts[: size + 1],
+            logits_rows=self._rows[:size],
+            slot_table=table[:, :width],
+            shared=shared_views(self._shared, num_rows=size) if shares else None,
         )
 
         def run() -> torch.Tensor:

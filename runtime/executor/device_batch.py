@@ -7,13 +7,17 @@ in ``drawn``, so that a step can be given before the host knows the tokens of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from ...kernels import SharedPrefixes
+from ...kernels.shared import PIECE_FIELDS
 from ..layers.batch import NARROW, WIDE, ForwardBatch, StepArrays
 from ..scheduler import MAX_DRAFT_TOKENS, DecodePart, PlanRow, StepPlan
 from .accelerator import Accelerator
+from .prefixes import PIECES_A_ROW, PrefixFinder, shared_size
 
 _STATIC_WIDE, _STATIC_NARROW = ("token_ids", "positions", "out_slots"), ("row_ids", "kv_lens")
 
@@ -23,10 +27,20 @@ class DeviceBatch:
     then the padding's, whose only slot is ``spare_slot``, which belongs to no sequence.
     """
 
-    def __init__(self, accelerator: Accelerator, *, max_rows: int, max_len: int, spare_slot: int) -> None:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        *,
+        max_rows: int,
+        max_len: int,
+        spare_slot: int,
+        prefixes: PrefixFinder | None = None,
+    ) -> None:
+        """``prefixes`` has this table's rows; None: every row reads its context for itself."""
         device = accelerator.device
         self.accelerator = accelerator
         self.max_rows = max_rows
+        self.prefixes = prefixes
         self.spare_slot = spare_slot
         self._padding_row = max_rows + MAX_DRAFT_TOKENS
         self.slot_table = torch.zeros((self._padding_row + 1, max_len), dtype=torch.int32, device=device)
@@ -54,10 +68,23 @@ class DeviceBatch:
             slots.append(steady.slot_ids)
         wide = {name: getattr(step, name) for name in WIDE} | {"places": np.concatenate(places)}
         narrow = {name: getattr(step, name) for name in NARROW} | {"slots": np.concatenate(slots)}
+        prefixes = None
+        if self.prefixes is not None:
+            self.prefixes.note(step.changes)
+            if steady is not None:
+                self.prefixes.note_decode(steady)
+            prefixes = self.prefixes.of(step.row_ids, step.kv_lens, np.diff(step.query_starts))
+        if prefixes is not None:
+            narrow |= {"order": prefixes.order, "own_from": prefixes.own_from, "pieces": prefixes.pieces.reshape(-1)}
         found = _unpacked(self.accelerator.upload(_packed(wide, narrow)), wide, narrow)
         table.view(-1)[found.pop("places")] = found.pop("slots")
         token_ids = self.known(found.pop("token_ids"))
-        return ForwardBatch(token_ids=token_ids, slot_table=table[:, : int(step.kv_lens.max())], **found)
+        shared = None
+        if prefixes is not None:
+            pieces = found.pop("pieces").view(-1, PIECE_FIELDS)
+            shared = SharedPrefixes(found.pop("order"), pieces, found.pop("own_from"))
+        slot_table = table[:, : int(step.kv_lens.max())]
+        return ForwardBatch(token_ids=token_ids, slot_table=slot_table, shared=shared, **found)
 
     def known(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The ids with the step before's draws in their places."""
@@ -86,13 +113,16 @@ class DeviceBatch:
             for row in rows
             if row.stale_from < row.start
         ]
+        if self.prefixes is not None:
+            self.prefixes.note(written)
+            self.prefixes.note_decode(part)
         if written:
             upload = self.accelerator.upload
             slots = np.concatenate([slots for _, _, slots in written])
             self.slot_table.view(-1)[upload(self._places(written))] = upload(slots)
         self.accelerator.write(packed, static)
 
-    def decode_views(self, static: torch.Tensor, *, num_rows: int) -> dict[str, torch.Tensor]:
+    def decode_views(self, static: torch.Tensor, *, num_rows: int) -> dict[str, Any]:
         """What ``write_decode`` writes, by name, each at an address that stays."""
         n = num_rows
         wide = static[: 3 * 8 * n].view(torch.int64).view(3, n)
@@ -109,6 +139,14 @@ class DeviceBatch:
         return np.arange(lengths.sum()) + np.repeat(firsts - np.cumsum(lengths) + lengths, lengths)
 
 
+def shared_views(static: torch.Tensor, *, num_rows: int) -> SharedPrefixes:
+    """What ``Prefixes.padded`` lays out, each at an address that stays; ``static`` is uint8."""
+    n = num_rows
+    sizes = (n, n, n * PIECES_A_ROW * PIECE_FIELDS)
+    order, own_from, pieces = static[: 4 * shared_size(n)].view(torch.int32).split(sizes)
+    return SharedPrefixes(order, pieces.view(-1, PIECE_FIELDS), own_from)
+
+
 def decode_size_bytes(num_rows: int) -> int:
     """Of a decode step's integers."""
     return num_rows * (3 * 8 + 2 * 4)
@@ -120,9 +158,7 @@ def _packed(wide: dict[str, np.ndarray], narrow: dict[str, np.ndarray]) -> np.nd
     return np.concatenate([array.astype(dtype, copy=False).view(np.uint8) for array, dtype in parts])
 
 
-def _unpacked(
-    packed: torch.Tensor, wide: dict[str, np.ndarray], narrow: dict[str, np.ndarray]
-) -> dict[str, torch.Tensor]:
+def _unpacked(packed: torch.Tensor, wide: dict[str, np.ndarray], narrow: dict[str, np.ndarray]) -> dict[str, Any]:
     middle = 8 * sum(map(len, wide.values()))
     wides = packed[:middle].view(torch.int64).split([len(array) for array in wide.values()])
     narrows = packed[middle:].view(torch.int32).split([len(array) for array in narrow.values()])

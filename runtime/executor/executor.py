@@ -17,6 +17,7 @@ from ..scheduler import MAX_DRAFT_TOKENS, StepPlan
 from .accelerator import Accelerator, Readback, accelerator_of
 from .decode_graphs import DecodeGraphs
 from .device_batch import DeviceBatch
+from .prefixes import PrefixFinder
 from .replays import Replays
 from .step_logits import StepLogits
 
@@ -161,7 +162,13 @@ class Executor:
             return
         with torch.inference_mode():
             spare_slot = kv.num_slots - 1
-            self.inputs = DeviceBatch(self.accelerator, max_rows=max_rows, max_len=max_len, spare_slot=spare_slot)
+            self.inputs = DeviceBatch(
+                self.accelerator,
+                max_rows=max_rows,
+                max_len=max_len,
+                spare_slot=spare_slot,
+                prefixes=prefix_finder(model, kv, num_rows=max_rows + MAX_DRAFT_TOKENS, max_len=max_len),
+            )
             if use_graphs:
                 self.graphs = DecodeGraphs(model, kv, self.inputs)
 
@@ -301,6 +308,19 @@ class Executor:
     def top_logprobs(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each row the ``k`` likeliest tokens and their log-probabilities, likeliest first."""
         return kernels.top_logprobs(logits, k)
+
+
+def prefix_finder(model: Model, kv: KVPool, *, num_rows: int, max_len: int) -> PrefixFinder | None:
+    """None where the device's kernels find by themselves what rows share, or every layer sees a window alone."""
+    config = model.config
+    if all(layer.attention.window for layer in model.layers):
+        return None
+    sharing = kernels.sharing_of(model.device, group=config.num_heads // config.num_kv_heads)
+    if sharing is None:
+        return None
+    keys_and_values = 2 * config.num_kv_heads * config.head_dim * kv.dtype.itemsize
+    key_bytes = keys_and_values + 4  # with its slot's number
+    return PrefixFinder(sharing, key_bytes=key_bytes, num_rows=num_rows, max_len=max_len)
 
 
 @dataclass(frozen=True, slots=True)

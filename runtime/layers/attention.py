@@ -2,7 +2,7 @@
 
 import torch
 
-from ...kernels import norm_rope_write_kv, paged_attention, rope_write_kv
+from ...kernels import norm_rope_write_kv, paged_attention, rope_write_kv, shared_prefix_attention
 from ..memory import KVPool
 from .batch import ForwardBatch
 from .linear import Linear
@@ -34,17 +34,12 @@ class Attention:
 
     def __call__(self, x: torch.Tensor, batch: ForwardBatch, kv: KVPool, cos_sin: torch.Tensor) -> torch.Tensor:
         q = self.write(x, batch, kv, cos_sin)
-        mixed = paged_attention(
-            q,
-            kv.k[self.layer],
-            kv.v[self.layer],
-            batch.slot_table,
-            batch.row_ids,
-            batch.query_starts,
-            batch.kv_lens,
-            scale=self.scale,
-            sliding_window=self.window,
-        )
+        rows = (batch.slot_table, batch.row_ids, batch.query_starts, batch.kv_lens)
+        inputs = (q, kv.k[self.layer], kv.v[self.layer], *rows)
+        if batch.shared is not None and not self.window:
+            mixed = shared_prefix_attention(*inputs, shared=batch.shared, scale=self.scale)
+        else:
+            mixed = paged_attention(*inputs, scale=self.scale, sliding_window=self.window)
         return self.output(mixed.view(-1, self.num_heads * self.head_dim))
 
     def write(self, x: torch.Tensor, batch: ForwardBatch, kv: KVPool, cos_sin: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,12 @@ the text t, guessed  a b c  and  a d      rows   t a b c    and    t a | d      
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from ...kernels import SharedPrefixes
 from ..scheduler.draft import branches_of
 from ..scheduler.plan import DecodePart, PlanRow, StepPlan
 
@@ -32,6 +34,7 @@ class ForwardBatch:
     kv_lens: torch.Tensor  # int32 [R], this step's tokens included
     slot_table: torch.Tensor  # int32 [rows, positions]
     logits_rows: torch.Tensor  # int64 [L], indices into the T tokens
+    shared: SharedPrefixes | None = None  # what contexts have in common, where reading it once pays
 
     @classmethod
     def from_plan(cls, plan: StepPlan, slot_table: np.ndarray, device: torch.device | str = "cpu") -> "ForwardBatch":
@@ -162,7 +165,7 @@ def _joined(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32)
 
 
-def _moved(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
+def _moved(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Any]:
     """Arrays of one type as tensors on the device, by a single transfer that the host need not wait for."""
     whole = torch.from_numpy(np.concatenate([array.ravel() for array in arrays.values()]))
     if device.type == "cuda":

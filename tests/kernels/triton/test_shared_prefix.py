@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from phloem.kernels import (
+    SharedPrefixes,
     draft_tree,
     paged_attention,
     reference,
@@ -16,6 +17,7 @@ from phloem.kernels import (
     shared_prefix_attention,
     tree_attention,
 )
+from phloem.kernels.shared import PIECE_FIELDS
 from phloem.tests.kernels.test_attention import CASES, Case
 from torch import Tensor
 
@@ -25,9 +27,10 @@ attention, config, fp8, rope = (
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 
-def small_splits() -> object:
+def small_splits(split_len: int) -> object:
     table = config.CONFIGS[80]
-    return replace(table, decode=replace(table.decode, split_len=64), shared=replace(table.shared, split_len=64))
+    decode, shared = (replace(each, split_len=split_len) for each in (table.decode, table.shared))
+    return replace(table, decode=decode, shared=shared)
 
 
 def tree_reference(inputs: list[Tensor], parents: list[list[int]], scale: float) -> Tensor:
@@ -84,30 +87,49 @@ def test_a_tree_with_a_window_is_refused() -> None:
         attention.paged_attention(*inputs, scale=0.2, sliding_window=4, tree=torch.ones(1, dtype=torch.int64))
 
 
+def of_pieces(pieces: list[tuple[int, int, int, int, int]], order: list[int], own_from: list[int]) -> SharedPrefixes:
+    numbers = torch.tensor(pieces, dtype=torch.int32).view(-1, PIECE_FIELDS)
+    return SharedPrefixes(torch.tensor(order, dtype=torch.int32), numbers, torch.tensor(own_from, dtype=torch.int32))
+
+
 @pytest.mark.parametrize("num_queries", [(1, 1, 1, 1, 1), (3, 1, 5, 1, 2)])
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0])
 def test_a_shared_prefix_read_once_gives_what_reading_it_for_each_row_gives(
     num_queries: tuple[int, ...], soft_cap: float
 ) -> None:
-    # Rows 0 to 2 share 90 tokens, row 3 shares none, row 4 has its whole context but the new tokens to itself.
-    inputs = Case((100, 97, 130, 40, 12), num_queries, num_heads=4, num_kv_heads=2, head_dim=16).inputs()
-    table, row_ids = inputs[3], inputs[4].long()
-    table[row_ids[1:3], :90] = table[row_ids[0], :90]
-    groups = {
-        "group_starts": torch.tensor([0, 3, 4, 5], dtype=torch.int32),
-        "prefix_lens": torch.tensor([90, 0, 10], dtype=torch.int32),
-    }
-    found = attention.shared_prefix_attention(*inputs, scale=0.2, soft_cap=soft_cap, config=small_splits(), **groups)
+    # Rows 4, 0 and 2 have 2 chunks of 32 in common, 4 and 2 a third one; 1 has the third of nobody, 3 shares none.
+    inputs = Case((100, 97, 130, 40, 112), num_queries, num_heads=4, num_kv_heads=2, head_dim=16).inputs()
+    table, row_ids = inputs[3], inputs[4].tolist()
+    table[row_ids[0], :64] = table[row_ids[2], :64]
+    table[row_ids[4], :96] = table[row_ids[2], :96]
+    starts = np.cumsum((0, *num_queries))
+    order = [t for row in (4, 2, 0, 1, 3) for t in range(starts[row], starts[row + 1])]
+    some, all_three = num_queries[4] + num_queries[2], num_queries[4] + num_queries[2] + num_queries[0]
+    pieces = [(0, all_three, 2, 0, 2), (0, 0, 0, 0, 0), (0, 1, 4, 2, 3), (1, some, 4, 2, 3), (0, 0, 0, 0, 0)]
+    own_from = np.repeat((2, 0, 3, 0, 3), num_queries).tolist()
+    small = small_splits(32)
+    options = {"shared": of_pieces(pieces, order, own_from), "scale": 0.2, "soft_cap": soft_cap}
     expected = reference.paged_attention(*inputs, scale=0.2, soft_cap=soft_cap)
+    found = attention.shared_prefix_attention(*inputs, **options, config=small)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
-    by_op = shared_prefix_attention(*inputs, scale=0.2, soft_cap=soft_cap, **groups)  # on the CPU
+    by_op = shared_prefix_attention(*inputs, **options)  # on the CPU
     torch.testing.assert_close(by_op, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_chunk_of_a_piece_is_read_from_the_piece_s_row_alone() -> None:
+    inputs = Case((70, 50), (1, 1), num_heads=4, num_kv_heads=2, head_dim=16).inputs()
+    table, row_ids = inputs[3], inputs[4].tolist()
+    table[row_ids[1], :32] = table[row_ids[0], :32]
+    expected = reference.paged_attention(*inputs, scale=0.2)
+    table[row_ids[1], :32] = int(table[row_ids[1], 40])  # must not be read
+    shared = of_pieces([(0, 2, 0, 0, 1)], [0, 1], [1, 1])
+    found = attention.shared_prefix_attention(*inputs, shared=shared, scale=0.2, config=small_splits(32))
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
 def test_no_rows_share_nothing() -> None:
     inputs = CASES["none"].inputs()
-    groups = {"group_starts": torch.zeros(1, dtype=torch.int32), "prefix_lens": torch.zeros(0, dtype=torch.int32)}
-    assert attention.shared_prefix_attention(*inputs, scale=0.2, **groups).shape[0] == 0
+    assert attention.shared_prefix_attention(*inputs, scale=0.2, shared=of_pieces([], [], [])).shape[0] == 0
 
 
 @triton.jit

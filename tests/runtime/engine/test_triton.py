@@ -4,6 +4,7 @@ import importlib
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,12 +40,35 @@ def program() -> list[AnyOp]:
     ]
 
 
-def values(path: Path, accelerator: StandIn | None = None) -> list[object]:
+def family() -> list[AnyOp]:
+    greedy = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    ops: list[AnyOp] = [
+        Text(op=0, seq=0, text="What all of them have in common, 40 tokens"),
+        Fork(op=1, seq=0, children=(1,)),
+        Text(op=7, seq=0, text=" and what the elder's children have alone"),
+        Text(op=8, seq=1, text=" and what the younger's have, another text"),
+        Fork(op=9, seq=0, children=(2,)),
+        Fork(op=10, seq=1, children=(3,)),
+    ]
+    for seq in range(4):
+        ops += [Text(op=11 + seq, seq=seq, text=f" {seq}:"), Gen(op=(2, 3, 5, 6)[seq], seq=seq, params=greedy)]
+    return [*ops, *(Close(op=20 + seq, seq=seq) for seq in range(4))]
+
+
+def values(
+    path: Path, accelerator: StandIn | None = None, *, ops: list[AnyOp] | None = None, max_seq_len: int = 128
+) -> list[object]:
     engine = Engine(
-        EngineConfig(model=str(path), precision="float32", prefill_chunk=16, num_slots=512, max_seq_len=128),
+        EngineConfig(
+            model=str(path),
+            precision="float32",
+            prefill_chunk=64 if ops else 16,
+            num_slots=512,
+            max_seq_len=max_seq_len,
+        ),
         accelerator=accelerator,
     )
-    outcome = Driver(engine).run(program())
+    outcome = Driver(engine).run(program() if ops is None else ops)
     return [outcome.value(op) for op in (2, 3, 5, 6)]
 
 
@@ -74,6 +98,29 @@ def test_the_gpu_s_loop_with_its_graphs_and_kernels_gives_what_the_cpu_path_give
         assert values(tiny_model_path, device) == expected
     assert reads.found == []
     assert device.graphs and all(graph.num_replays for graph in device.graphs)
+
+
+def test_forks_read_their_prefix_once_and_draw_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as deep: two parents of one system prompt, and two children each."""
+    path = make_tiny_model(tmp_path, seed=0, num_heads=2, num_kv_heads=1, max_positions=96)
+    expected = values(path, ops=family(), max_seq_len=96)
+    config = importlib.import_module("phloem.kernels.triton.config")
+    table = config.CONFIGS[80]
+    shapes = {name: replace(getattr(table, name), split_len=32) for name in ("decode", "shared")}
+    monkeypatch.setitem(config.CONFIGS, 80, replace(table, **shapes, shared_least_bytes=0))
+    device, backend = StandIn(), triton_backend()
+    depths: set[int] = set()
+    inner = backend.shared_prefix_attention
+
+    def noted(*args: Any, **options: Any) -> torch.Tensor:
+        depths.update(options["shared"].own_from.tolist())
+        return inner(*args, **options)
+
+    with using(traced(replace(backend, shared_prefix_attention=noted))), HostReads(device) as reads:
+        assert values(path, device, ops=family(), max_seq_len=96) == expected
+    assert reads.found == []
+    assert depths >= {1, 2}  # some know the system prompt alone, others their parent's text too
+    assert any(graph.num_replays for graph in device.graphs)
 
 
 @pytest.mark.parametrize("options", [{"kv_dtype": "fp8"}, {"precision": "fp8"}])

@@ -1,0 +1,142 @@
+"""Which rows of a step have the beginnings of their contexts in common, found by their slots. Never touches a tensor.
+
+A slot belongs to one place of one text: rows with the same slot at a chunk's end have the whole text up to there in
+common. Rows sorted by the slots at their chunks' ends stand beside those they share most with, and each run of
+neighbours with chunks of its own in common is read in pieces:
+
+ends of chunks   r0  7 4 9     in common with the next      runs   r0 r1 r2   chunk 0
+                 r1  7 4 2          2 chunks                       r0 r1      chunk 1
+                 r2  7 5            1 chunk
+                 r3  3              none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ...kernels import Sharing
+from ...kernels.shared import PIECE_FIELDS
+from ..scheduler import MAX_DRAFT_TOKENS, DecodePart
+
+PIECES_A_ROW = 2  # at most, on average: a tree has fewer runs than rows, but long runs are several pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """``kernels.SharedPrefixes`` on the host, all int32; pieces are [P, PIECE_FIELDS]."""
+
+    order: np.ndarray
+    pieces: np.ndarray
+    own_from: np.ndarray
+
+    def padded(self, num_rows: int) -> np.ndarray:
+        """All as int32 [shared_size(num_rows)]: order, own_from, pieces, with zeros after each."""
+        packed = np.zeros(shared_size(num_rows), np.int32)
+        packed[: len(self.order)] = self.order
+        packed[num_rows : num_rows + len(self.own_from)] = self.own_from
+        packed[2 * num_rows : 2 * num_rows + self.pieces.size] = self.pieces.reshape(-1)
+        return packed
+
+
+def shared_size(num_rows: int) -> int:
+    return num_rows * (2 + PIECES_A_ROW * PIECE_FIELDS)
+
+
+class PrefixFinder:
+    """Owns, of each row of the slot table, the slots at its chunks' ends, and what it found for the last step of
+    decoding: mostly the next one shares the same.
+    """
+
+    def __init__(self, sharing: Sharing, *, key_bytes: int, num_rows: int, max_len: int) -> None:
+        """``key_bytes``: of one position's keys and values in a layer."""
+        self._sharing, self._key_bytes = sharing, key_bytes
+        self._ends = np.zeros((num_rows, max_len // sharing.chunk_len), np.int32)
+        self._last: tuple[tuple[bytes, bytes] | None, Prefixes | None] = (None, None)
+
+    def note(self, changes: Sequence[tuple[int, int, np.ndarray]]) -> None:
+        """From a position on, a row of the table has these slots."""
+        chunk_len = self._sharing.chunk_len
+        for row, start, slots in changes:
+            first = start // chunk_len
+            found = slots[(first + 1) * chunk_len - 1 - start :: chunk_len]
+            if len(found):
+                self._ends[row, first : first + len(found)] = found
+                self._last = (None, None)
+
+    def note_decode(self, part: DecodePart) -> None:
+        """The slots of a step's own tokens."""
+        count, rest = np.divmod(part.starts + 1, self._sharing.chunk_len)
+        whole = rest == 0
+        if whole.any():
+            self._ends[part.row_ids[whole], count[whole] - 1] = part.slot_ids[whole]
+
+    def of_decode(self, part: DecodePart) -> Prefixes | None:
+        """Of rows of one token each. The same object as before where nothing has changed."""
+        whole = part.starts // self._sharing.chunk_len
+        if np.count_nonzero(whole) < 2:
+            return None
+        key = (part.row_ids.tobytes(), whole.tobytes())
+        if key != self._last[0]:
+            self._last = (key, self._found(part.row_ids, whole, np.ones(len(whole), np.int64)))
+        return self._last[1]
+
+    def of(self, row_ids: np.ndarray, ends: np.ndarray, counts: np.ndarray) -> Prefixes | None:
+        """Of rows whose last ``counts`` of ``ends`` positions are new; None too where a row has more of these than a
+        draft: a prompt reads its context for many tokens as it is.
+        """
+        if len(counts) < 2 or counts.max() > MAX_DRAFT_TOKENS + 1:
+            return None
+        return self._found(row_ids, (ends - counts) // self._sharing.chunk_len, counts)
+
+    def _found(self, row_ids: np.ndarray, whole: np.ndarray, counts: np.ndarray) -> Prefixes | None:
+        chunk_len, piece_len = self._sharing.chunk_len, self._sharing.piece_len
+        num_rows, most = len(whole), int(whole.max())
+        has = np.arange(most) < whole[:, None]
+        ends = np.where(has, self._ends[row_ids, :most], -1 - np.arange(num_rows)[:, None])  # none: like nobody's
+        rows = np.lexsort(ends.T[::-1]) if most else np.arange(num_rows)
+        ends = ends[rows]
+        common = np.cumprod(ends[1:] == ends[:-1], axis=1).sum(axis=1)  # chunks, of each and the next
+        places = np.concatenate(([0], np.cumsum(counts[rows])))
+        pieces: list[tuple[int, int, int, int, int]] = []
+        saved = 0
+        for begin, end, first, last in _runs(common.tolist()):
+            cuts = [*range(int(places[begin]), int(places[end]), piece_len), int(places[end])]
+            pieces += [(cut, until, int(rows[begin]), first, last) for cut, until in pairwise(cuts)]
+            saved += (end - begin - (len(cuts) - 1)) * (last - first)
+        if saved * chunk_len * self._key_bytes < self._sharing.least_bytes or not pieces:
+            return None
+        return _prefixes(pieces, rows, common, counts, most=PIECES_A_ROW * num_rows)
+
+
+def _prefixes(
+    pieces: list[tuple[int, int, int, int, int]], rows: np.ndarray, common: np.ndarray, counts: np.ndarray, *, most: int
+) -> Prefixes:
+    """``most`` pieces, those nearest to the beginning; where one is left out, its tokens read from there on alone."""
+    starts = np.cumsum(counts) - counts
+    order = np.concatenate([np.arange(starts[row], starts[row] + counts[row]) for row in rows])
+    own = np.repeat(np.maximum(np.append(common, 0), np.append(0, common)), counts[rows])  # in order
+    pieces.sort(key=lambda piece: piece[3])
+    for begin, end, _, first, _ in pieces[most:]:
+        own[begin:end] = np.minimum(own[begin:end], first)
+    own_from = np.empty(len(order), np.int32)
+    own_from[order] = own
+    return Prefixes(order.astype(np.int32), np.array(pieces[:most], np.int32), own_from)
+
+
+def _runs(common: list[int]) -> Iterator[tuple[int, int, int, int]]:
+    """(begin, end, first, last): neighbours [begin, end) have chunks [first, last) in common, with nobody else.
+
+    ``common[i]`` is what i and i + 1 have in common. (The intervals of a suffix array, Abouelhoda et al. 2004.)
+    """
+    open_runs = [(0, 0)]  # (chunks in common, begin), ever more in common
+    for i, depth in enumerate([*common, 0]):
+        begin = i
+        while open_runs[-1][0] > depth:
+            last, begin = open_runs.pop()
+            yield begin, i + 1, max(depth, open_runs[-1][0]), last
+        if open_runs[-1][0] < depth:
+            open_runs.append((depth, begin))
