@@ -68,7 +68,7 @@ def measure(num_rows: int, *, grammar: str) -> tuple[float, float]:
     letters = torch.randint(LETTERS.start, LETTERS.stop, (num_rows,))
     drawn = kernels.batch.Sampled(letters, torch.zeros(num_rows))
 
-    def sample(logits: torch.Tensor, batch: kernels.SampleBatch) -> kernels.batch.Sampled:
+    def sample(logits: torch.Tensor, batch: kernels.SampleBatch, **masks: object) -> kernels.batch.Sampled:
         return kernels.batch.Sampled(drawn.token_ids[: len(logits)], drawn.logprobs[: len(logits)])
 
     inbox = []

@@ -105,6 +105,11 @@ class Matcher:
         self._configs.append(following)
         return True
 
+    def follow(self, states: Sequence[int]) -> None:
+        """Take tokens of which only the states after each are told: another matcher of the grammar has been there."""
+        assert self.error is None and not self._finished
+        self._configs += states
+
     def _refuse(self, token_id: int, why: str) -> bool:
         tokens = self._machine.vocabulary.tokens
         shown = repr(tokens[token_id]) if 0 <= token_id < len(tokens) else "out of range"

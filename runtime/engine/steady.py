@@ -1,7 +1,7 @@
 """Candidates that decode steadily, as arrays by row: a token each is looked at by a few calls of numpy.
 
-One whose token may end it, is to be shown, or has a grammar is looked at by itself; for all others text, counters and
-output are brought up to date now and then. Never forwards and never draws.
+One whose token may end it, is to be shown, or leads its grammar where none has been is looked at by itself; for all
+others text, counters, grammar and output are brought up to date now and then. Never forwards and never draws.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..executor import DrawArrays, SampledToken
-from ..scheduler import PlanRow, Sequence
+from ..scheduler import UNTOLD, PlanRow, Sequence
 from .flight import Draw, Flight, SteadyDraws
 from .generation import Candidate
+from .grammar_states import GrammarStates
 
 if TYPE_CHECKING:
     from ..scheduler import DecodePart, Scheduler
@@ -59,6 +60,9 @@ class SteadyDecoding:
         self._minds_ends = np.zeros(max_rows, np.bool_)
         self._is_seen = np.zeros(max_rows, np.bool_)  # each of its tokens is looked at
         self._is_masked = np.zeros(max_rows, np.bool_)
+        self._grammar_states = GrammarStates(vocab_size)
+        self._states = np.full(max_rows, -1, np.int64)  # of masked rows, by number
+        self._untold_states = np.zeros((max_rows, UNTOLD), np.int64)
         self._temperature = np.zeros(max_rows, np.float32)
         self._top_k = np.zeros(max_rows, np.int32)
         self._top_p = np.zeros(max_rows, np.float32)
@@ -131,11 +135,8 @@ class SteadyDecoding:
         self._limits[row] = min(len(seq.tokens) + left, self._context_len)
         self._minds_ends[row] = not params.ignore_eos
         self._is_masked[row] = candidate.matcher is not None
-        self._is_seen[row] = (
-            candidate.matcher is not None
-            or generation.op.stream
-            or bool(params.stop or params.stop_regex or params.stop_token_ids)
-        )
+        self._is_seen[row] = generation.op.stream or bool(params.stop or params.stop_regex or params.stop_token_ids)
+        self._states[row] = self._number(candidate)
         self._temperature[row] = params.temperature
         self._top_k[row] = params.top_k
         self._top_p[row] = params.top_p
@@ -158,6 +159,8 @@ class SteadyDecoding:
         if len(ids):
             candidate.take_seen(ids.tolist())
             self._observe(candidate, ids)
+            if candidate.matcher is not None:
+                self._grammar_states.follow(candidate.matcher, self._untold_states[seq.row_id, : len(ids)])
 
     def _left(self, seq: Sequence) -> None:
         candidate = seq.tag
@@ -201,7 +204,7 @@ class SteadyDecoding:
         logits_rows = np.flatnonzero(self._rows.seq_ids[part.row_ids] == part.seq_ids)
         rows = part.row_ids[logits_rows]
         masked = np.flatnonzero(self._is_masked[rows])
-        masks = [self._mask_of(row) for row in rows[masked].tolist()]
+        mask_ids, masks = self._masks_of(rows[masked])
         arrays = DrawArrays(
             logits_rows=logits_rows,
             seeds=self._seeds[rows],
@@ -211,6 +214,7 @@ class SteadyDecoding:
             top_p=self._top_p[rows],
             min_p=self._min_p[rows],
             masked=masked,
+            mask_ids=mask_ids,
             masks=masks,
         )
         return SteadyDraws(rows, part.seq_ids[logits_rows], np.arange(len(rows))), arrays
@@ -223,16 +227,22 @@ class SteadyDecoding:
         ids = token_ids[ats]
         is_seen = self._is_seen[rows] | (self._rows.known[rows] + 1 >= self._limits[rows]) | (ids < 0)
         is_seen |= self._ends[ids] & self._minds_ends[rows]
-        if is_seen.any():
-            quiet = ~is_seen
-            self._rows.record(rows[quiet], ids[quiet])
-            seen = rows[is_seen]
-            seq_ids = self._rows.seq_ids[seen].tolist()
-            for row, seq_id, token_id in zip(seen.tolist(), seq_ids, ids[is_seen].tolist(), strict=True):
-                if self._rows.seq_ids.item(row) == seq_id:  # else a sibling's grammar has failed just now
-                    self._take_one(self._rows.sequence(row), token_id)
-        else:
+        masked = np.flatnonzero(self._is_masked[rows] & ~is_seen)
+        if len(masked):
+            after = self._grammar_states.after(self._states[rows[masked]], ids[masked])
+            is_seen[masked[after < 0]] = True
+            masked, after = masked[after >= 0], after[after >= 0]
+            self._states[rows[masked]] = after
+            self._untold_states[rows[masked], self._rows.num_untold(rows[masked])] = after
+        if not is_seen.any():
             self._rows.record(rows, ids)
+            return
+        self._rows.record(rows[~is_seen], ids[~is_seen])
+        seen = rows[is_seen]
+        seq_ids = self._rows.seq_ids[seen].tolist()
+        for row, seq_id, token_id in zip(seen.tolist(), seq_ids, ids[is_seen].tolist(), strict=True):
+            if self._rows.seq_ids.item(row) == seq_id:  # else a sibling's grammar has failed just now
+                self._take_one(self._rows.sequence(row), token_id)
 
     def _take_one(self, seq: Sequence, token_id: int) -> None:
         rows, candidate = self._rows, seq.tag
@@ -249,6 +259,10 @@ class SteadyDecoding:
             self._finish(candidate)
         elif len(seq.tokens) == known + 1:
             rows.resume(seq)
+            if candidate.matcher is not None:
+                after = self._number(candidate)
+                self._grammar_states.learn(self._states.item(seq.row_id), token_id, after)
+                self._states[seq.row_id] = after
         else:  # the grammar has forced more
             rows.leave(seq)
 
@@ -259,10 +273,26 @@ class SteadyDecoding:
             return steady.row_ids, steady.ats
         return steady.row_ids[alive], steady.ats[alive]
 
-    def _mask_of(self, row: int) -> np.ndarray:
-        candidate = self._rows.sequence(row).tag
-        assert isinstance(candidate, Candidate) and candidate.matcher is not None
-        return candidate.matcher.mask()
+    def _number(self, candidate: Candidate) -> int:
+        """The number of its grammar's state; may take all others away."""
+        if self._grammar_states.is_full:
+            self.tell_all()
+            self._grammar_states.forget()
+            self._states[:] = -1
+        return self._grammar_states.number_of(candidate.matcher)
+
+    def _masks_of(self, rows: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Which mask each of ``rows`` has, and the masks, each state's once."""
+        numbers, mask_ids = np.unique(self._states[rows], return_inverse=True)
+        masks = [self._grammar_states.masks[number] for number in numbers.tolist() if number >= 0]
+        if len(masks) < len(numbers):  # those without a number, which come first, have one each
+            mask_ids = mask_ids - 1
+            for i in np.flatnonzero(mask_ids < 0).tolist():
+                candidate = self._rows.sequence(rows.item(i)).tag
+                assert isinstance(candidate, Candidate) and candidate.matcher is not None
+                mask_ids[i] = len(masks)
+                masks.append(candidate.matcher.mask())
+        return mask_ids, masks
 
 
 def _draw_of(seq: Sequence, at: int) -> Draw:

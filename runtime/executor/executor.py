@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -47,8 +47,8 @@ class SampleRow(msgspec.Struct, frozen=True, eq=False, gc=False):
 class DrawArrays:
     """Tokens to be drawn as arrays [R], each as a ``SampleRow`` without penalties, bias or log-probabilities says it.
 
-    ``num_tokens``: the length of prompt and output so far. Draw ``masked[i]`` may have what ``masks[i]`` allows (uint32
-    words); the others may have every token.
+    ``num_tokens``: the length of prompt and output so far. Draw ``masked[i]`` may have what ``masks[mask_ids[i]]``
+    allows (uint32 words); the others may have every token.
     """
 
     logits_rows: np.ndarray  # int64
@@ -58,14 +58,12 @@ class DrawArrays:
     top_k: np.ndarray  # int32
     top_p: np.ndarray  # float32
     min_p: np.ndarray  # float32
-    masked: np.ndarray  # int64
-    masks: list[np.ndarray]
+    masked: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    mask_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    masks: list[np.ndarray] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.logits_rows)
-
-
-_DRAWN_BY = ("logits_rows", "seeds", "num_tokens", "temperature", "top_k", "top_p", "min_p")
 
 
 def arrays_of(rows: list[SampleRow]) -> DrawArrays:
@@ -79,16 +77,23 @@ def arrays_of(rows: list[SampleRow]) -> DrawArrays:
         top_k=np.array([row.top_k for row in params], np.int32),
         top_p=np.array([row.top_p for row in params], np.float32),
         min_p=np.array([row.min_p for row in params], np.float32),
-        masked=np.zeros(0, np.int64),
-        masks=[],
     )
+
+
+def _joined(parts: list[DrawArrays]) -> DrawArrays:
+    """One after the other, without their masks."""
+    if len(parts) == 1:
+        return parts[0]
+    names = ("logits_rows", "seeds", "num_tokens", "temperature", "top_k", "top_p", "min_p")
+    return DrawArrays(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """``words`` (uint32 [len(rows), W]): what each of ``rows`` may draw; the others may draw everything."""
+    """``rows[i]`` may draw what ``words[ids[i]]`` (uint32 [.., W]) allows; the others may draw everything."""
 
     rows: np.ndarray  # int64
+    ids: np.ndarray  # int64
     words: np.ndarray
 
 
@@ -218,17 +223,15 @@ class Executor:
         num_steady = 0 if steady is None else len(steady)
         masks = self._masks(rows, steady)
         arrays = arrays_of(rows) if rows or steady is None else None
-        parts = [part for part in (steady, arrays) if part is not None]
-        picked, seeds, num_tokens, temperature, top_k, top_p, min_p = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in _DRAWN_BY
-        )
-        if len(picked) != len(step) or (picked != np.arange(len(step))).any():
-            logits = step.whole()[self._on_device(picked)]
-        elif masks is not None and len(masks.rows) == len(picked):
+        drawn = _joined([part for part in (steady, arrays) if part is not None])
+        if len(drawn) != len(step) or (drawn.logits_rows != np.arange(len(step))).any():
+            logits = step.whole()[self._on_device(drawn.logits_rows)]
+        elif masks is not None and len(masks.rows) == len(drawn):
             logits = step.allowed(masks.words)
         else:
             logits = step.whole()
-        batch = kernels.SampleBatch(temperature, top_k, top_p, min_p, draw=kernels.uniform(seeds, num_tokens))
+        draw = kernels.uniform(drawn.seeds, drawn.num_tokens)
+        batch = kernels.SampleBatch(drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p, draw)
         wants_top = any(row.params.return_logprob and row.params.top_logprobs_num for row in rows)
         self._constrain(logits, masks if wants_top else None)
         if rows:
@@ -273,9 +276,11 @@ class Executor:
             return None
         words = np.full((num_masks + len(masked), self._mask_words), 0xFFFFFFFF, dtype=np.uint32)
         indices = np.array(masked, np.int64) + num_steady
+        ids = np.arange(num_masks, len(words))
         if steady is not None and num_masks:
             np.stack(steady.masks, out=words[:num_masks])
             indices = np.concatenate((steady.masked, indices))
+            ids = np.concatenate((steady.mask_ids, ids))
         for line, i in zip(words[num_masks:], masked, strict=True):
             row = rows[i]
             if row.matcher is not None:
@@ -284,7 +289,7 @@ class Executor:
                 line[:] = row.mask
             for token_id in row.banned:
                 line[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
-        return Masks(indices, words)
+        return Masks(indices, ids, words)
 
     def _constrain(self, logits: torch.Tensor, masks: Masks | None) -> None:
         """Padding and masks, in place."""
@@ -294,7 +299,10 @@ class Executor:
             kernels.apply_bitmask(logits, self._words(masks), rows=self._rows(masks, len(logits)))
 
     def _words(self, masks: Masks) -> torch.Tensor:
-        return self._on_device(masks.words.view(np.int32))
+        words = self._on_device(masks.words.view(np.int32))
+        if np.array_equal(masks.ids, np.arange(len(masks.words))):
+            return words
+        return words[self._on_device(masks.ids)]  # equal ones were given to the device once
 
     def _rows(self, masks: Masks, num_rows: int) -> torch.Tensor | None:
         return None if len(masks.rows) == num_rows else self._on_device(masks.rows)

@@ -34,7 +34,7 @@ class StepLogits:
         return self._whole
 
     def allowed(self, masks: np.ndarray) -> torch.Tensor:
-        """As ``whole``; but where few tokens are allowed by any of ``masks`` (uint32 [L, words]), the head is run for
+        """As ``whole``; but where few tokens are allowed by any of ``masks`` (uint32 [.., words]), the head is run for
         these and their neighbours only, and the other numbers mean nothing.
         """
         assert BLOCK_LEN == 16

@@ -126,6 +126,10 @@ class SteadyRows:
         self._next_ids[rows] = -1 - draws
         self.is_next[rows] = True
 
+    def num_untold(self, rows: np.ndarray) -> np.ndarray:
+        """How many tokens ``rows`` have that their sequences were not told of."""
+        return self.known[rows] - self._told[rows]
+
     def record(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
         """The next tokens of ``rows`` are known."""
         known, told = self.known[rows], self._told[rows]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from phloem.runtime.engine import Engine, steady
+from phloem.runtime.engine import Engine, grammar_states, steady
 from phloem.runtime.protocol import messages as m
 from phloem.runtime.protocol.ops import AnyOp, Close, Gen, GrammarSpec, Text
 from phloem.runtime.protocol.sampling import SamplingParams
@@ -124,6 +124,17 @@ def test_plans_answers_and_counters_are_those_without_arrays(
         assert answers == found[2][1]
     assert found[0][0].num_steady > (400 if num_slots == 4000 else 0)
     assert found[2][0].num_steady == 0
+
+
+def test_grammar_states_may_be_forgotten_at_any_time(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"max_running": 12, "num_slots": 4000, "speculative": "off", "max_step_tokens": 64}
+    monkeypatch.setattr(steady, "FEWEST", 1)
+    found = []
+    for most in (3, 8_192):
+        monkeypatch.setattr(grammar_states, "MOST_STATES", most)
+        found.append(run(engine_of(tiny_model_path, StandIn(), **options), 5))
+    assert found[0][1] == found[1][1]
+    assert found[0][0].plans == found[1][0].plans
 
 
 @pytest.mark.parametrize("speculative", ["auto", "off"])

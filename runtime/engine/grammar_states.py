@@ -1,0 +1,71 @@
+"""Where texts are in their grammars, as numbers, and where a token leads to, once it has led there before.
+
+So that of hundreds of texts only those need their matcher whose next state is new. Never asks a grammar what it allows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...constrained.grammar import Matcher
+
+if TYPE_CHECKING:
+    from ...constrained.machine import Machine
+
+MOST_STATES = 8_192  # each may hold a mask of its own
+MOST_STEPS = 1_000_000
+
+
+class GrammarStates:
+    """Numbers are given out from 0 on, and are good until ``forget``. -1 is a state without a number."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.masks: list[np.ndarray] = []  # by number
+        self._states: list[int] = []  # by number
+        self._numbers: dict[tuple[Machine, int], int] = {}
+        self._steps: dict[int, int] = {}
+        self._vocab_size = vocab_size
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._states) >= MOST_STATES or len(self._steps) >= MOST_STEPS
+
+    def number_of(self, matcher: object) -> int:
+        """-1 for a text that has ended or failed, and for grammars that others have compiled."""
+        if not isinstance(matcher, Matcher):
+            return -1
+        mask = matcher.mask()
+        state = matcher.state
+        if matcher.error is not None or state < 0:
+            return -1
+        key = (matcher.grammar.machine, state)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._states)
+            self._states.append(state)
+            self.masks.append(mask)
+        return number
+
+    def learn(self, before: int, token_id: int, after: int) -> None:
+        """``token_id`` has led from one to the other, ended nothing and forced nothing."""
+        if before >= 0 and after >= 0:
+            self._steps[before * self._vocab_size + token_id] = after
+
+    def after(self, numbers: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+        """int64 [R]: where the tokens lead to; -1 where that was not learnt."""
+        keys = (numbers * self._vocab_size + token_ids).tolist()  # negative for -1
+        find = self._steps.get
+        return np.array([find(key, -1) for key in keys], np.int64)
+
+    def follow(self, matcher: Matcher, numbers: np.ndarray) -> None:
+        """Bring ``matcher`` through these states, as the tokens would that led to them."""
+        states = self._states
+        matcher.follow([states[number] for number in numbers.tolist()])
+
+    def forget(self) -> None:
+        self.masks.clear()
+        self._states.clear()
+        self._numbers.clear()
+        self._steps.clear()
