@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: demo test soak check serve bench clean
+.PHONY: demo test soak oracle check serve bench clean
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -30,6 +30,10 @@ test: $(DEV_STAMP)
 # 100,000 programs with aborts in a cache a tenth of their need: a quarter of an hour, with a line a round.
 soak: $(DEV_STAMP)
 	PHLOEM_SOAK_REQUESTS=100000 $(VENV)/bin/pytest tests/runtime/engine/test_soak.py -o log_cli=true -o log_cli_level=INFO
+
+# 100,000 random walks through random grammars, every token tried at every state: some minutes.
+oracle: $(DEV_STAMP)
+	$(PY) -m phloem.tests.constrained.oracle --walks 100000
 
 # mypy wants a package in a folder of its own name; the link gives it one, whatever the checkout is called.
 check: $(DEV_STAMP)

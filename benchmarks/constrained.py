@@ -3,6 +3,7 @@
     python -m benchmarks.constrained --data schemas.jsonl --suite draft2020-12/ [--peers] [--save]
     python -m benchmarks.constrained            # the grammars of grammar_texts.py alone
     python -m benchmarks.constrained --data schemas.jsonl --walks 10 --order schema   # random texts, against jsonschema
+    python -m benchmarks.constrained --data schemas.jsonl --order schema    # is order why verdicts are wrong?
     python -m benchmarks.constrained --end-to-end      # 300 answers of the model under 30 schemas
 
 ``--data``: one JSON a line with ``id``, ``text`` (a schema) and ``tests`` ([{text, valid}]), as JSONSchemaBench and
@@ -23,14 +24,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from phloem.constrained import Vocabulary
 from phloem.runtime.tokenizer import load_tokenizer
 from phloem.runtime.weights.resolve import resolve_model
 
 from . import RESULTS, header
 from .constrained_answers import measure_answers
-from .grammar_engines import Engine, Refused, Walker, engines
+from .grammar_engines import Engine, Phloem, Refused, Walker, engines
 from .grammar_texts import GRAMMARS
 from .random_texts import walk_schemas
+from .reordered import is_order_alone
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """An instance that was judged wrongly."""
+
+    name: str
+    grammar: str
+    instance: str
+    is_valid: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'over' if self.is_valid else 'under'}: {self.instance[:80]}"
 
 
 @dataclass(slots=True)
@@ -43,7 +59,7 @@ class Tally:
     seen_us: list[float] = field(default_factory=list)
     accept_us: list[float] = field(default_factory=list)
     refusals: list[tuple[str, str]] = field(default_factory=list)
-    wrong: list[tuple[str, str]] = field(default_factory=list)
+    wrong: list[Wrong] = field(default_factory=list)
 
     def report(self) -> dict[str, Any]:
         return {
@@ -123,7 +139,7 @@ def measure(
             verdicts[verdict] += 1
             if taken != valid:
                 right = False
-                tally.wrong.append((name, f"{verdict}: {instance[:80]}"))
+                tally.wrong.append(Wrong(name, text, instance, valid))
         verdicts["grammars without a wrong verdict"] += right
     return tally
 
@@ -147,6 +163,15 @@ def suite_cases(folder: Path) -> Iterator[Case]:
 def own_cases() -> Iterator[Case]:
     for name, (kind, text, instances) in GRAMMARS.items():
         yield name, kind, text, [(instance, True) for instance in instances]
+
+
+def explain(vocabulary: Vocabulary, wrong: list[Wrong], options: dict[str, str]) -> dict[str, int]:
+    """Print each instance judged wrongly, with whether it is judged rightly in another order of its properties."""
+    by_order = [is_order_alone(vocabulary, w.grammar, w.instance, options) if w.is_valid else False for w in wrong]
+    for w, is_order in zip(wrong, by_order, strict=True):
+        print(f"    {'order' if is_order else 'NOT ORDER'}: {w}")
+    print(f"  judged wrongly: {len(wrong)}, of these rightly in another order of properties: {sum(by_order)}")
+    return {"wrong": len(wrong), "right in another order": sum(by_order)}
 
 
 def main() -> None:
@@ -206,8 +231,10 @@ def measure_sets(
         for key, values in report.items():
             print(f"  {key:14}", "  ".join(f"{name} {value}" for name, value in values.items()))
         if details:
-            for name, why in tally.refusals + tally.wrong:
-                print(f"    {name}: {why[:200]}")
+            for line in [*(f"{name}: {why[:200]}" for name, why in tally.refusals), *map(str, tally.wrong)]:
+                print(f"    {line}")
+        if isinstance(engine, Phloem) and options.get("property_order") == "schema":
+            report["wrong_by_order"] = explain(engine.vocabulary, tally.wrong, options)
         yield title, report
 
 
