@@ -6,7 +6,10 @@ from torch import Tensor
 
 from .entry import ARGS, TASK, entry
 from .tensors import KINDS, team_size
-from .vector import LANES, exp, exp16, get, get_i64, load16, put, splat16, store16, take_number
+from .vector import LANES, exp2, exp2_16, get, get_i64, load16, max16, put, splat16, store16, take_number
+
+_LOG2_E = np.float32(1.44269504)
+_LOWEST = np.float32(-88.0)  # a gate beyond is as good as 0, and the power of 2 is one that there is
 
 
 def silu_mul(x: Tensor) -> Tensor:
@@ -25,7 +28,7 @@ def _silu_mul(call: int) -> None:
     # A task is up to 512 gates of one row, so that one long row is shared too.
     step = 512
     shares = (width + step - 1) // step
-    zero, one = splat16(0.0), splat16(1.0)
+    lowest, exponent, one = splat16(_LOWEST), splat16(-_LOG2_E), splat16(1.0)
     task = take_number(call, TASK)
     while task < num_rows * shares:
         row = task // shares
@@ -35,8 +38,10 @@ def _silu_mul(call: int) -> None:
         gates, ups, to = 2 * row * width, (2 * row + 1) * width, row * width
         for i in range(begin, whole, LANES):
             gate = load16(x, gates + i, kind)
-            store16(y, to + i, kind, gate / (one + exp16(zero - gate)) * load16(x, ups + i, kind))
+            divisors = one + exp2_16(max16(lowest, gate) * exponent)
+            store16(y, to + i, kind, gate / divisors * load16(x, ups + i, kind))
         for i in range(whole, end):
             value = get(x, gates + i, kind)
-            put(y, to + i, kind, value / (np.float32(1.0) + exp(-value)) * get(x, ups + i, kind))
+            divisor = np.float32(1.0) + exp2(max(_LOWEST, value) * -_LOG2_E)
+            put(y, to + i, kind, value / divisor * get(x, ups + i, kind))
         task = take_number(call, TASK)
