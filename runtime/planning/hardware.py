@@ -27,7 +27,7 @@ class Hardware:
     host_row_s: float  # and of each row in it
     about: str = ""
     curves: dict[int, Curve] | None = None
-    product_call: Curve = ()  # (rows, seconds) of a product with hardly a weight, its inputs CALL_INPUTS wide
+    product_calls: dict[int, Curve] | None = None  # (rows, seconds) beside the weights; inputs are CALL_INPUTS wide
     attention_call_s: float = 0.0  # of each layer's attention beside the context
     attention_row_s: float = 0.0  # and of each row in it
     key_rate: float = 0.0  # numbers of K and V read and widened a second; 0: a roofline of the two rates
@@ -46,11 +46,12 @@ class Hardware:
         return max(weights * weight_bytes / self.read_rate, 2 * weights * rows / self.product_rate)
 
     def _call_s(self, inputs: int, rows: float, bits: int) -> float:
-        """What a product costs beside its weights: being called, and rounding its rows where it does."""
-        if not self.product_call or bits > 8:
+        """What a product costs beside its weights: sharing it between threads, and rounding its rows where it does."""
+        call = (self.product_calls or {}).get(bits)
+        if not call:
             return self.launch_s
-        least = self.product_call[0][1]
-        return least + (interpolate(self.product_call, rows) - least) * inputs / CALL_INPUTS
+        least = call[0][1]
+        return least + max(0.0, interpolate(call, rows) - least) * inputs / CALL_INPUTS
 
 
 CALL_INPUTS = 1024

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...kernels.cpu.llvm import LANES
 from ...kernels.cpu.recording import Arena, Recording
 from ...kernels.cpu.tape import Tape
 from ...kernels.linear import GROUP_LEN, Group32, PackedLinear, Precision
@@ -30,10 +29,10 @@ from .host import host_seconds
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # of what is measured
+VERSION = 4  # of what is measured
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
-WEIGHTS = (1536, CALL_INPUTS)  # of one product; as many of them as no cache holds
-TOTAL_BYTES = 192 << 20
+SMALL, LARGE = 512, 8192  # outputs of products, all of CALL_INPUTS inputs
+TOTAL_BYTES = 192 << 20  # of weights, more than a cache holds
 REPEATS = 7
 
 
@@ -44,8 +43,8 @@ def cpu_hardware(home: Path, *, threads: int = 0, again: bool = False) -> Hardwa
     path = home / f"cpu-{key}.json"
     if path.exists() and not again:
         data = json.loads(path.read_text())
-        data["curves"] = {int(bits): tuple(map(tuple, curve)) for bits, curve in data["curves"].items()}
-        data["product_call"] = tuple(map(tuple, data["product_call"]))
+        for name in ("curves", "product_calls"):
+            data[name] = {int(bits): tuple(map(tuple, curve)) for bits, curve in data[name].items()}
         return Hardware(**data)
     log.warning("measuring this CPU's kernels once, for %s", path)
     hardware = measure_cpu(threads)
@@ -65,10 +64,9 @@ def _measure_kernels(threads: int, host_step_s: float, host_row_s: float) -> Har
     kernels.warm_up()
     count = kernels.set_kernel_threads(threads)
     torch.manual_seed(0)
-    call = _products("int8", 1, LANES, bits=4)
-    four, eight = (_curve("int8", call, bits=4), _curve("int16", call, bits=8))
+    (four, four_call), (eight, eight_call) = (_curves("int8", bits=4), _curves("int16", bits=8))
     kernels.set_threads(threads)
-    sixteen = _curve("bfloat16", (), bits=16)
+    sixteen, sixteen_call = _curves("bfloat16", bits=16)
     kernels.set_kernel_threads(threads)
     one, many = (_attention_s(rows, 1, 4, 3, 64, new=1) for rows in (1, 16))
     attention_row_s = max(0.0, (many - one) / 15)
@@ -86,7 +84,7 @@ def _measure_kernels(threads: int, host_step_s: float, host_row_s: float) -> Har
         host_row_s=host_row_s,
         about=f"{_processor()}, {count} threads, measured",
         curves={4: four, 8: eight, 16: sixteen},
-        product_call=call,
+        product_calls={4: four_call, 8: eight_call, 16: sixteen_call},
         attention_call_s=attention_call_s,
         attention_row_s=attention_row_s,
         key_rate=key_rate,
@@ -115,34 +113,34 @@ def _best(work: Callable[[], object]) -> float:
     return min(found)
 
 
-def _products(precision: Precision, count: int, outputs: int, *, bits: int) -> Curve:
-    """Seconds of one product by rows."""
+def _curves(precision: Precision, *, bits: int) -> tuple[Curve, Curve]:
+    """By rows: seconds for a thousand million weights, and of each call beside them. Two sizes give two equations."""
+    small, large = (_products(precision, outputs, bits=bits) for outputs in (SMALL, LARGE))
+    rates, calls = [], []
+    for rows, few_s, many_s in zip(ROWS, small, large, strict=True):
+        weight_s = max(many_s - few_s, many_s / 2) / ((LARGE - SMALL) * CALL_INPUTS)
+        rates.append((float(rows), weight_s * 1e9))
+        calls.append((float(rows), max(0.0, few_s - weight_s * SMALL * CALL_INPUTS)))
+    return tuple(rates), tuple(calls)
+
+
+def _products(precision: Precision, outputs: int, *, bits: int) -> list[float]:
+    """Seconds of one product, for each of ``ROWS``."""
     inputs = CALL_INPUTS
     weight: Tensor | Group32 = torch.randn(outputs, inputs)
     if bits == 4:
         scale = torch.rand(outputs, inputs // GROUP_LEN) / 8
         weight = (torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8), scale, -8 * scale)
+    count = TOTAL_BYTES * 8 // (outputs * inputs * bits)
     made = [PackedLinear(weight, precision=precision) for _ in range(count)]
-    points = []
+    found = []
     for rows in ROWS:
         x = torch.randn(rows, inputs).bfloat16()
         # Long products need no repeats over all the weights to be out of the caches.
         some = made if rows < 64 else made[: -(-count // 8)]
-        calls = some if count > 1 else some * 32
-        seconds = _best(lambda x=x, calls=calls: [product(x) for product in calls])  # type: ignore[misc]
-        points.append((float(rows), seconds / len(calls)))
-    return tuple(points)
-
-
-def _curve(precision: Precision, call: Curve, *, bits: int) -> Curve:
-    """Seconds for a thousand million weights beside what each call costs."""
-    outputs, inputs = WEIGHTS
-    calls = [seconds for _, seconds in call] or [0.0] * len(ROWS)
-    products = _products(precision, TOTAL_BYTES * 8 // (outputs * inputs * bits), outputs, bits=bits)
-    return tuple(
-        (rows, max(seconds - called, seconds / 2) / (outputs * inputs) * 1e9)
-        for (rows, seconds), called in zip(products, calls, strict=True)
-    )
+        seconds = _best(lambda x=x, some=some: [product(x) for product in some])  # type: ignore[misc]
+        found.append(seconds / len(some))
+    return found
 
 
 def _attention_rates(rows_s: float) -> tuple[float, float]:

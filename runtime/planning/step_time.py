@@ -88,4 +88,4 @@ def _small_ops_s(shape: Shape, hardware: Hardware, tokens: float) -> float:
     else:
         numbers_s = 4 * (passed + 2 * gated) / hardware.read_rate
     # Where products and attention are measured, their calls are as well.
-    return numbers_s + (SMALL_KERNELS if hardware.product_call else KERNELS_A_LAYER) * hardware.launch_s
+    return numbers_s + (SMALL_KERNELS if hardware.product_calls else KERNELS_A_LAYER) * hardware.launch_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -63,9 +64,17 @@ class LoadResult:
 
 
 def run_load(
-    engine: Engine, load: Load, *, spans: Spans | None = None, seed: int = 0, flush: bool = True
+    engine: Engine,
+    load: Load,
+    *,
+    spans: Spans | None = None,
+    seed: int = 0,
+    flush: bool = True,
+    between: Callable[[], object] | None = None,
 ) -> LoadResult:
-    """From an empty cache, or from what is in it. Raises InvalidParams for a load that the engine cannot hold."""
+    """From an empty cache, or from what is in it. ``between`` is called before each step, and not counted in
+    ``decode_ms``. Raises InvalidParams for a load that the engine cannot hold.
+    """
     longest = load.prompt_tokens + load.new_tokens
     if not 0 <= load.shared_tokens <= load.prompt_tokens or min(load.rows, load.prompt_tokens, load.new_tokens) < 1:
         raise InvalidParams(f"{load}: rows and tokens are at least 1, and a prompt is as long as what it shares")
@@ -91,6 +100,9 @@ def run_load(
     start_s = last_s = time.perf_counter()
     prefill_s = 0.0
     while open_rows:
+        if between is not None:
+            between()
+            last_s = time.perf_counter()
         before = engine.report.forward_tokens, engine.report.forward_rows
         with spans.span("step") if spans is not None else nullcontext():
             outbox = engine.step(inbox)

@@ -88,7 +88,18 @@ def test_a_cpu_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     curve = ((1.0, 0.03), (16.0, 0.07))
     fake = Hardware(
-        "cpu", 1e10, 1e10, 1e11, 1e-6, 1e-3, 1e-5, "fake", curves={4: curve}, key_rate=1e10, score_rate=1e11
+        "cpu",
+        1e10,
+        1e10,
+        1e11,
+        1e-6,
+        1e-3,
+        1e-5,
+        "fake",
+        curves={4: curve},
+        product_calls={4: curve},
+        key_rate=1e10,
+        score_rate=1e11,
     )
     calls = []
     monkeypatch.setattr(measured, "measure_cpu", lambda threads: calls.append(threads) or fake)
@@ -137,7 +148,7 @@ def test_a_file_of_mixed_formats_is_read_as_such(tmp_path: Path) -> None:
 def test_a_product_costs_its_call_its_inputs_and_its_weights() -> None:
     flat = ((1.0, 1.0), (64.0, 1.0))  # a nanosecond a weight, whatever the rows
     call = ((1.0, 1e-6), (64.0, 9e-6))
-    cpu = Hardware("cpu", 1e10, 1e10, 1e11, 5e-6, 0.0, 0.0, curves={4: flat, 16: flat}, product_call=call)
+    cpu = Hardware("cpu", 1e10, 1e10, 1e11, 5e-6, 0.0, 0.0, curves={4: flat, 16: flat}, product_calls={4: call})
 
     def seconds(outputs: int, inputs: int, rows: float, bits: int = 4) -> float:
         return cpu.product_s(outputs, inputs, rows, bits=bits, weight_bytes=0.625)
