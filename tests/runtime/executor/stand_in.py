@@ -172,7 +172,8 @@ def traced(backend: Backend) -> Backend:
 
         return call
 
-    return replace(backend, **{field.name: seen(field.name, getattr(backend, field.name)) for field in fields(backend)})
+    ops = {field.name: getattr(backend, field.name) for field in fields(backend)}
+    return replace(backend, **{name: seen(name, op) for name, op in ops.items() if callable(op)})
 
 
 @dataclass(frozen=True, slots=True)
