@@ -142,26 +142,26 @@ def _bench(args: argparse.Namespace) -> int:
     try:
         load = Load(1, 8, 2, grammar=args.grammar)
         run_load(engine, load)  # compiles what is not compiled yet
-        spans = None
-        if args.profile is not None:
-            watch(engine, spans := Spans())
+        results = []
         for rows in args.rows:
             load = Load(rows, args.prompt_tokens, args.new_tokens, args.shared_tokens, args.grammar)
-            if spans is not None:
-                spans.clear()
             run_load(engine, load)  # fills what is kept between steps of one shape
-            if spans is not None:
-                spans.clear()
-            result = run_load(engine, load, spans=spans)
+            results.append((load, run_load(engine, load)))
+        if args.profile is not None:
+            watch(engine, spans := Spans())
+        for load, result in results:
             print(
-                f"{rows} rows: {result.output_tokens} tokens in {result.wall_s:.2f} s, "
+                f"{load.rows} rows: {result.output_tokens} tokens in {result.wall_s:.2f} s, "
                 f"{result.tokens_per_s:.1f} tok/s; "
-                f"prefill {result.prefill_s * 1e3:.0f} ms, then {result.decode_median_ms:.2f} ms a step"
+                f"prefill {result.prefill_s * 1e3:.0f} ms, then {result.decode_median_ms:.2f} ms a step",
+                flush=True,
             )
-            if spans is not None:
+            if args.profile is not None:
+                spans.clear()
+                run_load(engine, load, spans=spans)
                 print(*profile_lines(spans), sep="\n")
-                if args.profile is not None and args.profile.name:
-                    path = args.profile.with_stem(f"{args.profile.stem}-{rows}")
+                if args.profile.name:
+                    path = args.profile.with_stem(f"{args.profile.stem}-{load.rows}")
                     spans.write_trace(path)
                     print(f"  trace: {path}")
     finally:

@@ -7,19 +7,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 clock_ns = time.perf_counter_ns
 
 
 class Span(NamedTuple):
-    """``own_ns``: without the spans inside it. ``root``: the number of its outermost span."""
+    """``own_ns``: without the spans inside it. ``root``: the number of its outermost span. ``about``: for the trace."""
 
     name: str
     start_ns: int
     end_ns: int
     own_ns: int
     root: int
+    about: str = ""
 
 
 class Spans:
@@ -40,12 +41,17 @@ class Spans:
         finally:
             self._end(name, start_ns, clock_ns(), self._inside.pop())
 
-    def add(self, name: str, start_ns: int, end_ns: int) -> None:
+    def add(self, name: str, start_ns: int, end_ns: int, *, about: str = "") -> None:
         """A span that has ended, inside the open one."""
-        self._end(name, start_ns, end_ns, 0)
+        self._end(name, start_ns, end_ns, 0, about)
 
-    def _end(self, name: str, start_ns: int, end_ns: int, inner_ns: int) -> None:
-        self.spans.append(Span(name, start_ns, end_ns, end_ns - start_ns - inner_ns, self.num_roots))
+    def set_apart(self, name: str, spent_ns: int) -> None:
+        """Counts so much of the open span's own time under another name; it lies nowhere in particular."""
+        self.spans.append(Span(name, 0, 0, spent_ns, self.num_roots))
+        self._inside[-1] += spent_ns
+
+    def _end(self, name: str, start_ns: int, end_ns: int, inner_ns: int, about: str = "") -> None:
+        self.spans.append(Span(name, start_ns, end_ns, end_ns - start_ns - inner_ns, self.num_roots, about))
         if self._inside:
             self._inside[-1] += end_ns - start_ns
         else:
@@ -61,27 +67,43 @@ class Spans:
         self.marks[self.num_roots] = kind
 
     def milliseconds(self, kind: str) -> tuple[int, dict[str, float]]:
-        """(number of roots of that kind, own milliseconds by name over all of them)."""
-        roots = {root for root, found in self.marks.items() if found == kind}
+        """(number of roots of that kind, own milliseconds of one by name). The mean of the middle half of the roots: a
+        step that something held up says nothing of steps.
+        """
+        lengths: dict[int, int] = {root: 0 for root, found in self.marks.items() if found == kind}
+        for span in self.spans:
+            if span.root in lengths:
+                lengths[span.root] += span.own_ns
+        by_length = sorted(lengths, key=lengths.__getitem__)
+        cut = len(by_length) // 4
+        middle = set(by_length[cut : len(by_length) - cut])
         totals: dict[str, float] = {}
         for span in self.spans:
-            if span.root in roots:
-                totals[span.name] = totals.get(span.name, 0.0) + span.own_ns / 1e6
-        return len(roots), totals
+            if span.root in middle:
+                totals[span.name] = totals.get(span.name, 0.0) + span.own_ns / 1e6 / len(middle)
+        return len(lengths), totals
 
     def write_trace(self, path: Path) -> None:
         """Chrome's trace format: open it at chrome://tracing or ui.perfetto.dev."""
-        first = min((span.start_ns for span in self.spans), default=0)
-        events = [
-            {
-                "name": span.name,
-                "ph": "X",
-                "ts": (span.start_ns - first) / 1e3,
-                "dur": (span.end_ns - span.start_ns) / 1e3,
-                "pid": 1,
-                "tid": 1,
-                "args": {"step": span.root, "kind": self.marks.get(span.root, "")},
-            }
-            for span in self.spans
+        shown = [span for span in self.spans if span.end_ns > span.start_ns]
+        first = min((span.start_ns for span in shown), default=0)
+        events: list[dict[str, Any]] = [
+            {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "phloem engine"}},
+            {"name": "thread_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": "step loop"}},
         ]
+        for span in shown:
+            kind = self.marks.get(span.root, "")
+            about = {"about": span.about} if span.about else {}
+            events.append(
+                {
+                    "name": span.name,
+                    "cat": kind,
+                    "ph": "X",
+                    "ts": (span.start_ns - first) / 1e3,
+                    "dur": (span.end_ns - span.start_ns) / 1e3,
+                    "pid": 1,
+                    "tid": 1,
+                    "args": {"step": span.root, "kind": kind, **about},
+                }
+            )
         path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

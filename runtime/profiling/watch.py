@@ -8,7 +8,7 @@ from typing import Any
 
 from ...kernels.cpu import activation, attention, attention_plan, bfloat, edits, integer, norm, rope, sampling
 from ...kernels.cpu.entry import entries
-from ...kernels.cpu.timing import KernelTimes
+from ...kernels.cpu.timing import KernelTimes, clock_ns
 from ..engine import Engine
 from ..executor import StepLogits
 from ..scheduler import StepPlan
@@ -18,7 +18,7 @@ DECODE, PREFILL = "decode", "prefill"
 PARTS = (  # in the order of a step
     ("receive", "ops in, sequences on"),
     ("schedule", "the plan: who runs, on which slots"),
-    ("gather", "the plan as tensors, embedding; where no tape runs, also Python and torch's own products"),
+    ("gather", "the plan as tensors, embedding; Python and torch around kernels that no tape holds"),
     ("linear", "the layers' matrix products"),
     ("attention", "over the context"),
     ("small ops", "norms, rope with the KV write, activation"),
@@ -28,8 +28,8 @@ PARTS = (  # in the order of a step
     ("accept", "text, stops, grammar, forced tokens, deltas"),
     ("send", "messages to bytes"),
     ("step", "the rest of the loop"),
-    ("watching", "what it costs to look"),
 )
+WATCHING = "watching"
 _OPS = {
     attention: "attention",
     attention_plan: "attention",
@@ -48,6 +48,10 @@ def watch(engine: Engine, spans: Spans) -> None:
     for owner, method, name in (
         (engine, "_receive", "receive"),
         (engine.loop, "_accept", "accept"),
+        (engine.loop.steady, "take", "accept"),
+        (engine.loop.steady, "enter", "accept"),
+        (engine.loop.steady, "draws", "sample"),
+        (engine.loop.steady, "check_room", "schedule"),
         (engine.interpreter, "advance", "receive"),
         (engine.interpreter.generations, "finish_candidate", "accept"),
         (engine.scheduler, "plan", "schedule"),
@@ -65,19 +69,19 @@ def profile_lines(spans: Spans) -> Iterator[str]:
     """A table: milliseconds of a step, by part, for decode steps and for those with a prompt in them."""
     kinds = {kind: spans.milliseconds(kind) for kind in (DECODE, PREFILL)}
     kinds = {kind: found for kind, found in kinds.items() if found[0]}
+    watching = [times.pop(WATCHING, 0.0) for _, times in kinds.values()]
+    totals = [sum(times.values()) for _, times in kinds.values()]
     yield "  " + " " * 12 + "".join(f"{f'{count} {kind} steps':>24}" for kind, (count, _) in kinds.items())
     for name, about in PARTS:
         if not any(name in times for _, times in kinds.values()):
             continue
         cells = ""
-        for count, times in kinds.values():
-            cells += f"{times.get(name, 0.0) / count:>14.3f} ms{times.get(name, 0.0) / sum(times.values()):>6.1%} "
+        for (_, times), total in zip(kinds.values(), totals, strict=True):
+            cells += f"{times.get(name, 0.0):>14.3f} ms{times.get(name, 0.0) / total:>6.1%} "
         yield f"  {name:<12}{cells}  {about}"
-    yield (
-        "  "
-        + f"{'all':<12}"
-        + "".join(f"{sum(times.values()) / count:>14.3f} ms       " for count, times in kinds.values())
-    )
+    yield "  " + f"{'all':<12}" + "".join(f"{total:>14.3f} ms       " for total in totals)
+    looked = " and ".join(f"{ms:.2f} ms" for ms in watching)
+    yield f"  of the middle half of the steps by length; looking took {looked} a step more"
 
 
 def _spanned(function: Callable[..., Any], name: str, spans: Spans) -> Callable[..., Any]:
@@ -91,20 +95,16 @@ def _spanned(function: Callable[..., Any], name: str, spans: Spans) -> Callable[
 
 def _forward(function: Callable[[StepPlan], StepLogits], spans: Spans) -> Callable[[StepPlan], StepLogits]:
     def run(plan: StepPlan) -> StepLogits:
-        found: list[tuple[str, int, int]] = []
         spans.mark(DECODE if plan.num_tokens == plan.num_logits else PREFILL)  # drafts want logits as well
         with spans.span("gather"):
             with KernelTimes() as times:
                 logits = function(plan)
-            with spans.span("watching"):
-                names = {entry.address: op for module, op in _OPS.items() for entry in entries(module)}
-                for call in times.calls:
-                    op = names.get(call.function, "small ops")
-                    found.append((op, call.start_ns, call.end_ns))
-            for op, start_ns, end_ns in found:
-                spans.add(op, start_ns, end_ns)
-            if times.watching_ns:
-                spans.add("watching", times.calls[0].start_ns, times.calls[0].start_ns + times.watching_ns)
+            looking_ns = clock_ns()
+            names = {entry.address: op for module, op in _OPS.items() for entry in entries(module)}
+            for call in times.calls:
+                about = f"{call.num_outputs} outputs" if names.get(call.function) == "linear" else ""
+                spans.add(names.get(call.function, "small ops"), call.start_ns, call.end_ns, about=about)
+            spans.set_apart(WATCHING, times.watching_ns + clock_ns() - looking_ns)
         return logits
 
     return run

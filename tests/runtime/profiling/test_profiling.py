@@ -39,6 +39,31 @@ def test_a_spans_own_time_is_without_what_lies_inside() -> None:
     assert spans.milliseconds("prefill") == (0, {})
 
 
+def test_what_held_up_one_step_is_not_what_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [0]
+    monkeypatch.setattr("phloem.runtime.profiling.spans.clock_ns", lambda: now_ns[0])
+    spans = Spans()
+    for length_ms in (2, 4, 4, 6, 4, 90, 1, 4):
+        with spans.span("step"):
+            spans.mark("decode")
+            with spans.span("kernel"):
+                now_ns[0] += length_ms * 1_000_000
+    assert spans.milliseconds("decode") == (8, {"kernel": 4.0, "step": 0.0})
+
+
+def test_what_is_set_apart_is_in_nobody_s_own_time_and_in_no_trace(tmp_path: Path) -> None:
+    spans = Spans()
+    with spans.span("step"):
+        spans.mark("decode")
+        spans.set_apart("watching", 5_000_000)
+    step = spans.spans[-1]
+    assert spans.milliseconds("decode")[1]["watching"] == 5.0
+    assert step.own_ns == step.end_ns - step.start_ns - 5_000_000
+    spans.write_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [event["name"] for event in events if event["ph"] == "X"] == ["step"]
+
+
 def test_a_watched_engine_does_the_same_and_every_part_is_found(engine: Engine) -> None:
     load = Load(rows=3, prompt_tokens=20, new_tokens=6, shared_tokens=10)
     plain = run_load(engine, load)
@@ -59,9 +84,17 @@ def test_a_trace_has_every_span_in_microseconds(engine: Engine, tmp_path: Path) 
     run_load(engine, Load(new_tokens=3), spans=spans)
     spans.write_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert len(events) == len(spans.spans)
-    assert all(event["ph"] == "X" and event["dur"] >= 0 and event["ts"] >= 0 for event in events)
+    names = {event["name"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert names == {"process_name": "phloem engine", "thread_name": "step loop"}
+    events = sorted((event for event in events if event["ph"] == "X"), key=lambda event: (event["ts"], -event["dur"]))
     assert {"step", "schedule", "attention"} <= {event["name"] for event in events}
+    ends: list[float] = []  # of the spans that are open
+    for event in events:
+        while ends and ends[-1] <= event["ts"]:
+            ends.pop()
+        assert event["dur"] > 0 and event["ts"] >= 0
+        assert not ends or event["ts"] + event["dur"] <= ends[-1] + 1e-3, event
+        ends.append(event["ts"] + event["dur"])
 
 
 @pytest.mark.parametrize(
