@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .code_points import ANY, Ranges, intersection, union
+from .code_points import ANY, Ranges, intersection
 from .spec import GrammarTooComplex
 
 NOTHING = 0  # no text at all
@@ -72,23 +72,6 @@ class Expressions:
         """Any of the byte strings; made in the time of sorting them, walked by bisection."""
         words = tuple(sorted({w for w in literals if all(self.available >> b & 1 for b in set(w))}))
         return self._words(words, 0, len(words), 0)
-
-    def one_of_tagged(self, literals: Iterable[bytes]) -> int:
-        """The literals, each followed by its number in quotes: so that ``tag_here`` can tell which one has ended.
-
-        A tag ends with the only quote after the literal, which nothing else that may follow does.
-        """
-        return self.one_of([word + b'"%d"' % i for i, word in enumerate(literals)])
-
-    def tags(self, tagged: int) -> tuple[bytes, ...]:
-        return self.words_of(tagged) or ()
-
-    def tag_here(self, tagged: int) -> int:
-        """The number of the literal that ends here; -1 if none does."""
-        for tail in self.words_of(self.derive(tagged, 0x22)) or ():
-            if tail[-1:] == b'"' and tail[:-1].isdigit():
-                return int(tail[:-1])
-        return -1
 
     def _words(self, words: tuple[bytes, ...], lo: int, hi: int, depth: int) -> int:
         if lo >= hi:
@@ -503,42 +486,3 @@ class Expressions:
 
     def is_subset(self, left: int, right: int) -> bool:
         return not self.is_nonempty(self.intersect(left, self.complement(right)))
-
-    def without_far_bounds(self, expr: int, length: int) -> int:
-        """A language with the same prefixes of up to ``length`` bytes and the same ends among them, but fewer states:
-        a repeat whose upper bound lies further off has none."""
-        node = self.nodes[expr]
-        if node[0] == "rep" and node[2] == 0 and node[3] is not None and node[3] >= length:
-            return self.repeat(node[1], 0, None)
-        if node[0] == "cat":
-            first = self.without_far_bounds(node[1], length)
-            return expr if first == node[1] else self._concat(first, node[2])
-        if node[0] == "or":
-            parts = [self.without_far_bounds(p, length) for p in node[1:]]
-            return expr if parts == list(node[1:]) else self.union(*parts)
-        return expr
-
-    def contains_all_texts_of(self, expr: int) -> int | None:
-        """n if every text of at most n characters is a prefix of the language and n is known; else None.
-
-        Only shapes known at sight: all texts, all but some, and bounded runs of any character.
-        """
-        if expr == self.text:
-            return 1 << 30
-        node = self.nodes[expr]
-        if node[0] == "and":
-            others = [self.nodes[p] for p in node[1:] if p != self.text]
-            is_all_but_some = all(n[0] == "not" and self.words_of(n[1]) is not None for n in others)
-            return 1 << 30 if is_all_but_some and len(others) < len(node) - 1 else None
-        if node[0] == "rep" and node[1] == self.any_char:
-            return 1 << 30 if node[3] is None else node[3]
-        if node[0] == "cat":
-            return self.contains_all_texts_of(node[1])
-        if node[0] == "or":
-            runs = [r for r in map(self.contains_all_texts_of, node[1:]) if r is not None]
-            return max(runs) if runs else None
-        return None
-
-
-def ascii_ranges(chars: str) -> Ranges:
-    return union([(ord(c), ord(c)) for c in chars])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from . import walk
+from .reach import reached
 from .recent import Recent
 
 if TYPE_CHECKING:
@@ -193,9 +194,11 @@ class LazyMasks:
         else:
             num_noted = self.masks.walk_below(row, state, begin.starts, begin.nodes)
         self._mark += 1
-        tokens, covered, starts, nodes, firsts = walk.reached(
-            self.machine.control, self.masks.whole, row, begin.covered, num_noted, self._marks, self._mark, FEW_TOKENS
-        )
+        trie = self.machine.vocabulary.trie
+        tokens, covered, starts, nodes, firsts = reached(
+            trie.node_byte, trie.node_end, trie.first_token, trie.token_order, self.masks.noted(num_noted), row,
+            begin.covered, self._marks, self._mark, FEW_TOKENS,
+        )  # fmt: skip
         ends = None
         if len(nodes):
             ends = Ends(self._num_ends, int.from_bytes(firsts.tobytes(), "little"), covered, starts, nodes)

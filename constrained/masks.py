@@ -13,6 +13,7 @@ from . import walk
 from .lazy_masks import LazyMasks
 from .recent import Recent
 from .spec import GrammarTooComplex
+from .text_slices import text_slices
 from .vocabulary import Trie
 from .walk import PUSH
 
@@ -89,6 +90,10 @@ class Masks:
                     found = int(words[0]) * 32 + word.bit_length() - 1
             self._only[config] = found
         return found
+
+    def noted(self, count: int) -> np.ndarray:
+        """The first so many nodes that the last walk noted."""
+        return self._noted[:count]
 
     # -- one mask -------------------------------------------------------------------------------------------------
 
@@ -212,7 +217,7 @@ class Masks:
         out[walk.T_TOKENS] = len(trie.token_order)
         kept = nodes
         if self._has_slices:
-            slices = walk.text_slices(*nodes, self.vocabulary.has_byte)
+            slices = text_slices(*nodes, self.vocabulary.has_byte)
             for slot, array in zip(
                 (walk.T_INSIDE, walk.T_COVERED, walk.T_COVERED_BEFORE, walk.T_BOUNDARIES, walk.T_BOUNDARIES_BEFORE),
                 slices,

@@ -7,6 +7,7 @@ import numpy as np
 from .completions import Completions, Context
 from .names import NameTrie
 from .properties import Properties, Shape
+from .tagged_words import one_of_tagged
 
 if TYPE_CHECKING:
     from .values import Values
@@ -82,7 +83,7 @@ class Objects:
             )
         must = ex.alive(must)
         frame = machine.add_frame(lambda result: self._colon(context, machine.bits(result), names, others))
-        return machine.push(frame, values.scalars.key(must, ex.one_of_tagged(words), shape.patterns))
+        return machine.push(frame, values.scalars.key(must, one_of_tagged(ex, words), shape.patterns))
 
     def _other_names(self, shape: Shape, words: list[bytes], cls: int) -> int:
         """The names of a class that is none of the names of note."""

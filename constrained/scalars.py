@@ -9,6 +9,8 @@ import numpy as np
 from .expressions import NOTHING
 from .machine import Machine
 from .masks import SHORT_TOKEN
+from .prefixes import contains_all_texts_of, without_far_bounds
+from .tagged_words import tag_here, tags
 from .walk import UNBOUNDED
 
 QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F
@@ -54,7 +56,7 @@ class Scalars:
         ``names`` is ``one_of_tagged``; the result is the tag + 1 of the name, or how many there are plus the patterns
         that match, as bits, or 0 if none does.
         """
-        return self._string((must, names, *patterns), free=False, counted=False, tagged=len(self.ex.tags(names)))
+        return self._string((must, names, *patterns), free=False, counted=False, tagged=len(tags(self.ex, names)))
 
     def _string(self, exprs: tuple[int, ...], *, free: bool, counted: bool, tagged: int = -1) -> int:
         """``tagged``: how many names the first observer tells apart; -1 where it is an observer like the others."""
@@ -64,7 +66,7 @@ class Scalars:
         key = ("string", exprs, free, counted, tagged)
 
         def make() -> int:
-            fits = self.ex.contains_all_texts_of(exprs[0])
+            fits = contains_all_texts_of(self.ex, exprs[0])
             base = -1
             if fits is not None and fits >= SHORT_TOKEN:
                 plain = exprs == (self.ex.text,) and not counted
@@ -77,7 +79,7 @@ class Scalars:
                 inside_string=base,
                 loops=loops,
             )
-            far = tuple(self.ex.without_far_bounds(e, self._longest) for e in exprs)
+            far = tuple(without_far_bounds(self.ex, e, self._longest) for e in exprs)
             if far != exprs:
                 machine.set_twin(state, lambda: self._string(far, free=free, counted=counted, tagged=tagged))
             return state
@@ -113,14 +115,14 @@ class Scalars:
             for i, e in enumerate(exprs[1:] if tagged < 0 else exprs[2:]):
                 bits |= ex.nullable[e] << i
             if tagged >= 0:
-                tag = ex.tag_here(exprs[1])
+                tag = tag_here(ex, exprs[1])
                 bits = tag + 1 if tag >= 0 else tagged + bits if bits else 0
             row[QUOTE] = self.machine.end_state(self.machine.result(bits))
         if may_escape:
             row[BACKSLASH] = self._escape(exprs, free, counted, tagged)
 
     def _any_next(self, exprs: tuple[int, ...]) -> bool:
-        run = self.ex.contains_all_texts_of(exprs[0])
+        run = contains_all_texts_of(self.ex, exprs[0])
         return run is not None and run >= 1
 
     def _escape(self, exprs: tuple[int, ...], free: bool, counted: bool, tagged: int) -> int:

@@ -12,11 +12,12 @@ import numpy as np
 from .arrays import CLOSE, Arrays
 from .expressions import NOTHING
 from .formulas import FALSE, TRUE, Formulas
-from .machine import COMPACT, FLEXIBLE, Machine
+from .machine import Machine
 from .numbers import Numbers
 from .objects import Objects
 from .scalars import Scalars
 from .spec import GrammarTooComplex
+from .tables import COMPACT, FLEXIBLE
 
 Kind = Literal["null", "true", "false", "string", "number", "array", "object"]
 KINDS: tuple[Kind, ...] = ("null", "true", "false", "string", "number", "array", "object")
