@@ -386,14 +386,14 @@ def host_cost(*, repeats: int = 5, **case: Any) -> dict[str, Any]:
 
 
 def step_times(
-    *, num_slots: int, max_running: int, ends: float, num_steps: int = 400
+    *, num_slots: int, max_running: int, ends: float, order: str = "oldest_program", num_steps: int = 400
 ) -> tuple[list[float], float, int]:
     """CPU seconds of ``plan`` and ``complete``, 256 running and 1,000 waiting; in each step a share ``ends`` ends.
 
     Also the median of running sequences, and how many waited at the end.
     """
     cache = RadixCache(num_slots)
-    config = SchedulerConfig(max_running=max_running, max_step_tokens=8192, prefill_chunk=2048)
+    config = SchedulerConfig(max_running=max_running, max_step_tokens=8192, prefill_chunk=2048, order=order)
     scheduler, rng = Scheduler(config, cache), np.random.default_rng(0)
     stems = rng.integers(0, 50_000, (16, 200), dtype=np.int32)
     live: dict[int, Sequence] = {}
@@ -438,6 +438,9 @@ def show_host_cost() -> dict[str, Any]:
     cases = {
         "all rows taken": host_cost(num_slots=1_000_000, max_running=256, ends=0.0),
         "0.5% of rows end and are replaced": host_cost(num_slots=1_000_000, max_running=256, ends=0.005),
+        "rows taken, shortest remaining": host_cost(
+            num_slots=1_000_000, max_running=256, ends=0.005, order="shortest_remaining"
+        ),
         "rows free, slots short": host_cost(num_slots=150_000, max_running=512, ends=0.005),
     }
     for name, f in cases.items():
