@@ -24,8 +24,8 @@ QUEUE_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Since the start. ``num_yields``: preemptions for the sake of a shorter sequence. ``num_swapped_back``: preempted
-    sequences whose KV came back from host memory or disk.
+    """Since the start. ``num_yields``: preemptions for the sake of a more urgent or a shorter sequence.
+    ``num_swapped_back``: preempted sequences whose KV came back from host memory or disk.
 
     Of the ``admitted_tokens`` of sequences when they first ran, ``cached_tokens`` were there already.
     """

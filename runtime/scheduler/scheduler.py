@@ -27,10 +27,10 @@ from .parked import Parked
 from .plan import PlanRow, StepPlan
 from .prefix import attach, commit, matched_len, read_ahead, shorten
 from .rows import drafted_row, plan_row
-from .sequence import PoolTooSmall, Sequence, slots_to_come
+from .sequence import PoolTooSmall, Sequence, slots_missing, slots_to_come
 from .steady import SteadyRows
-from .waiting import ORDERS, PREEMPTIVE, Waiting
-from .yielding import longest_to_yield
+from .waiting import ORDERS, Waiting
+from .yielding import Yielding
 
 
 class Scheduler:
@@ -56,6 +56,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self.failed: list[tuple[Sequence, PoolTooSmall]] = []
         self._held = Held()
+        self._yielding = Yielding(config, cache, lengths=self.lengths, waiting=self.waiting, held=self._held)
         self._holding: dict[int, Sequence] = {}  # waiting sequences that still have the lease they were parked with
         self._program_orders: dict[str, int] = {}
         self._free_rows = list(range(config.max_running - 1, -1, -1))
@@ -194,8 +195,8 @@ class Scheduler:
                 self.waiting.add(seq)
         rows: dict[int, PlanRow] = {}
         prefills: list[Sequence] = []
-        if self.config.order in PREEMPTIVE and len(self.waiting):
-            self._give_way()
+        if not len(self.steady) and self._yielding.may_be(self.running):
+            self._make_way()
         self.cache.free_up(len(self.running))  # what decodes take of slots in a step, by the chunk, on average
         # Decodes first: they are short and somebody is reading along.
         steady = self.steady.plan() if len(self.steady) else None
@@ -225,7 +226,7 @@ class Scheduler:
     def may_be_steady(self) -> bool:
         """Whether nobody that runs can be preempted in the next step, nor run short of its tokens."""
         config, num_running = self.config, len(self.running)
-        if num_running > config.max_step_tokens or (config.order in PREEMPTIVE and len(self.waiting)):
+        if num_running > config.max_step_tokens or self._yielding.may_be(self.running):
             return False
         return self._room > config.max_step_tokens + 2 * config.slot_chunk * (num_running + 2)
 
@@ -321,7 +322,7 @@ class Scheduler:
             if reserve < 0:
                 reserve = self.steady.slots_to_come(usual=usual, least=least)
                 reserve += slots_to_come([o for o in self.running if not o.is_steady], usual=usual, least=least)
-            n = self._try_admit(seq, budget, reserve + _slots_missing(prefills))
+            n = self._try_admit(seq, budget, reserve + slots_missing(prefills))
             if n > 0:
                 rows[seq.seq_id] = plan_row(seq, n)
                 budget -= n
@@ -338,32 +339,14 @@ class Scheduler:
     def _head(self) -> Sequence | None:
         return self.waiting.head(self.config.match_window, lambda seq: matched_len(seq, self.cache))
 
-    def _give_way(self) -> None:
-        """Where the next to run finds no row or no slots, preempt one that has much more to do."""
+    def _make_way(self) -> None:
+        """Where the next to run finds no row or no slots, preempt one that is less urgent or has much more to do."""
         head = self._head()
         if head is None or (self._free_rows and self._stuck[0] != head.seq_id):
             return
-        matched, least = matched_len(head, self.cache), self.config.decode_reserve
-        prefills = [seq for seq in self.running if seq.num_pending > 1]
-        shortage = 0
-        if not self.parked.have_slots:  # else these make room first
-            reserve = slots_to_come((*self.running, head), usual=int(self.lengths.usual), least=least)
-            shortage = head.length - matched + reserve + _slots_missing(prefills) - self._room
-        if self._free_rows and shortage <= 0:
-            return
-        victim = longest_to_yield(
-            head,
-            self.running,
-            shortage=shortage,
-            least_slots=least,
-            lengths=self.lengths,
-            waiting=self.waiting,
-            held=self._held,
-        )
-        if victim is None:
-            return
-        found = Coming(prefills).longest(head, min(head.length - 1, head.logits_from)) if self.cache.reuse else None
-        if found is None or found[1] <= matched:  # else it would wait for tokens that are being computed
+        room = math.inf if self.parked.have_slots else self._room  # these make room first
+        victim = self._yielding.victim(head, self.running, room=room, has_row=len(self._free_rows) > 0)
+        if victim is not None:
             self.counters.num_yields += 1
             self._preempt(victim)
 
@@ -511,10 +494,6 @@ class Scheduler:
         """Those who waited for at most ``computed`` tokens of ``seq`` wait for room now."""
         for other in self._held.take_behind(seq, computed):
             self.waiting.add(other)
-
-
-def _slots_missing(prefills: list[Sequence]) -> int:
-    return sum(seq.length - seq.lease.num_slots for seq in prefills if seq.lease)
 
 
 def _urgency(seq: Sequence) -> tuple[int, int]:

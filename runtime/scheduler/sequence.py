@@ -200,3 +200,8 @@ def slots_to_come(running: Iterable[Sequence], *, usual: int, least: int) -> int
             expected = seq.max_new - made if seq.max_new > made else 0
         total += expected
     return total
+
+
+def slots_missing(prefills: Iterable[Sequence]) -> int:
+    """Slots that the rest of these running prompts takes."""
+    return sum(seq.length - seq.lease.num_slots for seq in prefills if seq.lease)

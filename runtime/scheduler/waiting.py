@@ -4,6 +4,7 @@ The bound: of one priority and tenant, the k-th to come is admitted as the (k + 
 whatever order. (At most one more becomes due with each admission, and who is due goes first.) Never looks at slots.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
@@ -138,6 +139,11 @@ class Waiting:
             return None
         self._last_served = best[1]
         return self._queues[best[0], best[2]].head(window, matched)
+
+    @property
+    def most_urgent(self) -> float:
+        """The least priority number of those that wait; infinity where nobody does."""
+        return min((priority for (priority, _), queue in self._queues.items() if queue.ranked), default=math.inf)
 
     def is_due(self, seq: Sequence) -> bool:
         """Whether ``seq``, which may be running, has been overtaken as often as may be."""

@@ -230,16 +230,19 @@ def test_few_sequences_wait_for_drafts_while_these_come_true(tiny_model_path: Pa
     assert engine.report.metrics(engine)["drafted_tokens"]
 
 
-def test_answers_are_the_same_where_long_sequences_make_way_for_short_ones(tiny_model_path: Path) -> None:
+@pytest.mark.parametrize("order", ["shortest_remaining", "oldest_program"])
+def test_answers_are_the_same_where_sequences_make_way_for_others(tiny_model_path: Path, order: str) -> None:
+    """Twelve long ones run, ten at a time; short ones, more urgent where that is what counts, come meanwhile."""
     long, short = (SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in (90, 6))
-    programs = [long_story(i, long if i < 4 else short) for i in range(12)]
-    want = answers(engine_of(tiny_model_path), programs)
+    programs = [long_story(i, long if i < 12 else short) for i in range(20)]
+    priorities = [1 if i < 12 or order == "shortest_remaining" else 0 for i in range(20)]
+    want = answers(engine_of(tiny_model_path, num_slots=4000), programs)
     for device in (None, StandIn()):
-        engine = engine_of(tiny_model_path, device, order="shortest_remaining", max_running=3, num_slots=500)
+        engine = engine_of(tiny_model_path, device, order=order, max_running=10, num_slots=4000, speculative="off")
         driver, outcomes = Driver(engine), []
-        for ops in programs:  # the short ones come while the long ones run
-            outcomes.append(driver.submit(ops))
-            for _ in range(3):
+        for i, (ops, priority) in enumerate(zip(programs, priorities, strict=True)):
+            outcomes.append(driver.submit(ops, settings=m.ProgramSettings(priority=priority)))
+            for _ in range(0 if i < 11 else 4):
                 driver.step()
         driver.run()
         assert [shown(outcome) for outcome in outcomes] == want
