@@ -19,7 +19,8 @@ from .vocabulary import Vocabulary
 
 JSON_OPTIONS = ("property_order", "whitespace", "format", "numbers", "on_unsupported")
 MAX_TEXT_BYTES = 4 << 20
-PRIVATE_BYTES = 256 << 10
+PRIVATE_SCHEMA_BYTES = 256 << 10
+PRIVATE_BYTES = 16 << 10  # of other kinds, which are rarely as long
 PREPARED_VALUES = 5  # made ready while compiling; others when first met
 
 
@@ -58,8 +59,8 @@ class Workshop:
 class Compiler:
     """Compiles for one vocabulary. Thread-safe; holds the last ``capacity`` grammars, and one machine they share.
 
-    A machine that has grown past its limit is left to the matchers at work on it, and a fresh one begun. A grammar of
-    more than ``PRIVATE_BYTES`` gets a machine of its own, whose lock keeps nobody else waiting.
+    A machine that has grown past its limit is left to the matchers at work on it, and a fresh one begun. A long
+    grammar gets a machine of its own, whose lock keeps nobody else waiting.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, capacity: int = 512, max_states: int = 60_000) -> None:
@@ -82,7 +83,7 @@ class Compiler:
             if found is not None:
                 self._cache.move_to_end(key)
         if found is None:
-            if len(spec.text) > PRIVATE_BYTES:
+            if len(spec.text) > (PRIVATE_SCHEMA_BYTES if spec.kind == "json_schema" else PRIVATE_BYTES):
                 shop = Workshop(self.vocabulary, self.max_states)
             try:
                 found = self._compile(spec, shop)

@@ -17,6 +17,7 @@ NOTHING = 0  # no text at all
 EMPTY = 1  # the empty text only
 
 FULL = (1 << 256) - 1
+NO_LIMIT = 1 << 62  # of work
 UTF8_LEADS = ((0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12), (0x10000, 0x10FFFF, 0xF0, 18))
 
 
@@ -28,6 +29,8 @@ class Expressions:
         self.available = sum(1 << int(b) for b in np.flatnonzero(available))
         self._continuations = all(available[0x80:0xC0])
         self.max_expressions = max_expressions
+        self.work = 0  # parts of expressions that were derived so far
+        self.most_work = NO_LIMIT
         self.nodes: list[tuple] = []
         self.nullable: list[bool] = []
         self.is_text: list[bool] = []  # known to hold whole UTF-8 characters only
@@ -356,6 +359,9 @@ class Expressions:
 
     def _derive(self, expr: int, byte: int) -> int:
         node = self.nodes[expr]
+        self.work += len(node)
+        if self.work > self.most_work:
+            raise GrammarTooComplex("one token's regular expressions have too many parts to be followed")
         match node[0]:
             case "set":
                 return EMPTY if node[1] >> byte & 1 else NOTHING

@@ -5,7 +5,7 @@ A text is in the language if it can be cut into terminals (with ignored ones bet
 """
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from .earley import Parser
 from .machine import Machine
@@ -17,21 +17,33 @@ from .spec import GrammarError
 _LAZY_STRING = re.compile(r"\.\*\?\(\?<!\\\\\)\(\\\\\\\\\)\*\?(\\?[\"'])")
 
 
+class Loaded(NamedTuple):
+    """What Lark's loader makes of a grammar: ``TerminalDef``, ``Rule``, and names of terminals."""
+
+    terminals: list[Any]
+    rules: list[Any]
+    ignored: list[str]
+
+
 def compile_lark(text: str, machine: Machine, *, start: str = "start") -> int:
     """The state a text of the grammar begins in."""
-    import lark
+    from lark.exceptions import LarkError
+    from lark.load_grammar import load_grammar
 
     try:
-        loaded = lark.Lark(text, start=start, parser="earley", lexer="dynamic_complete", regex=False)
-    except (lark.exceptions.LarkError, OSError) as error:
+        grammar, _ = load_grammar(text, "<grammar>", [], False)
+        loaded = Loaded(*grammar.compile([start], set()))  # a Lark of it would prepare to parse, in quadratic time
+    except (LarkError, OSError) as error:
         raise GrammarError(f"Lark cannot read the grammar: {str(error).strip()}") from None
     except re.error as error:
         raise GrammarError(f"a terminal's regex: {error}") from None
+    if not any(rule.origin.name == start for rule in loaded.rules):
+        raise GrammarError(f"Lark cannot read the grammar: there is no rule {start!r}")
     with machine.lock:
         return _build(loaded, machine, start)
 
 
-def _build(loaded: Any, machine: Machine, start: str) -> int:
+def _build(loaded: Loaded, machine: Machine, start: str) -> int:
     ex = machine.expressions
     lexemes: dict[str, int] = {}
     for terminal in loaded.terminals:
@@ -49,6 +61,9 @@ def _build(loaded: Any, machine: Machine, start: str) -> int:
         lexemes[terminal.name] = compile_regex(
             pattern, ex, anchored=True, where=terminal.name, ignore_case="i" in flags, dot_all="s" in flags
         )
+    for name, lexeme in lexemes.items():
+        if ex.nullable[lexeme]:
+            raise GrammarError("a terminal that may be empty; let rules leave it out", where=name)
     grammar = Grammar(ex)
     numbers: dict[str, int] = {}
     top = grammar.rule("start")
@@ -61,6 +76,6 @@ def _build(loaded: Any, machine: Machine, start: str) -> int:
             numbers[rule.origin.name],
             [("lexeme", lexemes[s.name]) if s.is_term else ("rule", numbers[s.name]) for s in rule.expansion],
         )
-    for name in loaded.ignore_tokens:
+    for name in loaded.ignored:
         grammar.ignore(lexemes[name])
     return Parser(grammar, machine).start

@@ -329,3 +329,19 @@ def test_a_grammar_too_complex_on_the_way_is_an_error_of_its_matcher(vocabulary:
             break
     assert matcher.error is not None and "more than 240 automaton states" in matcher.error
     assert is_set(matcher.mask(), vocabulary.eos) and matcher.mask().astype(bool).sum() == 1
+
+
+def test_a_mask_of_too_much_work_ends_its_own_text_alone(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern = "(qa[0-9]x|qb[a-f]y|qc[g-k]z){1,3}"
+    grammar = compile("regex", pattern, vocabulary)
+    matcher, other = grammar.matcher(), grammar.matcher()
+    assert matcher.accept(vocabulary.tokens.index(b"q"))
+    with monkeypatch.context() as patched:
+        patched.setattr("phloem.constrained.masks.MASK_WORK", 3)
+        allowed = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+    assert matcher.error is not None and "at position 1" in matcher.error and "too many parts" in matcher.error
+    assert np.flatnonzero(allowed).tolist() == [vocabulary.eos]
+    assert other.mask().any() and other.error is None
+    assert takes(grammar, "qa7xqbfy") and not takes(grammar, "qa7xqbgy")
