@@ -73,6 +73,12 @@ class Compiler:
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The grammar, from the cache if it was compiled before. Raises ``GrammarError``, also from the cache."""
+        found = self._found(spec)
+        if isinstance(found, GrammarError):
+            raise found.twin()
+        return found
+
+    def _found(self, spec: GrammarSpec) -> CompiledGrammar | GrammarError:
         key = spec.key
         with self._lock:
             if self._shop.is_full:
@@ -82,19 +88,17 @@ class Compiler:
             found = self._cache.get(key)
             if found is not None:
                 self._cache.move_to_end(key)
-        if found is None:
-            if len(spec.text) > (PRIVATE_SCHEMA_BYTES if spec.kind == "json_schema" else PRIVATE_BYTES):
-                shop = Workshop(self.vocabulary, self.max_states)
-            try:
-                found = self._compile(spec, shop)
-            except GrammarError as error:
-                found = error
-            with self._lock:
-                self._cache[key] = found
-                while len(self._cache) > self.capacity:
-                    self._cache.popitem(last=False)
-        if isinstance(found, GrammarError):
-            raise found.twin()
+                return found
+        if len(spec.text) > (PRIVATE_SCHEMA_BYTES if spec.kind == "json_schema" else PRIVATE_BYTES):
+            shop = Workshop(self.vocabulary, self.max_states)
+        try:
+            found = self._compile(spec, shop)
+        except GrammarError as error:
+            found = error.twin()  # its trace would keep the whole machine
+        with self._lock:
+            self._cache[key] = found
+            while len(self._cache) > self.capacity:
+                self._cache.popitem(last=False)
         return found
 
     def _compile(self, spec: GrammarSpec, shop: Workshop) -> CompiledGrammar:

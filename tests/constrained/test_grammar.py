@@ -1,3 +1,4 @@
+import gc
 import json
 import random
 import threading
@@ -5,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from phloem.constrained import Compiler, GrammarError, GrammarSpec, Matcher, Vocabulary, compile, fill_masks
+from phloem.constrained.machine import Machine
 
 from .conftest import encode, is_set, takes, walk_all
 
@@ -345,3 +347,18 @@ def test_a_mask_of_too_much_work_ends_its_own_text_alone(
     assert np.flatnonzero(allowed).tolist() == [vocabulary.eos]
     assert other.mask().any() and other.error is None
     assert takes(grammar, "qa7xqbfy") and not takes(grammar, "qa7xqbgy")
+
+
+def test_a_grammar_that_cannot_be_compiled_keeps_no_machine(vocabulary: Vocabulary) -> None:
+    def num_machines() -> int:
+        gc.collect()
+        return sum(isinstance(each, Machine) for each in gc.get_objects())
+
+    compiler = Compiler(vocabulary)
+    before = num_machines()
+    errors = []
+    for i in range(3):
+        with pytest.raises(GrammarError) as caught:
+            compiler.compile(GrammarSpec("regex", "a" * 20_000 + f"({i}"))
+        errors.append(caught.value)
+    assert num_machines() == before and len(errors) == 3
