@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 64, 150, 36, 48
+WIDTH, HEIGHT = 640, 376
+LEFT, RIGHT, TOP, BOTTOM = 64, 150, 52, 48
 COLOURS = ("#1b6e53", "#c2571a", "#3a5fa8", "#8a3f8f", "#6b6b2a")
 Points = Sequence[tuple[float, float]]
 
 
-def line_chart(title: str, x_label: str, y_label: str, lines: Mapping[str, Points]) -> str:
-    """Both axes begin at 0, so that what is proportional looks so."""
+def line_chart(title: str, x_label: str, y_label: str, lines: Mapping[str, Points], *, note: str = "") -> str:
+    """Both axes begin at 0, so that what is proportional looks so. The first line's points are labelled with their y.
+    ``note``: under the title, where and how it was measured.
+    """
     top_x = nice(max((x for points in lines.values() for x, _ in points), default=1.0))
     top_y = nice(max((y for points in lines.values() for _, y in points), default=1.0))
     inner_width, inner_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
@@ -23,6 +25,7 @@ def line_chart(title: str, x_label: str, y_label: str, lines: Mapping[str, Point
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
+        f'<text x="{LEFT}" y="38" fill="#666" font-size="11">{escape(note)}</text>',
         f'<text x="{LEFT + inner_width / 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x_label)}</text>',
         f'<text x="14" y="{TOP + inner_height / 2}" text-anchor="middle" '
         f'transform="rotate(-90 14 {TOP + inner_height / 2})">{escape(y_label)}</text>',
@@ -41,6 +44,12 @@ def line_chart(title: str, x_label: str, y_label: str, lines: Mapping[str, Point
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
+        if i == 0:
+            labels = [(x, y, f"{value:.3g}") for (x, y), (_, value) in zip(places, points, strict=True)]
+            parts += [
+                f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="middle" font-size="10" fill="{colour}">{label}</text>'
+                for x, y, label in labels
+            ]
         parts.append(f'<text x="{WIDTH - RIGHT + 10}" y="{TOP + 14 + 18 * i}" fill="{colour}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 

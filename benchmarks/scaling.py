@@ -223,9 +223,11 @@ def main(argv: list[str] | None = None) -> int:
         args.out.write_text(json.dumps(report, indent=1) + "\n")
         if args.images and part in CHARTS:
             title, label = CHARTS[part]
-            lines = {kind: [(p["x"], p[kind]) for p in report[part]] for kind in ("median", "best")}
+            lines = {f"{kind} step": [(p["x"], p[kind]) for p in report[part]] for kind in ("median", "best")}
+            note = f"{args.model}, {report['machine']}, {report['date']}"
             args.images.mkdir(parents=True, exist_ok=True)
-            (args.images / f"step-{part}.svg").write_text(line_chart(title, label, "milliseconds", lines))
+            chart = line_chart(title, label, "milliseconds a step", lines, note=note)
+            (args.images / f"step-{part}.svg").write_text(chart)
     return 0
 
 
