@@ -30,6 +30,7 @@ _OK, _FAILED, _INTERRUPTED = 0, 2, 130
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _ENGINE_HELP = {
+    "adapters": "a low-rank adapter that requests name, from a folder as PEFT saves it; may be given again",
     "weights": "random ones need only the model's config and tokenizer, to measure its speed",
     "device": "where to run: cpu, cuda, cuda:1",
     "precision": "auto keeps 4-bit weights 4-bit and takes the fastest form; int16: the same with finer activations",
@@ -370,6 +371,11 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
             options["action"] = argparse.BooleanOptionalAction
         elif typing.get_origin(kind) is Literal:
             options["choices"] = typing.get_args(kind)
+        elif field.name == "adapters":
+            flags = ("--adapter", "--adapters")
+            metavar, explained = "NAME=PATH", _ENGINE_HELP[field.name]
+            group.add_argument(*flags, action=_AddNamed, default={}, metavar=metavar, help=explained, dest="adapters")
+            continue
         elif typing.get_origin(kind) is dict:
             options |= {"type": _weights, "default": {}, "metavar": "NAME=WEIGHT,..."}
             options["help"] = _ENGINE_HELP[field.name]
@@ -378,6 +384,21 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
             options["type"] = _share if is_share else _NUMBERS.get(kind, kind)
             options["metavar"] = "SHARE" if is_share else {int: "N", float: "SECONDS"}.get(kind, field.name.upper())
         group.add_argument(f"--{field.name.replace('_', '-')}", **options)
+
+
+class _AddNamed(argparse.Action):
+    """NAME=VALUE into a dictionary."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        name, _, path = str(values).partition("=")
+        if not name or not path:
+            parser.error(f"argument {option_string}: {values!r} is no NAME=PATH, as poet=adapters/poet")
+        found = getattr(namespace, self.dest)
+        if name in found:
+            parser.error(f"argument {option_string}: {name!r} is given twice")
+        setattr(namespace, self.dest, {**found, name: path})
 
 
 def _count(text: str) -> int:

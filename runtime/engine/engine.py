@@ -136,6 +136,7 @@ class Engine:
             vocab_size=self.vocab_size,
             limits=self.limits,
             max_waiting=config.max_waiting,
+            adapters=self.model.adapters,
             seed=config.seed,
             clock=clock,
             may_draft=speculation is not None,
@@ -172,6 +173,7 @@ class Engine:
             capabilities=("text", *(f"grammar:{kind}" for kind in constrained.GRAMMAR_KINDS)),
             cache_events_url=self.cache_events_url,
             eos_ids=tuple(sorted(self.tokenizer.eos_ids)),
+            adapters=self.model.adapters,
         )
 
     def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> Outbox:

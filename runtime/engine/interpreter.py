@@ -73,6 +73,7 @@ class Interpreter:
         vocab_size: int,
         limits: Limits,
         max_waiting: int,
+        adapters: tuple[str, ...] = (),
         seed: int,
         clock: Callable[[], float],
         may_draft: bool = False,
@@ -85,6 +86,7 @@ class Interpreter:
         self.vocab_size = vocab_size
         self.limits = limits
         self.max_waiting = max_waiting
+        self.adapters = adapters
         self.clock = clock
         self.programs: dict[ProgramKey, Program] = {}
         self.live: dict[int, Sequence] = {}
@@ -101,7 +103,12 @@ class Interpreter:
         key = (client, submit.program)
         program = self.programs.get(key)
         faults = find_faults(
-            submit, program, limits=self.limits, vocab_size=self.vocab_size, check_stop=self.tokenizer.stop_pattern
+            submit,
+            program,
+            limits=self.limits,
+            vocab_size=self.vocab_size,
+            adapters=self.adapters,
+            check_stop=self.tokenizer.stop_pattern,
         )
         if not faults and (num_waiting := self._num_in_line()) >= self.max_waiting:
             message = f"{num_waiting:,} sequences are waiting already (max_waiting); try again later"
@@ -349,6 +356,7 @@ class Interpreter:
             priority=program.settings.priority,
             tenant=program.settings.tenant,
             deadline_s=math.inf if program.deadline_s is None else program.deadline_s,
+            adapter=self.adapters.index(program.settings.adapter) if program.settings.adapter else -1,
         )
         self.live[seq.seq_id] = seq
         return seq

@@ -112,7 +112,7 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
             where="draft_model",
         )
     trained = open_weights(path).config.max_positions
-    draft = load_model(path, msgspec.structs.replace(config, max_seq_len=min(context_len, trained)))
+    draft = load_model(path, msgspec.structs.replace(config, max_seq_len=min(context_len, trained), adapters={}))
     return ModelDrafter(DraftModel(draft, max_len=context_len, num_tokens=tokenizer.vocab_size), source="draft_model")
 
 
@@ -145,6 +145,8 @@ def make_tiers(config: EngineConfig, path: Path, model: Model, kv: KVPool) -> Ti
     disk = None
     if config.disk_cache:
         format = kv_format(path, model, blocks, precision=config.precision)
+        for name, folder in config.adapters.items():
+            format += f" adapter {name} {weights_digest(Path(folder))}"
         try:
             disk = DiskTier(config.disk_cache, format=format, max_bytes=config.disk_cache_bytes)
         except OSError as error:

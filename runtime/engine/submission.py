@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ...constrained.spec import GrammarError
 from ..protocol.errors import ErrorInfo
@@ -17,6 +17,7 @@ def find_faults(
     *,
     limits: Limits,
     vocab_size: int,
+    adapters: Collection[str],
     check_stop: Callable[[str], object],
 ) -> list[tuple[int, ErrorInfo]]:
     """(op id, error) of everything that is wrong; op id -1 speaks of the submit as a whole.
@@ -34,8 +35,9 @@ def find_faults(
     settings = submit.settings
     if program is not None and settings is not None:
         fault(None, "InvalidRequest", f"program {submit.program!r} has its settings already; send them once")
-    if settings is not None and settings.adapter:
-        fault(None, "Unsupported", f"adapter {settings.adapter!r}: this engine serves no adapters")
+    if settings is not None and settings.adapter and settings.adapter not in adapters:
+        there = f"there are {', '.join(adapters)}" if adapters else "this engine was started without any (--adapter)"
+        fault(None, "UnknownModel", f"adapter {settings.adapter!r} is unknown; {there}")
     if settings is not None and settings.deadline_s is not None and settings.deadline_s <= 0:
         fault(None, "InvalidParams", f"deadline_s={settings.deadline_s}: must be > 0 seconds")
 

@@ -158,6 +158,7 @@ class Executor:
         self.features = torch.empty(0)  # [L, C] of the last step, what its logits were made from; good until the next
         self._num_tokens = num_tokens or model.config.vocab_size
         self._mask_words = (model.config.vocab_size + 31) // 32
+        self._row_adapters = np.full(max_rows, -1, dtype=np.int64)  # of steady rows, which the plan does not say
         self._replays: Replays | None = None
         self.graphs: DecodeGraphs | None = None
         self.inputs: DeviceBatch | None = None
@@ -188,14 +189,15 @@ class Executor:
 
         They are good until the next step.
         """
+        adapters = self._adapters_of(plan)
         if self.inputs is not None:
-            features = self.graphs.forward(plan) if self.graphs is not None else None
+            features = self.graphs.forward(plan) if self.graphs is not None and adapters is None else None
             if features is None:
-                features = self.model.features(self.inputs.forward_batch(plan), self.kv)
+                features = self.model.features(self._adapted(self.inputs.forward_batch(plan), adapters), self.kv)
             logits = self._logits(features)
             logits.whole()  # the device has it to do while the host looks at other things
             return logits
-        batch = ForwardBatch.from_plan(plan, self.slot_table, self.device)
+        batch = self._adapted(ForwardBatch.from_plan(plan, self.slot_table, self.device), adapters)
         features = self._replays.forward(batch) if self._replays is not None else None
         self.features = self.model.features(batch, self.kv) if features is None else features
         return self._logits(self.features)
@@ -204,6 +206,23 @@ class Executor:
     def features_of(self, plan: StepPlan) -> torch.Tensor:
         """What ``forward`` would make the logits from, [L, C]."""
         return self.model.features(ForwardBatch.from_plan(plan, self.slot_table, self.device), self.kv)
+
+    def _adapters_of(self, plan: StepPlan) -> np.ndarray | None:
+        """Of each token its adapter; None where none has one."""
+        if not self.model.adapters:
+            return None
+        rows = plan.rows
+        own = np.array([row.adapter for row in rows], dtype=np.int64)
+        self._row_adapters[[row.row_id for row in rows]] = own
+        ids = np.repeat(own, [len(row.token_ids) for row in rows])
+        if plan.steady is not None:
+            ids = np.concatenate((self._row_adapters[plan.steady.row_ids], ids))
+        return ids if (ids >= 0).any() else None
+
+    def _adapted(self, batch: ForwardBatch, adapters: np.ndarray | None) -> ForwardBatch:
+        if adapters is None:
+            return batch
+        return batch.with_adapters(self._on_device(adapters), len(self.model.adapters))
 
     def _logits(self, features: torch.Tensor) -> StepLogits:
         head = self.model.head

@@ -55,7 +55,7 @@ class Replays:
         On a tape every token is run to its end, also one that wants no logits: in the last layer's second half alone.
         """
         num_tokens = batch.num_tokens
-        if num_tokens > MAX_TOKENS or not batch.num_logits or not team().can_replay:
+        if batch.adapters is not None or num_tokens > MAX_TOKENS or not batch.num_logits or not team().can_replay:
             return None
         if batch.num_logits == num_tokens:
             return self._features(batch)

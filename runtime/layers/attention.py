@@ -40,11 +40,11 @@ class Attention:
             mixed = shared_prefix_attention(*inputs, shared=batch.shared, scale=self.scale)
         else:
             mixed = paged_attention(*inputs, scale=self.scale, sliding_window=self.window)
-        return self.output(mixed.view(-1, self.num_heads * self.head_dim))
+        return self.output(mixed.view(-1, self.num_heads * self.head_dim), batch.adapters)
 
     def write(self, x: torch.Tensor, batch: ForwardBatch, kv: KVPool, cos_sin: torch.Tensor) -> torch.Tensor:
         """Put the tokens' keys and values into their slots; the rotated queries [T, H, D] come back."""
-        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        qkv = self.qkv(x, batch.adapters).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         places = (cos_sin, batch.positions, kv.k[self.layer], kv.v[self.layer], batch.out_slots)
         if self.q_norm is not None and self.k_norm is not None:

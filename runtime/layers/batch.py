@@ -8,7 +8,7 @@ branch's ancestors. So a token sees exactly what it would see in a chain, in the
 the text t, guessed  a b c  and  a d      rows   t a b c    and    t a | d      (t and a's keys are read, not computed)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from ...kernels import SharedPrefixes
 from ..scheduler.draft import branches_of
 from ..scheduler.plan import DecodePart, PlanRow, StepPlan
+from .adapters import AdapterRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class ForwardBatch:
     slot_table: torch.Tensor  # int32 [rows, positions]
     logits_rows: torch.Tensor  # int64 [L], indices into the T tokens
     shared: SharedPrefixes | None = None  # what contexts have in common, where reading it once pays
+    adapters: AdapterRows | None = None  # of the tokens, where any has one
+    logits_adapters: AdapterRows | None = None  # of ``logits_rows``
 
     @classmethod
     def from_plan(cls, plan: StepPlan, slot_table: np.ndarray, device: torch.device | str = "cpu") -> "ForwardBatch":
@@ -55,6 +58,11 @@ class ForwardBatch:
         narrow["slot_table"] = slot_table[step.row_ids, : int(step.kv_lens.max(initial=0))]
         narrow["row_ids"] = np.arange(len(step.row_ids), dtype=np.int32)
         return cls(**_moved(wide, device), **_moved(narrow, device))
+
+    def with_adapters(self, ids: torch.Tensor, num_adapters: int) -> "ForwardBatch":
+        """``ids`` int [T]: of each token its adapter, -1 for none."""
+        of_logits = AdapterRows.of(ids[self.logits_rows], num_adapters)
+        return replace(self, adapters=AdapterRows.of(ids, num_adapters), logits_adapters=of_logits)
 
     @property
     def num_tokens(self) -> int:

@@ -7,6 +7,7 @@ import torch
 
 from ...kernels.linear import PackedLinear
 from ..quant import GROUP32_KINDS, QuantTensor, quantize_group32, repack_group32, split_q8_0
+from .adapters import AdapterRows, LowRank
 
 Weight = torch.Tensor | QuantTensor
 LinearPrecision = Literal["float32", "bfloat16", "int4", "int16", "fp8", "auto"]
@@ -17,10 +18,18 @@ class Linear:
 
     def __init__(self, parts: Sequence[PackedLinear], out_dtype: torch.dtype | None = None) -> None:
         self.parts = tuple(parts)
+        self.adapters: tuple[LowRank, ...] = ()
         self.out_dtype = out_dtype
         self._sizes = [part.shape[0] for part in parts]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [T, K] -> [T, N]
+    def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:  # [T, K] -> [T, N]
+        y = self._product(x)
+        if rows is not None:
+            for low_rank in self.adapters:
+                low_rank.add(y, x, rows)
+        return y
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         if len(self.parts) == 1:
             return self.parts[0](x)
         out = torch.empty((x.shape[0], sum(self._sizes)), dtype=self.out_dtype or x.dtype, device=x.device)

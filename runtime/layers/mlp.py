@@ -3,6 +3,7 @@
 import torch
 
 from ...kernels import silu_mul
+from .adapters import AdapterRows
 from .linear import Linear
 
 
@@ -11,8 +12,8 @@ class MLP:
         self.gate_up = gate_up  # [C] -> [2I], gates first
         self.down = down
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [T, C] -> [T, C]
-        return self.down(silu_mul(self.gate_up(x)))
+    def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:  # [T, C] -> [T, C]
+        return self.down(silu_mul(self.gate_up(x, rows)), rows)
 
     @property
     def needs_torch_threads(self) -> bool:

@@ -3,6 +3,7 @@
 import torch
 
 from ...kernels import mix_experts, route_experts
+from .adapters import AdapterRows
 from .linear import Linear
 
 
@@ -16,7 +17,8 @@ class MoE:
         self.gate_up, self.down = gate_up, down
         self.top_k, self.normalise = top_k, normalise
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [T, C] -> [T, C]
+    def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:  # [T, C] -> [T, C]
+        """``rows`` change nothing: experts have no adapters."""
         weights, ids = route_experts(self.router(x), self.top_k, normalise=self.normalise)
         return mix_experts(x, self.gate_up, self.down, weights, ids)
 

@@ -36,6 +36,7 @@ class Model:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     device: torch.device
+    adapters: tuple[str, ...] = ()  # names; a row has one by its place here
 
     @property
     def max_positions(self) -> int:
@@ -83,7 +84,7 @@ class Model:
             residual = residual if added is None else total
             x = layer.attention(x, batch, kv, self.cos_sin)
             x, added = layer.mlp_norm(x, residual)  # in float32: bfloat16 sums diverge half as much again
-            x = layer.mlp(x)
+            x = layer.mlp(x, batch.adapters)
         return self._finish(x, added, residual, batch, kv)
 
     def _finish(
@@ -100,5 +101,5 @@ class Model:
         if batch.num_logits < batch.num_tokens:
             x, residual = x[batch.logits_rows], residual[batch.logits_rows]
         x, residual = last.mlp_norm(x, residual)
-        x, _ = self.norm(last.mlp(x), residual)
+        x, _ = self.norm(last.mlp(x, batch.logits_adapters), residual)
         return x

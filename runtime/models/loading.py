@@ -19,6 +19,7 @@ from ..protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..quant import QuantTensor
 from ..weights.random_folder import RandomFolder
 from ..weights.weight_file import WeightFile, open_weights
+from .adapters import with_adapters
 from .decoder import DecoderLayer, Model
 from .names import TensorNames
 
@@ -41,6 +42,8 @@ def load_model(path: Path | str, config: EngineConfig) -> Model:
             f"kv_dtype 'fp8' on {device}: only GPU kernels read 8-bit keys and values; use bfloat16 or auto",
             where="kv_dtype",
         )
+    if config.adapters:
+        model = with_adapters(model, config.adapters)
     if config.kv_dtype != "auto":
         model = replace(model, kv_dtype=_KV_TYPES[config.kv_dtype])
     return model

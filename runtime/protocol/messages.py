@@ -151,7 +151,7 @@ class Welcome(Message, tag="welcome"):
     """``model_path`` lets a client on the same machine load the tokenizer. ``capabilities`` names what is served.
 
     ``cache_events_url``: a PUB socket that tells of cached blocks (see ``cache_events``); empty: none. ``eos_ids``: the
-    tokens that end a text.
+    tokens that end a text. ``adapters``: the names that ``ProgramSettings.adapter`` may have.
     """
 
     version: int
@@ -166,6 +166,7 @@ class Welcome(Message, tag="welcome"):
     heartbeat_s: float = 1.0
     cache_events_url: str = ""
     eos_ids: tuple[int, ...] = ()
+    adapters: tuple[str, ...] = ()
 
 
 class Accepted(Message, tag="accepted"):

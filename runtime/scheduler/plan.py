@@ -33,6 +33,7 @@ class PlanRow(msgspec.Struct, frozen=True, eq=False, gc=False):
     num_logits: int
     num_draft: int = 0
     draft_parents: np.ndarray | None = None  # int32 [num_draft]
+    adapter: int = -1  # of its tokens, by number; a steady row has the one that its row had last
 
     @property
     def end(self) -> int:

@@ -25,6 +25,7 @@ def plan_row(seq: Sequence, n: int) -> PlanRow:
         lease.slot_ids[:end],
         stale_from,
         num_logits if num_logits > 0 else 0,
+        adapter=seq.adapter,
     )
 
 
@@ -48,4 +49,5 @@ def drafted_row(row: PlanRow, seq: Sequence, draft: Draft) -> PlanRow:
         row.num_logits + k,
         k,
         draft.parents,
+        row.adapter,
     )

@@ -90,6 +90,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "admitted_s",
         "arrival_s",
         "blocked_on",
@@ -139,6 +140,7 @@ class Sequence:
         tenant: str = "",
         deadline_s: float = math.inf,
         tag: object = None,
+        adapter: int = -1,
     ) -> None:
         self.seq_id = seq_id
         self.tokens = tokens
@@ -149,6 +151,7 @@ class Sequence:
         self.tenant = tenant
         self.deadline_s = deadline_s
         self.tag = tag
+        self.adapter = adapter  # the executor's number of it; -1: none
         self.state = "new"  # new | waiting | running | parked | ended
         self.lease: Lease | None = None
         self.row_id = -1

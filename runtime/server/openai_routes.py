@@ -27,7 +27,7 @@ def openai_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat(http: Request) -> Response:
         request = await service.read(http, ChatRequest)
-        service.check_model(request.model)
+        adapter = service.adapter_of(request.model)
         if template is None:
             message = f"{service.model_name!r} has no chat template; send its prompt to /v1/completions"
             raise errors.Unsupported(message, where="messages")
@@ -48,10 +48,10 @@ def openai_routes(service: Service) -> APIRouter:
                 raise errors.InvalidRequest(message, where="tools")
             grammar = tool_format.grammar(tools, request.choice, parallel=request.parallel_tool_calls is not False)
         gen = Gen(op=0, seq=0, params=params, grammar=grammar, n=request.n or 1, stream=bool(request.stream))
-        job = make_job([parts], [gen], settings=request.settings(http.url.path), limits=welcome.limits)
+        job = make_job([parts], [gen], settings=request.settings(http.url.path, adapter=adapter), limits=welcome.limits)
 
         def form_for(program: str) -> ChatForm:
-            header = Header.new("chatcmpl", program, service.model_name)
+            header = Header.new("chatcmpl", program, adapter or service.model_name)
             if tools:
                 return ToolChatForm(
                     header,
@@ -75,7 +75,7 @@ def openai_routes(service: Service) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(http: Request) -> Response:
         request = await service.read(http, CompletionRequest)
-        service.check_model(request.model)
+        adapter = service.adapter_of(request.model)
         limit = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         params = request.sampling(max_tokens=limit)
         check_sampling(params, vocab_size=welcome.vocab_size, names={})
@@ -86,13 +86,13 @@ def openai_routes(service: Service) -> APIRouter:
         job = make_job(
             [raw_parts(p, service.tokenizer, parse_special=parse_special, name="prompt") for p in prompts],
             [gen] * len(prompts),
-            settings=request.settings(http.url.path),
+            settings=request.settings(http.url.path, adapter=adapter),
             limits=welcome.limits,
         )
         echoes = [_text_of(p, service) if request.echo else "" for p in prompts]
 
         def form_for(program: str) -> CompletionForm:
-            header = Header.new("cmpl", program, service.model_name)
+            header = Header.new("cmpl", program, adapter or service.model_name)
             return CompletionForm(
                 header, n=gen.n, logprobs=request.logprobs, include_usage=request.include_usage, echoes=echoes
             )
@@ -101,12 +101,11 @@ def openai_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> Response:
-        return json_response({"object": "list", "data": [_model(service)]})
+        return json_response({"object": "list", "data": [_model(service, name) for name in ("", *welcome.adapters)]})
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        service.check_model(name)
-        return json_response(_model(service))
+        return json_response(_model(service, service.adapter_of(name)))
 
     return router
 
@@ -115,9 +114,9 @@ def _text_of(prompt: str | list[int], service: Service) -> str:
     return prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt, skip_special=False)
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: Service, adapter: str) -> dict[str, Any]:
     return {
-        "id": service.model_name,
+        "id": adapter or service.model_name,
         "object": "model",
         "created": int(service.started_s),
         "owned_by": "phloem",

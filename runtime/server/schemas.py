@@ -77,13 +77,14 @@ class OpenAISampling(Strict):
         given = {"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
         return one_grammar(given, self.grammar_options)
 
-    def settings(self, name: str) -> ProgramSettings:
+    def settings(self, name: str, *, adapter: str = "") -> ProgramSettings:
         """``name``: what such requests are counted under."""
         return ProgramSettings(
             tenant=self.tenant or self.user or "",
             priority=self.priority or 0,
             deadline_s=self.deadline_s,
             cache_salt=self.cache_salt or "",
+            adapter=adapter,
             name=name,
         )
 

@@ -34,10 +34,15 @@ class Service:
     metrics: ServerMetrics
     started_s: float = field(default_factory=time.time)
 
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model_name:
-            message = f"the model {name!r} is not served here; this server has {self.model_name!r}"
-            raise errors.UnknownModel(message, where="model")
+    def adapter_of(self, name: str | None) -> str:
+        """The adapter that a request's ``model`` names; empty: the model itself."""
+        adapters = self.client.welcome.adapters
+        if name is None or name == self.model_name:
+            return ""
+        if name not in adapters:
+            served = ", ".join(map(repr, (self.model_name, *adapters)))
+            raise errors.UnknownModel(f"the model {name!r} is not served here; this server has {served}", where="model")
+        return name
 
     async def query(self, what: str, *, timeout_s: float = 10.0) -> Any:
         """The engine's answer. Waits on a thread: for rare questions, not for requests that generate."""

@@ -8,10 +8,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import msgspec
 import openai
 import pytest
+from phloem.runtime.protocol import errors
 from phloem.runtime.protocol.ops import Gen
-from phloem.tests.runtime.server.doubles import wait_until
+from phloem.tests.runtime.server.doubles import ScriptedClient, rejecting, wait_until
 from phloem.tests.runtime.string_engine import StringEngine
 
 HELLO = [{"role": "user", "content": "hello there"}]
@@ -342,6 +344,22 @@ def test_a_failure_in_mid_stream_is_an_event_and_the_openai_client_raises_it(ser
 
 
 # -- models, operators ------------------------------------------------------------------------------------------------
+
+
+def test_a_request_s_model_may_be_an_adapter(serve):
+    client = ScriptedClient(rejecting(errors.Overloaded("full")))  # what was asked is looked at, not answered
+    client.welcome = msgspec.structs.replace(client.welcome, adapters=("poet",))
+    server = serve(client=client)
+    assert [model.id for model in server.openai.models.list()] == ["string", "poet"]
+    for name, adapter in (("poet", "poet"), ("string", "")):
+        for path, asked in (
+            ("completions", {"prompt": "a"}),
+            ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ):
+            assert server.http.post(f"/v1/{path}", json={"model": name, **asked}).status_code == 429
+            assert client.submits[-1].settings.adapter == adapter
+    with pytest.raises(openai.NotFoundError, match="this server has 'string', 'poet'"):
+        server.openai.models.retrieve("other")
 
 
 def test_models_are_listed_and_found(serve):

@@ -1,0 +1,78 @@
+"""Gives a model's layers the low-rank adapters of an engine. Never changes the weights themselves."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ..layers.adapters import LowRank
+from ..layers.linear import Linear
+from ..layers.mlp import MLP
+from ..protocol.errors import InvalidParams, UnknownModel, Unsupported
+from ..weights.adapter_folder import LowRankPair, read_adapter
+from .decoder import DecoderLayer, Model
+
+Adapter = tuple[str, dict[tuple[int, str], LowRankPair]]  # its path, what it adds
+
+
+def with_adapters(model: Model, adapters: Mapping[str, str]) -> Model:
+    """``adapters``: name -> PEFT folder. A sequence names one by its place in ``Model.adapters``."""
+    for name, path in adapters.items():
+        if not name or not path:
+            raise InvalidParams(f"adapter {name!r}={path!r}: give a name and a folder", where="adapters")
+    read: list[Adapter] = [(path, read_adapter(Path(path))) for path in adapters.values()]
+    for path, added in read:
+        beyond = [layer for layer, _ in added if layer >= len(model.layers)]
+        if beyond:
+            raise UnknownModel(
+                f"adapter {path} has layer {max(beyond)}, but the model's last is {len(model.layers) - 1}"
+            )
+    for i, layer in enumerate(model.layers):
+        _adapt(layer, i, model, read)
+    return replace(model, adapters=tuple(adapters))
+
+
+def _adapt(layer: DecoderLayer, i: int, model: Model, adapters: Sequence[Adapter]) -> None:
+    config = model.config
+    q_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    places = [
+        (layer.attention.qkv, {"q_proj": q_len, "k_proj": kv_len, "v_proj": kv_len}, config.hidden_size),
+        (layer.attention.output, {"o_proj": config.hidden_size}, q_len),
+    ]
+    if isinstance(layer.mlp, MLP):
+        inner = config.intermediate_size
+        places.append((layer.mlp.gate_up, {"gate_proj": inner, "up_proj": inner}, config.hidden_size))
+        places.append((layer.mlp.down, {"down_proj": config.hidden_size}, inner))
+    known = {target for _, targets, _ in places for target in targets}
+    for path, added in adapters:
+        others = sorted(target for at, target in added if at == i and target not in known)
+        if others:
+            raise Unsupported(f"adapter {path}: {others[0]} of layer {i}: a mixture's experts are not adapted here")
+    for linear, targets, width in places:
+        linear.adapters = tuple(_low_ranks(linear, targets, width, i, model, adapters))
+
+
+def _low_ranks(
+    linear: Linear, targets: dict[str, int], width: int, i: int, model: Model, adapters: Sequence[Adapter]
+) -> list[LowRank]:
+    found, start = [], 0
+    for target, num in targets.items():
+        pairs = [(a, path, added[i, target]) for a, (path, added) in enumerate(adapters) if (i, target) in added]
+        columns = slice(start, start + num)
+        start += num
+        if not pairs:
+            continue
+        rank = max(down.shape[0] for _, _, (down, _) in pairs)
+        down = torch.zeros(len(adapters), rank, width, dtype=model.dtype)
+        up = torch.zeros(len(adapters), num, rank, dtype=model.dtype)
+        for a, path, (a_down, a_up) in pairs:
+            if a_down.shape[1] != width or a_up.shape[0] != num:
+                raise UnknownModel(
+                    f"adapter {path}: {target} of layer {i} is {a_up.shape[0]} x {a_down.shape[1]}, "
+                    f"but the model's is {num} x {width}; it was made for another model"
+                )
+            down[a, : len(a_down)] = a_down
+            up[a, :, : len(a_down)] = a_up
+        found.append(LowRank(columns, down.to(model.device), up.to(model.device)))
+    return found
