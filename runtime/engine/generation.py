@@ -99,6 +99,11 @@ class Candidate:
         return self.detokenizer.text
 
     @property
+    def is_mid_text(self) -> bool:
+        """Whether something of a streamed text is held back: tokens without a text, or half a character."""
+        return self.generation.op.stream and (bool(self.unsent_ids) or self.detokenizer.is_mid_character)
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         params = self.generation.op.params
         return params.return_logprob and params.logprob_start_len >= 0 and not self.num_generated
@@ -134,9 +139,8 @@ class Candidate:
         return self._append(token_id, context_len)
 
     def take_seen(self, token_ids: list[int]) -> None:
-        """Take tokens of which none ends the text or is to be shown."""
+        """Take tokens of which none ends the text or is still to be shown."""
         self.num_generated += len(token_ids)
-        self.unsent_ids += token_ids
         self.detokenizer.extend(token_ids)
 
     def accept_forced(self, token_ids: list[int], context_len: int) -> str:
@@ -224,6 +228,10 @@ class Generation:
             index=candidate.index,
             origin=origin,
         )
+
+    def delta_of(self, candidate: Candidate, token_id: int, text: str) -> Delta:
+        """As ``delta``, for a drawn token that shows ``text`` and before which nothing is held back."""
+        return Delta(self.owner.program.id, self.op.op, text, (token_id,), index=candidate.index)
 
     def meta(self, *, now_s: float) -> GenMeta:
         first = self.candidates[0]

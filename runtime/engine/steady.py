@@ -1,7 +1,8 @@
 """Candidates that decode steadily, as arrays by row: a token each is looked at by a few calls of numpy.
 
-One whose token may end it, is to be shown, or leads its grammar where none has been is looked at by itself; for all
-others text, counters, grammar and output are brought up to date now and then. Never forwards and never draws.
+One whose token may end it, cuts a character that is to be shown, or leads its grammar where none has been is looked at
+by itself; for all others text, counters, grammar and output are brought up to date now and then. Never forwards and
+never draws.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .generation import Candidate
 from .grammar_states import GrammarStates
 
 if TYPE_CHECKING:
+    from ..protocol.messages import RuntimeMessage
     from ..scheduler import DecodePart, Scheduler
     from ..speculative import Speculation
     from ..tokenizer import Tokenizer
@@ -42,6 +44,7 @@ class SteadyDecoding:
         vocab_size: int,
         speculation: Speculation | None,
         overlaps: bool,
+        send: Callable[[bytes, RuntimeMessage], None],
         accept: Callable[[Candidate, SampledToken], bool],
         finish: Callable[[Candidate], None],
     ) -> None:
@@ -52,13 +55,16 @@ class SteadyDecoding:
         self._speculation = speculation
         # A drafted sequence whose next token is known waits for a guess at those after it.
         self._may_be_drafted = overlaps and (speculation is None or not speculation.readers)
-        self._accept, self._finish = accept, finish
+        self._send, self._accept, self._finish = send, accept, finish
         max_rows = len(self._rows.seq_ids)
         self._ends = np.zeros(vocab_size, np.bool_)
         self._ends[[i for i in tokenizer.eos_ids if i < vocab_size]] = True
         self._limits = np.zeros(max_rows, np.int64)  # tokens at which the candidate ends
         self._minds_ends = np.zeros(max_rows, np.bool_)
         self._is_seen = np.zeros(max_rows, np.bool_)  # each of its tokens is looked at
+        self._is_streamed = np.zeros(max_rows, np.bool_)
+        self._is_mid_text = np.zeros(max_rows, np.bool_)  # of a streamed row: something is held back
+        self._texts: dict[bool, dict[int, str]] = {True: {}, False: {}}  # of tokens, without special ones or with
         self._is_masked = np.zeros(max_rows, np.bool_)
         self._grammar_states = GrammarStates(vocab_size)
         self._states = np.full(max_rows, -1, np.int64)  # of masked rows, by number
@@ -135,7 +141,9 @@ class SteadyDecoding:
         self._limits[row] = min(len(seq.tokens) + left, self._context_len)
         self._minds_ends[row] = not params.ignore_eos
         self._is_masked[row] = candidate.matcher is not None
-        self._is_seen[row] = generation.op.stream or bool(params.stop or params.stop_regex or params.stop_token_ids)
+        self._is_seen[row] = bool(params.stop or params.stop_regex or params.stop_token_ids)
+        self._is_streamed[row] = generation.op.stream
+        self._is_mid_text[row] = candidate.is_mid_text
         self._states[row] = self._number(candidate)
         self._temperature[row] = params.temperature
         self._top_k[row] = params.top_k
@@ -227,21 +235,55 @@ class SteadyDecoding:
         ids = token_ids[ats]
         is_seen = self._is_seen[rows] | (self._rows.known[rows] + 1 >= self._limits[rows]) | (ids < 0)
         is_seen |= self._ends[ids] & self._minds_ends[rows]
-        masked = np.flatnonzero(self._is_masked[rows] & ~is_seen)
+        is_streamed = self._is_streamed[rows]
+        if is_streamed.any():
+            is_seen |= is_streamed & self._is_mid_text[rows]
+            places = np.flatnonzero(is_streamed & ~is_seen)
+            for i, row, token_id in zip(places.tolist(), rows[places].tolist(), ids[places].tolist(), strict=True):
+                is_seen[i] = not self._text_of(row, token_id)
+        quiet = ~is_seen
+        new_rows, new_ids = self._record(rows[quiet], ids[quiet])
+        if len(new_rows):  # one of each new step of a grammar shows the others where it leads to
+            _, first = np.unique(self._states[new_rows] * len(self._ends) + new_ids, return_index=True)
+            self._take_each(new_rows[first], new_ids[first])
+            new_rows, new_ids = np.delete(new_rows, first), np.delete(new_ids, first)
+            is_alive = self._rows.seq_ids[new_rows] >= 0
+            self._take_each(*self._record(new_rows[is_alive], new_ids[is_alive]))
+        self._take_each(rows[is_seen], ids[is_seen])
+
+    def _record(self, rows: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Take tokens that end nothing, but for those that lead a grammar where none has been: these are returned."""
+        masked = np.flatnonzero(self._is_masked[rows])
+        new = masked[:0]
         if len(masked):
             after = self._grammar_states.after(self._states[rows[masked]], ids[masked])
-            is_seen[masked[after < 0]] = True
-            masked, after = masked[after >= 0], after[after >= 0]
+            new, masked, after = masked[after < 0], masked[after >= 0], after[after >= 0]
             self._states[rows[masked]] = after
             self._untold_states[rows[masked], self._rows.num_untold(rows[masked])] = after
-        if not is_seen.any():
-            self._rows.record(rows, ids)
-            return
-        self._rows.record(rows[~is_seen], ids[~is_seen])
-        seen = rows[is_seen]
-        seq_ids = self._rows.seq_ids[seen].tolist()
-        for row, seq_id, token_id in zip(seen.tolist(), seq_ids, ids[is_seen].tolist(), strict=True):
-            if self._rows.seq_ids.item(row) == seq_id:  # else a sibling's grammar has failed just now
+        new_rows, new_ids = rows[new], ids[new]
+        if len(new):
+            rows, ids = np.delete(rows, new), np.delete(ids, new)
+        places = np.flatnonzero(self._is_streamed[rows])
+        for row, token_id in zip(rows[places].tolist(), ids[places].tolist(), strict=True):
+            candidate = self._candidate(row)
+            delta = candidate.generation.delta_of(candidate, token_id, self._text_of(row, token_id))
+            self._send(candidate.generation.owner.program.key[0], delta)
+        self._rows.record(rows, ids)
+        return new_rows, new_ids
+
+    def _text_of(self, row: int, token_id: int) -> str:
+        """What a token shows where nothing is held back; "" where that is no whole text."""
+        candidate = self._candidate(row)
+        texts = self._texts[candidate.generation.op.params.skip_special_tokens]
+        text = texts.get(token_id)
+        if text is None:
+            text = texts[token_id] = candidate.detokenizer.text_of(token_id)
+        return text
+
+    def _take_each(self, rows: np.ndarray, ids: np.ndarray) -> None:
+        seq_ids = self._rows.seq_ids[rows].tolist()
+        for row, seq_id, token_id in zip(rows.tolist(), seq_ids, ids.tolist(), strict=True):
+            if seq_id >= 0 and self._rows.seq_ids.item(row) == seq_id:  # else a sibling's grammar has failed just now
                 self._take_one(self._rows.sequence(row), token_id)
 
     def _take_one(self, seq: Sequence, token_id: int) -> None:
@@ -259,6 +301,7 @@ class SteadyDecoding:
             self._finish(candidate)
         elif len(seq.tokens) == known + 1:
             rows.resume(seq)
+            self._is_mid_text[seq.row_id] = candidate.is_mid_text
             if candidate.matcher is not None:
                 after = self._number(candidate)
                 self._grammar_states.learn(self._states.item(seq.row_id), token_id, after)
@@ -281,17 +324,24 @@ class SteadyDecoding:
             self._states[:] = -1
         return self._grammar_states.number_of(candidate.matcher)
 
+    def _candidate(self, row: int) -> Candidate:
+        candidate = self._rows.sequence(row).tag
+        assert isinstance(candidate, Candidate)
+        return candidate
+
     def _masks_of(self, rows: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         """Which mask each of ``rows`` has, and the masks, each state's once."""
+        if not len(rows):
+            return rows, []
         numbers, mask_ids = np.unique(self._states[rows], return_inverse=True)
         masks = [self._grammar_states.masks[number] for number in numbers.tolist() if number >= 0]
         if len(masks) < len(numbers):  # those without a number, which come first, have one each
             mask_ids = mask_ids - 1
             for i in np.flatnonzero(mask_ids < 0).tolist():
-                candidate = self._rows.sequence(rows.item(i)).tag
-                assert isinstance(candidate, Candidate) and candidate.matcher is not None
+                matcher = self._candidate(rows.item(i)).matcher
+                assert matcher is not None
                 mask_ids[i] = len(masks)
-                masks.append(candidate.matcher.mask())
+                masks.append(matcher.mask())
         return mask_ids, masks
 
 

@@ -71,6 +71,7 @@ class StepLoop:
             vocab_size=interpreter.vocab_size,
             speculation=speculation,
             overlaps=overlaps,
+            send=send,
             accept=self._accept_token,
             finish=interpreter.generations.finish_candidate,
         )

@@ -78,6 +78,17 @@ class Detokenizer:
             self._released = ["".join(self._released)]
         return self._released[0] if self._released else ""
 
+    @property
+    def is_mid_character(self) -> bool:
+        return bool(self._decoder.getstate()[0])
+
+    def text_of(self, token_id: int) -> str:
+        """What ``push`` would say of a token between characters; "" where it ends within one."""
+        try:
+            return self._pieces[token_id].decode() if token_id < len(self._pieces) else ""
+        except UnicodeDecodeError:
+            return ""
+
     def push(self, token_id: int) -> str:
         """Take a token; the text that is now safe to show."""
         assert self.matched_stop is None, "the text has ended at a stop string"

@@ -104,7 +104,12 @@ def run(engine: Engine, seed: int) -> tuple[Watched, list[object]]:
     for outcome in outcomes:
         closed = outcome.closed
         assert closed is not None
-        stats.append((shown(outcome), msgspec.structs.replace(closed.stats, queue_s=0.0, prefill_s=0.0, decode_s=0.0)))
+        deltas = [
+            (d.op, d.index, d.text, d.token_ids, d.origin)
+            for d in sorted(outcome.deltas, key=lambda d: (d.op, d.index))  # each candidate's in their order
+        ]
+        counters = msgspec.structs.replace(closed.stats, queue_s=0.0, prefill_s=0.0, decode_s=0.0)
+        stats.append((shown(outcome), deltas, counters))
     return watched, stats
 
 

@@ -99,6 +99,16 @@ def test_many_tokens_at_once_are_those_one_by_one(parts: list[list[int]]) -> Non
     assert many.finish() == single.finish()
 
 
+@given(TOKENS, st.integers(0, len(PIECES) + 1))
+def test_a_token_between_characters_shows_its_own_text(tokens: list[int], token: int) -> None:
+    detokenizer = Detokenizer(PIECES)
+    detokenizer.extend(tokens)
+    text = detokenizer.text_of(token)
+    if text and not detokenizer.is_mid_character:
+        assert detokenizer.push(token) == text
+        assert not detokenizer.is_mid_character
+
+
 def test_half_a_character_waits_for_its_other_half() -> None:
     detokenizer = Detokenizer(PIECES)
     assert [detokenizer.push(0), detokenizer.push(1)] == ["", "é"]
