@@ -148,6 +148,23 @@ def test_a_caller_may_reuse_its_token_buffer_after_commit():
     assert cache.peek(ids(1, 2, 3)) == 3
 
 
+def test_what_a_lease_holds_alone_is_what_its_release_frees():
+    cache = RadixCache(20)
+    first = cache.acquire(ids(1, 2, 3, 4, 5))
+    first.extend(6)
+    assert first.num_sole == 6
+    first.commit(ids(1, 2, 3, 4, 5))
+    assert first.num_sole == 6, "in the tree, and locked by nobody else"
+    second = cache.acquire(ids(1, 2, 3))
+    assert (first.num_sole, second.num_sole) == (3, 0)
+    room = cache.num_free + cache.num_evictable
+    first.release()
+    assert cache.num_free + cache.num_evictable == room + 3
+    assert second.num_sole == 3
+    second.release()
+    cache.check()
+
+
 def test_fork_shares_the_committed_part_only_and_costs_no_slot():
     cache = RadixCache(10)
     lease = cache.acquire(ids(1, 2, 3))
