@@ -23,6 +23,7 @@ MAX_TOKENS = 32  # beyond, a step's products are long and Python's share is smal
 MAX_KEPT = 128
 # A recording takes about as long as Python's share of five steps, so it is made when a shape has cost that much.
 STEPS_BEFORE = 4
+SHORT_CONTEXT = 512  # tokens
 Shape = tuple[int, int]  # rows, tokens
 
 
@@ -112,11 +113,14 @@ class Replays:
 def _in_few_shapes(batch: ForwardBatch) -> ForwardBatch:
     """With logits of all tokens, and with rows of no tokens so that their number tells the longest row's alone.
 
-    Grammars force some tokens here, some there; steps of as many tokens in all have few tapes for all that.
+    Grammars force some tokens here, some there; steps of as many tokens in all have few tapes for all that. In short
+    contexts they have that of as many rows, whose attention reads the keys for each token anew.
     """
     num_rows, num_tokens = len(batch.row_ids), batch.num_tokens
-    longest = int(batch.query_starts.diff().max())
-    padding = num_tokens + 1 - (1 << longest.bit_length() - 1) - num_rows
+    together = 1
+    if int(batch.kv_lens.max()) > SHORT_CONTEXT:
+        together = 1 << int(batch.query_starts.diff().max()).bit_length() - 1
+    padding = num_tokens + 1 - together - num_rows
     none = batch.row_ids.new_zeros(padding)
     return replace(
         batch,

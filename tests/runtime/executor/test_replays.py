@@ -10,7 +10,7 @@ from phloem import kernels
 from phloem.kernels.cpu.integer import has_integer_products
 from phloem.kernels.cpu.pool import has_pool
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.executor.replays import MAX_KEPT, MAX_TOKENS, Replays
+from phloem.runtime.executor.replays import MAX_KEPT, MAX_TOKENS, SHORT_CONTEXT, Replays
 from phloem.runtime.layers.batch import ForwardBatch
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
@@ -94,14 +94,17 @@ def test_a_sequence_s_first_tokens_may_come_from_a_tape(model: Model) -> None:
     kernels.set_threads(0)
 
 
-def test_tokens_that_a_grammar_forces_want_no_logits_and_share_few_tapes(model: Model, num_threads: int) -> None:
+@pytest.mark.parametrize(("context", "num_tapes"), [(20, 1), (SHORT_CONTEXT, 2)])
+def test_tokens_that_a_grammar_forces_want_no_logits_and_share_few_tapes(
+    model: Model, num_threads: int, context: int, num_tapes: int
+) -> None:
     both = TwoWays(model, num_rows=5)
-    both.step({0: 20, 1: 3, 2: 2, 3: 2, 4: 2}, num_logits=1)
+    both.step({0: context, 1: 3, 2: 2, 3: 2, 4: 2}, num_logits=0)
     for i in range(8):
         both.step({0: 1, 1: 1 + i % 3, 2: 5 - i % 3}, num_logits=1)
         both.step(dict.fromkeys(range(i % 5), 1) | {i % 5: 7 - i % 5}, num_logits=1)
-    assert both.num_replayed == 17
-    assert all(tokens in (7, 29) for _, tokens in both.replays._kept) and len(both.replays._kept) <= 4
+    assert both.num_replayed == 16
+    assert {tokens for _, tokens in both.replays._kept} == {7} and len(both.replays._kept) == num_tapes
 
 
 def test_many_tokens_and_steps_without_logits_are_left_to_the_model(model: Model, num_threads: int) -> None:
