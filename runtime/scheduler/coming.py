@@ -3,6 +3,8 @@
 from ...radix_cache.tree import common_prefix_len
 from .sequence import Sequence
 
+FEW = 16  # tokens that are sooner computed twice than waited for
+
 
 class Coming:
     """Prompts being computed, found by where what they compute begins.
@@ -21,6 +23,18 @@ class Coming:
     def add(self, seq: Sequence) -> None:
         place = self._places.setdefault((seq.namespace, seq.num_computed), {})
         place.setdefault(seq.tokens.ids.item(seq.num_computed), []).append(seq)
+
+    def worth_waiting_for(self, seq: Sequence, limit: int, *, matched: int) -> tuple[Sequence, int] | None:
+        """``longest``, where waiting for it is worth a step; ``matched`` tokens are there already.
+
+        Questions that begin with the same word need not queue up: a step's wait, and a step at the end that has few
+        rows, cost more than a few tokens. But what is most of a sequence's work is not done twice, however short.
+        """
+        found = self.longest(seq, limit)
+        if found is None:
+            return None
+        awaited = found[1] - matched
+        return found if awaited >= FEW or 0 < seq.length - matched <= 2 * awaited else None
 
     def longest(self, seq: Sequence, limit: int) -> tuple[Sequence, int] | None:
         """The running sequence with most of ``seq``'s first ``limit`` tokens, and how many; None if it has none new."""

@@ -311,8 +311,9 @@ class Scheduler:
             seq = self._head()
             if seq is None:
                 return
-            found = None if coming is None else coming.longest(seq, min(seq.length - 1, seq.logits_from))
-            if found is not None and found[1] > matched_len(seq, self.cache):
+            limit, matched = min(seq.length - 1, seq.logits_from), matched_len(seq, self.cache)
+            found = None if coming is None else coming.worth_waiting_for(seq, limit, matched=matched)
+            if found is not None:
                 self.waiting.discard(seq)  # a running sequence is about to compute tokens that it needs as well
                 self._held.hold_behind(seq, *found)
                 continue

@@ -61,8 +61,8 @@ class Yielding:
             found = self._longest(head, running, shortage)
         if found is None or not self._cache.reuse:
             return found
-        coming = Coming(prefills).longest(head, min(head.length - 1, head.logits_from))
-        return found if coming is None or coming[1] <= matched else None
+        limit = min(head.length - 1, head.logits_from)
+        return found if Coming(prefills).worth_waiting_for(head, limit, matched=matched) is None else None
 
     def _least_urgent(self, head: Sequence, running: list[Sequence]) -> Sequence | None:
         for seq in reversed(running):
