@@ -20,7 +20,7 @@ class MoE:
     def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:  # [T, C] -> [T, C]
         """``rows`` change nothing: experts have no adapters."""
         weights, ids = route_experts(self.router(x), self.top_k, normalise=self.normalise)
-        return mix_experts(x, self.gate_up, self.down, weights, ids)
+        return mix_experts(x.to(self.gate_up.dtype), self.gate_up, self.down, weights, ids).to(x.dtype)
 
     @property
     def needs_torch_threads(self) -> bool:

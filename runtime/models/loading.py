@@ -60,7 +60,10 @@ class _Loader:
     def __init__(self, file: WeightFile, precision: LinearPrecision, device: torch.device) -> None:
         self.file, self.precision, self.device = file, precision, device
         self.config = file.config
-        self.dtype = torch.float32 if precision == "float32" else torch.bfloat16
+        # Of keys and values, and of weights that are not packed.
+        self.stored = torch.float32 if precision == "float32" else torch.bfloat16
+        # Between products that round x to 16 bits, bfloat16 would lose ten times what they do.
+        self.dtype = torch.float32 if precision == "int16" and device.type == "cpu" else self.stored
         self.names = TensorNames(file.config, file.format)
 
     def model(self, num_positions: int) -> Model:
@@ -84,7 +87,7 @@ class _Loader:
             head=logits,
             cos_sin=cos_sin_table(config, num_positions, device=self.device),
             dtype=self.dtype,
-            kv_dtype=self.dtype,
+            kv_dtype=self.stored,
             device=self.device,
         )
 
@@ -99,8 +102,14 @@ class _Loader:
         return DecoderLayer(
             attention_norm=self.norm(self.names.of_layer(i, "attention_norm"), hidden),
             attention=Attention(
-                self.linear(i, {"q": q_len, "k": kv_len, "v": kv_len}, hidden, has_bias=config.qkv_bias),
-                self.linear(i, {"output": hidden}, q_len, has_bias=config.output_bias),
+                self.linear(
+                    i,
+                    {"q": q_len, "k": kv_len, "v": kv_len},
+                    hidden,
+                    has_bias=config.qkv_bias,
+                    out_dtype=self.stored,  # attention multiplies what is of one type
+                ),
+                self.linear(i, {"output": hidden}, q_len, has_bias=config.output_bias, out_dtype=self.dtype),
                 layer=i,
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
@@ -123,8 +132,8 @@ class _Loader:
     def mixture(self, i: int) -> MoE:
         config = self.config
         hidden, inner, count = config.hidden_size, config.expert_size, config.num_experts
-        gate_up = torch.empty((count, 2 * inner, hidden), dtype=self.dtype, device=self.device)
-        down = torch.empty((count, hidden, inner), dtype=self.dtype, device=self.device)
+        gate_up = torch.empty((count, 2 * inner, hidden), dtype=self.stored, device=self.device)
+        down = torch.empty((count, hidden, inner), dtype=self.stored, device=self.device)
         for expert in range(count):
             for into, key, shape in (
                 (gate_up[expert, :inner], "expert_gate", (inner, hidden)),
@@ -143,7 +152,15 @@ class _Loader:
             normalise=config.normalised_experts,
         )
 
-    def linear(self, layer: int, rows: dict[str, int], row_len: int, *, has_bias: bool) -> Linear:
+    def linear(
+        self,
+        layer: int,
+        rows: dict[str, int],
+        row_len: int,
+        *,
+        has_bias: bool,
+        out_dtype: torch.dtype | None = None,
+    ) -> Linear:
         """The weights named by ``rows``, which gives each one's number of rows, stacked."""
         weights = [self.read(self.names.of_layer(layer, key), (num, row_len)) for key, num in rows.items()]
         biases = None
@@ -151,7 +168,7 @@ class _Loader:
             biases = [
                 as_float(self.read(self.names.of_layer(layer, f"{key}_bias"), (num,))) for key, num in rows.items()
             ]
-        return stacked_linear(weights, biases, precision=self.precision, device=self.device)
+        return stacked_linear(weights, biases, precision=self.precision, device=self.device, out_dtype=out_dtype)
 
     def norm(self, name: str, length: int) -> RMSNorm:
         weight = as_float(self.read(name, (length,))).clone()  # else these few bytes would keep the file mapped

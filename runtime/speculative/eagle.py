@@ -123,9 +123,9 @@ def load_eagle(path: Path, model: Model, *, vocab_hash: str) -> EagleHead:
 
 
 def _assembled(shape: EagleShape, token_ids: np.ndarray, tensors: dict[str, Tensor], model: Model) -> EagleHead:
-    precision: Precision = "float32" if model.dtype == torch.float32 else "int8"
+    precision: Precision = "float32" if model.kv_dtype == torch.float32 else "int8"
     if model.device.type != "cpu":
-        precision = "float32" if model.dtype == torch.float32 else "bfloat16"
+        precision = "float32" if model.kv_dtype == torch.float32 else "bfloat16"
     eps = model.config.rms_norm_eps
 
     def linear(name: str, out_dtype: torch.dtype | None = None) -> PackedLinear:
