@@ -103,7 +103,11 @@ def _serve(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
     from .runtime.server import serve
 
-    with _loading_bars(lambda url: f"phloem serves {args.model} at {url} (Ctrl-C ends it)") as (progress, on_ready):
+    how = f"precision {config.precision}"
+    with _loading_bars(lambda url: f"phloem serves {args.model} at {url}, {how} (Ctrl-C ends it)") as (
+        progress,
+        on_ready,
+    ):
         return serve(
             config,
             host=args.host,
@@ -120,7 +124,8 @@ def _engine(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
     from .runtime.process import run_engine
 
-    with _loading_bars(lambda url: f"phloem runs {args.model} at {url}") as (progress, on_ready):
+    how = f"precision {config.precision}"
+    with _loading_bars(lambda url: f"phloem runs {args.model} at {url}, {how}") as (progress, on_ready):
         return run_engine(config, args.url, on_ready=on_ready, progress=progress)
 
 

@@ -1,11 +1,12 @@
 """What a precision costs in quality: perplexity, agreement with float32, and where greedy texts part.
 
     python -m benchmarks.quality [--model smollm2] [--precisions auto int16 bfloat16] [--tokens 4096]
-    python -m benchmarks.quality --greedy 20 --precisions auto
+    python -m benchmarks.quality --greedy 20 --precisions auto int16 [--sensitivity]
 
 The text is English prose of this repository, in windows of 1,024 tokens, each from an empty context. ``--greedy``
 continues prompts with float32's own choices, and lists each place where the other precision would choose differently,
 with float32's margin between its two best logits: a difference that is no near-tie would be a fault, not rounding.
+``--sensitivity`` does so for ``int16`` with the inputs of one kind of product rounded to 8 bits, kind by kind.
 """
 
 import argparse
@@ -21,8 +22,11 @@ from typing import Any
 
 import torch
 from phloem import kernels
+from phloem.kernels.linear import GROUP_LEN, PackedLinear
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.layers.batch import ForwardBatch
+from phloem.runtime.layers.linear import Linear
+from phloem.runtime.layers.mlp import MLP
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
 from phloem.runtime.tokenizer import Tokenizer, load_chat_template, load_tokenizer
@@ -62,6 +66,19 @@ class Parting:
     @property
     def is_near_tie(self) -> bool:
         return self.margin < NEAR_TIE
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyText:
+    """``tokens``: a prompt and float32's continuation; from ``first`` on they are its choices ``best``, which beat
+    ``second`` by ``margins``. The last choice may end the text and is then no token of it.
+    """
+
+    first: int
+    tokens: torch.Tensor
+    best: torch.Tensor
+    second: torch.Tensor
+    margins: torch.Tensor
 
 
 class Reader:
@@ -143,37 +160,102 @@ def measure_quality(path: Path, precisions: Sequence[str], num_tokens: int, thre
     return found
 
 
-def partings(path: Path, precision: str, num_prompts: int, threads: int = 0) -> list[Parting]:
-    """Greedy text of float32, read by the other precision: every place where that would have written another token."""
+def greedy_texts(path: Path, num_prompts: int, threads: int = 0) -> list[GreedyText]:
     kernels.warm_up()
     tokenizer = load_tokenizer(path)
     template = load_chat_template(path, tokenizer)
     kernels.set_threads(threads)
     reference = Reader(path, "float32")
-    texts: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    texts = []
     for i in range(num_prompts):
         prompt = f"Write a short story about {SUBJECTS[i]}." if i % 2 else QUESTIONS[i]
         tokens = prompt_tokens(tokenizer, template, prompt)
-        first, best, margins = len(tokens), [], []
+        first, best, second, margins = len(tokens), [], [], []
         logits = torch.cat(list(reference.logits(torch.tensor(tokens))))[-1]
         while len(best) < NEW_TOKENS:
             top = logits.topk(2)
             best.append(int(top.indices[0]))
+            second.append(int(top.indices[1]))
             margins.append(float(top.values[0] - top.values[1]))
             if best[-1] in tokenizer.eos_ids:
                 break
             tokens.append(best[-1])
             (logits,) = next(reference.logits(torch.tensor(tokens), len(tokens) - 1))
-        texts.append((first, torch.tensor(tokens), torch.tensor(best), torch.tensor(margins)))
-    kernels.set_threads(threads)
-    other = Reader(path, precision)
-    found = []
-    for i, (first, tokens, best, margins) in enumerate(texts):
-        chosen = torch.cat([logits.argmax(dim=-1) for logits in other.logits(tokens)])[first - 1 :][: len(best)]
-        for at in (chosen != best[: len(chosen)]).nonzero().flatten().tolist():
+        texts.append(GreedyText(first, *map(torch.tensor, (tokens, best, second, margins))))
+    return texts
+
+
+def partings(reader: Reader, texts: Sequence[GreedyText], tokenizer: Tokenizer) -> tuple[list[Parting], float]:
+    """(every place where the reader would have written another token, the error of the margins as root mean square)."""
+    found, squares = [], []
+    for i, text in enumerate(texts):
+        logits = torch.cat(list(reader.logits(text.tokens)))[text.first - 1 :][: len(text.best)]
+        rows = torch.arange(len(logits))
+        best, second, margins = (x[: len(logits)] for x in (text.best, text.second, text.margins))
+        squares.append((logits[rows, best] - logits[rows, second] - margins).pow(2))
+        chosen = logits.argmax(dim=-1)
+        for at in (chosen != best).nonzero().flatten().tolist():
             shown = [tokenizer.decode([int(ids[at])], skip_special=False) for ids in (best, chosen)]
             found.append(Parting(i, at, float(margins[at]), *shown))
-    return found
+    return found, float(torch.cat(squares).mean().sqrt())
+
+
+class CoarseInput(PackedLinear):
+    """A product whose x is rounded to 8 bits before, with a scale for every 32 neighbours."""
+
+    def __init__(self, product: PackedLinear) -> None:
+        vars(self).update(vars(product))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(_rounded(x))
+
+    def write(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        super().write(_rounded(x), out)
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    groups = x.float().view(len(x), -1, GROUP_LEN)
+    step = (groups.abs().amax(dim=-1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+    return ((groups / step).round() * step).view(x.shape)
+
+
+def linears(model: Model) -> dict[str, list[Linear]]:
+    """A model's products by kind."""
+    blocks = [(layer.attention, layer.mlp) for layer in model.layers]
+    mlps = [mlp for _, mlp in blocks if isinstance(mlp, MLP)]
+    return {
+        "qkv": [attention.qkv for attention, _ in blocks],
+        "output": [attention.output for attention, _ in blocks],
+        "gate_up": [mlp.gate_up for mlp in mlps],
+        "down": [mlp.down for mlp in mlps],
+        "head": [model.head],
+    }
+
+
+def sensitivity(
+    path: Path, texts: Sequence[GreedyText], tokenizer: Tokenizer
+) -> Iterator[tuple[str, list[Parting], float]]:
+    reader = Reader(path, "int16")
+    kinds = linears(reader.model)
+    for coarse in ([], *([kind] for kind in kinds), [kind for kind in kinds if kind != "head"]):
+        changed = [(linear, linear.parts) for kind in coarse for linear in kinds[kind]]
+        for linear, parts in changed:
+            linear.parts = tuple(CoarseInput(part) for part in parts)
+        yield f"int16 but {', '.join(coarse)} by int8" if coarse else "int16", *partings(reader, texts, tokenizer)
+        for linear, parts in changed:
+            linear.parts = parts
+
+
+def compared(path: Path, args: argparse.Namespace) -> Iterator[tuple[str, list[Parting], float]]:
+    """(what was compared with float32, where it parts, the error of its margins), one after the other."""
+    texts = greedy_texts(path, args.greedy, args.threads)
+    tokenizer = load_tokenizer(path)
+    for precision in args.precisions:
+        kernels.set_threads(args.threads)
+        yield precision, *partings(Reader(path, precision), texts, tokenizer)
+    if args.sensitivity:
+        kernels.set_threads(args.threads)
+        yield from sensitivity(path, texts, tokenizer)
 
 
 def prompt_tokens(tokenizer: Tokenizer, template: Any, prompt: str) -> list[int]:
@@ -191,6 +273,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--precisions", nargs="+", default=["auto", "int16", "bfloat16"])
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--greedy", type=int, default=0, metavar="N", help="compare greedy texts of N prompts instead")
+    parser.add_argument("--sensitivity", action="store_true", help="with --greedy: 8 bits by kind of product, too")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, help="write the figures there as JSON")
     args = parser.parse_args(argv)
@@ -201,11 +284,15 @@ def main(argv: list[str] | None = None) -> int:
     print(*(f"{key}: {value}" for key, value in report.items()), sep="\n")
     faults = 0
     if args.greedy:
-        for precision in args.precisions:
-            found = partings(path, precision, args.greedy, args.threads)
-            faults += sum(not parting.is_near_tie for parting in found)
-            report[precision] = [asdict(parting) for parting in found]
-            print(f"\n{precision}: {len(found)} partings in {args.greedy} texts of up to {NEW_TOKENS} tokens")
+        for name, found, error in compared(path, args):
+            num_faults = sum(not parting.is_near_tie for parting in found)
+            faults += num_faults
+            report[name] = {"margin_error": error, "partings": [asdict(parting) for parting in found]}
+            print(
+                f"\n{name}: {len(found)} partings in {args.greedy} texts of up to {NEW_TOKENS} tokens, {num_faults} "
+                f"of them no near-ties; margins differ by {error:.4f} (root mean square)",
+                flush=True,
+            )
             for p in found:
                 kind = "near-tie" if p.is_near_tie else "NO NEAR-TIE"
                 print(

@@ -211,7 +211,7 @@ def test_an_engine_runs_until_it_is_told_to_stop(tiny_model_path: Path, tmp_path
     command = [sys.executable, "-m", "phloem", "engine", str(tiny_model_path), "--url", url, "--precision", "float32"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == f"phloem runs {tiny_model_path} at {url}\n"
+        assert process.stdout.readline() == f"phloem runs {tiny_model_path} at {url}, precision float32\n"
         connection = phloem.connect(url)
         assert connection.welcome.vocab_size == 259
         connection.shutdown()

@@ -61,7 +61,8 @@ class EngineReport:
             "num_layers": config.num_layers,
             "num_slots": engine.cache.num_slots,
             "kv_bytes": engine.kv.size_bytes,
-            "precision": str(engine.model.dtype).removeprefix("torch."),
+            "precision": engine.config.precision,
+            "products": engine.model.describe(),
             "kv_dtype": str(engine.kv.dtype).removeprefix("torch."),
             "metrics": self.metrics(engine),
         }

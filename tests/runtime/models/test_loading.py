@@ -108,8 +108,29 @@ def test_weights_of_8_bits_stay_near_the_file_s(folder: Path) -> None:
 
 def test_a_gguf_file_loads_at_every_precision(tmp_path: Path) -> None:
     path = make_tiny_gguf(tmp_path / "tiny.gguf", seed=1, kinds={"": "Q4_1", "v_proj": "Q8_0"})
-    for precision in ("float32", "bfloat16", "int4", "auto"):
+    for precision in ("float32", "bfloat16", "int4", "int16", "auto"):
         assert load_model(path, config(precision=precision)).config.num_layers == 2
+
+
+def test_between_products_by_16_bits_only_what_attention_reads_is_rounded(tmp_path: Path) -> None:
+    path = make_tiny_gguf(tmp_path / "tiny.gguf", seed=1, kinds={"": "Q4_1", "v_proj": "Q8_0"}, hidden_size=256)
+    tokens = np.arange(40, dtype=np.int32)
+    models = {precision: load_model(path, config(precision=precision)) for precision in ("float32", "int16", "auto")}
+    if "by int16" not in models["int16"].describe():
+        pytest.skip("this machine multiplies no bytes")
+    logits = {precision: Stepper(model).prefill(0, tokens) for precision, model in models.items()}
+    errors = {key: float((logits[key] - logits["float32"]).pow(2).mean().sqrt()) for key in ("int16", "auto")}
+    assert models["int16"].dtype == torch.float32 and models["int16"].kv_dtype == torch.bfloat16
+    assert errors["int16"] < errors["auto"] / 3
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_float_weights_run_at_int16_too(family: str, tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    path = make_tiny_model(tmp_path, seed=0, family=family, **(experts if "moe" in family else {}))
+    tokens = np.arange(20, dtype=np.int32)
+    exact, found = (Stepper(load_model(path, config(precision=p))).prefill(0, tokens) for p in ("float32", "int16"))
+    assert (found - exact).abs().max() < 0.05 * exact.abs().max()
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_moe"])
