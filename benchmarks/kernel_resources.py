@@ -261,18 +261,21 @@ def product_builds(config: Config) -> Iterator[Build]:
                 shape.num_stages,
                 ("width_out", "width_in", "x_stride"),
             )
+    sizes = ("num_groups", "width_out", "width_in", "scales_a_row", "divide", "x_stride", "out_stride")
     for size, shape in (("few", config.grouped_few), ("many", config.grouped_many)):
-        for adds in (False, True):
+        for name, adds, stored in (("", False, "*bf16"), (" added", True, "*bf16"), (" fp8", False, "*u8")):
             yield Build(
-                f"grouped product{' added' if adds else ''}, {size} rows",
+                f"grouped product{name}, {size} rows",
                 grouped.grouped_product_kernel,
                 {
-                    **dict.fromkeys(("x", "weight", "out"), "*bf16"),
+                    **dict.fromkeys(("x", "out"), "*bf16"),
+                    "weight": stored,
+                    "weight_scale": "*fp32",
                     **dict.fromkeys(("order", "block_groups", "block_firsts", "group_starts"), "*i32"),
                     "row_scale": "*fp32",
-                    **dict.fromkeys(("num_groups", "width_out", "width_in", "divide", "x_stride", "out_stride"), "i32"),
+                    **dict.fromkeys(sizes, "i32"),
                 },
-                {"HAS_SCALE": True, "ADDS": adds, **_blocks(shape)},
+                {"GROUP_LEN": 128 if stored == "*u8" else 0, "HAS_SCALE": True, "ADDS": adds, **_blocks(shape)},
                 shape.num_warps,
                 shape.num_stages,
                 ("width_out", "width_in", "x_stride", "out_stride"),

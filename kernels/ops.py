@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .backend import backend_of
 from .groups import Groups
-from .quantized_weight import QuantizedWeight
+from .quantized_weight import Experts, QuantizedWeight
 from .shared import SharedPrefixes, Sharing
 
 
@@ -81,12 +81,15 @@ def route_experts(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tenso
 
 def mix_experts(
     x: Tensor,  # [T, C]
-    gate_up: Tensor,  # [E, 2I, C]
-    down: Tensor,  # [E, C, I]
+    gate_up: Experts,  # [E, 2I, C]
+    down: Experts,  # [E, C, I]
     weights: Tensor,  # float32 [T, top_k]
     ids: Tensor,  # int32 [T, top_k]
 ) -> Tensor:  # [T, C] in x's dtype
-    """A mixture of experts: ``sum over k of weights[t, k] * down[e] @ silu_mul(gate_up[e] @ x[t])``, e = ids[t, k]."""
+    """A mixture of experts: ``sum over k of weights[t, k] * down[e] @ silu_mul(gate_up[e] @ x[t])``, e = ids[t, k].
+
+    Experts packed by ``pack_experts`` are for backends that read packed weights.
+    """
     return backend_of(x).mix_experts(x, gate_up, down, weights, ids)
 
 

@@ -29,6 +29,35 @@ class QuantizedWeight:
         return rows, 2 * width if self.kind == "int4" else width
 
 
+Experts = Tensor | QuantizedWeight  # [E, N, K]; packed [E * N, K]
+
+
+def num_experts(experts: Experts, width_out: int) -> int:
+    """``width_out``: N of one of them."""
+    return experts.shape[0] // width_out if isinstance(experts, QuantizedWeight) else experts.shape[0]
+
+
+def pack_experts(experts: Tensor) -> Experts:
+    """[E, N, K] as 8-bit floats where K can be cut into groups, one expert after the other; else as they are."""
+    count, rows, width = experts.shape
+    if width % GROUP_LEN:
+        return experts
+    group_len = 32 if width % 128 else 128
+    values = torch.empty((count * rows, width), dtype=torch.uint8, device=experts.device)
+    scale = torch.empty((count * rows, width // group_len), dtype=torch.float32, device=experts.device)
+    for i, expert in enumerate(experts):
+        packed = pack_fp8(expert, group_len=group_len)
+        values[i * rows : (i + 1) * rows], scale[i * rows : (i + 1) * rows] = packed.values, packed.scale
+    return QuantizedWeight("fp8", values, scale, None, group_len)
+
+
+def unpacked_experts(experts: Experts, width_out: int) -> Tensor:
+    """[E, N, K]; float32 where they were packed."""
+    if not isinstance(experts, QuantizedWeight):
+        return experts
+    return dequantize(experts).view(-1, width_out, experts.shape[1])
+
+
 def pack_int4(q: Tensor, scale: Tensor, zero: Tensor) -> QuantizedWeight:
     """Of ``w = (q - 8) * scale + zero``: q uint8 [N, K] of 0..15, scale and zero float32 [N, K / 32]."""
     _check_width(q.shape[1])

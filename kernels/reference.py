@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .batch import LogitEdits, SampleBatch, Sampled
 from .groups import Groups
-from .quantized_weight import QuantizedWeight, dequantize
+from .quantized_weight import Experts, QuantizedWeight, dequantize, unpacked_experts
 from .shared import SharedPrefixes, Sharing
 
 
@@ -128,7 +128,10 @@ def route_experts(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tenso
     return weights.contiguous(), ids.int()
 
 
-def mix_experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+def mix_experts(x: Tensor, gate_up: Experts, down: Experts, weights: Tensor, ids: Tensor) -> Tensor:
+    down = unpacked_experts(down, x.shape[1])
+    gate_up = unpacked_experts(gate_up, 2 * down.shape[2]).to(x.dtype)
+    down = down.to(x.dtype)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(gate_up.shape[0]):  # all of them: which are taken is not known without waiting for the device
         share = torch.where(ids == expert, weights, 0.0).sum(dim=1, keepdim=True)  # [T, 1]

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..groups import Groups
+from ..quantized_weight import Experts, num_experts
 from .activation import silu_mul
 from .grouped import grouped_product
 
@@ -56,9 +57,9 @@ def route_experts(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tenso
     return weights, ids
 
 
-def mix_experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+def mix_experts(x: Tensor, gate_up: Experts, down: Experts, weights: Tensor, ids: Tensor) -> Tensor:
     num_tokens, top_k = ids.shape
-    groups = Groups.of(ids.view(-1), gate_up.shape[0])
+    groups = Groups.of(ids.view(-1), num_experts(down, x.shape[1]))
     inner = silu_mul(grouped_product(x, gate_up, groups, divide=top_k))
     each = grouped_product(inner, down, groups, row_scale=weights.view(-1))
-    return each.view(num_tokens, top_k, down.shape[1]).sum(1, dtype=torch.float32).to(x.dtype)
+    return each.view(num_tokens, top_k, x.shape[1]).sum(1, dtype=torch.float32).to(x.dtype)

@@ -12,14 +12,18 @@ import triton.language as tl
 from torch import Tensor
 
 from ..groups import Groups
+from ..quantized_weight import QuantizedWeight
 from .attention import blocks_of, product_type
 from .config import ProductConfig, config_of
+from .fp8 import decode_fp8
+from .quantized import of_groups
 
 
 @triton.jit
 def grouped_product_kernel(
     x,
     weight,
+    weight_scale,
     order,
     block_groups,
     block_firsts,
@@ -29,9 +33,11 @@ def grouped_product_kernel(
     num_groups,
     width_out,
     width_in,
+    scales_a_row,
     divide,
     x_stride,
     out_stride,
+    GROUP_LEN: tl.constexpr,  # neighbours of one scale where weights are 8-bit floats; 0: weights are as they are
     HAS_SCALE: tl.constexpr,
     ADDS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -49,13 +55,17 @@ def grouped_product_kernel(
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = column < width_out
     rows = x + (pair // divide) * x_stride
-    lines = weight + (group.to(tl.int64) * width_out + column) * width_in
+    lines = group.to(tl.int64) * width_out + column
     sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     for start in range(0, width_in, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         there = k < width_in
         a = tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & there[None, :], other=0.0)
-        b = tl.load(lines[None, :] + k[:, None], mask=inside[None, :] & there[:, None], other=0.0)
+        b = tl.load(weight + lines[None, :] * width_in + k[:, None], mask=inside[None, :] & there[:, None], other=0)
+        if GROUP_LEN:
+            GROUPS: tl.constexpr = (BLOCK_K + GROUP_LEN - 1) // GROUP_LEN
+            first = start // GROUP_LEN
+            b = decode_fp8(b) * of_groups(weight_scale, lines, inside, first, scales_a_row, GROUPS, BLOCK_K // GROUPS)
         sums = tl.dot(a.to(PRODUCTS), b.to(PRODUCTS), sums)
     if HAS_SCALE:
         sums = sums * tl.load(row_scale + pair, mask=valid, other=0.0)[:, None]
@@ -68,7 +78,7 @@ def grouped_product_kernel(
 
 def grouped_product(
     x: Tensor,  # [P / divide, K]
-    weight: Tensor,  # [groups, N, K]
+    weight: Tensor | QuantizedWeight,  # [groups, N, K]; or in 8-bit floats [groups * N, K]
     groups: Groups,
     *,
     divide: int = 1,
@@ -78,20 +88,27 @@ def grouped_product(
 ) -> Tensor:
     """float [P, N] in x's dtype; into ``out`` it is added. Rows of no group stay 0, or what they were."""
     num_pairs = groups.order.shape[0]
-    assert weight.is_contiguous() and weight.shape[0] == groups.num_groups, weight.shape
-    assert x.shape == (num_pairs // divide, weight.shape[2]) and x.stride(1) == 1, (x.shape, weight.shape)
+    if isinstance(weight, QuantizedWeight):
+        assert weight.kind == "fp8", weight.kind
+        values = weight.values.view(groups.num_groups, -1, weight.shape[1])
+        scale, group_len = weight.scale, weight.group_len
+    else:
+        values, scale, group_len = weight, weight, 0
+    assert values.is_contiguous() and values.shape[0] == groups.num_groups, values.shape
+    assert x.shape == (num_pairs // divide, values.shape[2]) and x.stride(1) == 1, (x.shape, values.shape)
     adds = out is not None
     if out is None:
-        out = torch.zeros((num_pairs, weight.shape[1]), dtype=x.dtype, device=x.device)
+        out = torch.zeros((num_pairs, values.shape[1]), dtype=x.dtype, device=x.device)
     if not num_pairs:
         return out
     if config is None:
         table = config_of(x.device)
         config = table.grouped_few if num_pairs <= 16 * groups.num_groups else table.grouped_many
     block_groups, block_firsts = blocks_of(groups.starts, num_pairs, config.block_m)
-    grouped_product_kernel[(len(block_groups), triton.cdiv(weight.shape[1], config.block_n))](
+    grouped_product_kernel[(len(block_groups), triton.cdiv(values.shape[1], config.block_n))](
         x,
-        weight,
+        values,
+        scale,
         groups.order,
         block_groups,
         block_firsts,
@@ -99,11 +116,13 @@ def grouped_product(
         x if row_scale is None else row_scale,
         out,
         groups.num_groups,
-        weight.shape[1],
-        weight.shape[2],
+        values.shape[1],
+        values.shape[2],
+        scale.shape[1],
         divide,
         x.stride(0),
         out.stride(0),
+        GROUP_LEN=group_len,
         HAS_SCALE=row_scale is not None,
         ADDS=adds,
         BLOCK_M=config.block_m,

@@ -16,7 +16,7 @@ from .fp8 import decode_fp8
 
 
 @triton.jit
-def _of_groups(numbers, lines, inside, first, num_groups, GROUPS: tl.constexpr, TIMES: tl.constexpr):
+def of_groups(numbers, lines, inside, first, num_groups, GROUPS: tl.constexpr, TIMES: tl.constexpr):
     """float32 [GROUPS * TIMES, columns]: each group's number, read once, in all of its rows."""
     group = first + tl.arange(0, GROUPS)
     shown = inside[None, :] & (group < num_groups)[:, None]
@@ -61,9 +61,9 @@ def quantized_product_kernel(
             k = byte // 16 * 32 + byte % 16
             shown = inside[None, :] & there[:, None]
             both = tl.load(weight + lines[None, :] * (width_in // 2) + byte[:, None], mask=shown, other=0)
-            step = _of_groups(scale, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16)
+            step = of_groups(scale, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16)
             # w = (q - 8) * scale + zero
-            offset = _of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16) - 8.0 * step
+            offset = of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16) - 8.0 * step
             low = (both & 15).to(tl.float32) * step + offset
             high = (both >> 4).to(tl.float32) * step + offset
             asked = valid[:, None] & there[None, :]
@@ -83,7 +83,7 @@ def quantized_product_kernel(
             else:
                 number = stored.to(tl.float32)
             # A block of terms is some groups, or a part of one.
-            step = _of_groups(scale, lines, inside, start // GROUP_LEN, num_groups, GROUPS, BLOCK_K // GROUPS)
+            step = of_groups(scale, lines, inside, start // GROUP_LEN, num_groups, GROUPS, BLOCK_K // GROUPS)
             a = tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & there[None, :], other=0.0)
             sums = tl.dot(a.to(PRODUCTS), (number * step).to(PRODUCTS), sums)
     if HAS_BIAS:

@@ -3,16 +3,17 @@
 import torch
 
 from ...kernels import mix_experts, route_experts
+from ...kernels.quantized_weight import Experts
 from .adapters import AdapterRows
 from .linear import Linear
 
 
 class MoE:
-    """``gate_up`` [E, 2I, C], gates first, and ``down`` [E, C, I] hold the experts; ``router`` gives float32 [T, E]."""
+    """``gate_up`` [E, 2I, C], gates first, and ``down`` [E, C, I] hold the experts, as floats or packed. ``router``
+    gives float32 [T, E].
+    """
 
-    def __init__(
-        self, router: Linear, gate_up: torch.Tensor, down: torch.Tensor, *, top_k: int, normalise: bool
-    ) -> None:
+    def __init__(self, router: Linear, gate_up: Experts, down: Experts, *, top_k: int, normalise: bool) -> None:
         self.router = router
         self.gate_up, self.down = gate_up, down
         self.top_k, self.normalise = top_k, normalise

@@ -7,6 +7,7 @@ import torch
 
 from ...kernels.backend import reads_packed
 from ...kernels.machine import has_bfloat16_products
+from ...kernels.quantized_weight import pack_experts
 from ..config import EngineConfig
 from ..layers.attention import Attention
 from ..layers.embedding import Embedding, TiedEmbedding
@@ -143,11 +144,12 @@ class _Loader:
                 into.copy_(as_float(self.read(self.names.of_expert(i, expert, key), shape), self.dtype))
         router = self.read(self.names.of_layer(i, "router"), (count, hidden))
         precision: LinearPrecision = "float32" if self.dtype == torch.float32 else "bfloat16"
+        is_packed = self.precision == "fp8" and reads_packed(self.device)
         return MoE(
             # Which experts are taken is decided in float32: bfloat16 has ties.
             stacked_linear([router], precision=precision, device=self.device, out_dtype=torch.float32),
-            gate_up,
-            down,
+            pack_experts(gate_up) if is_packed else gate_up,
+            pack_experts(down) if is_packed else down,
             top_k=config.experts_per_token,
             normalise=config.normalised_experts,
         )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from phloem.kernels import QuantizedWeight
 from phloem.kernels.backend import REFERENCE, triton_backend, using
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
@@ -135,6 +136,19 @@ def test_8_bit_keys_and_values_and_8_bit_weights_stay_near_the_exact_ones(
             found.append(torch.cat((stepper.prefill(0, prompt), stepper.step([(0, prompt[:1], 1)]))))
             if "kv_dtype" in chosen:
                 assert stepper.kv.k[0].dtype == torch.float8_e4m3fn and stepper.kv.k[0].float().any()
+    assert 1e-4 < float((found[1] - found[0]).norm() / found[0].norm()) < 0.25
+
+
+def test_a_mixture_s_experts_are_packed_as_8_bit_floats_and_stay_near_the_exact_ones(tmp_path: Path) -> None:
+    experts = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    sparse = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    path = make_tiny_model(tmp_path, seed=0, family="qwen3_moe", **experts, **sparse)
+    prompt, found = np.arange(30, 40, dtype=np.int32), []
+    for backend, precision in ((REFERENCE, "float32"), (triton_backend(), "fp8")):
+        with using(backend):
+            model = load_model(path, EngineConfig(model="tiny", precision=precision))
+            found.append(Stepper(model).prefill(0, prompt))
+    assert isinstance(model.layers[0].mlp.gate_up, QuantizedWeight)
     assert 1e-4 < float((found[1] - found[0]).norm() / found[0].norm()) < 0.25
 
 
