@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from ..quant import QuantTensor
 from .linear import Linear
 
 
@@ -30,3 +31,20 @@ class TiedEmbedding:
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:  # [T] -> [T, C]
         return self._packed.rows(token_ids, self._dtype)
+
+
+class BlockEmbedding:
+    """The rows of a file's quantized table, unpacked as they are asked for: a quarter of the memory of bfloat16."""
+
+    def __init__(self, table: QuantTensor, dtype: torch.dtype) -> None:
+        # A copy, else the table would keep the whole file mapped.
+        self._table = QuantTensor(table.kind, table.blocks.clone(), table.shape)
+        self._dtype = dtype
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[V, C], made when asked for."""
+        return self._table.dequantize(self._dtype)
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:  # [T] -> [T, C]
+        return self._table.take_rows(token_ids).dequantize(self._dtype)

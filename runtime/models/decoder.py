@@ -6,7 +6,7 @@ import torch
 
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch
-from ..layers.embedding import Embedding, TiedEmbedding
+from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
@@ -28,7 +28,7 @@ class Model:
     """``cos_sin`` bounds the positions. ``dtype`` is the activations', ``kv_dtype`` their keys' and values'."""
 
     config: ModelConfig
-    embedding: Embedding | TiedEmbedding
+    embedding: Embedding | TiedEmbedding | BlockEmbedding
     layers: tuple[DecoderLayer, ...]
     norm: RMSNorm
     head: Linear  # its results are float32

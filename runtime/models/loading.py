@@ -10,7 +10,7 @@ from ...kernels.machine import has_bfloat16_products
 from ...kernels.quantized_weight import pack_experts
 from ..config import EngineConfig
 from ..layers.attention import Attention
-from ..layers.embedding import Embedding, TiedEmbedding
+from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
 from ..layers.linear import Linear, LinearPrecision, Weight, as_float, stacked_linear
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
@@ -77,12 +77,9 @@ class _Loader:
         # Few bits cost the head more than the body, and it is run once a token, not once a layer.
         precision = "auto" if self.precision in ("int4", "fp8") else self.precision
         logits = stacked_linear([head], precision=precision, device=self.device, out_dtype=torch.float32)
-        is_read_from_head = config.tied_embeddings and logits.has_rows and _is_exact_in_bytes(embedding)
         return Model(
             config=config,
-            embedding=TiedEmbedding(logits, self.dtype)
-            if is_read_from_head
-            else Embedding(as_float(embedding, self.dtype).to(self.device)),
+            embedding=self.embedding(embedding, logits),
             layers=tuple(self.layer(i) for i in range(config.num_layers)),
             norm=self.norm(self.names.of_model("norm"), config.hidden_size),
             head=logits,
@@ -91,6 +88,14 @@ class _Loader:
             kv_dtype=self.stored,
             device=self.device,
         )
+
+    def embedding(self, table: Weight, head: Linear) -> Embedding | TiedEmbedding | BlockEmbedding:
+        """In the form that takes least memory and has the table's own rows."""
+        if self.config.tied_embeddings and head.has_rows and _is_exact_in_bytes(table):
+            return TiedEmbedding(head, self.dtype)
+        if isinstance(table, QuantTensor) and self.device.type == "cpu" and self.dtype != torch.float32:
+            return BlockEmbedding(table, self.dtype)
+        return Embedding(as_float(table, self.dtype).to(self.device))
 
     def layer(self, i: int) -> DecoderLayer:
         config = self.config

@@ -1,6 +1,7 @@
 """Weight quantization: what a file's blocks mean, and the 4-bit form the kernels run. Never opens a file."""
 
-from .group32 import GROUP32_KINDS, dequantize_group32, quantize_group32, repack_group32, split_q8_0
+from .bytes32 import round_to_bytes
+from .group32 import GROUP32_KINDS, dequantize_group32, quantize_group32, repack_group32
 from .quant_tensor import FORMATS, BlockFormat, QuantTensor
 
 __all__ = [
@@ -11,5 +12,5 @@ __all__ = [
     "dequantize_group32",
     "quantize_group32",
     "repack_group32",
-    "split_q8_0",
+    "round_to_bytes",
 ]

@@ -37,15 +37,6 @@ def repack_group32(weight: QuantTensor) -> Group32:
     return torch.from_numpy(q), torch.from_numpy(scale), torch.from_numpy(zero)
 
 
-def split_q8_0(weight: QuantTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same weights, exactly, as ``q`` int8 [N, K] and ``scale`` float32 [N, K / 32]: ``w = q * scale``."""
-    assert weight.kind == "Q8_0", weight.kind
-    num_rows, row_len = weight.shape
-    scale = torch.from_numpy(halves(weight.blocks.reshape(-1, weight.blocks.shape[-1]).numpy(), 0))
-    q = weight.blocks[..., 2:].contiguous().view(torch.int8)
-    return q.view(num_rows, row_len), scale.view(num_rows, row_len // GROUP_LEN)
-
-
 def quantize_group32(weight: torch.Tensor) -> Group32:
     """Float weights [N, K] rounded to the nearest of 16 even steps between each group's minimum and maximum."""
     num_rows, row_len = weight.shape

@@ -8,7 +8,7 @@ import torch
 from ..protocol.errors import Unsupported
 from . import block_decoding as blocks_of
 
-_CHUNK = 1 << 15  # weights decoded at a time: what is written is in the cache when read, and torch starts no threads
+CHUNK = 1 << 15  # weights decoded at a time: what is written is in the cache when read, and torch starts no threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class QuantTensor:
         form = format_of(self.kind)
         blocks = self.blocks.reshape(-1, form.block_bytes).numpy()
         out = torch.empty(len(blocks), form.block_len, dtype=dtype)
-        step = _CHUNK // form.block_len
+        step = CHUNK // form.block_len
         scratch = torch.empty(step, form.block_len)
         for i in range(0, len(blocks), step):
             piece = blocks[i : i + step]
