@@ -206,4 +206,6 @@ def compile(kind: str, text: str, vocabulary: Vocabulary, **options: str | int |
     (enforce, annotate), ``numbers`` (canonical: integers without point and exponent, others with 17 decimals at most;
     any), ``on_unsupported`` (refuse, check_after); the first of each is the default. Raises ``GrammarError``.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"the text of a grammar is a str, not {type(text).__name__}; json.dumps makes one of a schema")
     return compiler_of(vocabulary).compile(GrammarSpec(kind, text, options))  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 from .spec import GrammarError
 
 Json = Any
+MAX_MAGNITUDE = 400  # exponent of ten; a number is spelled out digit by digit
 MAX_DEPTH = 200
 
 ONE = ("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties", "additionalItems",
@@ -30,15 +31,25 @@ class Place:
 def read_json(text: str) -> Json:
     """Parse a schema; numbers with a point or exponent stay exact decimals."""
 
+    def number(text: str) -> Decimal:
+        found = Decimal(text)
+        if abs(found.adjusted()) > MAX_MAGNITUDE:
+            raise GrammarError(
+                f"the number {text[:40]} is out of range: numbers go from 1e-{MAX_MAGNITUDE} to 1e{MAX_MAGNITUDE}"
+            )
+        return found
+
     def constant(name: str) -> None:
         raise GrammarError(f"{name} is not JSON")
 
     try:
-        return json.loads(text, parse_float=Decimal, parse_constant=constant)
+        return json.loads(text, parse_float=number, parse_constant=constant)
     except json.JSONDecodeError as error:
         raise GrammarError(f"the schema is not JSON: {error}") from None
     except RecursionError:
         raise GrammarError("the schema nests too deep") from None
+    except GrammarError:
+        raise
     except ValueError as error:
         raise GrammarError(f"the schema is not JSON: {error}") from None
 

@@ -248,7 +248,7 @@ class _Lowering:
         for name in self.rules:
             self.is_regular(name, ())
         grammar = self.grammar = Grammar(self.ex)
-        top = grammar.rule("start")
+        top = grammar.rule(start)
         grammar.add(top, self.symbols(Ref(start, 0)))
         return Parser(grammar, machine).start
 

@@ -3,7 +3,7 @@
 import json
 from decimal import Decimal
 
-from .documents import Json
+from .documents import Json, escape
 from .numbers import Bound
 from .spec import GrammarError
 from .values import Kind
@@ -61,7 +61,7 @@ def check_shape(key: str, value: Json, where: str) -> None:
         case "required":
             is_names = isinstance(value, list) and all(isinstance(v, str) for v in value)
             _expect(is_names, key, "a list of strings", value, where)
-        case "pattern" | "format" | "$ref" | "$dynamicRef" | "$recursiveRef":
+        case "pattern" | "format" | "$ref" | "$dynamicRef" | "$recursiveRef" | "$anchor" | "$dynamicAnchor" | "$id":
             _expect(isinstance(value, str), key, "a string", value, where)
         case "multipleOf":
             _expect(is_number(value) and value > 0, key, "a number above 0", value, where)
@@ -69,6 +69,9 @@ def check_shape(key: str, value: Json, where: str) -> None:
             _expect(isinstance(value, bool), key, "true or false", value, where)
         case "dependentRequired" | "dependencies":
             _expect(isinstance(value, dict), key, "an object", value, where)
+            for name, needs in value.items():
+                if key == "dependentRequired" or isinstance(needs, list):
+                    check_shape("required", needs, f"{where}/{escape(name)}")
         case _ if key in COUNTS:
             is_count = is_number(value) and value >= 0 and value == int(value)
             _expect(is_count, key, "a whole number of at least 0", value, where)

@@ -66,8 +66,11 @@ def _build(loaded: Loaded, machine: Machine, start: str) -> int:
             raise GrammarError("a terminal that may be empty; let rules leave it out", where=name)
     grammar = Grammar(ex)
     numbers: dict[str, int] = {}
-    top = grammar.rule("start")
+    top = grammar.rule(start)
     for rule in loaded.rules:
+        for symbol in rule.expansion:
+            if symbol.is_term and symbol.name not in lexemes:
+                raise GrammarError(f"terminal {symbol.name} is declared but not defined")
         if rule.origin.name not in numbers:
             numbers[rule.origin.name] = grammar.rule(rule.origin.name)
     grammar.add(top, [("rule", numbers[start])])

@@ -38,6 +38,11 @@ class GrammarError(ValueError):
         again.where = self.where
         return again
 
+    def within(self, where: str) -> "GrammarError":
+        """The error of a part as one of the whole, whose part stands at ``where``."""
+        message = str(self).removesuffix(f" (at {self.where})")
+        return type(self)(message, where=where + self.where.removeprefix("#"))
+
 
 class GrammarTooComplex(GrammarError):
     """Compiling or walking the grammar needs more than its fuel."""

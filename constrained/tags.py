@@ -122,7 +122,10 @@ class Tags:
         self._contents: list[int] = []
         for i, tag in enumerate(tags.tags):
             if tag.schema is not None:
-                self._contents.append(value_of(tag.schema))
+                try:
+                    self._contents.append(value_of(tag.schema))
+                except GrammarError as error:
+                    raise error.within(f"#/tags/{i}/schema") from None
             else:
                 language = self.ex.concat(
                     regex_of(tag.regex or "", f"#/tags/{i}/regex"), self.ex.literal(tag.end.encode())
