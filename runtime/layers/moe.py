@@ -2,7 +2,7 @@
 
 import torch
 
-from ...kernels import mix_experts, route_experts
+from ...kernels import QuantizedWeight, mix_experts, route_experts
 from ...kernels.quantized_weight import Experts
 from .adapters import AdapterRows
 from .linear import Linear
@@ -21,7 +21,8 @@ class MoE:
     def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:  # [T, C] -> [T, C]
         """``rows`` change nothing: experts have no adapters."""
         weights, ids = route_experts(self.router(x), self.top_k, normalise=self.normalise)
-        return mix_experts(x.to(self.gate_up.dtype), self.gate_up, self.down, weights, ids).to(x.dtype)
+        taken = x if isinstance(self.gate_up, QuantizedWeight) else x.to(self.gate_up.dtype)
+        return mix_experts(taken, self.gate_up, self.down, weights, ids).to(x.dtype)
 
     @property
     def needs_torch_threads(self) -> bool:
