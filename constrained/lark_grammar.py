@@ -5,7 +5,7 @@ A text is in the language if it can be cut into terminals (with ignored ones bet
 """
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from .earley import Parser
 from .machine import Machine
@@ -31,7 +31,7 @@ def compile_lark(text: str, machine: Machine, *, start: str = "start") -> int:
     from lark.load_grammar import load_grammar
 
     try:
-        grammar, _ = load_grammar(text, "<grammar>", [], False)
+        grammar, _ = load_grammar(text, "<grammar>", [_refuse_files], False)
         loaded = Loaded(*grammar.compile([start], set()))  # a Lark of it would prepare to parse, in quadratic time
     except (LarkError, OSError) as error:
         raise GrammarError(f"Lark cannot read the grammar: {str(error).strip()}") from None
@@ -41,6 +41,24 @@ def compile_lark(text: str, machine: Machine, *, start: str = "start") -> int:
         raise GrammarError(f"Lark cannot read the grammar: there is no rule {start!r}")
     with machine.lock:
         return _build(loaded, machine, start)
+
+
+def _refuse_files(base_path: object, path: str) -> tuple[object, str]:
+    """Asked before the loader looks for an import: only Lark's own library may be had, never a file of this machine."""
+    from lark.load_grammar import PackageResource, stdlib_loader
+
+    if isinstance(base_path, PackageResource):  # of a grammar of the library
+        raise OSError("the library is asked next")
+    name = path.removesuffix(".lark").replace("/", ".")
+    try:
+        if base_path is not None:
+            raise OSError("relative to a grammar that is no file")
+        return cast(tuple[object, str], stdlib_loader(None, path))
+    except OSError:
+        raise GrammarError(
+            f"%import {'.' if base_path is not None else ''}{name}: only Lark's own grammars can be imported "
+            "(common, python, unicode); write the rules out"
+        ) from None
 
 
 def _build(loaded: Loaded, machine: Machine, start: str) -> int:

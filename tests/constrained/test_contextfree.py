@@ -184,3 +184,12 @@ def test_masks_are_what_trying_every_token_finds(vocabulary: Vocabulary, kind: s
 def test_masks_are_what_the_definition_says_at_every_state_of_random_walks() -> None:
     """A hundred thousand walks take minutes: ``python -m phloem.tests.constrained.oracle``."""
     assert check_walks(small_vocabulary(), grammars=12, walks=6, longest=7, seed=1) > 100
+
+
+def test_lark_reads_no_file_but_its_own_library(vocabulary: Vocabulary, tmp_path, monkeypatch) -> None:
+    (tmp_path / "mine.lark").write_text("WORD: /secret/\n")
+    monkeypatch.chdir(tmp_path)
+    for what in (".mine.WORD", "mine.WORD", ".mine (WORD)"):
+        with pytest.raises(GrammarError, match=r"mine: only Lark's own grammars can be imported"):
+            compile("lark", f"%import {what}\nstart: WORD", vocabulary)
+    assert takes(compile("lark", "%import python.NAME\n%import common.INT\nstart: NAME INT", vocabulary), "a1")
