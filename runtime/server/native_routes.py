@@ -36,7 +36,7 @@ def native_routes(service: Service) -> APIRouter:
         job = make_job(
             [raw_parts(p, service.tokenizer, parse_special=request.parse_special, name=name) for p in prompts],
             gens,
-            settings=request.settings(http.url.path),
+            settings=request.settings(http.url.path, adapter=service.adapter_of(request.lora_path, where="lora_path")),
             limits=welcome.limits,
         )
 

@@ -95,7 +95,7 @@ class OpenAISampling(Strict):
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
-    include_obfuscation: unserved(False) = None  # type: ignore[valid-type]
+    include_obfuscation: Annotated[Any, unserved(False)] = None
 
 
 def as_strings(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -156,10 +156,10 @@ class ChatMessage(Strict):
     role: Annotated[str, AfterValidator(_known_role)]
     content: str | list[Annotated[dict[str, Any], AfterValidator(_text_of_part)]] | None = None
     name: str | None = None
-    refusal: unserved() = None  # type: ignore[valid-type]
-    annotations: unserved([]) = None  # type: ignore[valid-type]
-    audio: unserved() = None  # type: ignore[valid-type]
-    function_call: unserved() = None  # type: ignore[valid-type]
+    refusal: Annotated[Any, unserved()] = None
+    annotations: Annotated[Any, unserved([])] = None
+    audio: Annotated[Any, unserved()] = None
+    function_call: Annotated[Any, unserved()] = None
     tool_calls: list[WrittenCall] | None = None
     tool_call_id: str | None = None
 
@@ -230,18 +230,18 @@ class ChatRequest(OpenAISampling):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     # understood and not served
-    audio: unserved() = None  # type: ignore[valid-type]
-    function_call: unserved("none", "auto") = None  # type: ignore[valid-type]
-    functions: unserved([]) = None  # type: ignore[valid-type]
-    modalities: unserved(["text"]) = None  # type: ignore[valid-type]
-    moderation: unserved() = None  # type: ignore[valid-type]
-    prediction: unserved() = None  # type: ignore[valid-type]
-    prompt_cache_options: unserved() = None  # type: ignore[valid-type]
-    reasoning_effort: unserved("none") = None  # type: ignore[valid-type]
-    service_tier: unserved("auto", "default") = None  # type: ignore[valid-type]
-    store: unserved(False) = None  # type: ignore[valid-type]
-    verbosity: unserved("medium") = None  # type: ignore[valid-type]
-    web_search_options: unserved() = None  # type: ignore[valid-type]
+    audio: Annotated[Any, unserved()] = None
+    function_call: Annotated[Any, unserved("none", "auto")] = None
+    functions: Annotated[Any, unserved([])] = None
+    modalities: Annotated[Any, unserved(["text"])] = None
+    moderation: Annotated[Any, unserved()] = None
+    prediction: Annotated[Any, unserved()] = None
+    prompt_cache_options: Annotated[Any, unserved()] = None
+    reasoning_effort: Annotated[Any, unserved("none")] = None
+    service_tier: Annotated[Any, unserved("auto", "default")] = None
+    store: Annotated[Any, unserved(False)] = None
+    verbosity: Annotated[Any, unserved("medium")] = None
+    web_search_options: Annotated[Any, unserved()] = None
 
     @model_validator(mode="after")
     def _one_of_each(self) -> "ChatRequest":
@@ -298,7 +298,7 @@ class CompletionRequest(OpenAISampling):
     best_of: int | None = None
     parse_special: bool | None = None
     # understood and not served
-    suffix: unserved("") = None  # type: ignore[valid-type]
+    suffix: Annotated[Any, unserved("")] = None
 
     @model_validator(mode="after")
     def _served_combinations(self) -> "CompletionRequest":
@@ -351,11 +351,11 @@ class NativeSampling(Strict):
     ebnf: str | None = None
     grammar_options: dict[str, str | int | bool] | None = None  # extension
     # understood and not served
-    structural_tag: unserved() = None  # type: ignore[valid-type]
-    custom_params: unserved({}) = None  # type: ignore[valid-type]
-    no_stop_trim: unserved(False) = None  # type: ignore[valid-type]
-    spaces_between_special_tokens: unserved(True) = None  # type: ignore[valid-type]
-    stream_interval: unserved(1) = None  # type: ignore[valid-type]
+    structural_tag: Annotated[Any, unserved()] = None
+    custom_params: Annotated[Any, unserved({})] = None
+    no_stop_trim: Annotated[Any, unserved(False)] = None
+    spaces_between_special_tokens: Annotated[Any, unserved(True)] = None
+    stream_interval: Annotated[Any, unserved(1)] = None
 
     def sampling(self, **more: Any) -> SamplingParams:
         names = (
@@ -395,16 +395,16 @@ class GenerateRequest(Strict):
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     cache_salt: str = ""
     tenant: str = ""
+    lora_path: str | None = None
     # understood and not served
-    image_data: unserved() = None  # type: ignore[valid-type]
-    video_data: unserved() = None  # type: ignore[valid-type]
-    audio_data: unserved() = None  # type: ignore[valid-type]
-    input_embeds: unserved() = None  # type: ignore[valid-type]
-    token_ids_logprob: unserved() = None  # type: ignore[valid-type]
-    lora_path: unserved() = None  # type: ignore[valid-type]
-    session_params: unserved() = None  # type: ignore[valid-type]
-    custom_logit_processor: unserved() = None  # type: ignore[valid-type]
-    return_hidden_states: unserved(False) = None  # type: ignore[valid-type]
+    image_data: Annotated[Any, unserved()] = None
+    video_data: Annotated[Any, unserved()] = None
+    audio_data: Annotated[Any, unserved()] = None
+    input_embeds: Annotated[Any, unserved()] = None
+    token_ids_logprob: Annotated[Any, unserved()] = None
+    session_params: Annotated[Any, unserved()] = None
+    custom_logit_processor: Annotated[Any, unserved()] = None
+    return_hidden_states: Annotated[Any, unserved(False)] = None
 
     @model_validator(mode="after")
     def _one_prompt_field(self) -> "GenerateRequest":
@@ -416,7 +416,7 @@ class GenerateRequest(Strict):
     def is_batch(self) -> bool:
         if self.text is not None:
             return isinstance(self.text, list)
-        return bool(self.input_ids) and isinstance(self.input_ids[0], list)  # type: ignore[index]
+        return self.input_ids is not None and len(self.input_ids) > 0 and isinstance(self.input_ids[0], list)
 
     def prompts(self) -> list[str | list[int]]:
         if self.text is not None:
@@ -435,12 +435,13 @@ class GenerateRequest(Strict):
             )
         return given
 
-    def settings(self, name: str) -> ProgramSettings:
+    def settings(self, name: str, *, adapter: str = "") -> ProgramSettings:
         return ProgramSettings(
             tenant=self.tenant,
             priority=self.priority,
             deadline_s=self.deadline_s,
             cache_salt=self.cache_salt,
+            adapter=adapter,
             name=name,
         )
 

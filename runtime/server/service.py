@@ -34,14 +34,14 @@ class Service:
     metrics: ServerMetrics
     started_s: float = field(default_factory=time.time)
 
-    def adapter_of(self, name: str | None) -> str:
-        """The adapter that a request's ``model`` names; empty: the model itself."""
+    def adapter_of(self, name: str | None, *, where: str = "model") -> str:
+        """The adapter that a request's field ``where`` names; empty: the model itself."""
         adapters = self.client.welcome.adapters
         if name is None or name == self.model_name:
             return ""
         if name not in adapters:
             served = ", ".join(map(repr, (self.model_name, *adapters)))
-            raise errors.UnknownModel(f"the model {name!r} is not served here; this server has {served}", where="model")
+            raise errors.UnknownModel(f"the model {name!r} is not served here; this server has {served}", where=where)
         return name
 
     async def query(self, what: str, *, timeout_s: float = 10.0) -> Any:

@@ -4,7 +4,7 @@ Never knows an endpoint.
 """
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -14,8 +14,8 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def unserved(*neutral: Any) -> Any:
-    """A field that is understood and not served: null and the ``neutral`` values, which ask for nothing, pass."""
+def unserved(*neutral: Any) -> AfterValidator:
+    """Of a field that is understood and not served: null and the ``neutral`` values, which ask for nothing, pass."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if value is None or value in neutral:
@@ -24,7 +24,7 @@ def unserved(*neutral: Any) -> Any:
         message = f"{info.field_name!r} is not supported by this server{allowed}"
         raise PydanticCustomError("unsupported", "{message}", {"message": message})
 
-    return Annotated[Any, AfterValidator(check)]
+    return AfterValidator(check)
 
 
 def fault(message: str, param: str) -> PydanticCustomError:

@@ -358,6 +358,8 @@ def test_a_request_s_model_may_be_an_adapter(serve):
         ):
             assert server.http.post(f"/v1/{path}", json={"model": name, **asked}).status_code == 429
             assert client.submits[-1].settings.adapter == adapter
+        assert server.http.post("/generate", json={"text": "a", "lora_path": name}).status_code == 429
+        assert client.submits[-1].settings.adapter == adapter
     with pytest.raises(openai.NotFoundError, match="this server has 'string', 'poet'"):
         server.openai.models.retrieve("other")
 
