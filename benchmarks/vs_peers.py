@@ -215,10 +215,10 @@ def speed(figures: dict[str, Any]) -> float:
 def table(model: str, results: dict[str, dict[str, Any]]) -> Iterator[str]:
     peers = [peer for peer in PEERS if any(peer in row for row in results.values())]
     yield f"\n{model}: tok/s (median), seconds for the whole, TTFT p50"
-    yield f"{'work':<16}" + "".join(f"{peer:>30}" for peer in peers)
+    yield f"{'work':<16}" + "".join(f"{peer:>34}" for peer in peers)
     for workload in WORKLOADS:
         if row := results.get(workload):
-            yield f"{workload:<16}" + "".join(f"{cell(row.get(peer)):>30}" for peer in peers)
+            yield f"{workload:<16}" + "".join(f"{cell(row.get(peer)):>34}" for peer in peers)
     yield f"\n{'bar':<44}{'must be':>10}{'is':>8}"
     for bar in BARS.get(model, ()):
         row = results.get(bar.workload, {})

@@ -76,6 +76,7 @@ class Flight:
     logits: StepLogits
     features: torch.Tensor  # what they were made from, on a CPU
     start_s: float
+    is_cold: bool = False  # it takes longer than others of its shape will
     draws: list[Draw] = field(default_factory=list)
     steady: SteadyDraws = field(default_factory=SteadyDraws)  # the draws that are not in ``draws``
     rows: list[SampleRow] = field(default_factory=list)

@@ -155,7 +155,7 @@ class StepLoop:
         self.scheduler.complete(plan, live)
         self.report.count_step(plan, live, self.steady)
         owners = [(live[row.seq_id], live[row.seq_id].tag) for row in plan.rows]
-        return Flight(plan, drafts, owners, logits, self.executor.features, start_s)
+        return Flight(plan, drafts, owners, logits, self.executor.features, start_s, self.executor.is_cold)
 
     def _draw(self, flight: Flight) -> None:
         """Give the draws of a step to the device. All tokens before them are known."""
@@ -225,7 +225,7 @@ class StepLoop:
         if self.tiers is not None:
             self.tiers.recompute_s_per_token = self.report.step_s / max(self.report.forward_tokens, 1)
         if self.speculation is not None:
-            self.speculation.observe_step(flight.plan.num_tokens, elapsed_s)
+            self.speculation.observe_step(flight.plan.num_tokens, elapsed_s, is_usual=not flight.is_cold)
             self.speculation.sweep(self.interpreter.live)
 
     def _with_drafts(self, plan: StepPlan) -> tuple[StepPlan, dict[int, Draft]]:

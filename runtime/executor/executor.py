@@ -179,6 +179,11 @@ class Executor:
                 self.graphs = DecodeGraphs(model, kv, self.inputs)
 
     @property
+    def is_cold(self) -> bool:
+        """Whether the last step took longer than others of its shape will."""
+        return self._replays is not None and self._replays.is_cold
+
+    @property
     def num_fed(self) -> int:
         """The next plan may stand on draws below this."""
         return self.inputs.num_fed if self.inputs is not None else 0

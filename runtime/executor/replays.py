@@ -39,7 +39,10 @@ class Recorded:
 
 
 class Replays:
-    """Owns the tapes of one model, one pool and one slot table. What comes of a step is good until the next."""
+    """Owns the tapes of one model, one pool and one slot table. What comes of a step is good until the next.
+
+    ``is_cold``: the last step took longer than its like will, for want of a tape or to make one.
+    """
 
     def __init__(self, model: Model, kv: KVPool, *, steps_before: int = STEPS_BEFORE) -> None:
         """``steps_before``: of a shape, that are made without a tape."""
@@ -48,6 +51,7 @@ class Replays:
         self._arena = Arena()
         self._kept: OrderedDict[Shape, Recorded | None] = OrderedDict()  # None: something of it cannot be recorded
         self._seen: Counter[Shape] = Counter()  # steps of shapes that have no tape yet
+        self.is_cold = False
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """What the head is given, [L, C]; None where there is no tape: for steps of many tokens or without logits, for
@@ -55,6 +59,7 @@ class Replays:
 
         On a tape every token is run to its end, also one that wants no logits: in the last layer's second half alone.
         """
+        self.is_cold = False
         num_tokens = batch.num_tokens
         if batch.adapters is not None or num_tokens > MAX_TOKENS or not batch.num_logits or not team().can_replay:
             return None
@@ -68,6 +73,7 @@ class Replays:
         num_tokens = batch.num_tokens
         shape = (len(batch.row_ids), num_tokens)
         if shape not in self._kept:
+            self.is_cold = True
             self._seen[shape] += 1
             if self._seen[shape] <= self._steps_before:
                 return None

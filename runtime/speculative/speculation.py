@@ -103,9 +103,14 @@ class Speculation:
                 self._steps[0].drafted[draft.source] += len(draft)
                 self._steps[0].accepted[draft.source] += num_accepted
 
-    def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """The oldest step that is on its way, of ``num_tokens`` with drafts, took so long with what guessing took."""
+    def observe_step(self, num_tokens: int, seconds: float, *, is_usual: bool = True) -> None:
+        """The oldest step that is on its way, of ``num_tokens`` with drafts, took so long with what guessing took.
+
+        Nothing is learnt from a step that others like it will not take after.
+        """
         step = self._steps.popleft() if self._steps else None
+        if not is_usual:
+            return
         if step is None or not step.num_decoding:
             self.costs.observe(num_tokens, seconds)
             return

@@ -120,8 +120,10 @@ def test_a_shape_has_a_tape_only_once_it_was_met_a_few_times(model: Model, num_t
         both.step({0: 1})
         both.step({0: 1, 1: 1})
     assert both.num_replayed == 0 and not both.replays._kept
-    for _ in range(3):
+    assert both.replays.is_cold
+    for is_cold in (True, False, False):
         both.step({0: 1})
+        assert both.replays.is_cold == is_cold
     assert both.num_replayed == 3 and list(both.replays._kept) == [(1, 1)]
 
 

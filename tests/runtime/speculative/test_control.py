@@ -91,3 +91,11 @@ def test_a_sequence_that_rests_is_asked_at_least_every_eighth_step():
         patience.observe(7, was_worth=False)
     longest = max(len(run) for run in "".join("x" if r else " " for r in rests).split())
     assert longest == 7 and not any(rests[:9])
+
+
+def test_a_step_that_others_will_not_take_after_teaches_nothing():
+    speculation = Speculation([], max_draft=8, costs=StepCosts(slope=0.06))
+    for is_usual, seconds in [(True, 0.01)] * 20 + [(False, 0.5)] * 20:
+        speculation.propose([], num_tokens=1)
+        speculation.observe_step(1, seconds, is_usual=is_usual)
+    assert speculation.costs.estimate[1] < 0.011
