@@ -362,6 +362,8 @@ def test_a_request_s_model_may_be_an_adapter(serve):
         assert client.submits[-1].settings.adapter == adapter
     with pytest.raises(openai.NotFoundError, match="this server has 'string', 'poet'"):
         server.openai.models.retrieve("other")
+    answer = server.http.post("/generate", json={"text": "a", "lora_path": "other"})
+    assert answer.status_code == 404 and answer.json()["error"]["param"] == "lora_path"
 
 
 def test_models_are_listed_and_found(serve):

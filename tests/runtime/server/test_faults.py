@@ -198,7 +198,6 @@ def test_a_model_without_a_chat_template_refuses_chats(serve):
             "not supported",
         ),
         ("generate", {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params", "1 entries for 2 prompts"),
-        ("generate", {"text": "a", "lora_path": "x"}, "lora_path", "'x' is not served here"),
     ],
 )
 def test_a_bad_field_is_named_with_its_value_and_limit(shared_server, path, body, param, message):
