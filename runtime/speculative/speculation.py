@@ -106,13 +106,12 @@ class Speculation:
     def observe_step(self, num_tokens: int, seconds: float, *, is_usual: bool = True) -> None:
         """The oldest step that is on its way, of ``num_tokens`` with drafts, took so long with what guessing took.
 
-        Nothing is learnt from a step that others like it will not take after.
+        What such steps cost is not learnt from one that is not ``is_usual``; what drafts brought is, since it was paid.
         """
         step = self._steps.popleft() if self._steps else None
-        if not is_usual:
-            return
         if step is None or not step.num_decoding:
-            self.costs.observe(num_tokens, seconds)
+            if is_usual:
+                self.costs.observe(num_tokens, seconds)
             return
         estimate = self.costs.estimate
         last = len(estimate) - 1
@@ -129,7 +128,8 @@ class Speculation:
             self.saved_s[source] -= drafting_s
         for source, count in step.drafted.items():
             self.saved_s[source] += step.accepted[source] * each_s - extra_s * count / step.drafted.total()
-        self.costs.observe(num_tokens, seconds)
+        if is_usual:
+            self.costs.observe(num_tokens, seconds)
 
     def drop_steps(self) -> None:
         """Those on their way will not be heard of again."""

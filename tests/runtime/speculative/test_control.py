@@ -93,7 +93,7 @@ def test_a_sequence_that_rests_is_asked_at_least_every_eighth_step():
     assert longest == 7 and not any(rests[:9])
 
 
-def test_a_step_that_others_will_not_take_after_teaches_nothing():
+def test_a_step_that_others_will_not_take_after_does_not_say_what_steps_cost():
     speculation = Speculation([], max_draft=8, costs=StepCosts(slope=0.06))
     for is_usual, seconds in [(True, 0.01)] * 20 + [(False, 0.5)] * 20:
         speculation.propose([], num_tokens=1)
