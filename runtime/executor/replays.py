@@ -63,10 +63,11 @@ class Replays:
         num_tokens = batch.num_tokens
         if batch.adapters is not None or num_tokens > MAX_TOKENS or not batch.num_logits or not team().can_replay:
             return None
-        if batch.num_logits == num_tokens:
+        has_all = batch.num_logits == num_tokens
+        if has_all and len(batch.row_ids) in (1, num_tokens):
             return self._features(batch)
         whole = self._features(_in_few_shapes(batch))
-        return None if whole is None else whole[batch.logits_rows]
+        return whole if whole is None or has_all else whole[batch.logits_rows]
 
     def _features(self, batch: ForwardBatch) -> torch.Tensor | None:
         """Of every token, [T, C]."""
@@ -119,8 +120,8 @@ class Replays:
 def _in_few_shapes(batch: ForwardBatch) -> ForwardBatch:
     """With logits of all tokens, and with rows of no tokens so that their number tells the longest row's alone.
 
-    Grammars force some tokens here, some there; steps of as many tokens in all have few tapes for all that. In short
-    contexts they have that of as many rows, whose attention reads the keys for each token anew.
+    Grammars force some tokens here, some there, and so do drafts; steps of as many tokens in all have few tapes for all
+    that. In short contexts they have that of as many rows, whose attention reads the keys for each token anew.
     """
     num_rows, num_tokens = len(batch.row_ids), batch.num_tokens
     together = 1

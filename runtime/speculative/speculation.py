@@ -116,13 +116,13 @@ class Speculation:
         estimate = self.costs.estimate
         last = len(estimate) - 1
         each_s = float(estimate[min(step.num_decoding, last)]) / step.num_decoding
+        seconds -= sum(step.drafting_s.values())
         if step.num_tokens == step.num_decoding:  # else a prompt's chunk took most of it
             made = step.num_decoding + step.accepted.total()
             has_drafts = num_tokens > step.num_tokens
             self._outcomes.observe(
                 step.num_decoding, has_drafts=has_drafts, ratio=made * each_s / seconds / step.expected
             )
-        seconds -= sum(step.drafting_s.values())
         extra_s = seconds - float(estimate[min(step.num_tokens, last)])
         for source, drafting_s in step.drafting_s.items():
             self.saved_s[source] -= drafting_s
@@ -162,7 +162,8 @@ class Speculation:
         estimate = self.costs.estimate
         last = len(estimate) - 1
         decoding, here = min(num_decoding, last), min(num_tokens, last - 4)
-        return Price(float(estimate[decoding] / decoding), float(estimate[here + 4] - estimate[here]) / 4)
+        token_s = self._outcomes.factor(num_decoding) * float(estimate[decoding] / decoding)
+        return Price(token_s, float(estimate[here + 4] - estimate[here]) / 4)
 
     def _best(self, want: Want, price: Price, step: _Step) -> Proposal | None:
         """The guess that is expected to gain most, as far as the grammar and the end of the text let it be right."""

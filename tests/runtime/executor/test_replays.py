@@ -10,7 +10,8 @@ from phloem import kernels
 from phloem.kernels.cpu.integer import has_integer_products
 from phloem.kernels.cpu.pool import has_pool
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.executor.replays import MAX_KEPT, MAX_TOKENS, SHORT_CONTEXT, Replays
+from phloem.runtime.executor import replays
+from phloem.runtime.executor.replays import MAX_TOKENS, SHORT_CONTEXT, Replays
 from phloem.runtime.layers.batch import ForwardBatch
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
@@ -136,12 +137,23 @@ def test_products_of_another_library_are_left_to_the_model(tiny_model_path: Path
     assert list(both.replays._kept.values()) == [None]
 
 
-def test_few_tapes_are_kept_in_memory_that_they_share(model: Model, num_threads: int) -> None:
+def test_few_tapes_are_kept_in_memory_that_they_share(
+    model: Model, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replays, "MAX_KEPT", 16)
     both = TwoWays(model, num_rows=8)
     both.step({0: MAX_TOKENS})
+    both.step({0: MAX_TOKENS - 7, **dict.fromkeys(range(1, 8), 1)})
     most = both.replays._arena.num_bytes
     for tokens in range(1, 18):
         for rows in range(1, 9):
             both.step({row: tokens if row == 0 else 1 for row in range(rows)})
-    assert len(both.replays._kept) == MAX_KEPT
+    assert len(both.replays._kept) == 16
     assert both.replays._arena.num_bytes == most
+
+
+def test_drafts_of_many_rows_share_the_tape_of_as_many_rows(model: Model, num_threads: int) -> None:
+    both = TwoWays(model, num_rows=6)
+    for counts in ({0: 4, 1: 1, 2: 1}, {0: 1, 1: 2, 2: 2, 3: 1}, dict.fromkeys(range(6), 1)):
+        both.step(counts)
+    assert both.num_replayed == 3 and list(both.replays._kept) == [(6, 6)]
