@@ -1,9 +1,9 @@
 """Drafts off against on: copying, JSON, code edits, chat, and sixteen chats at once, in one engine, taking turns.
 
-    python -m benchmarks.speculation                                                     # SmolLM2, about 4 minutes
-    python -m benchmarks.speculation --model qwen2.5-coder-1.5b --repeats 1 --max-tokens 96            # about 7
+    python -m benchmarks.speculation                                                     # SmolLM2, about a minute
+    python -m benchmarks.speculation --model qwen2.5-coder-1.5b --repeats 1 --max-tokens 96            # about 2
     python -m benchmarks.speculation --model qwen2.5-coder-1.5b --draft-model qwen2.5-coder-0.5b \
-        --repeats 1 --max-tokens 96 --only code chat                                                   # about 5
+        --repeats 1 --max-tokens 96 --only code chat                                                   # about 1
 
 Greedy. Each answer meets an empty cache and drafters that have seen none of its text, and is made without drafts and
 with, one after the other, in alternating order. A shorter run before prepares kernels and learns costs. Tokens per
