@@ -299,7 +299,10 @@ def _grammar(
             warnings.warn(f"gen() was given dtype={dtype!r} and {named[0]}: dtype holds", stacklevel=5)
         return GrammarSpec("regex", pattern)
     if regex is not None:
-        re.compile(regex)  # a bad one raises here, where it is written
+        try:
+            re.compile(regex)  # a bad one raises here, where it is written
+        except re.error as error:
+            raise re.error(f"regex={regex!r}: {error.msg}", regex, error.pos) from None
         return GrammarSpec("regex", regex)
     if json_schema is not None:
         return GrammarSpec("json_schema", _schema_text(json_schema))

@@ -144,7 +144,7 @@ def test_choices_make_a_gen_a_select():
 
 
 def test_a_bad_regex_raises_where_it_is_written():
-    with pytest.raises(re.error):
+    with pytest.raises(re.error, match="regex="):
         gen("x", regex="(")
 
 
