@@ -11,26 +11,27 @@ from collections.abc import Iterable
 import numpy as np
 
 from .code_points import ANY, Ranges, intersection
+from .fuel import Fuel
 from .spec import GrammarTooComplex
 
 NOTHING = 0  # no text at all
 EMPTY = 1  # the empty text only
 
 FULL = (1 << 256) - 1
-NO_LIMIT = 1 << 62  # of work
 UTF8_LEADS = ((0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12), (0x10000, 0x10FFFF, 0xF0, 18))
 
 
 class Expressions:
     """The store of expressions of one alphabet (the bytes that have a token). Grows; never forgets."""
 
-    def __init__(self, has_byte: np.ndarray | None = None, *, max_expressions: int = 400_000) -> None:
+    def __init__(
+        self, has_byte: np.ndarray | None = None, *, fuel: Fuel | None = None, max_expressions: int = 400_000
+    ) -> None:
         available = np.ones(256, dtype=bool) if has_byte is None else has_byte
         self.available = sum(1 << int(b) for b in np.flatnonzero(available))
         self._continuations = all(available[0x80:0xC0])
         self.max_expressions = max_expressions
-        self.work = 0  # parts of expressions that were derived so far
-        self.most_work = NO_LIMIT
+        self.fuel = Fuel() if fuel is None else fuel
         self.nodes: list[tuple] = []
         self.nullable: list[bool] = []
         self.is_text: list[bool] = []  # known to hold whole UTF-8 characters only
@@ -121,6 +122,8 @@ class Expressions:
         for a, b in ranges:
             if a < 0x80:
                 low |= (1 << (min(b, 0x7F) + 1)) - (1 << a)
+        if not ranges or ranges[-1][1] < 0x80:
+            return self.bytes_in(low)
         high = intersection(ranges, ((0x80, 0x10FFFF),)) if self._continuations else ()
         for lo, hi, base, shift in UTF8_LEADS:
             for lead in range(base | lo >> shift, (base | hi >> shift) + 1):
@@ -155,9 +158,26 @@ class Expressions:
     def concat(self, *parts: int) -> int:
         """The parts one after another."""
         result = EMPTY
+        run: list[int] = []  # of single words, last first: one word, so that alternatives of them become a list
         for part in reversed(parts):
-            result = self._concat(part, result)
-        return result
+            if self._word_of(part):
+                run.append(part)
+                continue
+            result = self._concat(part, self._concat(self._joined(run), result))
+            run = []
+        return self._concat(self._joined(run), result)
+
+    def _joined(self, run: list[int]) -> int:
+        if len(run) < 2:
+            return run[0] if run else EMPTY
+        return self.literal(b"".join([self._word_of(part) for part in reversed(run)]))
+
+    def _word_of(self, expr: int) -> bytes:
+        """The one text of a language known to hold no other; b"" if it is not known, or empty."""
+        node = self.nodes[expr]
+        if node[0] == "word":
+            return node[1]
+        return bytes([node[1].bit_length() - 1]) if node[0] == "set" and node[1] & (node[1] - 1) == 0 else b""
 
     def _concat(self, left: int, right: int) -> int:
         if left == NOTHING or right == NOTHING:
@@ -222,6 +242,10 @@ class Expressions:
             for p in sets:
                 bits |= self.nodes[p][1]
             flat.add(self.bytes_in(bits))
+        listed = [p for p in flat if self.nodes[p][0] in ("word", "words")]
+        if len(listed) > 1:
+            flat.difference_update(listed)
+            flat.add(self.one_of(word for p in listed for word in self.words_of(p) or ()))
         self._merge_repeats(flat)
         if EMPTY in flat and any(self.nullable[p] for p in flat if p != EMPTY):
             flat.discard(EMPTY)
@@ -359,9 +383,10 @@ class Expressions:
 
     def _derive(self, expr: int, byte: int) -> int:
         node = self.nodes[expr]
-        self.work += len(node)
-        if self.work > self.most_work:
-            raise GrammarTooComplex("one token's regular expressions have too many parts to be followed")
+        fuel = self.fuel
+        fuel.spent += len(node)
+        if fuel.spent > fuel.most:
+            raise fuel.empty()
         match node[0]:
             case "set":
                 return EMPTY if node[1] >> byte & 1 else NOTHING

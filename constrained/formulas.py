@@ -8,6 +8,7 @@ what remains of it, and at the closing bracket is true or false.
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
+from .fuel import Fuel
 from .spec import GrammarTooComplex
 
 FALSE, TRUE = 0, 1
@@ -18,7 +19,8 @@ Literal = tuple[int, bool]  # leaf formula, is positive
 
 
 class Formulas:
-    def __init__(self, *, max_formulas: int = 500_000) -> None:
+    def __init__(self, *, fuel: Fuel, max_formulas: int = 500_000) -> None:
+        self.fuel = fuel
         self.max_formulas = max_formulas
         self.nodes: list[tuple] = [("or",), ("and",)]
         self._ids: dict[tuple, int] = {("or",): FALSE, ("and",): TRUE}
@@ -65,7 +67,9 @@ class Formulas:
             return next(iter(flat))
         # absorption: a & (a | b) = a
         other = "or" if op == "and" else "and"
-        kept = [p for p in flat if not (self.nodes[p][0] == other and any(q in flat for q in self.nodes[p][1:]))]
+        nodes = self.nodes
+        self.fuel.spend(len(flat) + sum(len(nodes[p]) for p in flat if nodes[p][0] == other))
+        kept = [p for p in flat if not (nodes[p][0] == other and any(q in flat for q in nodes[p][1:]))]
         if len(kept) == 1:
             return kept[0]
         return self._make((op, *sorted(kept)))
@@ -103,6 +107,7 @@ class Formulas:
         def visit(at: int) -> int:
             found = known.get(at)
             if found is None:
+                self.fuel.spend(1)
                 node = self.nodes[at]
                 match node[0]:
                     case "leaf":
@@ -155,6 +160,7 @@ class Formulas:
                         options = self.clauses(part)
                         following = []
                         for clause in joined:
+                            self.fuel.spend(len(options))
                             for option in options:
                                 merged = dict(clause)
                                 if all(merged.setdefault(leaf, sign) == sign for leaf, sign in option):
@@ -178,6 +184,7 @@ class Formulas:
 
         def search(todo: tuple[int, ...], chosen: dict[int, bool]) -> bool:
             while todo:
+                self.fuel.spend(1)
                 at, todo = todo[0], todo[1:]
                 node = self.nodes[at]
                 if node[0] == "and":

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from . import walk
-from .expressions import NO_LIMIT
 from .lazy_masks import LazyMasks
 from .recent import Recent
 from .spec import GrammarTooComplex
@@ -21,7 +20,7 @@ from .walk import PUSH
 if TYPE_CHECKING:
     from .machine import Machine
 
-MASK_WORK = 150_000  # parts of expressions derived for one mask: a third of a second, while all others wait
+MASK_WORK = 100_000  # of fuel: a tenth to a fifth of a second, while all others wait
 SHORT_TOKEN = 16  # bytes; longer tokens are few, and walked one by one where a language may have a bound
 
 
@@ -74,13 +73,9 @@ class Masks:
         """uint32 [ceil(V / 32)], read-only: the tokens that may follow, the end token's bit where the text may end."""
         found = self.known.get(config)
         if found is None:
-            expressions = self.machine.expressions
             with self.machine.lock:
-                expressions.most_work = expressions.work + MASK_WORK
-                try:
+                with self.machine.fuel.at_most(MASK_WORK):
                     found = self._find(config)
-                finally:
-                    expressions.most_work = NO_LIMIT
                 self.known.put(config, found)
         return found
 

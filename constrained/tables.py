@@ -15,6 +15,7 @@ import numpy as np
 
 from . import walk
 from .expressions import NOTHING, Expressions
+from .fuel import Fuel
 from .prefixes import without_far_bounds
 from .spec import GrammarTooComplex
 from .vocabulary import Vocabulary
@@ -76,7 +77,8 @@ class Tables:
     def __init__(self, vocabulary: Vocabulary, *, max_states: int) -> None:
         self.vocabulary = vocabulary
         self.lock = threading.RLock()
-        self.expressions = Expressions(vocabulary.has_byte)
+        self.fuel = Fuel()
+        self.expressions = Expressions(vocabulary.has_byte, fuel=self.fuel)
         self.max_states = max_states
         self.hard_limit = 4 * max_states
         self.num_states = 0

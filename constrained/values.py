@@ -46,7 +46,7 @@ class Values:
         self.ex = machine.expressions
         self.scalars = scalars
         self.numbers = Numbers(self.ex)
-        self.formulas = Formulas()
+        self.formulas = Formulas(fuel=machine.fuel)
         self.canonical = canonical  # integers are spelled one way only
         self.space = FLEXIBLE if flexible else COMPACT
         self.style = object()  # formulas mean nothing to other Values: states keyed by them are not shared with those

@@ -54,6 +54,12 @@ class SampleBatch:
             draw=np.asarray(uniforms, np.float64),
         )
 
+    def take(self, order: np.ndarray) -> "SampleBatch":
+        """The same where row i is what row ``order[i]`` was."""
+        return SampleBatch(
+            self.temperature[order], self.top_k[order], self.top_p[order], self.min_p[order], self.draw[order]
+        )
+
     @classmethod
     def greedy(cls, num_rows: int) -> "SampleBatch":
         zeros, ones = np.zeros(num_rows, np.float32), np.ones(num_rows, np.float32)

@@ -116,12 +116,13 @@ class PackedLinear:
     def can_pick(self) -> bool:
         return isinstance(self._many, BytesProduct) and self._few is None
 
-    def pick(self, x: Tensor, blocks: Tensor) -> Tensor:
+    def pick(self, x: Tensor, blocks: Tensor, out: Tensor | None = None) -> Tensor:
         """The results of x [T, K] for outputs [16 b, 16 b + 16) of each of ``blocks`` (int32), to the bit; the others
-        are not computed, and what stands in their place means nothing. Only where ``can_pick``.
+        are not computed, and what stands in their place means nothing. In ``out`` [T, N] if given. Only where
+        ``can_pick``.
         """
         assert isinstance(self._many, BytesProduct)
-        return self._many.pick(x, blocks)
+        return self._many.pick(x, blocks, out)
 
     @property
     def has_rows(self) -> bool:
@@ -259,8 +260,8 @@ class BytesProduct:
         self.product(x, out.dtype, out=out)
         return True
 
-    def pick(self, x: Tensor, blocks: Tensor) -> Tensor:
-        return self.product(x, self._dtype_for(x), blocks=blocks)
+    def pick(self, x: Tensor, blocks: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.product(x, self._dtype_for(x), blocks=blocks, out=out)
 
     def _dtype_for(self, x: Tensor) -> torch.dtype:
         return self.out_dtype or (x.dtype if x.dtype == torch.bfloat16 else torch.float32)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from ... import kernels
-from ...kernels.linear import BLOCK_LEN
 from ..layers.batch import ForwardBatch
 from ..protocol.sampling import SamplingParams
 from ..scheduler import MAX_DRAFT_TOKENS, StepPlan
@@ -19,7 +18,7 @@ from .decode_graphs import DecodeGraphs
 from .device_batch import DeviceBatch
 from .prefixes import PrefixFinder
 from .replays import Replays
-from .step_logits import StepLogits
+from .step_logits import Masks, StepLogits
 
 if TYPE_CHECKING:
     from ...constrained import Matcher
@@ -86,15 +85,6 @@ def _joined(parts: list[DrawArrays]) -> DrawArrays:
         return parts[0]
     names = ("logits_rows", "seeds", "num_tokens", "temperature", "top_k", "top_p", "min_p")
     return DrawArrays(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-
-@dataclass(frozen=True, slots=True)
-class Masks:
-    """``rows[i]`` may draw what ``words[ids[i]]`` (uint32 [.., W]) allows; the others may draw everything."""
-
-    rows: np.ndarray  # int64
-    ids: np.ndarray  # int64
-    words: np.ndarray
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
@@ -230,13 +220,18 @@ class Executor:
         return batch.with_adapters(self._on_device(adapters), len(self.model.adapters))
 
     def _logits(self, features: torch.Tensor) -> StepLogits:
-        head = self.model.head
-        num_blocks = -(-self.model.config.vocab_size // BLOCK_LEN) if head.can_pick else 0
-        return StepLogits(features, self._head, num_blocks=num_blocks)
+        vocab_size = self.model.config.vocab_size
+        return StepLogits(features, self._head, vocab_size=vocab_size, can_pick=self.model.head.can_pick)
 
     @torch.inference_mode()
-    def _head(self, features: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
-        return self.model.logits_of(features) if blocks is None else self.model.head.pick(features, blocks)
+    def _head(self, features: torch.Tensor, blocks: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+        head = self.model.head
+        if blocks is not None:
+            return head.pick(features, blocks, out)
+        if out is None:
+            return self.model.logits_of(features)
+        head.parts[0].write(features, out)
+        return out
 
     @torch.inference_mode()
     def draw(self, step: StepLogits, rows: list[SampleRow], steady: DrawArrays | None = None) -> Drawn:
@@ -248,27 +243,31 @@ class Executor:
         masks = self._masks(rows, steady)
         arrays = arrays_of(rows) if rows or steady is None else None
         drawn = _joined([part for part in (steady, arrays) if part is not None])
+        edits = kernels.LogitEdits.from_params(
+            [row.params for row in rows], [row.token_ids for row in rows], [row.prompt_len for row in rows]
+        )
+        wants_top = any(row.params.return_logprob and row.params.top_logprobs_num for row in rows)
+        order: np.ndarray | None = None
         if len(drawn) != len(step) or (drawn.logits_rows != np.arange(len(step))).any():
             logits = step.whole()[self._on_device(drawn.logits_rows)]
-        elif masks is not None and len(masks.rows) == len(drawn):
-            logits = step.allowed(masks.words)
-        else:
+        elif masks is None:
             logits = step.whole()
+        else:
+            logits, order = step.allowed(masks, may_move=edits is None and not wants_top)
         draw = kernels.uniform(drawn.seeds, drawn.num_tokens)
         batch = kernels.SampleBatch(drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p, draw)
-        wants_top = any(row.params.return_logprob and row.params.top_logprobs_num for row in rows)
+        if order is not None and masks is not None:
+            batch, masks = batch.take(order), masks.take(order)
         self._constrain(logits, masks if wants_top else None)
-        if rows:
-            kernels.apply_penalties(
-                logits[num_steady:],
-                [row.params for row in rows],
-                [row.token_ids for row in rows],
-                [row.prompt_len for row in rows],
-            )
+        if edits is not None:
+            kernels.apply_edits(logits[num_steady:], edits)
         if masks is None or wants_top:
             sampled = kernels.sample(logits, batch)
         else:  # few tokens allowed are few logits read
             sampled = kernels.sample(logits, batch, mask=self._words(masks), rows=self._rows(masks, len(logits)))
+        if order is not None:
+            place = self._on_device(np.argsort(order))
+            sampled = kernels.Sampled(sampled.token_ids[place], sampled.logprobs[place])
         if self.inputs is not None:
             self.inputs.take_draws(sampled.token_ids)
         tops = {

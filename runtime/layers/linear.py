@@ -42,9 +42,9 @@ class Linear:
     def can_pick(self) -> bool:
         return len(self.parts) == 1 and self.parts[0].can_pick
 
-    def pick(self, x: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    def pick(self, x: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """``PackedLinear.pick``."""
-        return self.parts[0].pick(x, blocks)
+        return self.parts[0].pick(x, blocks, out)
 
     @property
     def has_rows(self) -> bool:

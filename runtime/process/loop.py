@@ -5,7 +5,6 @@ It outlives a step that fails, and leaves nobody waiting when it ends.
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import threading
@@ -21,6 +20,7 @@ from ..protocol.errors import EngineLost, InternalError, PhloemError
 from ..protocol.messages import Answer, ClientMessage, Closed, Query, Rejected, RuntimeMessage, Submit, Welcome
 from ..transport import Inbox, Outbox, Router
 from .cache_publisher import CachePublisher
+from .garbage import Garbage
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,12 @@ def publish_of(engine: Any, publisher: CachePublisher | None) -> Callable[[], No
 
 
 def serve_engine(
-    engine: EngineLike, router: Router, stop: Callable[[], bool], *, publish: Callable[[], None] | None = None
+    engine: EngineLike,
+    router: Router,
+    stop: Callable[[], bool],
+    *,
+    publish: Callable[[], None] | None = None,
+    garbage: Garbage | None = None,
 ) -> None:
     """Run until ``stop()``; who waits then is told that the engine was stopped. ``publish`` is called at each step.
 
@@ -89,6 +94,8 @@ def serve_engine(
             router.send(outbox)
         if publish is not None:
             publish()
+        if garbage is not None:
+            garbage.after_step(is_idle=not inbox and not engine.has_work)
     router.send(_end_all(engine, [], EngineLost("the engine was stopped")))
 
 
@@ -124,8 +131,7 @@ def run_engine(
     ``on_ready`` the address, with the port that was taken. A second signal ends the process at once.
     """
     engine = (make_engine or _real_engine)(config, progress)
-    gc.collect()
-    gc.freeze()  # what is loaded stays: looking through all of it again for garbage would hold up steps
+    garbage = Garbage()
     stopping = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -142,14 +148,14 @@ def run_engine(
         try:
             if on_ready is not None:
                 on_ready(router.url)
-            serve_engine(engine, router, stopping.is_set, publish=publish_of(engine, publisher))
+            serve_engine(engine, router, stopping.is_set, publish=publish_of(engine, publisher), garbage=garbage)
         finally:
             router.close()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         engine.close()
-        gc.unfreeze()
+        garbage.close()
         if publisher is not None:
             publisher.close()
         context.term()

@@ -352,10 +352,32 @@ def test_a_mask_of_too_much_work_ends_its_own_text_alone(
     with monkeypatch.context() as patched:
         patched.setattr("phloem.constrained.masks.MASK_WORK", 3)
         allowed = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
-    assert matcher.error is not None and "at position 1" in matcher.error and "too many parts" in matcher.error
+    assert matcher.error is not None and "at position 1" in matcher.error and "more than 3 steps" in matcher.error
     assert np.flatnonzero(allowed).tolist() == [vocabulary.eos]
     assert other.mask().any() and other.error is None
     assert takes(grammar, "qa7xqbfy") and not takes(grammar, "qa7xqbgy")
+
+
+def test_branches_that_overlap_too_much_end_their_own_text_alone(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    branches = [{"properties": {"a": {"minimum": i}, "b": {"maximum": i}}, "required": ["a"]} for i in range(4)]
+    schema = json.dumps({"type": "object", "oneOf": branches, "maxProperties": 5})
+    options = {"property_order": "any"}
+    fresh = Compiler(Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos))
+    grammar = fresh.compile(GrammarSpec("json_schema", schema, options))
+    matcher, other = grammar.matcher(), grammar.matcher()
+    for token in encode(vocabulary, '{"b":'):
+        assert matcher.mask() is not None and matcher.accept(token)
+    with monkeypatch.context() as patched:
+        patched.setattr("phloem.constrained.masks.MASK_WORK", 20)
+        for token in encode(vocabulary, '3,"a":3}'):
+            matcher.mask()
+            if matcher.error is not None or not matcher.accept(token):
+                break
+    assert matcher.error is not None and "more than 20 steps" in matcher.error
+    assert other.mask().any() and other.error is None
+    assert takes(grammar, '{"b":3,"a":3}') and not takes(grammar, '{"b":1,"a":3}')
 
 
 def test_a_grammar_that_cannot_be_compiled_keeps_no_machine(vocabulary: Vocabulary) -> None:

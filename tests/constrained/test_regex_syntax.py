@@ -31,6 +31,19 @@ def test_language_is_what_re_matches(pattern: str) -> None:
         assert ex.matches(part, text.encode()) == bool(re.search(pattern, text, re.ASCII)), text
 
 
+def test_alternatives_that_are_words_are_one_list_of_words() -> None:
+    ex = Expressions()
+    words = sorted(f"w{i * 7919 % 10_007}" for i in range(3_000))
+    found = compile_regex("|".join(reversed(words)), ex, anchored=True)
+    assert ex.words_of(found) == tuple(word.encode() for word in words)
+    before = ex.fuel.spent
+    assert all(ex.matches(found, word.encode()) for word in words[:10]) and not ex.matches(found, b"w12x")
+    assert ex.fuel.spent - before < 200
+    mixed = compile_regex("ab|[ab]c|abd?|b", ex, anchored=True)
+    for text in ("ab", "ac", "bc", "abd", "b", "a", "abc", ""):
+        assert ex.matches(mixed, text.encode()) == bool(re.fullmatch("ab|[ab]c|abd?|b", text)), text
+
+
 @pytest.mark.parametrize(
     "pattern", ["^a", "a$", "^a$|b", "(^|x)a", "a(y|$)", "^$", "^(a|b)$", "(^a)?b", "a^b", "x*^a", "a$|$b"]
 )

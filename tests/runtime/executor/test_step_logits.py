@@ -39,7 +39,7 @@ def sample_row(row: int, allowed: list[int] | None, **params: object) -> SampleR
         mask = np.zeros(NUM_WORDS, dtype=np.uint32)
         for token in allowed:
             mask[token // 32] |= np.uint32(1 << token % 32)
-    given = SamplingParams(return_logprob=True, top_logprobs_num=3, **params)  # type: ignore[arg-type]
+    given = SamplingParams(**{"return_logprob": True, "top_logprobs_num": 3} | params)  # type: ignore[arg-type]
     return SampleRow(row, given, 7 + row, np.array([1, 2, 70, 3], dtype=np.int32), 2, mask=mask)
 
 
@@ -60,26 +60,50 @@ def test_draws_and_logprobs_are_those_of_the_whole_head(executor: Executor, para
     assert few[1].logprob == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.3, "top_p": 0.9}])
 @pytest.mark.parametrize(
-    ("allowed", "num_blocks"),
+    "allowed",
     [
-        ([[70]], 1),
-        ([[70, 79], [64, 77]], 1),
-        ([[70], [80]], None),  # a third of the head
-        ([[70], None], None),  # the second may draw everything
-        ([None, None], None),
+        [None, [70], None, [71, 65]],
+        [[70], list(range(90)), [71], [70]],
+        [list(range(96)), None, None, [65]],
+        [[65], None, None, None],
+    ],
+)
+def test_rows_of_free_text_and_of_few_tokens_are_drawn_in_one_step(
+    executor: Executor, allowed: list[list[int] | None], params: dict[str, float]
+) -> None:
+    rows = [sample_row(i, tokens, top_logprobs_num=0, **params) for i, tokens in enumerate(allowed)]
+    assert drawn(executor, rows, whole=False) == drawn(executor, rows, whole=True)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "params", "asked"),  # (rows, blocks or None for all)
+    [
+        ([[70]], {}, [(1, 1)]),
+        ([[70, 79], [64, 77]], {}, [(2, 1)]),
+        ([[70], [80]], {}, [(2, None)]),  # a third of the head
+        ([None, None], {}, [(2, None)]),
+        ([None, [70], list(range(96)), [71]], {"top_logprobs_num": 0}, [(2, None), (2, 1)]),
+        ([[70], [70], [71], None], {"top_logprobs_num": 0}, [(1, None), (3, 1)]),
+        ([[70], None], {}, [(2, None)]),  # all in their order: the likeliest are wanted too
+        ([[70], None], {"top_logprobs_num": 0, "frequency_penalty": 1.0}, [(2, None)]),
     ],
 )
 def test_only_blocks_with_allowed_tokens_are_computed(
-    executor: Executor, monkeypatch: pytest.MonkeyPatch, allowed: list[list[int] | None], num_blocks: int | None
+    executor: Executor,
+    monkeypatch: pytest.MonkeyPatch,
+    allowed: list[list[int] | None],
+    params: dict[str, float],
+    asked: list[tuple[int, int | None]],
 ) -> None:
-    asked: list[int | None] = []
+    found: list[tuple[int, int | None]] = []
     head = executor._head
 
-    def counted(features: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
-        asked.append(None if blocks is None else len(blocks))
-        return head(features, blocks)
+    def counted(features: torch.Tensor, blocks: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+        found.append((len(features), None if blocks is None else len(blocks)))
+        return head(features, blocks, out)
 
     monkeypatch.setattr(executor, "_head", counted)
-    executor.sample(step(executor, len(allowed)), [sample_row(i, tokens) for i, tokens in enumerate(allowed)])
-    assert asked == [num_blocks]
+    executor.sample(step(executor, len(allowed)), [sample_row(i, tokens, **params) for i, tokens in enumerate(allowed)])
+    assert found == asked

@@ -1,0 +1,77 @@
+"""All objects are looked through for garbage while nobody waits, or when there has come to be very much of it."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+from phloem.runtime.process import garbage as garbage_module
+from phloem.runtime.process.garbage import Garbage
+
+
+@pytest.fixture
+def whole() -> Iterator[list[int]]:
+    """Grows by one for each time all objects are looked through."""
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            seen.append(1)
+
+    gc.callbacks.append(note)
+    yield seen
+    gc.callbacks.remove(note)
+
+
+def grow(num_passes: int) -> list[list]:
+    """So many objects that stay that young ones are looked through so often."""
+    kept: list[list] = []
+    before = gc.get_count()[2]
+    while gc.get_count()[2] < before + num_passes:
+        kept += [[] for _ in range(1_000)]
+    return kept
+
+
+def test_nothing_is_held_up_while_there_is_work_and_an_idle_moment_is_used(whole):
+    before = gc.get_threshold()
+    garbage = Garbage()
+    whole.clear()
+    try:
+        kept = grow(3 * garbage_module.IDLE_PASSES)  # Python by itself would have looked several times
+        garbage.after_step(is_idle=False)
+        assert not whole
+        garbage.after_step(is_idle=True)
+        assert len(whole) == 1
+        garbage.after_step(is_idle=True)
+        assert len(whole) == 1 and kept
+    finally:
+        garbage.close()
+    assert gc.get_threshold() == before and gc.get_freeze_count() == 0
+
+
+def test_under_load_memory_has_an_end(whole, monkeypatch):
+    monkeypatch.setattr(garbage_module, "BUSY_PASSES", 20)
+    garbage = Garbage()
+    whole.clear()
+    try:
+        for _ in range(3):
+            kept = grow(20)
+            garbage.after_step(is_idle=False)
+        assert len(whole) == 3 and kept
+    finally:
+        garbage.close()
+
+
+def test_cycles_dropped_meanwhile_are_freed(whole):
+    class Node:
+        def __init__(self) -> None:
+            self.itself = self
+
+    garbage = Garbage()
+    try:
+        nodes = [Node() for _ in range(10)]
+        grow(garbage_module.IDLE_PASSES)  # they are old by now
+        del nodes
+        garbage.after_step(is_idle=True)
+        assert not any(isinstance(found, Node) for found in gc.get_objects())
+    finally:
+        garbage.close()
