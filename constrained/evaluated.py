@@ -120,5 +120,8 @@ class Evaluated:
     def _join(formulas, left: list[Case], right: list[Case]) -> list[Case]:
         joined = [(formulas.conjunction([a, b]), j | k) for a, j in left for b, k in right]
         if len(joined) > MAX_CASES:
-            raise GrammarTooComplex(f"unevaluated properties or items depend on more than {MAX_CASES} cases")
+            raise GrammarTooComplex(
+                f"what unevaluatedProperties or unevaluatedItems leave depends on more than {MAX_CASES} cases of the "
+                "branches beside them; name the properties in one place, or use additionalProperties"
+            )
         return joined

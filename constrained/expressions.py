@@ -476,7 +476,10 @@ class Expressions:
                         return True
                     at = parents[at]
             if len(queue) > fuel:
-                raise GrammarTooComplex(f"an intersection of regular expressions has more than {fuel:,} states")
+                raise GrammarTooComplex(
+                    f"an intersection of regular expressions has more than {fuel:,} states; a pattern that guesses "
+                    "how far its end is ((a|b)*a(a|b){18}) doubles them with each character"
+                )
             for lo, hi in self.classes(at):
                 byte = self._available_in(lo, hi)
                 if byte < 0:

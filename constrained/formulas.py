@@ -18,6 +18,13 @@ Leaf = tuple  # ("kind", ...)
 Literal = tuple[int, bool]  # leaf formula, is positive
 
 
+def _too_many_cases(limit: int) -> GrammarTooComplex:
+    return GrammarTooComplex(
+        f"the schema's alternatives multiply to more than {limit:,} cases; make branches of anyOf and oneOf exclude "
+        "each other at sight (a const or an enum in each), or fewer"
+    )
+
+
 class Formulas:
     def __init__(self, *, fuel: Fuel, max_formulas: int = 500_000) -> None:
         self.fuel = fuel
@@ -171,7 +178,7 @@ class Formulas:
                     found = [tuple(sorted(clause.items())) for clause in joined]
             found = list(dict.fromkeys(found))
             if len(found) > MAX_CLAUSES:
-                raise GrammarTooComplex(f"the schema's alternatives multiply to more than {MAX_CLAUSES} cases")
+                raise _too_many_cases(MAX_CLAUSES)
             self._clauses[formula] = found
         return found
 
@@ -201,7 +208,7 @@ class Formulas:
                     return False
             budget[0] -= 1
             if budget[0] < 0:
-                raise GrammarTooComplex(f"the schema's alternatives multiply to more than {fuel} cases")
+                raise _too_many_cases(fuel)
             return holds(tuple(sorted(chosen.items())))
 
         parts = self.nodes[formula][1:] if self.nodes[formula][0] == "and" else (formula,)

@@ -146,6 +146,10 @@ class Schemas:
         """The kinds its ``type`` names (``values.Source``)."""
         return FIRST_KINDS.get(str(self.nodes[node][2].schema.get("type")), ())
 
+    def pointer(self, node: int) -> str:
+        """Where the schema stands in its document (``values.Source``)."""
+        return self.nodes[node][2].pointer
+
     def is_surely_satisfiable(self, node: int) -> bool:
         """Whether some value satisfies the schema, as far as can be told at sight (``values.Source``)."""
         schema = self.nodes[node][2].schema
@@ -171,6 +175,8 @@ class Schemas:
             return Reader(self, document, doc_key, place, kind).read()
         except RecursionError:
             raise GrammarTooComplex("the schema's references nest too deep") from None
+        except GrammarTooComplex as error:
+            raise error.at(place.pointer) from None
         finally:
             self._expanding.discard(key)
 

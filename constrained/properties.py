@@ -110,7 +110,8 @@ class Properties:
         patterns.pop(NOTHING, None)
         if len(patterns) > MAX_PATTERNS:
             raise GrammarTooComplex(
-                f"{len(patterns)} patterns of property names apply to one object; the limit is {MAX_PATTERNS}"
+                f"{len(patterns)} patterns of property names apply to one object; the limit is {MAX_PATTERNS}: join "
+                "those with equal schemas by |"
             )
         listed = tuple(names)
         key = (listed, tuple(patterns))

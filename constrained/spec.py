@@ -38,6 +38,10 @@ class GrammarError(ValueError):
         again.where = self.where
         return again
 
+    def at(self, where: str) -> "GrammarError":
+        """The error at a place, if it names none yet."""
+        return self if self.where else type(self)(str(self), where=where)
+
     def within(self, where: str) -> "GrammarError":
         """The error of a part as one of the whole, whose part stands at ``where``."""
         message = str(self).removesuffix(f" (at {self.where})")

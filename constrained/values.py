@@ -4,7 +4,7 @@ A value is asked a *must* formula, which it has to satisfy, and *observers*, of 
 Whatever is offered can be completed: a state is made only if some value is left in it.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Literal, Protocol
 
 import numpy as np
@@ -35,6 +35,10 @@ class Source(Protocol):
 
     def kinds_first(self, node: int) -> tuple[Kind, ...]:
         """The kinds its values most likely are of."""
+        ...
+
+    def pointer(self, node: int) -> str:
+        """Where the schema stands."""
         ...
 
 
@@ -165,7 +169,15 @@ class Values:
         node = self.formulas.nodes[formula]
         assert self.source is not None
         first = self.source.kinds_first(node[1][1]) if node[0] == "leaf" else ()
-        return any(self.satisfiable_kind(formula, kind) for kind in dict.fromkeys((*first, *KINDS)))
+        try:
+            return any(self.satisfiable_kind(formula, kind) for kind in dict.fromkeys((*first, *KINDS)))
+        except GrammarTooComplex as error:
+            raise error.at(self._pointer(formula)) from None
+
+    def _pointer(self, formula: int) -> str:
+        """Where the first schema of a formula stands."""
+        assert self.source is not None
+        return next((self.source.pointer(leaf[1]) for _, leaf in self.formulas.leaves(formula)), "")
 
     def satisfiable_kind(self, formula: int, kind: Kind) -> bool:
         if kind in ("string", "number"):
@@ -204,12 +216,13 @@ class Values:
         """The state before a value; with ``or_close`` an array may close here instead (result ``CLOSE``)."""
         key = ("value", self.style, must, observers, or_close)
 
-        def make() -> int:
-            return self.machine.add_state(
-                lambda row: self._fill_value(row, must, observers, or_close), space=self.space
-            )
+        def fill(row: np.ndarray) -> None:
+            try:
+                self._fill_value(row, must, observers, or_close)
+            except GrammarTooComplex as error:
+                raise error.at(self._pointer(must)) from None
 
-        return self.machine.state(key, make)
+        return self.machine.state(key, lambda: self.machine.add_state(fill, space=self.space))
 
     def prepare(self, must: int, *, most: int) -> None:
         """Make the rows that the first words of a value will need, of at most so many values, outermost first."""
@@ -220,17 +233,25 @@ class Values:
                 return
             most -= 1
             row = machine.row(self.value(formula))
-            array, members = self.expand(formula, "array"), self.expand(formula, "object")
-            inner: Iterable[int] = ()
-            if members != FALSE and row[ord("{")] > 0:
-                machine.row(int(row[ord("{")]))
-                inner = self.objects.completions.demands_at_start(members)
-            if array != FALSE and row[ord("[")] > 0:
-                inner = (*inner, self.arrays.first_demand(array))
+            try:
+                inner = self._prepare_inside(formula, row)
+            except GrammarTooComplex as error:
+                raise error.at(self._pointer(formula)) from None
             for following in inner:
                 if following > TRUE and following not in seen:
                     seen.add(following)
                     queue.append(following)
+
+    def _prepare_inside(self, formula: int, row: np.ndarray) -> list[int]:
+        """What the first values inside must satisfy."""
+        array, members = self.expand(formula, "array"), self.expand(formula, "object")
+        inner: list[int] = []
+        if members != FALSE and row[ord("{")] > 0:
+            self.machine.row(int(row[ord("{")]))
+            inner += self.objects.completions.demands_at_start(members)
+        if array != FALSE and row[ord("[")] > 0:
+            inner.append(self.arrays.first_demand(array))
+        return inner
 
     def _fill_value(self, row: np.ndarray, must: int, observers: tuple[int, ...], or_close: bool) -> None:
         if or_close:

@@ -207,7 +207,8 @@ class Connection:
         ]
 
         def deliver(message: RuntimeMessage) -> None:
-            loop.call_soon_threadsafe(news.put_nowait, message)
+            with contextlib.suppress(RuntimeError):  # the loop has been closed, and nobody listens
+                loop.call_soon_threadsafe(news.put_nowait, message)
 
         self.client.submit(Submit(program=program, ops=steps), deliver)
         sent = 0

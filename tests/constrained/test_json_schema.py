@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from phloem.constrained import GrammarError, Vocabulary, compile
+from phloem.constrained import GrammarError, GrammarTooComplex, Vocabulary, compile
 
 from .conftest import as_json, takes, walk_all
 
@@ -297,3 +297,42 @@ def test_a_megabyte_of_schema_costs_an_error_or_little(vocabulary: Vocabulary) -
         deep = {"items": deep}
     with pytest.raises(GrammarError, match="nests deeper than 200"):
         compile("json_schema", json.dumps(deep), vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("inner", "says"),
+    [
+        ({"oneOf": [{"type": "string", "pattern": f"x{i}"} for i in range(70)]}, "70 branches that overlap"),
+        (
+            {
+                "oneOf": [
+                    {"properties": {f"p{j}": {"minimum": i} for j in range(i, i + 4)}, "required": [f"p{i % 7}"]}
+                    for i in range(40)
+                ]
+            },
+            "cases",
+        ),
+        ({"type": "string", "pattern": "^(a|b)*a(a|b){18}$", "maxLength": 99}, "more than 10,000 states"),
+        ({"patternProperties": {f"^a{i}.*{i}": {"minimum": i} for i in range(9)}}, "9 patterns"),
+        (
+            {
+                "anyOf": [{"properties": {f"a{i}": {"type": "null"}}, "required": [f"a{i}"]} for i in range(12)],
+                "unevaluatedProperties": False,
+            },
+            "more than 256 cases",
+        ),
+        (
+            {
+                "allOf": [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(14)],
+                "additionalProperties": {"minimum": 2},
+                "maxProperties": 20,
+            },
+            "more than 512 cases",
+        ),
+    ],
+)
+def test_what_is_too_complex_is_named_by_its_place(vocabulary: Vocabulary, inner: dict, says: str) -> None:
+    schema = {"properties": {"outer": {"type": "array", "items": inner, "minItems": 1}}, "required": ["outer"]}
+    with pytest.raises(GrammarTooComplex, match=says) as caught:
+        compile("json_schema", json.dumps({"type": "object", **schema}), vocabulary)
+    assert caught.value.where == "#/properties/outer/items"

@@ -1,5 +1,6 @@
 """Runtime, Engine and connect on the tiny model: one face, the same answers."""
 
+import asyncio
 import threading
 
 import phloem
@@ -8,6 +9,7 @@ from phloem.runtime.config import EngineConfig
 from phloem.runtime.llm import make_config
 from phloem.runtime.protocol.address import ClientKeys, ServerKeys, new_key_pair
 from phloem.runtime.protocol.errors import EngineLost
+from phloem.tests.runtime.server.doubles import wait_until
 from phloem.tests.runtime.string_engine import StringEngine
 
 OPTIONS = {"precision": "float32", "num_slots": 2048}
@@ -48,6 +50,19 @@ def test_a_program_is_one_message_and_says_what_it_cost(runtime):
     stats = state.stats()
     assert stats["messages"] == 1 and stats["generated_tokens"] == 12
     assert stats["cached_tokens"] + stats["prefilled_tokens"] == stats["prompt_tokens"]
+
+
+def test_a_stream_left_early_is_cancelled_and_its_closed_loop_troubles_nobody(runtime, caplog):
+    async def first_of_many():
+        async for text in runtime.async_generate("Say sap.", {"max_new_tokens": 300, "ignore_eos": True}):
+            if text:
+                return text
+
+    assert asyncio.run(first_of_many())
+    answer = runtime.generate("Say leaf.", {"max_new_tokens": 4, "ignore_eos": True})
+    assert len(answer["output_ids"]) == 4
+    wait_until(lambda: runtime.metrics()["running"] == 0)
+    assert not caplog.records
 
 
 def test_the_cache_tree_shows_the_prefixes_and_flush_empties_it(runtime):
