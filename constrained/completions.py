@@ -4,7 +4,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .formulas import FALSE, TRUE, Literal
+from .formulas import FALSE, TRUE, Leaf, Literal
 from .properties import Properties, Shape
 from .spec import GrammarTooComplex
 
@@ -54,15 +54,55 @@ class Completions:
         self._plains: dict[tuple[Shape, int], Plain | None] = {}
         self._possible: dict[tuple[Shape, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
         self._demands: dict[tuple[Context, int], tuple[int, tuple[int, ...]]] = {}
+        self._settled: dict[int, int] = {}
         self._sure_breaks: dict[tuple[int, int], bool] = {}
         self._rule_demands: dict[tuple[Shape, tuple[int, ...], int], int] = {}
 
     # -- whole objects --------------------------------------------------------------------------------------------
 
+    def settled(self, formula: int) -> int:
+        """What holds of the same objects, without negations that hold anyway.
+
+        Of a ``oneOf`` whose branches a required property tells apart, nothing is left but the branches.
+        """
+        found = self._settled.get(formula)
+        if found is None:
+            found = self._settled[formula] = self._settle(formula)
+        return found
+
+    def _settle(self, formula: int) -> int:
+        formulas = self.formulas
+        nodes = formulas.nodes
+        if not any(not sign and nodes[p][1][0] == "props" for p, sign in formulas.polarities(formula)):
+            return formula
+        shape = self.properties.shape((formula,))
+        parts = formulas.parts(formula, "and")
+        certain = [p for p in parts if nodes[p][0] == "leaf"]
+        settled = []
+        for part in parts:
+            options = formulas.parts(part, "or")
+            settled.append(formulas.disjunction([self._without_sure_breaks(p, certain, shape) for p in options]))
+        return formulas.conjunction(settled)
+
+    def _without_sure_breaks(self, formula: int, certain: list[int], shape: Shape) -> int:
+        """The formula without what is broken by any object that keeps its own leaves and the ``certain`` ones."""
+        nodes = self.formulas.nodes
+        leaves = {*certain, *(p for p in self.formulas.parts(formula, "and") if nodes[p][0] == "leaf")}
+        clause = self._clause(shape, tuple((p, True) for p in sorted(leaves)))
+        rules, used = tuple(clause.rules), classes_of(clause.needed)
+
+        def change_negated(leaf: Leaf) -> int:
+            found = self.formulas.leaf(*leaf)
+            is_broken = leaf[0] == "props" and self._is_sure_to_be_broken(found, shape, rules, used)
+            return FALSE if is_broken else found
+
+        return self.formulas.replace(formula, lambda leaf: self.formulas.leaf(*leaf), change_negated)
+
     def is_alive_at_start(self, formula: int) -> bool:
         """Whether any object satisfies the formula."""
         if formula <= TRUE:
             return formula == TRUE
+        formula = self.settled(formula)
         return self.is_alive(self.properties.shape((formula,)), 0, formula)
 
     def is_alive(self, shape: Shape, seen: int, formula: int) -> bool:
@@ -245,6 +285,7 @@ class Completions:
 
     def demands_at_start(self, formula: int) -> list[int]:
         """What the values of the properties of note must satisfy that may come first."""
+        formula = self.settled(formula)
         context = Context(self.properties.shape((formula,)), 0, (formula,))
         names, _ = self.allowed(context)
         return [self.allowed_demand(context, cls)[0] for cls in classes_of(names)]

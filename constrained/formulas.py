@@ -243,6 +243,11 @@ class Formulas:
                 found[(at, True) if node[0] == "leaf" else (node[1], False)] = None
         return list(found)
 
+    def parts(self, formula: int, op: str) -> tuple[int, ...]:
+        """The parts of an ``and`` or an ``or``; of anything else, itself."""
+        node = self.nodes[formula]
+        return node[1:] if node[0] == op else (formula,)
+
     def positive_clause(self, formula: int) -> tuple[int, ...] | None:
         """The leaves of a plain conjunction of leaves; None for anything else."""
         node = self.nodes[formula]

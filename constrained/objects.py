@@ -27,6 +27,7 @@ class Objects:
 
     def open(self, formulas: tuple[int, ...]) -> int:
         """The row code of ``{``; 0 if no object fits."""
+        formulas = (self.completions.settled(formulas[0]), *formulas[1:])
         shape = self.properties.shape(formulas)
         context = Context(shape, 0, formulas)
         if not self.completions.is_alive(shape, 0, formulas[0]):

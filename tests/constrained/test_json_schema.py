@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from phloem.constrained import GrammarError, GrammarTooComplex, Vocabulary, compile
+from phloem.constrained import Compiler, GrammarError, GrammarSpec, GrammarTooComplex, Vocabulary, compile
 
 from .conftest import as_json, takes, walk_all
 
@@ -336,3 +336,25 @@ def test_what_is_too_complex_is_named_by_its_place(vocabulary: Vocabulary, inner
     with pytest.raises(GrammarTooComplex, match=says) as caught:
         compile("json_schema", json.dumps({"type": "object", **schema}), vocabulary)
     assert caught.value.where == "#/properties/outer/items"
+
+
+def test_branches_told_apart_by_a_property_required_outside_cost_no_more_than_so_many_schemas(
+    vocabulary: Vocabulary,
+) -> None:
+    kinds = [{"properties": {"type": {"enum": [f"k{i}"]}, f"a{i}": {"type": "integer"}}} for i in range(40)]
+    schema = {"type": "object", "required": ["type"], "allOf": [{"oneOf": kinds}], "minProperties": 2}
+    apart = Compiler(Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos))
+    grammar = apart.compile(GrammarSpec("json_schema", json.dumps(schema), {"property_order": "any"}))
+    for text, valid in [
+        ('{"type":"k7","a7":1}', True),
+        ('{"a7":1,"type":"k7"}', True),
+        ('{"a7":"x","type":"k8"}', True),
+        ('{"a7":"x","type":"k7"}', False),
+        ('{"type":"k7","a7":"x"}', False),
+        ('{"type":"k7"}', False),
+        ('{"type":"k99","b":1}', False),
+        ('{"a7":1}', False),
+    ]:
+        assert takes(grammar, text) == valid, text
+        assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)) == valid
+    assert grammar.machine.fuel.spent < 100_000
