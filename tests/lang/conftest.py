@@ -7,6 +7,7 @@ from typing import Any
 import phloem
 import pytest
 from phloem.lang.backend.phloem_backend import PhloemBackend
+from phloem.tests.lang.fakes import Fake, echo
 from phloem.tests.lang.loopback import Loopback
 
 
@@ -22,6 +23,12 @@ def connect() -> Iterator[Callable[..., PhloemBackend]]:
     yield make
     for client in clients:
         client.close()
+
+
+@pytest.fixture(params=["compiled", "interpreted"])
+def backend(request: pytest.FixtureRequest, connect: Callable[..., PhloemBackend]) -> PhloemBackend | Fake:
+    """What is claimed of it holds on both paths."""
+    return connect(reply=echo) if request.param == "compiled" else Fake()
 
 
 @pytest.fixture(scope="session")

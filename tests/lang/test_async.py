@@ -7,10 +7,7 @@ import pytest
 from phloem import function, gen
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.runtime.protocol import errors
-
-
-def echo(prompt, op):
-    return " <" + prompt.split()[-1] + ">"
+from phloem.tests.lang.fakes import echo
 
 
 @function

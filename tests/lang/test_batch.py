@@ -7,6 +7,7 @@ import time
 import pytest
 from phloem import function, gen
 from phloem.runtime.protocol import errors
+from phloem.tests.lang.fakes import echo
 
 
 @function
@@ -16,10 +17,6 @@ def ask(s, question, shout=False):
     s += question + gen("answer")
     if shout:
         s["loud"] = s["answer"].upper()
-
-
-def echo(prompt, op):
-    return " <" + prompt.split()[-1] + ">"
 
 
 def test_a_batch_keeps_its_order_and_takes_dicts_and_tuples(connect):

@@ -7,10 +7,7 @@ from phloem import assistant, function, gen, select, system, user
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.lang.ir import TraceError
 from phloem.runtime.protocol import errors, ops
-
-
-def echo(prompt, op):
-    return " <" + prompt.split()[-1] + ">"
+from phloem.tests.lang.fakes import echo
 
 
 @function

@@ -4,24 +4,11 @@ import asyncio
 
 import pytest
 from phloem import RuntimeEndpoint, assistant, function, gen, image, select, user
-from phloem.lang.backend.base_backend import BaseBackend
 from phloem.lang.ir import TraceError
 from phloem.lang.sequence import UnknownVariable
 from phloem.runtime.protocol import errors
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 16
-
-
-class Fake(BaseBackend):
-    precache_in_batch = False
-
-    def generate(self, s, sampling_params):
-        return " ok", {}
-
-
-@pytest.fixture(params=["compiled", "interpreted"])
-def backend(request, connect):
-    return connect() if request.param == "compiled" else Fake()
 
 
 def nested_roles(s):
