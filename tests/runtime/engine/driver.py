@@ -1,12 +1,16 @@
 """A client without sockets: submits ops to an engine's ``step`` and gathers what comes back."""
 
+import random
 from dataclasses import dataclass, field
+from typing import Any
 
 from phloem.runtime.engine import Engine
 from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol.ops import AnyOp
+from phloem.runtime.protocol import ops as o
+from phloem.runtime.protocol.sampling import SamplingParams
 
 CLIENT = b"test"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
 @dataclass
@@ -53,7 +57,7 @@ class Driver:
         self._inbox: list[tuple[bytes, m.ClientMessage]] = []
         self._num_programs = 0
 
-    def submit(self, ops: list[AnyOp], *, program: str = "", settings: m.ProgramSettings | None = None) -> Outcome:
+    def submit(self, ops: list[o.AnyOp], *, program: str = "", settings: m.ProgramSettings | None = None) -> Outcome:
         if not program:
             self._num_programs += 1
             program = f"p{self._num_programs}"
@@ -72,7 +76,7 @@ class Driver:
         if self.check:
             self.engine.check()
 
-    def run(self, ops: list[AnyOp] | None = None, *, limit: int = 20_000, **options: object) -> Outcome:
+    def run(self, ops: list[o.AnyOp] | None = None, *, limit: int = 20_000, **options: object) -> Outcome:
         """Submit ``ops`` and step until nothing is left to do."""
         outcome = self.submit(ops, **options) if ops is not None else Outcome()
         for _ in range(limit):
@@ -80,3 +84,18 @@ class Driver:
             if not self.engine.has_work and not self._inbox:
                 return outcome
         raise AssertionError(f"not over after {limit} steps")
+
+
+def generate(
+    driver: Driver, prompt: str, params: SamplingParams = GREEDY, **options: Any
+) -> tuple[list[str], m.GenMeta]:
+    """What one Gen on ``prompt`` brings."""
+    outcome = driver.run([o.Text(op=0, seq=0, text=prompt), o.Gen(op=1, seq=0, params=params, **options)])
+    return outcome.value(1), outcome.done[1].meta
+
+
+def prompts(count: int, *, seed: int = 0, longest: int = 300) -> list[str]:
+    """Random words, ``longest`` letters or so at most."""
+    rng = random.Random(seed)
+    words = ["sap", "leaf", "root", "ring", "phloem", "xylem", "Grüße", "木", "42", "and", "the"]
+    return [" ".join(rng.choice(words) for _ in range(rng.randrange(1, longest // 5))) for _ in range(count)]

@@ -1,0 +1,23 @@
+"""Fixtures of the engine's tests: one on a tiny random model, and what drives it."""
+
+import pytest
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import Engine
+from phloem.tests.runtime.engine.driver import CLIENT, Driver
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model_path):
+    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=4096))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def driver(engine):
+    """Starts with an empty cache; at the end every program is dropped and nothing may be left of them."""
+    engine.cache.flush()
+    yield Driver(engine)
+    engine.drop_client(CLIENT)
+    engine.check()
+    assert not engine.has_work and not engine.interpreter.live and engine.cache.num_locked == 0

@@ -1,0 +1,143 @@
+"""What fails, is cancelled or comes too late on a tiny random model: named, alone, and nothing of it is left."""
+
+import pytest
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import Engine
+from phloem.runtime.protocol import messages as m
+from phloem.runtime.protocol import ops as o
+from phloem.runtime.protocol.sampling import SamplingParams
+from phloem.tests.runtime.engine.driver import GREEDY, Driver
+
+
+def test_a_failed_op_fails_what_follows_by_name_and_no_other_program(driver):
+    other = driver.submit([o.Text(op=0, seq=0, text="fine"), o.Gen(op=1, seq=0, params=GREEDY)])
+    too_long = "x" * (driver.engine.context_len + 10)
+    outcome = driver.run(
+        [
+            o.Text(op=0, seq=0, text=too_long),
+            o.Gen(op=1, seq=0, params=GREEDY),
+            o.Text(op=2, seq=0, text="later"),
+            o.Close(op=3, seq=0),
+        ]
+    )
+    assert outcome.failed[1].error.kind == "PromptTooLong" and "but the context is" in outcome.failed[1].error.message
+    assert outcome.failed[2].error.kind == "DependencyFailed"
+    assert set(outcome.ends.values()) == {1} and outcome.closed is not None
+    assert len(other.value(1)[0]) > 0
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "says"),
+    [
+        (o.Gen(op=1, seq=0, params=SamplingParams(max_tokens=-1)), "InvalidParams", "max_tokens=-1: must be >= 0"),
+        (o.Gen(op=1, seq=0, params=SamplingParams(top_p=1.5)), "InvalidParams", r"top_p=1.5: must be in (0, 1]"),
+        (o.Gen(op=1, seq=0, n=0), "LimitExceeded", "n=0: must be between 1 and 128"),
+        (o.Gen(op=0, seq=0), "InvalidRequest", "op id 0 is taken"),
+        (o.Select(op=1, seq=0, choices=()), "InvalidParams", "must be non-empty strings"),
+        (o.Ref(op=1, seq=0, source=9), "InvalidRequest", "source 9 is not an earlier op"),
+        (o.Join(op=1, seq=0, children=(7,)), "InvalidRequest", "child 7 is not another sequence"),
+        (o.Image(op=1, seq=0, hash="x"), "Unsupported", "takes no images"),
+        (o.Rollback(op=1, seq=0, to=5), "InvalidRequest", "to 5 is not an earlier mark"),
+    ],
+)
+def test_a_bad_submit_is_rejected_whole_and_says_why(driver, op, kind, says):
+    outcome = driver.run([o.Text(op=0, seq=0, text="a"), op])
+    assert [error.kind for error in outcome.rejected.errors] == [kind]
+    assert says in outcome.rejected.errors[0].message
+    assert not outcome.ends and not driver.engine.interpreter.programs
+
+
+def test_a_bad_grammar_fails_its_op_alone(driver):
+    good = driver.submit([o.Text(op=0, seq=0, text="a"), o.Gen(op=1, seq=0, params=GREEDY)])
+    outcome = driver.run(
+        [
+            o.Text(op=0, seq=0, text="a"),
+            o.Gen(op=1, seq=0, grammar=o.GrammarSpec("regex", "(unclosed")),
+            o.Close(op=2, seq=0),
+        ]
+    )
+    assert outcome.failed[1].error.kind == "InvalidGrammar"
+    assert good.value(1)
+
+
+def test_a_grammar_that_gives_up_fails_its_op_alone_and_keeps_the_text(driver):
+    good = driver.submit([o.Text(op=0, seq=0, text="a"), o.Gen(op=1, seq=0, params=GREEDY)])
+    outcome = driver.submit(
+        [
+            o.Text(op=0, seq=0, text="a"),
+            o.Gen(op=1, seq=0, n=3, params=GREEDY, grammar=o.GrammarSpec("regex", "[a-z]{40}")),
+            o.Close(op=2, seq=0),
+        ]
+    )
+
+    def second() -> object:
+        tags = [seq.tag for seq in driver.engine.interpreter.live.values()]
+        return next((tag for tag in tags if getattr(tag, "index", 0) == 1 and tag.num_generated > 2), None)
+
+    for _ in range(500):
+        driver.step()
+        if second() is not None:
+            break
+    second().matcher.error = "at position 3: too complex"
+    driver.run()
+    assert outcome.failed[1].error.kind == "InvalidGrammar" and "too complex" in outcome.failed[1].error.message
+    assert len(outcome.failed[1].partial) == 3 and outcome.failed[1].partial[0]
+    assert outcome.closed is not None and good.value(1)
+
+
+def test_cancel_keeps_what_was_generated_and_frees_everything(driver):
+    long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+    outcome = driver.submit(
+        [o.Text(op=0, seq=0, text="go"), o.Gen(op=1, seq=0, params=long), o.Close(op=2, seq=0)], program="doomed"
+    )
+    for _ in range(8):
+        driver.step()
+    driver.say(m.Cancel("doomed"))
+    driver.run()
+    assert outcome.failed[1].error.kind == "Cancelled" and outcome.failed[1].partial[0]
+    assert outcome.failed[2].error.kind == "Cancelled" and outcome.closed is not None
+    assert driver.engine.cache.num_leased == 0 and not driver.engine.interpreter.live
+
+
+def test_a_cancelled_op_takes_later_ops_with_it_but_no_earlier_one(driver):
+    outcome = driver.submit(
+        [
+            o.Text(op=0, seq=0, text="go"),
+            o.Gen(op=1, seq=0, params=GREEDY),
+            o.Text(op=2, seq=0, text="on"),
+            o.Gen(op=3, seq=0, params=GREEDY),
+            o.Gen(op=4, seq=0, params=GREEDY),
+            o.Close(op=5, seq=0),
+        ],
+        program="half",
+    )
+    driver.step()
+    driver.say(m.Cancel("half", op=3))
+    driver.run()
+    assert set(outcome.done) == {0, 1, 2, 5} and outcome.done[1].meta.candidates[0].finish_reason == "length"
+    assert {op: failed.error.kind for op, failed in outcome.failed.items()} == {3: "Cancelled", 4: "DependencyFailed"}
+
+
+def test_a_close_is_not_cancelled_so_that_its_program_ends(driver):
+    outcome = driver.submit(
+        [o.Text(op=0, seq=0, text="go"), o.Gen(op=1, seq=0, params=GREEDY), o.Close(op=2, seq=0)], program="closing"
+    )
+    driver.step()
+    driver.say(m.Cancel("closing", op=2))
+    driver.run()
+    assert set(outcome.done) == {0, 1, 2} and outcome.closed is not None
+
+
+def test_a_deadline_ends_a_program(tiny_model_path):
+    now = [0.0]
+    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=2048), clock=lambda: now[0])
+    driver = Driver(engine)
+    long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+    outcome = driver.submit(
+        [o.Text(op=0, seq=0, text="go"), o.Gen(op=1, seq=0, params=long)], settings=m.ProgramSettings(deadline_s=5.0)
+    )
+    driver.step()
+    now[0] = 5.1
+    driver.run()
+    assert outcome.failed[1].error.kind == "DeadlineExceeded"
+    engine.close()
