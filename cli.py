@@ -1,4 +1,4 @@
-"""The command ``phloem``: pull, serve, engine, bench, plan, doctor.
+"""The command ``phloem``: pull, serve, engine, bench, plan, train-drafter, doctor.
 
 The only place that prints. Nothing here decides anything: every command is a call that a program could make as well.
 """
@@ -10,60 +10,23 @@ import errno
 import logging
 import os
 import sys
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from . import __version__
+from .flags import add_engine_flags, parse_at_least_one, parse_count, parse_port, parse_seconds
+from .progress import Bars, Progress, progress_bars
 from .runtime.config import EngineConfig
 from .runtime.protocol.errors import PhloemError, UnknownModel
 from .runtime.weights.aliases import ALIASES
 
-Progress = Callable[[str, int, int], None]
+_MODELS = f"an alias ({', '.join(ALIASES)}), a .gguf file, a folder with config.json, or a Hugging Face name"
 
 _OK, _FAILED, _INTERRUPTED = 0, 2, 130
-
-_LOG_LEVELS = ("debug", "info", "warning", "error")
-
-_ENGINE_HELP = {
-    "adapters": "a low-rank adapter that requests name, from a folder as PEFT saves it; may be given again",
-    "weights": "random ones need only the model's config and tokenizer, to measure its speed",
-    "device": "where to run: cpu, cuda, cuda:1",
-    "precision": "auto keeps 4-bit weights 4-bit and takes the fastest form; int16: the same with finer activations",
-    "kv_dtype": "of keys and values; auto follows the precision, fp8 takes half of bfloat16 on a GPU",
-    "max_seq_len": "longest sequence in tokens; 0: what the model was made for",
-    "num_slots": "tokens whose keys and values fit in memory at once; 0: what a GPU has room for",
-    "max_running": "sequences that may run in one step",
-    "max_waiting": "sequences that may wait before new ones are refused",
-    "max_step_tokens": "tokens that one step computes at most",
-    "prefill_chunk": "tokens of one prompt that one step computes at most",
-    "prefix_cache": "keep computed prefixes and use them again",
-    "host_cache_bytes": "bytes of host memory for keys and values that no longer fit; 0: none",
-    "disk_cache": "folder for keys and values that a restart shall find again (default: none)",
-    "disk_cache_bytes": "bytes that the folder may take",
-    "cache_format": "of keys and values in host memory and on disk; int8 and fp8 are smaller and not exact",
-    "cache_events_url": "tcp://127.0.0.1:PORT or ipc:///PATH where cache events are published",
-    "eviction": "which cached prefix goes first when memory is short",
-    "order": "which waiting sequence runs next",
-    "match_window": "of so many waiting sequences the one with most tokens in the cache runs next",
-    "tenant_weights": "shares of tenants, as NAME=2,OTHER=1; 1 for those not named",
-    "jump_forward": "append text that a grammar forces at once instead of decoding it",
-    "grammar_engine": "what compiles grammars; llguidance and xgrammar are extras of that name, and never jump forward",
-    "speculative": "auto guesses tokens ahead where that is faster; no answer changes",
-    "max_draft": "tokens guessed ahead of one sequence at most",
-    "draft_model": "a smaller model that guesses too; self:N is N of the model's layers, eagle:FILE a trained head",
-    "cuda_graphs": "on a GPU, auto runs decode steps as CUDA graphs",
-    "overlap": "on a GPU, auto does a step's host work while the next is computed",
-    "gpu_memory_fraction": "of a GPU's memory that the engine may take, keys and values what the rest leaves",
-    "seed": "of sampling where a request names none",
-    "num_threads": "CPU threads; 0: one per core",
-    "client_timeout_s": "seconds after which a silent client's programs are cancelled",
-    "log_level": "what is written to stderr",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _pull(args: argparse.Namespace) -> int:
     from .runtime.weights.resolve import resolve_model
 
-    with _progress_bars() as progress:
+    with progress_bars() as progress:
         path = resolve_model(args.model, progress=progress)
     print(path)
     return _OK
@@ -234,7 +197,7 @@ def _train_drafter(args: argparse.Namespace) -> int:
             return _complain(f"--text {path}: {error}")
     engine = Engine(EngineConfig(model=args.model, device="cpu", num_slots=8192, max_seq_len=args.max_seq_len))
     try:
-        with _progress_bars("count") as progress:
+        with progress_bars("count") as progress:
             corpus = collect(engine, QUESTIONS, documents, max_tokens=args.tokens, progress=progress)
             report = train_eagle(engine, corpus, args.out, minutes=args.minutes, progress=progress)
     finally:
@@ -252,7 +215,7 @@ def _resolved_config(args: argparse.Namespace) -> EngineConfig:
     from .runtime.weights.resolve import resolve_model
 
     values = {field.name: getattr(args, field.name) for field in msgspec.structs.fields(EngineConfig)}
-    with _progress_bars() as progress:
+    with progress_bars() as progress:
         resolve_model(args.model, progress=progress)
     return EngineConfig(**values)
 
@@ -267,73 +230,87 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"phloem {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    models = f"an alias ({', '.join(ALIASES)}), a .gguf file, a folder with config.json, or a Hugging Face name"
+    _add_pull(commands)
+    _add_serve(commands)
+    _add_engine(commands)
+    _add_bench(commands)
+    _add_plan(commands)
+    _add_train_drafter(commands)
+    doctor = commands.add_parser("doctor", help="show what this machine can run")
+    doctor.set_defaults(run=_doctor)
+    return parser
 
+
+def _add_pull(commands: Any) -> None:
     pull = commands.add_parser(
         "pull",
         help="fetch a model",
         description="Fetch a model into $PHLOEM_HOME (default ~/.cache/phloem) and print where it is.",
     )
-    pull.add_argument("model", metavar="NAME", help=models)
+    pull.add_argument("model", metavar="NAME", help=_MODELS)
     pull.set_defaults(run=_pull)
 
+
+def _add_serve(commands: Any) -> None:
     serve = commands.add_parser(
         "serve", help="serve a model over HTTP", description="Serve a model: OpenAI's API and Phloem's own."
     )
-    serve.add_argument("model", metavar="MODEL", help=models)
+    serve.add_argument("model", metavar="MODEL", help=_MODELS)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    serve.add_argument("--port", type=_port, default=8000, help="port to listen on (default: %(default)s)")
+    serve.add_argument("--port", type=parse_port, default=8000, help="port to listen on (default: %(default)s)")
     serve.add_argument("--api-key", help="refuse requests without this key (default: $PHLOEM_API_KEY, or none)")
     serve.add_argument("--model-name", help="the model's name in requests (default: what MODEL says)")
     cors = serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
     cors.help = "a web page's origin that may ask; may be given again"
-    _add_engine_flags(serve)
+    add_engine_flags(serve)
     serve.set_defaults(run=_serve)
 
+
+def _add_engine(commands: Any) -> None:
     engine = commands.add_parser(
         "engine",
         help="run an engine for programs that connect to it",
         description="Run an engine without HTTP; programs use phloem.connect(URL).",
     )
-    engine.add_argument("model", metavar="MODEL", help=models)
+    engine.add_argument("model", metavar="MODEL", help=_MODELS)
     engine.add_argument("--url", required=True, help="ipc:///path/of/a/socket, or tcp://127.0.0.1:PORT")
-    _add_engine_flags(engine)
+    add_engine_flags(engine)
     engine.set_defaults(run=_engine)
 
+
+def _add_bench(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
         help="run a load in this process and say how fast",
         description="Run sequences of random tokens in this process, without a server: what the engine itself takes.",
     )
-    bench.add_argument("model", metavar="MODEL", help=models)
-    bench.add_argument("--rows", type=_at_least_one, nargs="+", default=[1, 16], help="sequences at once")
-    bench.add_argument("--prompt-tokens", type=_at_least_one, default=100, metavar="N", help="of each sequence")
-    bench.add_argument("--shared-tokens", type=_count, default=0, metavar="N", help="of them the same for all")
-    bench.add_argument("--new-tokens", type=_at_least_one, default=64, metavar="N", help="that each generates")
+    bench.add_argument("model", metavar="MODEL", help=_MODELS)
+    bench.add_argument("--rows", type=parse_at_least_one, nargs="+", default=[1, 16], help="sequences at once")
+    bench.add_argument("--prompt-tokens", type=parse_at_least_one, default=100, metavar="N", help="of each sequence")
+    bench.add_argument("--shared-tokens", type=parse_count, default=0, metavar="N", help="of them the same for all")
+    bench.add_argument("--new-tokens", type=parse_at_least_one, default=64, metavar="N", help="that each generates")
     bench.add_argument("--grammar", action="store_true", help="answers follow a JSON schema and may end earlier")
     profile = bench.add_argument("--profile", nargs="?", type=Path, const=Path(), metavar="TRACE.json")
     profile.help = "show where a step's time goes; with a file name, write Chrome traces beside it, TRACE-ROWS.json"
-    _add_engine_flags(bench)
+    add_engine_flags(bench)
     bench.set_defaults(run=_bench)
 
-    _add_plan(commands)
 
+def _add_train_drafter(commands: Any) -> None:
     train = commands.add_parser(
         "train-drafter",
         help="train a head that guesses ahead of a model",
         description="Train an EAGLE-style head on what the model itself says, and on given text, in minutes.",
     )
-    train.add_argument("model", metavar="MODEL", help=models)
+    train.add_argument("model", metavar="MODEL", help=_MODELS)
     train.add_argument("--out", type=Path, required=True, metavar="HEAD.safetensors", help="where it is written")
     train.add_argument("--text", type=Path, nargs="*", default=[], metavar="FILE", help="text to train on as well")
-    train.add_argument("--tokens", type=_at_least_one, default=40_000, metavar="N", help="of text to train on")
-    train.add_argument("--minutes", type=_seconds, default=5.0, metavar="M", help="of training, after the text is made")
-    train.add_argument("--max-seq-len", type=_count, default=0, metavar="N", help="of the model that is run")
+    train.add_argument("--tokens", type=parse_at_least_one, default=40_000, metavar="N", help="of text to train on")
+    train.add_argument(
+        "--minutes", type=parse_seconds, default=5.0, metavar="M", help="of training, after the text is made"
+    )
+    train.add_argument("--max-seq-len", type=parse_count, default=0, metavar="N", help="of the model that is run")
     train.set_defaults(run=_train_drafter)
-
-    doctor = commands.add_parser("doctor", help="show what this machine can run")
-    doctor.set_defaults(run=_doctor)
-    return parser
 
 
 def _add_plan(commands: Any) -> None:
@@ -348,118 +325,22 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument(
         "--hardware", choices=["cpu", *HARDWARE], default="cpu", help="cpu: this machine's, measured once"
     )
-    plan.add_argument("--isl", type=_at_least_one, default=1000, metavar="TOKENS", help="of a prompt")
-    plan.add_argument("--osl", type=_at_least_one, default=200, metavar="TOKENS", help="of an answer")
-    plan.add_argument("--ttft-s", type=_seconds, default=float("inf"), metavar="SECONDS", help="to the first token")
-    plan.add_argument("--tpot-s", type=_seconds, default=float("inf"), metavar="SECONDS", help="from token to token")
-    plan.add_argument("--rate", type=_seconds, default=0.0, metavar="N", help="requests a second that must be served")
+    plan.add_argument("--isl", type=parse_at_least_one, default=1000, metavar="TOKENS", help="of a prompt")
+    plan.add_argument("--osl", type=parse_at_least_one, default=200, metavar="TOKENS", help="of an answer")
+    plan.add_argument(
+        "--ttft-s", type=parse_seconds, default=float("inf"), metavar="SECONDS", help="to the first token"
+    )
+    plan.add_argument(
+        "--tpot-s", type=parse_seconds, default=float("inf"), metavar="SECONDS", help="from token to token"
+    )
+    plan.add_argument(
+        "--rate", type=parse_seconds, default=0.0, metavar="N", help="requests a second that must be served"
+    )
     plan.add_argument("--cached-share", type=float, default=0.0, metavar="SHARE", help="of prompts found in the cache")
     plan.add_argument("--weight-bits", type=int, choices=[4, 8, 16, 32], help="default: 4 on a CPU, 16 elsewhere")
-    plan.add_argument("--num-threads", type=_count, default=0, metavar="N", help="CPU threads; 0: one per core")
+    plan.add_argument("--num-threads", type=parse_count, default=0, metavar="N", help="CPU threads; 0: one per core")
     plan.add_argument("--measure-again", action="store_true", help="do not use what was measured on this CPU before")
     plan.set_defaults(run=_plan)
-
-
-def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag per field of ``EngineConfig``, with its default."""
-    group = parser.add_argument_group("engine")
-    types = typing.get_type_hints(EngineConfig)
-    for field in msgspec.structs.fields(EngineConfig):
-        if field.name == "model":
-            continue
-        kind = types[field.name]
-        options: dict[str, Any] = {"default": field.default}
-        options["help"] = f"{_ENGINE_HELP[field.name]} (default: %(default)s)"
-        if field.name == "log_level":
-            options["choices"] = _LOG_LEVELS
-        elif kind is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        elif typing.get_origin(kind) is Literal:
-            options["choices"] = typing.get_args(kind)
-        elif field.name == "adapters":
-            flags = ("--adapter", "--adapters")
-            metavar, explained = "NAME=PATH", _ENGINE_HELP[field.name]
-            group.add_argument(*flags, action=_AddNamed, default={}, metavar=metavar, help=explained, dest="adapters")
-            continue
-        elif typing.get_origin(kind) is dict:
-            options |= {"type": _weights, "default": {}, "metavar": "NAME=WEIGHT,..."}
-            options["help"] = _ENGINE_HELP[field.name]
-        else:
-            is_share = field.name.endswith("_fraction")
-            options["type"] = _share if is_share else _NUMBERS.get(kind, kind)
-            options["metavar"] = "SHARE" if is_share else {int: "N", float: "SECONDS"}.get(kind, field.name.upper())
-        group.add_argument(f"--{field.name.replace('_', '-')}", **options)
-
-
-class _AddNamed(argparse.Action):
-    """NAME=VALUE into a dictionary."""
-
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        name, _, path = str(values).partition("=")
-        if not name or not path:
-            parser.error(f"argument {option_string}: {values!r} is no NAME=PATH, as poet=adapters/poet")
-        found = getattr(namespace, self.dest)
-        if name in found:
-            parser.error(f"argument {option_string}: {name!r} is given twice")
-        setattr(namespace, self.dest, {**found, name: path})
-
-
-def _count(text: str) -> int:
-    if not text.lstrip("-").isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-    count = int(text)
-    if count < 0:
-        raise argparse.ArgumentTypeError(f"{count} is negative; give 0 or more")
-    return count
-
-
-def _weights(text: str) -> dict[str, float]:
-    weights = {}
-    for entry in text.split(","):
-        name, _, weight = entry.rpartition("=")
-        try:
-            weights[name] = float(weight)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{entry!r} is no NAME=WEIGHT, as garden=2") from None
-    return weights
-
-
-def _at_least_one(text: str) -> int:
-    if (count := _count(text)) == 0:
-        raise argparse.ArgumentTypeError("0 is too few; give 1 or more")
-    return count
-
-
-def _port(text: str) -> int:
-    port = _count(text)
-    if port > 65535:
-        raise argparse.ArgumentTypeError(f"{port} is no port; ports are 0 to 65535")
-    return port
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
-    return share
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no time; give more than 0 seconds")
-    return seconds
-
-
-_NUMBERS: dict[Any, Callable[[str], Any]] = {int: _count, float: _seconds}
 
 
 # -- what the user sees -----------------------------------------------------------------------------------------------
@@ -474,47 +355,10 @@ def _set_up_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), format="%(levelname).1s %(asctime)s %(name)s: %(message)s")
 
 
-class _Bars:
-    """A bar on stderr for whatever is being fetched or made; nothing is drawn where there is nothing to do."""
-
-    def __init__(self, unit: Literal["bytes", "count"]) -> None:
-        from rich import progress as rich
-        from rich.console import Console
-
-        is_bytes = unit == "bytes"
-        amount = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if is_bytes else (rich.MofNCompleteColumn(),)
-        columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *amount, rich.TimeRemainingColumn())
-        self._bars = rich.Progress(*columns, console=Console(stderr=True))
-        self._task = self._bars.add_task("", start=False, visible=False)
-        self._shown = ""
-
-    def show(self, what: str, done: int, total: int) -> None:
-        if not self._shown:
-            self._bars.start()
-        if what != self._shown:
-            self._shown = what
-            self._bars.reset(self._task, description=what, visible=True)
-        self._bars.update(self._task, completed=done, total=total or None)
-
-    def stop(self) -> None:
-        if self._shown:
-            self._bars.stop()
-            self._shown = ""
-
-
-@contextmanager
-def _progress_bars(unit: Literal["bytes", "count"] = "bytes") -> Iterator[Progress]:
-    bars = _Bars(unit)
-    try:
-        yield bars.show
-    finally:
-        bars.stop()
-
-
 @contextmanager
 def _loading_bars(greeting: Callable[[str], str]) -> Iterator[tuple[Progress, Callable[[str], None]]]:
     """(what shows progress, what ends that with the greeting at the address it is told)."""
-    bars = _Bars("count")
+    bars = Bars("count")
 
     def ready(url: str) -> None:
         bars.stop()

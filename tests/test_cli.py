@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from phloem import cli
+from phloem.flags import ENGINE_HELP
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.protocol.errors import EngineLost, InvalidRequest
 
@@ -96,7 +97,7 @@ def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert done.value.code == 0
     assert [f for f in EngineConfig.__struct_fields__ if f"--{f.replace('_', '-')}" not in shown and f != "model"] == []
-    assert set(cli._ENGINE_HELP) == set(EngineConfig.__struct_fields__) - {"model"}
+    assert set(ENGINE_HELP) == set(EngineConfig.__struct_fields__) - {"model"}
 
 
 @pytest.mark.parametrize(
@@ -167,16 +168,6 @@ def test_an_unknown_model_is_one_line_and_code_2(command: list[str], capsys: pyt
 def test_pull_prints_where_the_model_is(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pull", model]) == 0
     assert capsys.readouterr().out == model + "\n"
-
-
-def test_progress_is_drawn_only_where_something_is_fetched(capsys: pytest.CaptureFixture[str]) -> None:
-    with cli._progress_bars():
-        pass
-    assert capsys.readouterr().err == ""
-    with cli._progress_bars() as progress:
-        progress("waiting", 0, 0)
-        progress("toy", 5, 10)
-    assert "toy" in capsys.readouterr().err
 
 
 def test_doctor_names_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ ROWS: list[set[str] | list[str]] = [
     {"runtime.server", "runtime.cluster"},
 ]
 # The face may import everything; nothing imports the face, except for the package's own version.
-FACE = {"__init__", "__main__", "cli", "doctor"}
+FACE = {"__init__", "__main__", "cli", "doctor", "flags", "progress"}
 # These import less than their row would allow.
 ONLY = {
     "runtime.protocol": {"constrained.spec"},

@@ -1,0 +1,152 @@
+"""What flags take: one flag per field of ``EngineConfig``, and numbers with their bounds. Never prints or runs."""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from .runtime.config import EngineConfig
+
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+ENGINE_HELP = {
+    "adapters": "a low-rank adapter that requests name, from a folder as PEFT saves it; may be given again",
+    "weights": "random ones need only the model's config and tokenizer, to measure its speed",
+    "device": "where to run: cpu, cuda, cuda:1",
+    "precision": "auto keeps 4-bit weights 4-bit and takes the fastest form; int16: the same with finer activations",
+    "kv_dtype": "of keys and values; auto follows the precision, fp8 takes half of bfloat16 on a GPU",
+    "max_seq_len": "longest sequence in tokens; 0: what the model was made for",
+    "num_slots": "tokens whose keys and values fit in memory at once; 0: what a GPU has room for",
+    "max_running": "sequences that may run in one step",
+    "max_waiting": "sequences that may wait before new ones are refused",
+    "max_step_tokens": "tokens that one step computes at most",
+    "prefill_chunk": "tokens of one prompt that one step computes at most",
+    "prefix_cache": "keep computed prefixes and use them again",
+    "host_cache_bytes": "bytes of host memory for keys and values that no longer fit; 0: none",
+    "disk_cache": "folder for keys and values that a restart shall find again (default: none)",
+    "disk_cache_bytes": "bytes that the folder may take",
+    "cache_format": "of keys and values in host memory and on disk; int8 and fp8 are smaller and not exact",
+    "cache_events_url": "tcp://127.0.0.1:PORT or ipc:///PATH where cache events are published",
+    "eviction": "which cached prefix goes first when memory is short",
+    "order": "which waiting sequence runs next",
+    "match_window": "of so many waiting sequences the one with most tokens in the cache runs next",
+    "tenant_weights": "shares of tenants, as NAME=2,OTHER=1; 1 for those not named",
+    "jump_forward": "append text that a grammar forces at once instead of decoding it",
+    "grammar_engine": "what compiles grammars; llguidance and xgrammar are extras of that name, and never jump forward",
+    "speculative": "auto guesses tokens ahead where that is faster; no answer changes",
+    "max_draft": "tokens guessed ahead of one sequence at most",
+    "draft_model": "a smaller model that guesses too; self:N is N of the model's layers, eagle:FILE a trained head",
+    "cuda_graphs": "on a GPU, auto runs decode steps as CUDA graphs",
+    "overlap": "on a GPU, auto does a step's host work while the next is computed",
+    "gpu_memory_fraction": "of a GPU's memory that the engine may take, keys and values what the rest leaves",
+    "seed": "of sampling where a request names none",
+    "num_threads": "CPU threads; 0: one per core",
+    "client_timeout_s": "seconds after which a silent client's programs are cancelled",
+    "log_level": "what is written to stderr",
+}
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag per field of ``EngineConfig``, with its default."""
+    group = parser.add_argument_group("engine")
+    types = typing.get_type_hints(EngineConfig)
+    for field in msgspec.structs.fields(EngineConfig):
+        if field.name == "model":
+            continue
+        kind = types[field.name]
+        options: dict[str, Any] = {"default": field.default}
+        options["help"] = f"{ENGINE_HELP[field.name]} (default: %(default)s)"
+        if field.name == "log_level":
+            options["choices"] = _LOG_LEVELS
+        elif kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif typing.get_origin(kind) is Literal:
+            options["choices"] = typing.get_args(kind)
+        elif field.name == "adapters":
+            flags = ("--adapter", "--adapters")
+            metavar, explained = "NAME=PATH", ENGINE_HELP[field.name]
+            group.add_argument(*flags, action=_AddNamed, default={}, metavar=metavar, help=explained, dest="adapters")
+            continue
+        elif typing.get_origin(kind) is dict:
+            options |= {"type": _parse_weights, "default": {}, "metavar": "NAME=WEIGHT,..."}
+            options["help"] = ENGINE_HELP[field.name]
+        else:
+            is_share = field.name.endswith("_fraction")
+            options["type"] = _parse_share if is_share else _NUMBERS.get(kind, kind)
+            options["metavar"] = "SHARE" if is_share else {int: "N", float: "SECONDS"}.get(kind, field.name.upper())
+        group.add_argument(f"--{field.name.replace('_', '-')}", **options)
+
+
+class _AddNamed(argparse.Action):
+    """NAME=VALUE into a dictionary."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        name, _, path = str(values).partition("=")
+        if not name or not path:
+            parser.error(f"argument {option_string}: {values!r} is no NAME=PATH, as poet=adapters/poet")
+        found = getattr(namespace, self.dest)
+        if name in found:
+            parser.error(f"argument {option_string}: {name!r} is given twice")
+        setattr(namespace, self.dest, {**found, name: path})
+
+
+def parse_count(text: str) -> int:
+    if not text.lstrip("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    count = int(text)
+    if count < 0:
+        raise argparse.ArgumentTypeError(f"{count} is negative; give 0 or more")
+    return count
+
+
+def _parse_weights(text: str) -> dict[str, float]:
+    weights = {}
+    for entry in text.split(","):
+        name, _, weight = entry.rpartition("=")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{entry!r} is no NAME=WEIGHT, as garden=2") from None
+    return weights
+
+
+def parse_at_least_one(text: str) -> int:
+    if (count := parse_count(text)) == 0:
+        raise argparse.ArgumentTypeError("0 is too few; give 1 or more")
+    return count
+
+
+def parse_port(text: str) -> int:
+    port = parse_count(text)
+    if port > 65535:
+        raise argparse.ArgumentTypeError(f"{port} is no port; ports are 0 to 65535")
+    return port
+
+
+def _parse_share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
+    return share
+
+
+def parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no time; give more than 0 seconds")
+    return seconds
+
+
+_NUMBERS: dict[Any, Callable[[str], Any]] = {int: parse_count, float: parse_seconds}
