@@ -3,6 +3,7 @@
 import pytest
 from phloem import assistant, function, gen, system, user, user_end
 from phloem.runtime.protocol import errors, messages, ops
+from phloem.tests.runtime.string_tokens import CHATML
 
 
 def test_roles_are_special_tokens_and_messages_are_kept(connect):
@@ -29,8 +30,6 @@ def test_roles_are_special_tokens_and_messages_are_kept(connect):
 
 
 def test_the_templates_own_system_message_comes_first_where_none_is_given(connect):
-    from phloem.tests.runtime.string_engine import CHATML
-
     template = messages.TemplateInfo(
         roles={r: messages.RoleTemplate(t.prefix, t.suffix, f"[{r}]", "[/]") for r, t in CHATML.roles.items()},
         default_system=(1, 11, 3, 2, 3),

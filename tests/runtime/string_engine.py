@@ -12,7 +12,6 @@ A sequence whose op failed accepts no more: its later ops fail as DependencyFail
 """
 
 import json
-import re
 import time
 import zlib
 from collections import deque
@@ -20,35 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from phloem.runtime.protocol import errors, messages, ops
+from phloem.tests.runtime.string_checks import SubmitCheck
+from phloem.tests.runtime.string_tokens import CHATML, SPECIAL_TEXT, WORDS, logprobs_of, piece_id, pieces_of
 
 Outbox = list[tuple[bytes, messages.RuntimeMessage]]
 
-SPECIAL_TEXT: dict[int, str] = {
-    1: "<|im_start|>",
-    2: "<|im_end|>",
-    3: "\n",
-    11: "system",
-    12: "user",
-    13: "assistant",
-    14: "tool",
-}
-ROLE_IDS = {"system": 11, "user": 12, "assistant": 13, "tool": 14}
-CHATML = messages.TemplateInfo(
-    roles={role: messages.RoleTemplate(prefix=(1, id_, 3), suffix=(2, 3)) for role, id_ in ROLE_IDS.items()},
-    stop_token_ids=(2,),
-    source="chatml",
-)
-WORDS = ("sap", "leaf", "root", "bark", "ring", "seed", "bud", "stem", "wood", "bloom")
 CAPABILITIES = ("text", "special", "ref", "gen", "select", "score", "fork", "join", "mark", "rollback", "pin", "close")
-
-
-def pieces_of(text: str) -> list[str]:
-    """The "tokens" of a text: words with the blanks before them; joined they are the text."""
-    return re.findall(r"\s*\S+|\s+", text)
-
-
-def piece_id(piece: str) -> int:
-    return 100 + zlib.crc32(piece.encode()) % 30000
 
 
 def words_for(prompt: str, op: ops.Gen) -> list[str]:
@@ -189,12 +165,16 @@ class StringEngine:
     def _submit(self, client_id: bytes, submit: messages.Submit, out: Outbox) -> None:
         key = (client_id, submit.program)
         program = self._programs.get(key)
-        faults = self._faults(program, submit)
-        if faults:
+        check = SubmitCheck(limits=self._limits, vocab_size=self._welcome.vocab_size)
+        if program is not None:
+            check.accepted = dict(program.accepted)
+            check.lineage = {seq: s.ancestors for seq, s in program.sequences.items()}
+            check.closing = {seq for seq, s in program.sequences.items() if s.closing}
+        check.run(submit, is_first=program is None)
+        if check.faults:
             self._counts["rejected"] += 1
-            infos = [info for info, _ in faults]
-            bad = sorted({op for _, op in faults if op is not None})
-            out.append((client_id, messages.Rejected(program=submit.program, errors=infos, ops=bad)))
+            rejected = messages.Rejected(program=submit.program, errors=check.faults, ops=sorted(check.bad_ops))
+            out.append((client_id, rejected))
             return
         if program is None:
             settings = submit.settings or messages.ProgramSettings()
@@ -214,71 +194,6 @@ class StringEngine:
             program.accepted[op.op] = op
             sequence.queue.append(op)
         out.append((client_id, messages.Accepted(program=submit.program)))
-
-    def _faults(self, program: _Program | None, submit: messages.Submit) -> list[tuple[errors.ErrorInfo, int | None]]:
-        known: dict[int, ops.AnyOp] = dict(program.accepted) if program else {}
-        lineage = {seq: s.ancestors for seq, s in program.sequences.items()} if program else {}
-        closing = {seq for seq, s in program.sequences.items() if s.closing} if program else set()
-        found: list[tuple[errors.ErrorInfo, int | None]] = []
-
-        def fault(kind: type[errors.PhloemError], message: str, where: str, op: ops.AnyOp | None = None) -> None:
-            found.append((kind(message, where=where).info(), op.op if op else None))
-
-        limits = self._limits
-        if len(submit.ops) > limits.max_ops_per_submit:
-            fault(
-                errors.LimitExceeded,
-                f"{len(submit.ops)} ops in one submit, but the limit is {limits.max_ops_per_submit}; send fewer",
-                "ops",
-            )
-            return found
-        if program is not None and submit.settings is not None:
-            fault(errors.InvalidRequest, "settings go with a program's first submit only", "settings")
-        for i, op in enumerate(submit.ops):
-            where = f"ops[{i}]"
-            if op.op in known:
-                fault(errors.InvalidRequest, f"op id {op.op} is used twice", f"{where}.op", op)
-            if op.seq in closing:
-                fault(errors.InvalidRequest, f"sequence {op.seq} is closed", f"{where}.seq", op)
-            lineage.setdefault(op.seq, frozenset())
-            own = lineage[op.seq] | {op.seq}
-            match op:
-                case ops.Special() if unknown := [t for t in op.ids if t not in SPECIAL_TEXT]:
-                    fault(errors.InvalidRequest, f"{unknown[0]} is no special token", f"{where}.ids", op)
-                case ops.Ref():
-                    if not isinstance(known.get(op.source), ops.Gen | ops.Select | ops.Mark | ops.Ref):
-                        fault(errors.InvalidRequest, f"op {op.source} produces no text", f"{where}.source", op)
-                case ops.Gen():
-                    for text in op.params.faults(vocab_size=self._welcome.vocab_size):
-                        fault(errors.InvalidParams, text, f"{where}.params", op)
-                    if not 1 <= op.n <= limits.max_candidates:
-                        fault(errors.LimitExceeded, f"n={op.n}: must be 1 to {limits.max_candidates}", f"{where}.n", op)
-                case ops.Select() if not op.choices:
-                    fault(errors.InvalidRequest, "choices is empty", f"{where}.choices", op)
-                case ops.Fork():
-                    for child in op.children:
-                        if child in lineage:
-                            message = f"sequence {child} exists already"
-                            fault(errors.InvalidRequest, message, f"{where}.children", op)
-                        lineage[child] = own
-                case ops.Join():
-                    for child in op.children:
-                        if child not in lineage or op.seq not in lineage[child]:
-                            message = f"sequence {child} is no child of {op.seq}"
-                            fault(errors.InvalidRequest, message, f"{where}.children", op)
-                case ops.Mark(begin=int(point)) | ops.Rollback(to=point):
-                    mark = known.get(point)
-                    if not isinstance(mark, ops.Mark) or mark.begin is not None or mark.seq not in own:
-                        fault(errors.InvalidRequest, f"op {point} is no mark of sequence {op.seq}", where, op)
-                case ops.Image():
-                    fault(errors.Unsupported, "images are not supported by this model", where, op)
-                case ops.Close():
-                    closing.add(op.seq)
-            known[op.op] = op
-        if len(lineage) > limits.max_sequences_per_program:
-            message = f"{len(lineage)} sequences, but the limit is {limits.max_sequences_per_program}"
-            fault(errors.LimitExceeded, message, "ops")
-        return found
 
     def _cancel(self, client_id: bytes, cancel: messages.Cancel, out: Outbox) -> None:
         key = (client_id, cancel.program)
@@ -445,7 +360,7 @@ class StringEngine:
                     op=op.op,
                     text=piece,
                     token_ids=(piece_id(piece),),
-                    logprobs=_logprobs([piece], op),
+                    logprobs=logprobs_of([piece], op),
                     index=index,
                 )
                 out.append((key[0], delta))
@@ -457,7 +372,7 @@ class StringEngine:
                 completion_tokens=len(c.pieces),
                 token_ids=tuple(piece_id(p) for p in c.pieces),
                 matched_stop=c.matched_stop,
-                logprobs=_logprobs(c.pieces, op),
+                logprobs=logprobs_of(c.pieces, op),
             )
             for c in sequence.candidates
         )
@@ -556,21 +471,6 @@ def _finish(text: str, op: ops.Gen) -> _Candidate:
     if len(pieces) > op.params.max_tokens:
         return _Candidate(pieces[: op.params.max_tokens], "length", None)
     return _Candidate(pieces, "stop", matched)
-
-
-def _logprobs(pieces: list[str], op: ops.Gen) -> tuple[messages.TokenLogprob, ...]:
-    if not op.params.return_logprob:
-        return ()
-    top = op.params.top_logprobs_num
-    return tuple(
-        messages.TokenLogprob(
-            token_id=piece_id(p),
-            logprob=-0.5,
-            text=p,
-            top=((piece_id(p), -0.5, p), *((50 + i, -2.0 - i, WORDS[i % len(WORDS)]) for i in range(top - 1)))[:top],
-        )
-        for p in pieces
-    )
 
 
 def make() -> StringEngine:

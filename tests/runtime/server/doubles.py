@@ -16,7 +16,8 @@ import uvicorn
 from phloem.runtime.protocol import errors, messages, ops
 from phloem.runtime.protocol.client import Client
 from phloem.runtime.transport import Router
-from phloem.tests.runtime.string_engine import CHATML, ROLE_IDS, SPECIAL_TEXT, StringEngine, piece_id, pieces_of
+from phloem.tests.runtime.string_engine import StringEngine
+from phloem.tests.runtime.string_tokens import CHATML, ROLE_IDS, SPECIAL_TEXT, piece_id, pieces_of
 
 MODEL = "string"
 _engine_ids = itertools.count()
