@@ -79,9 +79,7 @@ class Guidance:
 
         self.lib = llguidance
         tokens = [t if t else b"\xff<special>" for t in tokenizer.token_bytes]
-        self.tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_RawTokens(tokenizer, tokens))  # type: ignore[attr-defined]
-        )
+        self.tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_RawTokens(tokenizer, tokens)))
         self.num_words = (len(tokens) + 31) // 32
         self.eos = min(tokenizer.eos_ids)
 

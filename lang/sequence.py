@@ -110,6 +110,10 @@ class Sequence:
         assert program is not None, "a sequence outlived its program"
         return program
 
+    def has_news(self, taken: int) -> bool:
+        """Whether more than ``taken`` pieces are there, or none will come."""
+        return self.program.is_over or len(self.pieces) > taken
+
     # -- appending ----------------------------------------------------------------------------------------------------
 
     def append(self, expr: ir.SglExpr | str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as ListLike
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..runtime.protocol.errors import InvalidRequest
@@ -280,7 +281,7 @@ class ProgramState:
         taken = 0
         while True:
             if not inside:
-                await changed.wait_for_async(lambda seen=taken: program.is_over or len(sequence.pieces) > seen)  # type: ignore[misc]
+                await changed.wait_for_async(partial(sequence.has_news, taken))
             if taken >= len(sequence.pieces):
                 break
             piece = sequence.pieces[taken]
@@ -333,7 +334,7 @@ class ProgramState:
         taken = 0
         while True:
             if not inside:
-                changed.wait_for(lambda seen=taken: program.is_over or len(sequence.pieces) > seen)  # type: ignore[misc]
+                changed.wait_for(partial(sequence.has_news, taken))
             if taken >= len(sequence.pieces):
                 break
             piece = sequence.pieces[taken]

@@ -112,9 +112,13 @@ class TracerProgramState(ProgramState):
 
     def flatten_nodes(self) -> list[ir.SglExpr]:
         """Every expression, in the order in which the body gave them."""
+        return [expr for _, expr in self._exprs]
+
+    @property
+    def _exprs(self) -> list[tuple[int, ir.SglExpr]]:
         program = self._program
         assert isinstance(program, TraceProgram)
-        return [expr for _, expr in program.exprs]
+        return program.exprs
 
     @property
     def last_node(self) -> TracerProgramState:
@@ -124,7 +128,7 @@ class TracerProgramState(ProgramState):
         """Write the graph to the log's standard stream, one expression a line."""
         import sys
 
-        for i, (seq, expr) in enumerate(self._program.exprs):  # type: ignore[attr-defined]
+        for i, (seq, expr) in enumerate(self._exprs):
             sys.stdout.write(f"%{i} = seq {seq}: {expr!r}\n")
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..runtime.protocol.messages import GenMeta, SelectMeta
@@ -238,6 +239,10 @@ class Leaf(Signal):
             return self.partial[0] if self.partial else ""
         return self.texts[0] if self.is_done else "".join(self.chunks or ())
 
+    def _has_news(self, taken: int) -> bool:
+        """Whether more than ``taken`` chunks are there, or none will come."""
+        return self.is_done or len(self.chunks or ()) > taken
+
     def read_chunks(self) -> Iterator[str]:
         """New text as it comes, blocking; all of it in the end. Raises the error after what came before it."""
         sent, taken = 0, 0
@@ -251,7 +256,7 @@ class Leaf(Signal):
             taken = count
             if finished:
                 break
-            self.wait_for(lambda seen=count: self.is_done or len(self.chunks or ()) > seen)  # type: ignore[misc]
+            self.wait_for(partial(self._has_news, count))
         self.raise_error()
         if sent < len(self.texts[0]):
             yield self.texts[0][sent:]
@@ -269,7 +274,7 @@ class Leaf(Signal):
             taken = count
             if finished:
                 break
-            await self.wait_for_async(lambda seen=count: self.is_done or len(self.chunks or ()) > seen)  # type: ignore[misc]
+            await self.wait_for_async(partial(self._has_news, count))
         self.raise_error()
         if sent < len(self.texts[0]):
             yield self.texts[0][sent:]

@@ -270,8 +270,7 @@ class InterpretedSession:
                         continue
                     executor.is_driven = False
                     return
-            kind = type(node)
-            if kind is JoinNode or kind is PasteNode:
+            if isinstance(node, JoinNode | PasteNode):
                 with self._lock:
                     blocker = self._blocker(executor, node)
                     executor.is_driven = blocker is None
@@ -280,20 +279,20 @@ class InterpretedSession:
                         self._start(executor)
                     return
             try:
-                if executor.error_ is not None and kind is not CloseNode:
+                if executor.error_ is not None and not isinstance(node, CloseNode):
                     self._skip(executor, node)
-                elif kind is TextNode:
-                    executor.text_ += node.text  # type: ignore[attr-defined]
+                elif isinstance(node, TextNode):
+                    executor.text_ += node.text
                     if executor.ahead is not None:
-                        executor.follow(node.text)  # type: ignore[attr-defined]
-                elif kind is GenNode and executor.num_api_spec_tokens is not None:
+                        executor.follow(node.text)
+                elif isinstance(node, GenNode) and executor.num_api_spec_tokens is not None:
                     speculate = converse if self._backend.is_chat_model else complete
-                    yield from speculate(self, executor, node)  # type: ignore[arg-type]
-                elif kind is GenNode or kind is SelectNode:
-                    result = yield node  # type: ignore[misc]
+                    yield from speculate(self, executor, node)
+                elif isinstance(node, GenNode | SelectNode):
+                    result = yield node
                     if isinstance(result, BaseException):
                         raise result
-                    self._take(executor, node, result)  # type: ignore[arg-type]
+                    self._take(executor, node, result)
                 else:
                     self._run(executor, node)
             except (Exception, asyncio.CancelledError) as error:

@@ -257,12 +257,11 @@ class CompiledSession:
 
         for node in nodes:
             seq = node.seq
-            kind = type(node)
-            if kind is TextNode:
-                texts.setdefault(seq, []).append(node.text)  # type: ignore[attr-defined]
+            if isinstance(node, TextNode):
+                texts.setdefault(seq, []).append(node.text)
                 continue
-            if kind is PasteNode and node.source.is_done and node.source.error is None:  # type: ignore[attr-defined]
-                texts.setdefault(seq, []).append(node.source.texts[node.index])  # type: ignore[attr-defined]
+            if isinstance(node, PasteNode) and node.source.is_done and node.source.error is None:
+                texts.setdefault(seq, []).append(node.source.texts[node.index])
                 continue
             settle(seq)
             match node:

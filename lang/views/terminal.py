@@ -6,6 +6,7 @@ Never waits for more than a reader of the same text would.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -89,7 +90,7 @@ def _pieces(state: ProgramState) -> Iterator[tuple[str, bool]]:
     assert changed is not None
     taken = 0
     while True:
-        changed.wait_for(lambda seen=taken: program.is_over or len(sequence.pieces) > seen)  # type: ignore[misc]
+        changed.wait_for(partial(sequence.has_news, taken))
         if taken >= len(sequence.pieces):
             return
         piece = sequence.pieces[taken]

@@ -124,6 +124,10 @@ def _curves(precision: Precision, *, bits: int) -> tuple[Curve, Curve]:
     return tuple(rates), tuple(calls)
 
 
+def _multiply(x: Tensor, products: list[PackedLinear]) -> list[Tensor]:
+    return [product(x) for product in products]
+
+
 def _products(precision: Precision, outputs: int, *, bits: int) -> list[float]:
     """Seconds of one product, for each of ``ROWS``."""
     inputs = CALL_INPUTS
@@ -138,7 +142,7 @@ def _products(precision: Precision, outputs: int, *, bits: int) -> list[float]:
         x = torch.randn(rows, inputs).bfloat16()
         # Long products need no repeats over all the weights to be out of the caches.
         some = made if rows < 64 else made[: -(-count // 8)]
-        seconds = _best(lambda x=x, some=some: [product(x) for product in some])  # type: ignore[misc]
+        seconds = _best(partial(_multiply, x, some))
         found.append(seconds / len(some))
     return found
 

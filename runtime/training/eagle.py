@@ -53,6 +53,9 @@ class Report:
 class EagleModule(nn.Module):
     """The head as ``runtime.speculative.eagle`` runs it, to be trained; the names are those of the file."""
 
+    cos_sin: Tensor  # [window, D]
+    head: Tensor  # [N, C]
+
     def __init__(self, shape: EagleShape, *, eps: float, cos_sin: Tensor, head: Tensor, norm: Tensor) -> None:
         """``head`` [N, C], ``norm`` [C]: the model's own, to begin with; the head's products stay as they are."""
         super().__init__()
@@ -92,7 +95,7 @@ class EagleModule(nn.Module):
         return _rms_norm(residual, w["norm"], self.eps)
 
     def _rotate(self, x: Tensor) -> Tensor:
-        cos, sin = self.cos_sin[: x.shape[2]].chunk(2, dim=-1)  # type: ignore[index]
+        cos, sin = self.cos_sin[: x.shape[2]].chunk(2, dim=-1)
         half = cos.shape[-1]
         first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
@@ -162,7 +165,7 @@ def train_eagle(
         losses.append(loss.item())
         say("seconds of training", min(round(time.monotonic() - start_s), round(budget_s)), round(budget_s))
     tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in module.tensors().items()}
-    tensors["head.weight"] = module.head.to(torch.bfloat16).contiguous()  # type: ignore[operator]
+    tensors["head.weight"] = module.head.to(torch.bfloat16).contiguous()
     tensors["token_ids"] = token_ids.to(torch.int32)
     save_file(tensors, out, metadata={name: str(value) for name, value in msgspec.to_builtins(shape).items()})
     first, second, known = _measure(module, held_out, embedding, token_ids, _head_weight(engine))
@@ -203,8 +206,7 @@ def _batch(texts: list[Text], embedding: Tensor, rng: torch.Generator, window: i
 
 
 def _loss(module: EagleModule, features: Tensor, embedded: Tensor, counts: Tensor) -> Tensor:
-    wanted = features[:, 1:]
-    head: Tensor = module.head  # type: ignore[assignment]
+    wanted, head = features[:, 1:], module.head
     with torch.no_grad():
         chances = F.linear(wanted, head).softmax(-1)
     noisy = features[:, :-1] * (1.0 + 0.05 * torch.randn_like(features[:, :-1]))
@@ -233,8 +235,8 @@ def _measure(
         wanted = F.linear(features[0, 1:], head).argmax(-1)
         found = module(features[:, :-1], embedded)
         again = module(torch.cat((features[:, :1], found[:, :-1]), dim=1), embedded)
-        right += int((token_ids[F.linear(found[0], module.head).argmax(-1)] == wanted).sum())  # type: ignore[arg-type]
-        second += int((token_ids[F.linear(again[0], module.head).argmax(-1)] == wanted).sum())  # type: ignore[arg-type]
+        right += int((token_ids[F.linear(found[0], module.head).argmax(-1)] == wanted).sum())
+        second += int((token_ids[F.linear(again[0], module.head).argmax(-1)] == wanted).sum())
         known += int(torch.isin(wanted, token_ids).sum())
         count += len(wanted)
     return right / count, second / count, known / count
