@@ -164,16 +164,30 @@ def ask_for(
             prefetch(at + offset)
 
 
+def _tile_of_rows(num_vectors: int, *, words: bool, adds: bool) -> Any:
+    """``f(rows, ...)``: the tile of 1 to 4 rows, each compiled for its number."""
+    tile_4, tile_3, tile_2, tile_1 = (multiply_tile(rows, num_vectors, words=words, adds=adds) for rows in (4, 3, 2, 1))
+
+    @njit
+    def tile(rows: int, a: int, a_step: int, b: int, b_step: int, c: int, c_step: int, count: int) -> None:
+        if rows == 4:
+            tile_4(a, a_step, b, b_step, c, c_step, count)
+        elif rows == 3:
+            tile_3(a, a_step, b, b_step, c, c_step, count)
+        elif rows == 2:
+            tile_2(a, a_step, b, b_step, c, c_step, count)
+        else:
+            tile_1(a, a_step, b, b_step, c, c_step, count)
+
+    return tile
+
+
 def _multiplier(*, words: bool, adds: bool) -> Any:
     """``f(a, a_step, b, b_step, c, c_step, num_rows, num_vectors, count)``: c [rows, 16 * vectors] becomes, or gets
     added, a [rows, count] @ b [count, 16 * vectors]; ``count`` is of words, where a and b hold those.
     """
 
-    def tiles(num_vectors: int) -> list[Any]:
-        return [multiply_tile(rows, num_vectors, words=words, adds=adds) for rows in (4, 3, 2, 1)]
-
-    tile_4x4, tile_3x4, tile_2x4, tile_1x4 = tiles(4)
-    tile_4x1, tile_3x1, tile_2x1, tile_1x1 = tiles(1)
+    by_four, by_one = (_tile_of_rows(num_vectors, words=words, adds=adds) for num_vectors in (4, 1))
 
     @njit
     def product(
@@ -185,26 +199,10 @@ def _multiplier(*, words: bool, adds: bool) -> Any:
             left, to = a + 4 * row * a_step, c + 4 * row * c_step
             v = 0
             while v + 4 <= num_vectors:
-                right, at = b + 4 * LANES * v, to + 4 * LANES * v
-                if rows == 4:
-                    tile_4x4(left, a_step, right, b_step, at, c_step, count)
-                elif rows == 3:
-                    tile_3x4(left, a_step, right, b_step, at, c_step, count)
-                elif rows == 2:
-                    tile_2x4(left, a_step, right, b_step, at, c_step, count)
-                else:
-                    tile_1x4(left, a_step, right, b_step, at, c_step, count)
+                by_four(rows, left, a_step, b + 4 * LANES * v, b_step, to + 4 * LANES * v, c_step, count)
                 v += 4
             while v < num_vectors:
-                right, at = b + 4 * LANES * v, to + 4 * LANES * v
-                if rows == 4:
-                    tile_4x1(left, a_step, right, b_step, at, c_step, count)
-                elif rows == 3:
-                    tile_3x1(left, a_step, right, b_step, at, c_step, count)
-                elif rows == 2:
-                    tile_2x1(left, a_step, right, b_step, at, c_step, count)
-                else:
-                    tile_1x1(left, a_step, right, b_step, at, c_step, count)
+                by_one(rows, left, a_step, b + 4 * LANES * v, b_step, to + 4 * LANES * v, c_step, count)
                 v += 1
             row += rows
 

@@ -82,11 +82,10 @@ class _Split:
                 break
         else:
             raise _NotSplit("a tool is not written as its JSON")
-        double = self._system([one, two])
         head, tail = before + _shown(one, form), _shown(two, form) + after
-        if len(double) < len(head) + len(tail) or not (double.startswith(head) and double.endswith(tail)):
+        between = _between(head, self._system([one, two]), tail)
+        if between is None:
             raise _NotSplit("two tools are not written as one after the other")
-        between = double[len(head) : len(double) - len(tail)]
         rebuilt = before + between.join(_shown(tool, form) for tool in (one, two, three)) + after
         if rebuilt != self._system([one, two, three]):
             raise _NotSplit("three tools are not written like two")
@@ -115,11 +114,11 @@ class _Split:
         middle, also_found, end = rest.partition(shown)
         if not found or not also_found or first[0] in rest or shown in end or "Qcall" in single:
             raise _NotSplit("a call is not written as its name and its arguments' JSON")
-        head, tail = single, begin + second[0] + middle + json.dumps(second[1]) + end
-        double = self._assistant([first, second])
-        if len(double) < len(head) + len(tail) or not (double.startswith(head) and double.endswith(tail)):
+        tail = begin + second[0] + middle + json.dumps(second[1]) + end
+        between = _between(single, self._assistant([first, second]), tail)
+        if between is None:
             raise _NotSplit("two calls are not written as one after the other")
-        return begin, middle, end, double[len(head) : len(double) - len(tail)]
+        return begin, middle, end, between
 
     def _assistant(self, calls: list[tuple[str, dict[str, Any]]]) -> str:
         messages = [{"role": "user", "content": _USER}, _calling(calls)]
@@ -158,6 +157,13 @@ def _tool(name: str) -> dict[str, Any]:
 def _shown(tool: Mapping[str, Any], form: tuple[bool, int]) -> str:
     is_bare, indent = form
     return json.dumps(tool["function"] if is_bare else tool, ensure_ascii=False, indent=indent or None)
+
+
+def _between(head: str, text: str, tail: str) -> str | None:
+    """What stands in ``text`` between ``head`` and ``tail``; None where it does not begin and end so."""
+    if len(text) < len(head) + len(tail) or not (text.startswith(head) and text.endswith(tail)):
+        return None
+    return text[len(head) : len(text) - len(tail)]
 
 
 def _calling(calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
