@@ -3,18 +3,16 @@
 import contextlib
 import importlib.metadata
 import json
-import os
 import queue
 import sys
-import threading
 import time
 
 import openvino_genai as genai
+from lines import read_requests, take_stdout  # beside this script
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the library prints must not reach the answers
+    say = take_stdout()
     scheduler = genai.SchedulerConfig()
     scheduler.enable_prefix_caching = True
     scheduler.cache_size = 4  # GB
@@ -22,18 +20,7 @@ def main() -> None:
         sys.argv[1], scheduler, "CPU", {"INFERENCE_NUM_THREADS": int(sys.argv[2])}
     )
     tokenizer = pipeline.get_tokenizer()
-    incoming: queue.Queue[tuple[float, dict] | None] = queue.Queue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            incoming.put((time.perf_counter(), json.loads(line)))
-        incoming.put(None)
-
-    def say(answer: dict) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-    threading.Thread(target=read, daemon=True).start()
+    incoming = read_requests()
     say({"ready": f"OpenVINO GenAI {importlib.metadata.version('openvino-genai')}"})
     running: dict[int, Request] = {}
     while True:

@@ -1,23 +1,19 @@
 """Hugging Face ``generate`` in bfloat16, what has come in together in one batch. See ``benchmarks.peers``."""
 
-import json
-import os
-import queue
 import sys
-import threading
 import time
 from pathlib import Path
 
 import torch
 import transformers
+from lines import read_requests, take_stdout  # beside this script
 
 MAX_BATCH = 16
 GATHER_S = 0.03  # requests that belong together come within this time
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    say = take_stdout()
     path, threads = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(threads)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, padding_side="left")
@@ -28,18 +24,7 @@ def main() -> None:
         quantization_config=transformers.GgufConfig(dequantize=True),
     ).eval()
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    incoming: queue.Queue[tuple[float, dict] | None] = queue.Queue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            incoming.put((time.perf_counter(), json.loads(line)))
-        incoming.put(None)
-
-    def say(answer: dict) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-    threading.Thread(target=read, daemon=True).start()
+    incoming = read_requests()
     say({"ready": f"transformers {transformers.__version__}, bfloat16"})
     while (item := incoming.get()) is not None:
         batch = [item]

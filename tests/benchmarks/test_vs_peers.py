@@ -2,23 +2,30 @@
 
 import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 from phloem.benchmarks import vs_peers
 from phloem.benchmarks.serving import Figures
 
-ECHO = """
-import json, sys
-print(json.dumps({"ready": "echo 1"}), flush=True)
-for line in sys.stdin:
-    asked = json.loads(line)
+PEERS = Path(vs_peers.__file__).parent / "peers"
+ECHO = (
+    f"import sys; sys.path.insert(0, {str(PEERS)!r})"
+    + """
+from lines import read_requests, take_stdout
+say, incoming = take_stdout(), read_requests()
+say({"ready": "echo 1"})
+print("what a library prints")
+while (item := incoming.get()) is not None:
+    _, asked = item
     if asked["schema"]:
-        print(json.dumps({"id": asked["id"], "error": "no grammars"}), flush=True)
+        say({"id": asked["id"], "error": "no grammars"})
         continue
     text = asked["messages"][-1]["content"]
-    print(json.dumps({"id": asked["id"], "text": text, "prompt_tokens": 3, "completion_tokens": asked["max_tokens"],
-                      "first_s": 0.1, "last_s": 0.2}), flush=True)
+    say({"id": asked["id"], "text": text, "prompt_tokens": 3, "completion_tokens": asked["max_tokens"],
+         "first_s": 0.1, "last_s": 0.2})
 """
+)
 
 
 def figures(workload: str, wall_s: list[float], *, ttft: float = 1.0, valid: int | None = None) -> dict[str, object]:
