@@ -1,7 +1,8 @@
 """JSON arrays under formulas of what they are asked. Never deals with an item's bytes.
 
 Leaves: ``("items", prefix, rest, at)`` item ``at`` satisfies ``prefix[at]`` or ``rest``; ``("min", n)`` and
-``("max", n)`` more items; ``("contains", schema, need, room)`` so many more items satisfy ``schema`` (room -1: any).
+``("max", n)`` more items; ``("contains", schema, need, room)`` so many more items satisfy ``schema`` (room -1: any);
+``("unique", seen)`` each differs from those before it, of which ``seen`` are.
 """
 
 from collections.abc import Callable, Set
@@ -9,13 +10,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .documents import read_json
 from .formulas import FALSE, TRUE, Leaf
+from .spec import GrammarTooComplex
 
 if TYPE_CHECKING:
     from .values import Values
 
 CLOSE = 1 << 30  # the result of a first item that is the closing bracket
 Answers = Callable[[int], bool]
+
+
+class UniqueItems:
+    """Waits in arrays with ``uniqueItems`` for what an item is (``item_texts.ItemReader``)."""
+
+    def __init__(self, arrays: "Arrays", context: tuple[int, ...]) -> None:
+        self._arrays, self._context = arrays, context
+        self._has_others: bool | None = None
+
+    def after(self, text: bytes) -> int:
+        source = self._arrays.values.source
+        assert source is not None
+        return self._arrays.after_value(self._context, source.constant(read_json(text.decode())))
+
+    def has_others(self) -> bool:
+        if self._has_others is None:
+            self._has_others = self._arrays.may_go_on(self._context)
+        return self._has_others
 
 
 class Arrays:
@@ -43,16 +64,21 @@ class Arrays:
     def at_most(self, n: int) -> int:
         return FALSE if n < 0 else self.formulas.leaf("max", n)
 
+    def unique(self, seen: tuple[int, ...] = ()) -> int:
+        """Leaf: no two items are equal, nor one to what is ``seen`` (formulas, ascending). For plain conjunctions."""
+        return self.formulas.leaf("unique", seen)
+
     def contains(self, schema: int, need: int, room: int) -> int:
         if need <= 0 and room < 0:
             return TRUE
         return self.formulas.leaf("contains", schema, max(need, 0), room)
 
-    @staticmethod
-    def _asked(leaf: Leaf) -> int:
+    def _asked(self, leaf: Leaf) -> int:
         """The schema whose answer for the next item the leaf needs; TRUE if none."""
         if leaf[0] == "items":
             return leaf[1][leaf[3]] if leaf[3] < len(leaf[1]) else leaf[2]
+        if leaf[0] == "unique":
+            return self.formulas.conjunction([self.formulas.negation(value) for value in leaf[1]])
         return leaf[1] if leaf[0] == "contains" else TRUE
 
     def _change(self, leaf: Leaf, answer: bool) -> int:
@@ -64,6 +90,8 @@ class Arrays:
                 return self.at_least(n - 1)
             case ("max", n):
                 return self.at_most(n - 1)
+            case ("unique", _):  # what it was is told by its text
+                return self.formulas.leaf(*leaf) if answer else FALSE
             case ("contains", schema, need, room):
                 if not answer:
                     return self.formulas.leaf(*leaf)
@@ -119,13 +147,25 @@ class Arrays:
                 if need > room:
                     return False
                 lists = [leaf for leaf in known if leaf[0] == "items"]
+                apart = [leaf for leaf in known if leaf[0] == "unique"]
                 longest = max((len(leaf[1]) - leaf[3] for leaf in lists), default=0)
                 for i in range(min(need, longest + 1)):
                     asked = [leaf[1][leaf[3] + i] if leaf[3] + i < len(leaf[1]) else leaf[2] for leaf in lists]
-                    if not self.values.satisfiable(self.formulas.conjunction(asked)):
+                    demand = self.formulas.conjunction([*asked, *map(self._asked, apart)])
+                    if not self.values.satisfiable(demand):
                         return False
+                    if need > 1 and apart and not apart[0][1]:
+                        self._check_enough(demand, need)
                 return True
         return self._some_item_leads_on(formula, frozenset(), self._all_asked(formula))
+
+    def _check_enough(self, demand: int, need: int) -> None:
+        """That items which have to differ can: else an array begun might have no end."""
+        if self.values.num_values(demand, need) < need:
+            raise GrammarTooComplex(
+                f"uniqueItems with minItems {need}: it cannot be told that there are {need} different values for each "
+                "item; lower minItems, or allow more values"
+            )
 
     def _some_item_leads_on(self, formula: int, true: frozenset[int], unknown: tuple[int, ...]) -> bool:
         """Whether an item that satisfies ``true``, and nothing else but of the ``unknown``, brings the end nearer."""
@@ -202,7 +242,13 @@ class Arrays:
     def _frame(self, context: tuple[int, ...]) -> int:
         machine = self.values.machine
         key = ("array", self.values.style, context)
-        return machine.frame(key, lambda: machine.add_frame(lambda result: self._returns(context, result)))
+        is_unique = any(leaf[0] == "unique" for _, leaf in self.formulas.leaves(*context))
+        if is_unique and (len(context) > 1 or self.formulas.positive_clause(context[0]) is None):
+            raise GrammarTooComplex("uniqueItems on which other schemas depend")  # refused before, see ``certain``
+        reader = UniqueItems(self, context) if is_unique else None
+        return machine.frame(
+            key, lambda: machine.add_frame(lambda result: self._returns(context, result), reader=reader)
+        )
 
     def _result(self, context: tuple[int, ...]) -> int:
         bits = sum(1 << i for i, formula in enumerate(context[1:]) if self.ends(formula))
@@ -216,6 +262,23 @@ class Arrays:
         known = {schema: bool(bits >> i & 1) for i, schema in enumerate(observed)}
         after = tuple(self._step(f, lambda a: a != FALSE and known.get(a, True)) for f in context)
         return self._after(after)
+
+    def after_value(self, context: tuple[int, ...], value: int) -> int:
+        """The state after an item that equals ``value`` (a formula), in an array whose items differ."""
+
+        def change(leaf: Leaf) -> int:
+            if leaf[0] == "unique":
+                return FALSE if value in leaf[1] else self.unique(tuple(sorted((*leaf[1], value))))
+            return self._change(leaf, True)
+
+        must = self.formulas.replace(context[0], change)
+        return self._after((must,)) if must != FALSE else 0
+
+    def may_go_on(self, context: tuple[int, ...]) -> bool:
+        """Whether there is an item after the next one, of each kind it may be of, whatever the next one is."""
+        after = self._step(context[0], lambda asked: True)
+        must, _ = self._plan((after,))
+        return self.values.has_another_of_each_kind(must)
 
     def _after(self, context: tuple[int, ...]) -> int:
         """The state after an item."""

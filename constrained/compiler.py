@@ -69,7 +69,7 @@ class Compiler:
         self.max_states = max_states
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, CompiledGrammar | GrammarError] = OrderedDict()
-        self._shop = Workshop(vocabulary, max_states)
+        self._shops = {False: Workshop(vocabulary, max_states)}  # by ``_reads_items``
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The grammar, from the cache if it was compiled before. Raises ``GrammarError``, also from the cache."""
@@ -79,12 +79,13 @@ class Compiler:
         return found
 
     def _found(self, spec: GrammarSpec) -> CompiledGrammar | GrammarError:
-        key = spec.key
+        key, reads_items = spec.key, _reads_items(spec)
         with self._lock:
-            if self._shop.is_full:
-                self._shop = Workshop(self.vocabulary, self.max_states)
-                self._cache.clear()
-            shop = self._shop
+            shop = self._shops.get(reads_items)
+            if shop is None or shop.is_full:
+                if shop is not None:
+                    self._cache.clear()
+                shop = self._shops[reads_items] = Workshop(self.vocabulary, self.max_states)
             found = self._cache.get(key)
             if found is not None:
                 self._cache.move_to_end(key)
@@ -181,6 +182,11 @@ class Compiler:
         if not shop.machine.expressions.is_nonempty(expr):
             raise GrammarError(f"no text of this vocabulary's bytes matches the {spec.kind}")
         return shop.machine.start(shop.machine.text(expr), 0)
+
+
+def _reads_items(spec: GrammarSpec) -> bool:
+    """Whether items may have to be read to be kept apart: on a machine of its own, all others need no reading."""
+    return spec.kind in ("json_schema", "structural_tags") and '"uniqueItems"' in spec.text
 
 
 def _one_option(spec: GrammarSpec, name: str, default: str) -> str | int | bool:

@@ -285,10 +285,17 @@ class Completions:
 
     def demands_at_start(self, formula: int) -> list[int]:
         """What the values of the properties of note must satisfy that may come first."""
-        formula = self.settled(formula)
-        context = Context(self.properties.shape((formula,)), 0, (formula,))
+        context = self._start(formula)
         names, _ = self.allowed(context)
         return [self.allowed_demand(context, cls)[0] for cls in classes_of(names)]
+
+    def has_free_names(self, formula: int) -> bool:
+        """Whether the first property may have any name but a few."""
+        return 0 in self.allowed(self._start(formula))[1]
+
+    def _start(self, formula: int) -> Context:
+        formula = self.settled(formula)
+        return Context(self.properties.shape((formula,)), 0, (formula,))
 
     def allowed(self, context: Context) -> tuple[int, tuple[int, ...]]:
         """The names that may come next, as bits, and the other classes that may."""

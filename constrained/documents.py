@@ -1,6 +1,7 @@
 """A JSON Schema document: its resources, anchors and references. Never says what a keyword means for a value."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -11,6 +12,7 @@ from .spec import GrammarError
 Json = Any
 MAX_MAGNITUDE = 400  # exponent of ten; a number is spelled out digit by digit
 MAX_DEPTH = 200
+KNOWN_DIALECTS = r"https?://(json-schema\.org/(draft[-/][0-9-]+/(hyper-)?)?schema|spec\.openapis\.org/oas/)"
 
 ONE = ("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties", "additionalItems",
        "unevaluatedProperties", "unevaluatedItems")  # fmt: skip
@@ -61,10 +63,12 @@ def escape(part: str) -> str:
 class Document:
     """Where the parts of a schema are, by URI."""
 
-    def __init__(self, root: Json) -> None:
+    def __init__(self, root: Json, *, keeps_unique_items: bool = True) -> None:
+        """``keeps_unique_items``: else that keyword is left to be checked afterwards."""
         self.root = root
+        self.keeps_unique_items = keeps_unique_items
         dialect = root.get("$schema", "") if isinstance(root, dict) else ""
-        dialect = dialect if isinstance(dialect, str) else ""
+        self.dialect = dialect = dialect if isinstance(dialect, str) else ""
         self.ref_stands_alone = any(f"draft-0{n}" in dialect for n in "34567")
         self.is_draft4 = "draft-04" in dialect or "draft-03" in dialect
         self.resources: dict[str, Place] = {}
@@ -75,6 +79,10 @@ class Document:
         self._index(root, "#", "", 0)
         self.resources.setdefault("", Place(root, "#", self._base_of(root, "")))
         self.root_place = Place(root, "#", self._base_of(root, ""), (self._base_of(root, ""),) if self.dynamic else ())
+
+    @property
+    def is_of_known_dialect(self) -> bool:
+        return not self.dialect or re.match(KNOWN_DIALECTS, self.dialect) is not None
 
     def _id(self, schema: Json) -> str | None:
         found = schema.get("id" if self.is_draft4 else "$id") if isinstance(schema, dict) else None

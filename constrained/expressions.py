@@ -305,6 +305,10 @@ class Expressions:
             flat.discard(self.text)
         if not flat:
             return self.all_bytes
+        refused = [p for p in flat if self.nodes[p][0] == "not" and self.words_of(self.nodes[p][1])]
+        if len(refused) > 1:  # all but these, and all but those
+            flat.difference_update(refused)
+            flat.add(self.complement(self.union(*[self.nodes[p][1] for p in refused])))
         if len(flat) == 1:
             return flat.pop()
         finite = [p for p in flat if self.words_of(p) is not None]
@@ -509,6 +513,9 @@ class Expressions:
             return True
         room = 10 ** (scale - fraction)
         return -remainder * room % modulus < room
+
+    def num_bytes_in(self, lo: int, hi: int) -> int:
+        return (self.available >> lo & ((1 << hi - lo) - 1)).bit_count()
 
     def _available_in(self, lo: int, hi: int) -> int:
         bits = self.available >> lo & ((1 << hi - lo) - 1)

@@ -4,6 +4,7 @@ import hashlib
 import json
 from decimal import Decimal
 
+from .certain import uncertain_unique_items
 from .documents import Document, Json, Place, escape, read_json
 from .formats import FORMATS
 from .formulas import FALSE, TRUE
@@ -15,14 +16,17 @@ from .keywords import (
     SURE_KEYWORDS,
     check_shape,
     has_type,
-    is_number,
-    item_values,
     number_bounds,
 )
 from .regex_syntax import compile_regex
 from .schema_reader import Reader
 from .spec import GrammarError, GrammarTooComplex
 from .values import Kind, Values
+
+UNCERTAIN = (
+    "uniqueItems on which other schemas depend: in a branch of anyOf or oneOf that others overlap, under not, if or "
+    "contains, beside contains, or within the items of such an array"
+)
 
 
 class Schemas:
@@ -42,24 +46,33 @@ class Schemas:
     def compile(self, text: str, *, check_after: bool) -> tuple[int, list[str]]:
         """The root's formula, and what of it is left to check afterwards."""
         document = Document(read_json(text))
-        unsupported: list[str] = []
         lock = self.values.machine.lock  # taken for a while at a time, so that masks are made in between
         for place in document.places:
             with lock:
-                self._check(document, place, unsupported)
-        if unsupported and not check_after:
-            what, _, where = unsupported[0].rpartition(" at ")
-            raise GrammarError(f'unsupported: {what}; on_unsupported="check_after" lets it pass unchecked', where=where)
+                self._check(document, place)
         key = hashlib.sha256(text.encode()).hexdigest()
+        unsupported: list[tuple[str, str]] = []  # what, where
+        if not document.is_of_known_dialect:
+            unsupported.append((f"the dialect $schema {document.dialect!r}", "#/$schema"))
         with lock:
             root = self.node(document, key, document.root_place)
+            if any("uniqueItems" in place.schema for place in document.places):
+                uncertain = uncertain_unique_items(self, root)
+                unsupported += [(UNCERTAIN, where) for where in uncertain]
+                if uncertain and check_after:
+                    document = Document(document.root, keeps_unique_items=False)
+                    root = self.node(document, f"{key} without uniqueItems", document.root_place)
+            if unsupported and not check_after:
+                what, where = unsupported[0]
+                way_out = 'on_unsupported="check_after" lets it pass unchecked'
+                raise GrammarError(f"unsupported: {what}; {way_out}", where=where)
             if not self.values.satisfiable(root):
                 raise GrammarError("no value satisfies the schema", where="#")
-        return root, unsupported
+        return root, [f"{what} at {where}" for what, where in unsupported]
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
-    def _check(self, document: Document, place: Place, unsupported: list[str]) -> None:
+    def _check(self, document: Document, place: Place) -> None:
         """Every keyword of one schema is well formed and known to be enforced."""
         schema, where = place.schema, place.pointer
         if "$ref" in schema and document.ref_stands_alone:
@@ -79,9 +92,6 @@ class Schemas:
                         self.pattern(pattern, f"{at}/{escape(pattern)}")
                 case "multipleOf":
                     self.values.numbers.multiple_of(Decimal(value), where=at)
-                case "uniqueItems":
-                    if value and not self._is_unique_anyway(schema):
-                        unsupported.append(f"uniqueItems at {at}")
                 case "$ref" | "$dynamicRef" | "$recursiveRef":
                     self.target(document, place, key)
                 case "format":
@@ -89,12 +99,6 @@ class Schemas:
                         self.format(value)
         if not BOUNDS.isdisjoint(schema):
             self.values.numbers.between(*number_bounds(schema), where=where)
-
-    @staticmethod
-    def _is_unique_anyway(schema: Json) -> bool:
-        """Whether items can be kept apart: there is one at most, or they are of a few known values."""
-        one_at_most = "maxItems" in schema and is_number(schema["maxItems"]) and schema["maxItems"] <= 1
-        return one_at_most or item_values(schema) is not None
 
     def target(self, document: Document, place: Place, key: str) -> Place:
         """Where the reference under ``key`` leads."""

@@ -1,7 +1,7 @@
 """A pushdown automaton over bytes that texts are led through. Never knows a grammar.
 
-A configuration (state, aux, stack) is an int; ``advance`` remembers what it found for it. What states and frames mean
-is in the tables.
+A configuration (state, aux, stack, item) is an int; ``advance`` remembers what it found for it. What states and frames
+mean is in the tables. ``item`` is the text so far of an item that an ``ItemReader`` waits for; 0 where none does.
 """
 
 from functools import partial
@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 
 from . import walk
-from .masks import Masks
+from .masks import MASK_WORK, Masks
 from .spec import GrammarTooComplex
-from .tables import Tables, only
+from .tables import DEAD_STATE, Tables, only
 from .vocabulary import Vocabulary
 from .walk import PUSH
 
@@ -37,9 +37,12 @@ class Machine(Tables):
         self.stack_frames = [0]
         self.stack_parents = [0]
         self.stack_depths = [0]
+        self.item_stacks = [0]  # of each the one below it, or itself, whose top frame waits for an item's text
         self._stacks: dict[tuple[int, int], int] = {}
-        self._configs: dict[tuple[int, int, int], int] = {}
-        self.configs: list[tuple[int, int, int]] = []
+        self._items: dict[tuple[int, bytes], int] = {}
+        self._item_parts: list[tuple[int, bytes]] = [(0, b"")]  # what came before, and what then
+        self._configs: dict[tuple[int, int, int, int], int] = {}
+        self.configs: list[tuple[int, int, int, int]] = []
         self._edges: dict[tuple[int, int], int] = {}
         self._may_end: dict[int, bool] = {}
         self.control[walk.NUM_NOTED] = -1
@@ -63,6 +66,7 @@ class Machine(Tables):
             self.stack_frames.append(frame)
             self.stack_parents.append(parent)
             self.stack_depths.append(self.stack_depths[parent] + 1)
+            self.item_stacks.append(found if frame in self.item_readers else self.item_stacks[parent])
             if found + self._stack_room >= len(self.arrays[walk.STACK_FRAME]):
                 for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
                     self._grow(slot, 2 * (found + self._stack_room))
@@ -71,8 +75,8 @@ class Machine(Tables):
             self.arrays[walk.STACK_DEPTH][found] = self.stack_depths[found]
         return found
 
-    def config(self, state: int, aux: int, stack: int) -> int:
-        key = (state, aux, stack)
+    def config(self, state: int, aux: int, stack: int, item: int = 0) -> int:
+        key = (state, aux, stack, item)
         found = self._configs.get(key)
         if found is None:
             found = self._configs[key] = len(self.configs)
@@ -87,7 +91,7 @@ class Machine(Tables):
     def start_after(self, text: bytes, config: int) -> int:
         """The configuration before ``text``, which leads to ``config``."""
         with self.lock:
-            state, aux, stack = self.configs[config]
+            state, aux, stack, _ = self.configs[config]
             for byte in reversed(text):
                 state = self.state(("literal", byte, state), partial(self.add_state, partial(only, byte, state)))
             return self.config(state, aux, stack)
@@ -131,7 +135,9 @@ class Machine(Tables):
         with self.lock:
             if not self.vocabulary.is_text[token]:
                 return -1
-            state, aux, stack = self.configs[config]
+            if self.item_readers:
+                return self._remember(config, token, self._read_on(config, self.vocabulary.tokens[token]))
+            state, aux, stack, _ = self.configs[config]
             self.begin()
             at = 0
             control = self.control
@@ -150,15 +156,82 @@ class Machine(Tables):
                 int(control[walk.OUT_AUX]),
                 self._keep_stack(int(control[walk.OUT_STACK])),
             )
-            if len(self._edges) > 1_000_000:
-                self._edges.clear()
+            return self._remember(config, token, out)
+
+    def _remember(self, config: int, token: int, out: int) -> int:
+        if len(self._edges) > 1_000_000:
+            self._edges.clear()
+        if out >= 0:
             self._edges[(config, token)] = out
-            return out
+        return out
+
+    def _read_on(self, config: int, data: bytes) -> int:
+        """As ``advance_bytes``, byte by byte: an item that is waited for goes on as its text tells."""
+        state, aux, stack, item = self.configs[config]
+        begin = 0  # of what the item has got in these bytes
+        for at, byte in enumerate(data):
+            waiting = self.item_stacks[stack]
+            if waiting == stack and waiting and self._ends_before(state, byte):  # a number, say
+                text = self.item_text(item) + data[begin:at]
+                state, aux, stack, waiting = self._after_item(waiting, text), 0, self.stack_parents[stack], 0
+            stepped = self._step(state, aux, stack, byte)
+            if stepped is None:
+                return -1
+            state, aux, stack = stepped
+            if waiting and self.item_stacks[stack] == waiting:
+                continue
+            if waiting:
+                text = self.item_text(item) + data[begin : at + 1]
+                if text.strip() != b"]":  # which ends an array without items
+                    state, aux, stack = self._after_item(waiting, text), 0, self.stack_parents[waiting]
+                    if state == DEAD_STATE:
+                        return -1
+            item, begin = 0, at + 1
+        return self.config(state, aux, stack, self._item(item, data[begin:]) if self.item_stacks[stack] else 0)
+
+    def _item(self, before: int, part: bytes) -> int:
+        if not part:
+            return before
+        found = self._items.get((before, part))
+        if found is None:
+            found = self._items[before, part] = len(self._item_parts)
+            self._item_parts.append((before, part))
+        return found
+
+    def item_text(self, item: int) -> bytes:
+        parts = []
+        while item:
+            item, part = self._item_parts[item]
+            parts.append(part)
+        return b"".join(reversed(parts))
+
+    def _ends_before(self, state: int, byte: int) -> bool:
+        return self.arrays[walk.ENDS][state] > 0 and int(self.row(state)[byte]) < 0
+
+    def _after_item(self, stack: int, text: bytes) -> int:
+        with self.fuel.at_most(MASK_WORK):
+            return self.item_readers[self.stack_frames[stack]].after(text)
+
+    def _step(self, state: int, aux: int, stack: int, byte: int) -> tuple[int, int, int] | None:
+        """The state, aux and stack after a byte; None if it is refused."""
+        array = np.array([byte], np.uint8)
+        control = self.control
+        while True:
+            self.begin()
+            status, _ = walk.step_bytes(control, array, 0, state, aux, stack)
+            if status == walk.DEAD:
+                return None
+            if status == walk.OK:
+                kept = self._keep_stack(int(control[walk.OUT_STACK]))
+                return int(control[walk.OUT_STATE]), int(control[walk.OUT_AUX]), kept
+            self._supply(status)
 
     def advance_bytes(self, config: int, data: bytes) -> int:
         """As ``advance``, for bytes."""
         with self.lock:
-            state, aux, stack = self.configs[config]
+            if self.item_readers:
+                return self._read_on(config, data)
+            state, aux, stack, _ = self.configs[config]
             array = np.frombuffer(data, np.uint8)
             at = 0
             control = self.control
@@ -179,7 +252,7 @@ class Machine(Tables):
             out = bytearray()
             control = self.control
             while len(out) < limit and not self.may_end(config):
-                state, aux, stack = self.configs[config]
+                state, aux, stack, _ = self.configs[config]
                 self.begin()
                 byte, status = walk.only_byte(control, state, aux, stack)
                 if byte == -2:
@@ -196,7 +269,7 @@ class Machine(Tables):
         found = self._may_end.get(config)
         if found is None:
             with self.lock:
-                state, aux, stack = self.configs[config]
+                state, aux, stack, _ = self.configs[config]
                 found = False
                 while True:
                     lazy = self.lazy.get(state)

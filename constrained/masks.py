@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from . import walk
+from .item_texts import Crossing, crossing_tokens, is_in_string
 from .lazy_masks import LazyMasks
 from .recent import Recent
 from .spec import GrammarTooComplex
@@ -50,6 +51,7 @@ class Masks:
         self._shared: Recent[tuple[int, int, tuple[int, ...]], np.ndarray] = Recent(capacity)
         self._inner: Recent[tuple[int, int, int], _Inner] = Recent(capacity)
         self._depths: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._crossing: Crossing | None = None  # found when first needed
         self._only: dict[int, int] = {}
         self._barriers: dict[int, int] = {}
         self._inside: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
@@ -76,6 +78,8 @@ class Masks:
             with self.machine.lock:
                 with self.machine.fuel.at_most(MASK_WORK):
                     found = self._find(config)
+                    if self.machine.item_readers:
+                        found = self._without_repeats(config, found)
                 self.known.put(config, found)
         return found
 
@@ -101,7 +105,7 @@ class Masks:
 
     def _find(self, config: int) -> np.ndarray:
         machine = self.machine
-        state, aux, stack = machine.configs[config]
+        state, aux, stack, _ = machine.configs[config]
         if state in machine.lazy:
             alone = machine.lazy[state].mask(self.lazy)
             return self._with_end(alone) if machine.may_end(config) else alone
@@ -119,6 +123,31 @@ class Masks:
         self._shared.put((state, shared_aux, self._top_frames(stack, depth)), row)
         if depth not in depths:
             self._depths[(state, shared_aux)] = (*depths, depth)
+        return row
+
+    def _without_repeats(self, config: int, row: np.ndarray) -> np.ndarray:
+        """The mask without tokens that end an item and go on as if its text did not count."""
+        machine = self.machine
+        _, _, stack, item = machine.configs[config]
+        if self._crossing is None:
+            self._crossing = crossing_tokens(self.vocabulary)
+        crossing = self._crossing
+        waiting = machine.item_stacks[stack]
+        if not waiting:
+            tokens = crossing.whole_items
+        else:
+            in_string = is_in_string(machine.item_text(item))
+            if machine.item_readers[machine.stack_frames[waiting]].has_others():
+                tokens = crossing.into_next_after_quote if in_string else crossing.into_next
+            else:
+                tokens = crossing.commas_after_quote if in_string else crossing.commas
+        wrong = [t for t in tokens if int(row[t >> 5]) >> (t & 31) & 1 and machine.advance(config, t) < 0]
+        if not wrong:
+            return row
+        row = row.copy()
+        for token in wrong:
+            row[token >> 5] &= ~np.uint32(1 << (token & 31))
+        row.flags.writeable = False
         return row
 
     def _with_end(self, row: np.ndarray) -> np.ndarray:

@@ -66,6 +66,12 @@ class Numbers:
             self.plain_integer, ex.concat(mantissa, mark, ex.union(EMPTY, ex.literal(b"+")), from_16)
         )
 
+    @property
+    def distinct(self) -> int:
+        """Spellings of which no two are of one number, not of all numbers."""
+        fraction = self.ex.concat(self.point, self.ex.repeat(self.digit, 0, 16), self._digits(1, 9))
+        return self.ex.concat(self.canonical_integer, self.ex.union(EMPTY, fraction))
+
     def _digits(self, low: int, high: int) -> int:
         return self.ex.bytes_in((1 << (0x30 + high + 1)) - (1 << (0x30 + low))) if low <= high else NOTHING
 

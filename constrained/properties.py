@@ -30,6 +30,10 @@ class Rule:
     additional: int
     by_name: dict[str, int] = field(compare=False, hash=False)
 
+    @property
+    def values(self) -> tuple[int, ...]:
+        return (*self.by_name.values(), *(value for _, value in self.patterns), self.additional)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:

@@ -220,9 +220,12 @@ class Reader:
         parts.append(arrays.at_least(int(schema.get("minItems", 0))))
         if "maxItems" in schema:
             parts.append(arrays.at_most(int(schema["maxItems"])))
-        if schema.get("uniqueItems") is True:
-            for value in item_values(schema) or ():
-                parts.append(arrays.contains(self.schemas.constant(value), 0, 1))
+        if schema.get("uniqueItems") is True and schema.get("maxItems", 2) > 1:
+            known = item_values(schema)
+            if known is not None:
+                parts += [arrays.contains(self.schemas.constant(value), 0, 1) for value in known]
+            elif self.document.keeps_unique_items:
+                parts.append(arrays.unique())
         if "contains" in schema:
             asked = self.sub(schema["contains"], "contains")
             need = int(schema.get("minContains", 1))

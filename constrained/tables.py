@@ -16,6 +16,7 @@ import numpy as np
 from . import walk
 from .expressions import NOTHING, Expressions
 from .fuel import Fuel
+from .item_texts import ItemReader
 from .prefixes import without_far_bounds
 from .spec import GrammarTooComplex
 from .vocabulary import Vocabulary
@@ -126,6 +127,7 @@ class Tables:
         self.inside_string: dict[int, int] = {}
         self.counted_states: set[int] = set()
         self.twins: dict[int, Callable[[], int]] = {}
+        self.item_readers: dict[int, ItemReader] = {}  # by frame
         self.add_state(None)  # DEAD_STATE
         self.add_frame(lambda result: DEAD_STATE)  # frame 0, below every stack
 
@@ -224,9 +226,14 @@ class Tables:
             found = self._states[key] = make()
         return found
 
-    def add_frame(self, returns: Returns, *, low: int = 0, high: int = 0, filter_at: int = -1) -> int:
+    def add_frame(
+        self, returns: Returns, *, low: int = 0, high: int = 0, filter_at: int = -1, reader: ItemReader | None = None
+    ) -> int:
+        """A new frame. Where a ``reader`` waits for the value's text, ``returns`` is good for masks alone."""
         frame = len(self._returns)
         self._returns.append(returns)
+        if reader is not None:
+            self.item_readers[frame] = reader
         if frame >= len(self.arrays[walk.FRAME_FILTER]):
             self._grow(walk.FRAME_FILTER, frame + 1, -1)
             self._grow(walk.FRAME_LOW, frame + 1)

@@ -10,12 +10,14 @@ from typing import Literal, Protocol
 import numpy as np
 
 from .arrays import CLOSE, Arrays
+from .documents import Json
 from .expressions import NOTHING
 from .formulas import FALSE, TRUE, Formulas
 from .machine import Machine
 from .numbers import Numbers
 from .objects import Objects
 from .scalars import Scalars
+from .sizes import num_texts
 from .spec import GrammarTooComplex
 from .tables import COMPACT, FLEXIBLE
 
@@ -35,6 +37,10 @@ class Source(Protocol):
 
     def kinds_first(self, node: int) -> tuple[Kind, ...]:
         """The kinds its values most likely are of."""
+        ...
+
+    def constant(self, value: Json) -> int:
+        """The formula that a value equals ``value``."""
         ...
 
     def pointer(self, node: int) -> str:
@@ -188,6 +194,44 @@ class Values:
         if kind == "object":
             return self.objects.completions.is_alive_at_start(inner)
         return inner == TRUE
+
+    def num_values(self, formula: int, most: int, *, depth: int = 3) -> int:
+        """That many different values satisfy the formula, up to ``most``, or more: looked for ``depth`` levels deep."""
+        total = 0
+        for kind in KINDS:
+            if total < most and formula != FALSE:
+                total += self._num_values(formula, kind, most - total, depth)
+        return total
+
+    def has_another_of_each_kind(self, formula: int) -> bool:
+        """Whether two values satisfy the formula of each kind that does, literals aside, and there is such a kind."""
+        kinds: tuple[Kind, ...] = ("string", "number", "array", "object")
+        live = [kind for kind in kinds if formula != FALSE and self.satisfiable_kind(formula, kind)]
+        return bool(live) and all(self._num_values(formula, kind, 2, 3) == 2 for kind in live)
+
+    def _num_values(self, formula: int, kind: Kind, most: int, depth: int) -> int:
+        inner = self.expand(formula, kind)
+        if inner == FALSE:
+            return 0
+        match kind:
+            case "string":
+                return num_texts(self.ex, self.expression(formula, kind), most)
+            case "number":
+                return num_texts(
+                    self.ex, self.ex.intersect(self.expression(formula, kind), self.numbers.distinct), most
+                )
+            case "array" | "object":
+                if inner == TRUE:
+                    return most
+                if not self.satisfiable_kind(formula, kind):
+                    return 0
+                completions = self.objects.completions
+                if kind == "object" and completions.has_free_names(inner):
+                    return most
+                firsts = [self.arrays.first_demand(inner)] if kind == "array" else completions.demands_at_start(inner)
+                found = [self.num_values(first, most, depth=depth - 1) for first in firsts] if depth else []
+                return max(found, default=1) or 1
+        return 1
 
     def prove(self, key: Hashable, rule: Callable[[], bool]) -> bool:
         """The least answer to a question that may lead back to itself: what only holds if it holds, does not."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...constrained.spec import GrammarError
 from ..protocol.messages import CandidateMeta, Delta, GenMeta, TokenLogprob
 from ..protocol.ops import Gen
 from ..scheduler import Sequence
@@ -123,7 +124,10 @@ class Candidate:
             self.draft_waits = self.draft_pause = min(2 * self.draft_pause + 1, MOST_STEPS_WITHOUT_DRAFT)
 
     def accept(self, token_id: int, logprob: TokenLogprob | None, tokenizer: Tokenizer, context_len: int) -> str:
-        """Take a sampled token; the text that may be shown now. ``finish_reason`` is set when this was the last."""
+        """Take a sampled token; the text that may be shown now. ``finish_reason`` is set when this was the last.
+
+        Raises GrammarError where what comes after it is too much to find out.
+        """
         params = self.generation.op.params
         self.num_generated += 1
         if logprob is not None:
@@ -133,7 +137,7 @@ class Candidate:
             self.matched_stop = token_id
             return self._finish("stop")
         if self.matcher is not None and not self.matcher.accept(token_id):
-            raise AssertionError(f"sampled token {token_id}, which the grammar refuses")
+            raise GrammarError(self.matcher.error or f"token {token_id}, which the mask allowed, was refused")
         if self.healing is not None and not self.healing.accept(token_id):
             raise AssertionError(self.healing.error)
         return self._append(token_id, context_len)
@@ -149,7 +153,8 @@ class Candidate:
         for token_id in token_ids:
             if self.finish_reason:
                 break
-            assert self.matcher is not None and self.matcher.accept(token_id), token_id
+            if self.matcher is None or not self.matcher.accept(token_id):
+                raise GrammarError((self.matcher and self.matcher.error) or f"forced token {token_id} was refused")
             self.num_generated += 1
             self.num_forced += 1
             text += self._append(token_id, context_len)

@@ -329,7 +329,7 @@ class StepLoop:
                     self._stream(candidate, candidate.accept_forced(forced, self.context_len), "forced")
                     if record is not None:
                         record.note("forced", len(candidate.seq.tokens) - length)
-        except GrammarError as error:  # a stop pattern that has grown too large
+        except GrammarError as error:  # a stop pattern, or what an item leaves to the next, that has grown too large
             self.interpreter.fail_grammar(candidate, str(error))
             return False
         return True

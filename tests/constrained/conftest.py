@@ -82,18 +82,18 @@ def completion(matcher: Matcher) -> bytes:
     start = matcher._configs[-1]
     plain = bytes(b for b in range(0x20, 0x7F) if b != 0x5C) + b"\x80\x90\xa0\xbf"
     for alphabet in (plain, plain + b"\\", bytes(range(256))):
-        found = {start: b""}
-        queue = [(0, 0, start)]
-        while queue and len(found) < 10_000:
-            _, length, config = heapq.heappop(queue)
+        seen = {machine.configs[start][:3]}  # how an item under way was written matters little for how it may end
+        queue = [(0, 0, start, b"")]
+        while queue and len(seen) < 10_000:
+            _, length, config, way = heapq.heappop(queue)
             if machine.may_end(config):
-                return found[config]
+                return way
             for byte in alphabet:
                 following = machine.advance(config, byte)
-                if following >= 0 and following not in found:
-                    found[following] = found[config] + bytes([byte])
+                if following >= 0 and machine.configs[following][:3] not in seen:
+                    seen.add(machine.configs[following][:3])
                     depth = machine.stack_depths[machine.configs[following][2]]
-                    heapq.heappush(queue, (depth, length + 1, following))
+                    heapq.heappush(queue, (depth, length + 1, following, way + bytes([byte])))
     raise AssertionError(f"no way on from {machine.configs[start]}")
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from phloem.constrained import GrammarError, Vocabulary, compile
 from phloem.constrained.expressions import Expressions
 from phloem.constrained.regex_syntax import compile_regex
+from phloem.constrained.sizes import num_texts
 
 from .conftest import takes, walk_all
 
@@ -136,3 +137,12 @@ def test_a_byte_without_a_token_is_in_no_language() -> None:
     with pytest.raises(GrammarError, match="no text of this vocabulary's bytes"):
         compile("regex", "z+", vocabulary)
     assert takes(compile("regex", "a|z", vocabulary), "a")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [("", 1), ("a|b|ab", 3), ("[a-c]{2}", 9), ("[a-c]{0,2}", 13), ("é|ü", 2), ("a*", 50), (".{2}", 50), ("a{60}|b", 2)],
+)
+def test_texts_are_counted_up_to_a_bound(pattern: str, count: int) -> None:
+    ex = Expressions()
+    assert num_texts(ex, compile_regex(pattern, ex, anchored=True), 50) == count

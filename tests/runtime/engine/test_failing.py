@@ -85,6 +85,19 @@ def test_a_grammar_that_gives_up_fails_its_op_alone_and_keeps_the_text(driver):
     assert outcome.closed is not None and good.value(1)
 
 
+def test_an_item_that_leaves_too_much_to_find_out_fails_its_op_alone(driver, monkeypatch):
+    good = driver.submit([o.Text(op=0, seq=0, text="a"), o.Gen(op=1, seq=0, params=GREEDY)])
+    items = '{"type": "array", "items": {"type": "integer"}, "uniqueItems": true, "minItems": 9}'
+    long = SamplingParams(temperature=1.0, seed=3, max_tokens=80)
+    outcome = driver.submit(
+        [o.Text(op=0, seq=0, text="a"), o.Gen(op=1, seq=0, params=long, grammar=o.GrammarSpec("json_schema", items))]
+    )
+    monkeypatch.setattr("phloem.constrained.machine.MASK_WORK", 1)
+    driver.run()
+    assert outcome.failed[1].error.kind == "InvalidGrammar" and "more than 1 steps" in outcome.failed[1].error.message
+    assert good.value(1)
+
+
 def test_cancel_keeps_what_was_generated_and_frees_everything(driver):
     long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
     outcome = driver.submit(

@@ -1,0 +1,180 @@
+"""``uniqueItems``: items are kept apart by what was written, in any tokens, and where that cannot be it is said."""
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from phloem.constrained import Compiler, GrammarError, GrammarSpec, GrammarTooComplex, Vocabulary, compile
+from phloem.constrained.item_texts import crossing_tokens, is_in_string
+
+from .conftest import as_json, is_set, takes, walk_all
+
+jsonschema = pytest.importorskip("jsonschema")
+
+# Tokens that end an item and go into the next one, or hold items whole.
+CROSSING = [
+    b'","', b'", "', b'",', b'"]', b",1", b"1,1", b"1,2", b',"', b'"a","a"', b'["a","b"', b"[1,1", b"[1,2]", b"],[",
+    b"]]", b"},{", b"ab", b'","a', b",[", b'"],["', b"true,null", b'"b",', b"2,1,", b"0.5", b',""', b'"a":1', b',{"',
+]  # fmt: skip
+APART = Vocabulary([bytes([b]) for b in range(256)] + CROSSING + [b"</s>"], {256 + len(CROSSING)}, 256 + len(CROSSING))
+STRINGS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+VALUES: list[Any] = [
+    "a",
+    "b",
+    "ab",
+    "",
+    1,
+    2,
+    1.0,
+    0.5,
+    None,
+    True,
+    False,
+    [],
+    [1],
+    [1, 1],
+    {},
+    {"a": 1},
+    {"a": 1, "b": 2},
+]
+SCHEMAS: list[dict[str, Any]] = [
+    STRINGS,
+    {"uniqueItems": True},
+    {"type": "array", "items": {"type": "string", "maxLength": 2}, "uniqueItems": True, "minItems": 2},
+    {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 3}, "uniqueItems": True, "minItems": 3},
+    {"type": "array", "items": {"enum": ["a", "b", *range(30)]}, "uniqueItems": True},
+    {"type": "array", "items": {"type": "string", "pattern": "^[ab]{1,2}$"}, "uniqueItems": True, "maxItems": 7},
+    {"type": "array", "items": {"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 1}, "uniqueItems": True},
+    {"type": "array", "prefixItems": [{"type": "boolean"}, {"type": "boolean"}], "uniqueItems": True},
+    {"type": "array", "items": {"type": "object", "properties": {"a": {}, "b": {}}}, "uniqueItems": True},
+    {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}, "uniqueItems": True},
+    {"type": "object", "properties": {"x": STRINGS, "y": {"uniqueItems": True}}, "required": ["x"]},
+    {"type": "array", "items": STRINGS},
+    {"anyOf": [{"type": "null"}, STRINGS]},
+    {"$defs": {"t": STRINGS}, "allOf": [{"$ref": "#/$defs/t"}, {"maxItems": 3}]},
+]  # fmt: skip
+
+
+def instances(rng: random.Random, schema: dict[str, Any]) -> Any:
+    def array() -> list[Any]:
+        found = rng.choices(VALUES, k=rng.randrange(4))
+        return [*found, found[0]] if found and rng.random() < 0.3 else found
+
+    if "properties" in schema:
+        return {"x": array(), "y": array()}
+    return [array(), array()] if schema.get("items") is STRINGS else array()
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
+@pytest.mark.parametrize("order", ["any", "schema"])
+def test_arrays_are_taken_as_the_reference_judges_them(schema: dict[str, Any], order: str) -> None:
+    rng = random.Random(3)
+    valid = jsonschema.Draft202012Validator(schema).is_valid
+    grammar = compile("json_schema", json.dumps(schema), APART, property_order=order, numbers="any")
+    for _ in range(40):
+        value = instances(rng, schema)
+        assert takes(grammar, as_json(value), rng) == valid(value), value
+    compact = compile("json_schema", json.dumps(schema), APART, property_order=order, whitespace="compact")
+    walk_all(compact, lambda text: valid(json.loads(text)), walks=6)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
+def test_a_token_is_allowed_exactly_where_its_bytes_are(schema: dict[str, Any]) -> None:
+    single = Vocabulary([bytes([b]) for b in range(256)] + [b"</s>"], {256}, 256)
+    rng = random.Random(1)
+    options = {"property_order": "any", "whitespace": "compact"}
+    bytewise = Compiler(single).compile(GrammarSpec("json_schema", json.dumps(schema), options))
+    grammar = compile("json_schema", json.dumps(schema), APART, **options)
+    for _ in range(2):
+        matcher, slow = grammar.matcher(), bytewise.matcher()
+        for _ in range(25):
+            mask = matcher.mask()
+            for token, data in enumerate(CROSSING, start=256):
+                ahead = slow.clone()
+                by_bytes = all(is_set(ahead.mask(), byte) and ahead.accept(byte) for byte in data)
+                assert is_set(mask, token) == by_bytes, (slow, data)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+            likely = [t for t in allowed if t >= 256 or t in b'[]{}",:ab12']
+            token = rng.choice(likely or allowed)
+            assert matcher.accept(token)
+            if token == APART.eos:
+                break
+            assert all(slow.accept(byte) for byte in APART.tokens[token])
+
+
+def test_what_is_equal_is_equal_however_it_is_written(vocabulary: Vocabulary) -> None:
+    anything = compile("json_schema", '{"uniqueItems": true}', vocabulary, numbers="any")
+    for text, is_valid in [
+        ('["a", "\\u0061"]', False),
+        ("[1, 1.0]", False),
+        ("[1, true, 0, false, null, []]", True),
+        ('[{"a": 1, "b": 2}, {"b": 2, "a": 1}]', False),
+        ("[[1, 2], [2, 1], [1, 2]]", False),
+        ('["\\"", "\\\\", "\\"]"]', True),
+        ('["1", 1, 1e0]', False),
+    ]:
+        assert takes(anything, text) == is_valid, text
+
+
+def test_rollback_and_clones_know_what_was_written(vocabulary: Vocabulary) -> None:
+    matcher = compile("json_schema", json.dumps(STRINGS), vocabulary, whitespace="compact").matcher()
+    for byte in b'["ab","a':
+        assert matcher.accept(byte)
+    twin = matcher.clone()
+    assert not is_set(matcher.mask(), ord("b")) or (matcher.accept(ord("b")) and not is_set(matcher.mask(), ord('"')))
+    assert is_set(twin.mask(), ord('"')) and twin.accept(ord('"')) and twin.accept(ord("]"))
+    twin.rollback(3)
+    assert twin.accept(ord("c")) and is_set(twin.mask(), ord('"'))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": STRINGS},
+        {"anyOf": [STRINGS, {"type": "array", "items": {"type": "integer"}}]},
+        {"oneOf": [STRINGS, {"type": "array", "minItems": 2}]},
+        {"if": STRINGS, "then": {"maxItems": 3}, "type": "array"},
+        {**STRINGS, "contains": {"const": "a"}},
+        {"type": "array", "items": STRINGS, "uniqueItems": True},
+        {"type": "object", "properties": {"a": STRINGS}, "dependentSchemas": {"b": {"required": ["a"]}}},
+    ],
+)
+def test_where_other_schemas_depend_on_it_that_is_said(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
+    text = json.dumps({"type": "object", "properties": {"v": schema}})
+    with pytest.raises(GrammarError, match=r'unsupported: uniqueItems on which other .*"check_after"') as caught:
+        compile("json_schema", text, vocabulary)
+    assert caught.value.where.startswith("#/properties/v")
+    grammar = compile("json_schema", text, vocabulary, on_unsupported="check_after")
+    assert grammar.unchecked and grammar.unchecked[0].startswith("uniqueItems")
+
+
+def test_more_items_than_there_are_values_are_refused_with_their_number(vocabulary: Vocabulary) -> None:
+    items = {"type": "integer", "minimum": 1, "maximum": 3}
+    schema = {"type": "array", "items": items, "uniqueItems": True, "minItems": 4}
+    with pytest.raises(GrammarTooComplex, match="uniqueItems with minItems 4"):
+        compile("json_schema", json.dumps(schema), vocabulary)
+
+
+def test_grammars_that_read_no_items_have_a_machine_of_their_own(vocabulary: Vocabulary) -> None:
+    unique = compile("json_schema", json.dumps(STRINGS), vocabulary)
+    plain = compile("json_schema", json.dumps({"type": "array", "items": {"type": "string"}}), vocabulary)
+    assert unique.machine.item_readers and not plain.machine.item_readers
+
+
+def test_tokens_that_may_cross_from_item_to_item_are_found() -> None:
+    tokens = [b",", b'",', b'","', b'","a', b"1,1", b"[1,1", b"ab", b"]"]
+    crossing = crossing_tokens(Vocabulary([*tokens, b"</s>"], {8}, 8))
+    assert crossing.commas == (0, 1, 2, 3, 4, 5)
+    assert crossing.into_next == (3, 4, 5)
+    assert crossing.commas_after_quote == (1, 2, 3) and crossing.into_next_after_quote == (3,)
+    assert crossing.whole_items == (5,)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open"),
+    [("", False), ('"a', True), ('"a\\"', True), ('"a"', False), ('"\\\\"', False), ('{"a": "', True)],
+)
+def test_an_open_string_is_seen(text: str, is_open: bool) -> None:
+    assert is_in_string(text.encode()) == is_open
