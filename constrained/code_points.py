@@ -120,14 +120,26 @@ def unicode_class(name: str) -> Ranges | None:
     return None
 
 
+@functools.cache
+def _alike() -> dict[int, tuple[int, ...]]:
+    """Letters that share their upper case with more than one other, as sigma and final sigma do: each with all."""
+    by_upper: dict[str, list[int]] = {}
+    for code in range(0x80, 0x1E944):  # there are no cased letters beyond
+        by_upper.setdefault(chr(code).upper(), []).append(code)
+    return {
+        code: tuple(group) for upper, group in by_upper.items() if len(upper) == 1 and len(group) > 2 for code in group
+    }
+
+
 def fold_case(ranges: Ranges) -> Ranges:
-    """The set with both cases of every letter in it (simple one-to-one folding)."""
+    """The set with every case of every letter in it (simple one-to-one folding)."""
     extra = []
     for lo, hi in ranges:
         if hi - lo > 5000:
             continue
         for code in range(lo, hi + 1):
-            for other in (chr(code).lower(), chr(code).upper()):
-                if len(other) == 1 and ord(other) != code:
-                    extra.append((ord(other), ord(other)))
+            others = [ord(other) for other in (chr(code).lower(), chr(code).upper()) if len(other) == 1]
+            if code >= 0x80:
+                others += _alike().get(code, ())
+            extra += [(other, other) for other in others]
     return union(ranges, extra)

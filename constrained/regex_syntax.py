@@ -418,25 +418,22 @@ def _anchors(node: Node, pattern: str, where: str) -> list[tuple[bool, bool, tup
                 joined = []
                 for starts, ends, body in found:
                     for starts2, ends2, body2 in _anchors(part, pattern, where):
-                        if (starts2 and _takes_text(body)) or (ends and _takes_text(body2)):
-                            if not (_may_be_empty(body) if starts2 else _may_be_empty(body2)):
-                                continue  # text before ^ or after $: this alternative matches nothing
-                            body, body2 = ((), body2) if starts2 else (body, ())
-                        joined.append((starts or starts2, ends or ends2, body + body2))
+                        if (starts2 and not _may_be_empty(body)) or (ends and not _may_be_empty(body2)):
+                            continue  # text before ^ or after $: this alternative matches nothing
+                        both = (*(() if starts2 else body), *(() if ends else body2))
+                        joined.append((starts or starts2, ends or ends2, both))
                 found = joined
                 if len(found) > 256:
                     raise GrammarError(f"regex {pattern!r}: too many alternatives hold anchors", where=where)
             return found
         case Rep(inner, low, high):
+            if high == 0:
+                return [(False, False, ())]
             if high == 1:
                 some = _anchors(inner, pattern, where)
                 return some if low else [*some, (False, False, ())]
             raise GrammarError(f"regex {pattern!r}: an anchor inside a repeated group is not supported", where=where)
     raise AssertionError(node)
-
-
-def _takes_text(parts: tuple[Node, ...]) -> bool:
-    return any(not (isinstance(p, Cat) and not p.parts) for p in parts)
 
 
 def _may_be_empty(parts: tuple[Node, ...]) -> bool:

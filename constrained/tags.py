@@ -6,7 +6,8 @@
      "at_least_one": false, "stop_after_first": false,
      "begin_at_once": false}            the first tag begins where the text does
 
-A tag holds a JSON ``schema`` or a ``regex``; ``end`` follows it.
+A tag holds a JSON ``schema`` or a ``regex``; ``end`` follows it. A regex is left where its end can first stand; if
+that is empty, where the text stops matching.
 """
 
 import json
@@ -85,6 +86,12 @@ def read_tags(text: str) -> TagSet:
     for trigger in triggers:
         if not isinstance(trigger, str) or not trigger or not any(tag.begin.startswith(trigger) for tag in tags):
             raise GrammarError(f"trigger {trigger!r} begins no tag", where="#/triggers")
+        for other in triggers:
+            if other in trigger[1:-1]:
+                raise GrammarError(
+                    f"trigger {trigger!r} can never be written: {other!r}, another, stands inside it; shorten it",
+                    where="#/triggers",
+                )
     for i, tag in enumerate(tags):
         if not any(tag.begin.startswith(trigger) for trigger in triggers):
             raise GrammarError(f"no trigger begins {tag.begin!r}", where=f"#/tags/{i}")
@@ -132,7 +139,7 @@ class Tags:
                 )
                 if not self.ex.is_nonempty(language):
                     raise GrammarError("no text matches the regex", where=f"#/tags/{i}/regex")
-                self._contents.append(self._embedded(language))
+                self._contents.append(self._embedded(language, has_end=bool(tag.end)))
         self.start = self._before(b"", EMPTY) if tags.start_after else self._first()
 
     def _first(self) -> int:
@@ -218,9 +225,11 @@ class Tags:
 
         return machine.state((self, "closing", rest), lambda: machine.add_state(fill))
 
-    def _embedded(self, expr: int) -> int:
-        """As ``Scalars.text``, for a text that others follow."""
+    def _embedded(self, expr: int, *, has_end: bool) -> int:
+        """The state within a regex and the ``end`` after it, which is over where that first may be."""
         ex, machine = self.ex, self.machine
+        if has_end and ex.nullable[expr]:
+            return machine.end_state(0)
 
         def fill(row: np.ndarray) -> None:
             for lo, hi in ex.classes(expr):
@@ -228,9 +237,9 @@ class Tags:
                 if byte >= 0:
                     to = ex.alive(ex.derive(expr, byte))
                     if to != NOTHING:
-                        row[lo:hi] = self._embedded(to)
+                        row[lo:hi] = self._embedded(to, has_end=has_end)
 
-        key = (self, "embedded", expr)
+        key = (self, "embedded", expr, has_end)
         return machine.state(
             key, lambda: machine.add_state(fill, ends=0 if ex.nullable[expr] else -1, final=expr == EMPTY)
         )

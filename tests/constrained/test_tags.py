@@ -60,6 +60,7 @@ def test_at_least_one_and_stop_after_first(vocabulary: Vocabulary) -> None:
         ({"tags": [{"begin": "a", "regex": "b", "stop": "c"}]}, "unknown field 'stop'"),
         ({"tags": [{"begin": "a", "regex": "b"}], "colour": 1}, "unknown field 'colour'"),
         ({"tags": [{"begin": "a", "regex": "b"}], "triggers": ["z"]}, "trigger 'z' begins no tag"),
+        ({"tags": [{"begin": "xay", "regex": "b"}, {"begin": "a", "regex": "b"}]}, "'a', another, stands inside it"),
         ({"tags": [{"begin": "a", "regex": "b"}, {"begin": "ab", "regex": "b"}]}, "also the beginning of another"),
         ({"tags": [{"begin": "a", "schema": {"type": "nope"}}]}, "unknown type"),
     ],
@@ -78,3 +79,21 @@ def test_the_first_tag_may_have_to_begin_at_once(vocabulary: Vocabulary) -> None
         "structural_tags", json.dumps({**CALLS, "begin_at_once": True, "start_after": "</think>"}), vocabulary
     )
     assert takes(after, "hm</think><f=re>1</f>") and not takes(after, "hm</think> <f=re>1</f>")
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("<a>x</a> and then", True),
+        ("<a>x</a>y</a>", True),
+        ("<a>x</a> and <a>", False),
+        ("<a></a", False),
+        ("<b>112 and <b>3", True),
+        ("<b>x", False),
+    ],
+)
+def test_a_regex_that_could_go_on_ends_where_its_end_first_stands(
+    vocabulary: Vocabulary, text: str, valid: bool
+) -> None:
+    tags = [{"begin": "<a>", "regex": ".*", "end": "</a>"}, {"begin": "<b>", "regex": "[0-9]+"}]
+    assert takes(compile("structural_tags", json.dumps(tags), vocabulary), text) == valid
