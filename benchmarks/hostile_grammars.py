@@ -1,0 +1,150 @@
+"""What others notice of grammars that are hard to compile or to follow: the gaps between the tokens of a stream.
+
+    python -m benchmarks.hostile_grammars [--data schemas.jsonl] [--save]
+
+One client streams text all the time. Beside it each grammar is asked for twice; with ``--data`` then all its schemas,
+four at a time. Times are what the streaming client sees, in milliseconds between two pieces of text. Never looks at
+answers: that a grammar is refused, or given up on the way, is as good as that it is followed.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import phloem
+from phloem.constrained import GrammarSpec
+from phloem.runtime.protocol.errors import PhloemError
+
+from . import RESULTS, header
+
+PROMPT = "Tell a long story about a lighthouse. "
+QUIET_S = 4.0  # before and after, alone
+
+
+def _ranges(count: int) -> list[dict[str, Any]]:
+    """Objects that overlap their neighbours in the names and bounds of their properties."""
+    return [
+        {
+            "type": "object",
+            "properties": {f"p{j}": {"type": "integer", "minimum": i} for j in range(max(0, i - 2), i + 3)},
+            "required": [f"p{i % 7}"],
+        }
+        for i in range(count)
+    ]
+
+
+def _branches(key: str) -> list[dict[str, Any]]:
+    return [{"properties": {f"a{i}": {"type": "string"}}, key: [f"a{i}"]} for i in range(12)]
+
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "oneOf of 40 objects": {"oneOf": _ranges(40)},
+    "oneOf of 40 patterns": {"oneOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(40)]},
+    "12 contains": {"type": "array", "allOf": [{"contains": {"minimum": i, "maximum": i + 5}} for i in range(12)]},
+    "unevaluated of 12": {"anyOf": _branches("required"), "unevaluatedProperties": False},
+    "8 ifs": {
+        "type": "object",
+        "allOf": [
+            {
+                "if": {"properties": {f"k{i}": {"const": 1}}},
+                "then": {"required": [f"m{i}"]},
+                "else": {"maxProperties": 20},
+            }
+            for i in range(8)
+        ],
+    },
+    "unique items": {"type": "array", "uniqueItems": True, "minItems": 20},
+}
+GRAMMARS = {name: GrammarSpec("json_schema", json.dumps(schema)) for name, schema in SCHEMAS.items()} | {
+    "20,000 words": GrammarSpec("regex", "|".join(f"word{i * 7919 % 100_003}x" for i in range(20_000))),
+    "(a|b)*a(a|b){12}": GrammarSpec("regex", "(a|b)*a(a|b){12}"),
+    "(x[a-z]{1,50}y?){1,500}": GrammarSpec("regex", "(x[a-z]{1,50}y?){1,500}"),
+}
+
+
+class Listener:
+    """Streams one answer after the other, and notes how long each piece of text took to come, and beside what."""
+
+    def __init__(self, runtime: phloem.Runtime) -> None:
+        self.beside = "alone"
+        self.gaps_ms: dict[str, list[float]] = defaultdict(list)
+        self._runtime = runtime
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._listen()))
+        self._thread.start()
+
+    async def _listen(self) -> None:
+        while not self._stopping.is_set():
+            last = 0.0
+            params = {"max_tokens": 400, "temperature": 0.8, "ignore_eos": True}
+            async for _ in self._runtime.async_generate(PROMPT, params):
+                now = time.perf_counter()
+                if last:
+                    self.gaps_ms[self.beside].append(1e3 * (now - last))
+                last = now
+                if self._stopping.is_set():
+                    return
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+
+def measure(model: str, data: Path | None) -> dict[str, dict[str, float]]:
+    with phloem.Runtime(model=model) as runtime:
+        listener = Listener(runtime)
+        try:
+            time.sleep(QUIET_S)
+            for name, grammar in GRAMMARS.items():
+                listener.beside = name
+                for seed in range(2):
+                    _ask(runtime, grammar, seed)
+            if data is not None:
+                listener.beside = f"schemas of {data.name}"
+                with data.open() as lines:
+                    specs = [GrammarSpec("json_schema", json.loads(line)["text"]) for line in lines]
+                with ThreadPoolExecutor(4) as pool:
+                    list(pool.map(lambda spec: _ask(runtime, spec, 1), specs))
+            listener.beside = "alone again"
+            time.sleep(QUIET_S)
+        finally:
+            listener.stop()
+    return {name: _summary(gaps) for name, gaps in listener.gaps_ms.items()}
+
+
+def _ask(runtime: phloem.Runtime, grammar: GrammarSpec, seed: int) -> None:
+    with contextlib.suppress(PhloemError):  # as good as an answer, here
+        runtime.generate("Say: ", grammar=grammar, max_tokens=60, temperature=1.0, seed=seed)
+
+
+def _summary(gaps_ms: list[float]) -> dict[str, float]:
+    ordered = sorted(gaps_ms)
+    at = {"p50": ordered[len(ordered) // 2], "p99": ordered[int(0.99 * len(ordered))], "max": ordered[-1]}
+    return {"pieces": len(ordered), **{name: round(value, 1) for name, value in at.items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--data", type=Path, help="schemas, one JSON a line with a field text")
+    parser.add_argument(
+        "--save", action="store_true", help="write the figures to benchmarks/results/hostile_grammars.json"
+    )
+    args = parser.parse_args()
+    found = measure(args.model, args.data)
+    print(f"{'beside':30} {'pieces':>7} {'p50':>8} {'p99':>8} {'max ms':>8}")
+    for name, row in found.items():
+        print(f"{name:30} {row['pieces']:>7} {row['p50']:>8} {row['p99']:>8} {row['max']:>8}")
+    if args.save:
+        (RESULTS / "hostile_grammars.json").write_text(json.dumps(header() | {"gaps_ms": found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
