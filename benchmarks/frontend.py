@@ -181,7 +181,12 @@ def main() -> None:
     for name, run, num_gens in cases:
         clock, computing = per_gen_us(run, num_gens, repeats)
         print(f"  {name:56} {_spread(clock)}   computing {_spread(computing)}")
+    measure_thousand(repeats)
+    count_messages(compiled)
 
+
+def measure_thousand(repeats: int) -> None:
+    """A thousand programs at once on an API that takes its time."""
     ideal_s = 3 * GEN_S
     print(
         f"\n1,000 programs of 3 gens, {GEN_S * 1e3:.0f} ms per gen (ideal {ideal_s:.2f} s): median (lowest to highest)"
@@ -199,6 +204,8 @@ def main() -> None:
         spread = f"({min(times):.3f} to {max(times):.3f}) s, of it {min(cpu):.3f} to {max(cpu):.3f} s computing"
         print(f"  {name:56} {statistics.median(times):7.3f}  {spread}")
 
+
+def count_messages(compiled: PhloemBackend) -> None:
     print("\nmessages per run")
     for name, program in (
         ("3 gens", linear),

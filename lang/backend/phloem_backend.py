@@ -245,7 +245,6 @@ class CompiledSession:
         found: list[ops.AnyOp] = []
         leaves: list[Leaf] = []
         texts: dict[int, list[str]] = {}
-        roles = self._template.roles
         op = self._next_op
 
         def settle(seq: int) -> None:
@@ -256,84 +255,77 @@ class CompiledSession:
                 op += 1
 
         for node in nodes:
-            seq = node.seq
             if isinstance(node, TextNode):
-                texts.setdefault(seq, []).append(node.text)
-                continue
-            if isinstance(node, PasteNode) and node.source.is_done and node.source.error is None:
-                texts.setdefault(seq, []).append(node.source.texts[node.index])
-                continue
-            settle(seq)
-            match node:
-                case GenNode():
-                    leaf = node.leaf
-                    leaf.op = op
-                    self._leaves[op] = leaf
-                    leaves.append(leaf)
-                    gen = node.gen
-                    params, grammar = merge_sampling(node.defaults, gen), gen.grammar
-                    if gen.ending is not None:
-                        grammar, ends = gen.free_ended()
-                        params = msgspec.structs.replace(params, stop_regex=(*params.stop_regex, *ends))
-                    found.append(ops.Gen(op=op, seq=seq, params=params, grammar=grammar, n=node.n, stream=node.stream))
-                case RoleNode():
-                    around = roles[node.role]
-                    ids = around.prefix if node.is_begin else around.suffix
-                    if not ids:
-                        continue
-                    found.append(ops.Special(op=op, seq=seq, ids=ids))
-                case SelectNode():
-                    leaf = node.leaf
-                    leaf.op = op
-                    self._leaves[op] = leaf
-                    leaves.append(leaf)
-                    method = node.method.wire_name or "token_length_normalized"
-                    found.append(ops.Select(op=op, seq=seq, choices=node.choices, method=method, append=node.append))
-                case PasteNode():
-                    found.append(ops.Ref(op=op, seq=seq, source=node.source.op, index=node.index))
-                case DefaultSystemNode():
-                    found.append(ops.Special(op=op, seq=seq, ids=self._template.default_system))
-                case ForkNode():
-                    found.append(ops.Fork(op=op, seq=seq, children=node.children))
-                case JoinNode():
+                texts.setdefault(node.seq, []).append(node.text)
+            elif isinstance(node, PasteNode) and node.source.is_done and node.source.error is None:
+                texts.setdefault(node.seq, []).append(node.source.texts[node.index])
+            else:
+                settle(node.seq)
+                if isinstance(node, JoinNode):
                     for child in node.children:
                         settle(child)
-                    found.append(ops.Join(op=op, seq=seq, children=node.children, mode=node.mode))
-                case ImageNode():
-                    welcome = self._client.welcome
-                    if "image" not in welcome.capabilities:
-                        raise Unsupported(
-                            f"image(...): {welcome.model} takes no images; give it text, or another model"
-                        )
-                    found.append(ops.Image(op=op, seq=seq, hash=node.hash, data=node.data))
-                case PinNode():
-                    leaf = node.leaf
-                    leaf.op = op
-                    self._leaves[op] = leaf
-                    leaves.append(leaf)
-                    found.append(ops.Pin(op=op, seq=seq, ttl_s=node.ttl_s))
-                case MarkNode():
-                    node.mark.op = op
-                    found.append(ops.Mark(op=op, seq=seq))
-                case RollbackNode():
-                    found.append(ops.Rollback(op=op, seq=seq, to=node.mark.op))
-                case TokensNode():
-                    found.append(ops.Special(op=op, seq=seq, ids=node.ids))
-                case TextSinceNode():
-                    leaf = node.leaf
-                    leaf.op = op
-                    self._leaves[op] = leaf
-                    leaves.append(leaf)
-                    found.append(ops.Mark(op=op, seq=seq, begin=node.mark.op))
-                case CloseNode():
-                    found.append(ops.Close(op=op, seq=seq))
-                case _:
-                    raise AssertionError(node)
-            op += 1
+                if (made := self._op_of(op, node, leaves)) is not None:
+                    found.append(made)
+                    op += 1
         for seq in list(texts):
             settle(seq)
         self._next_op = op
         return found, leaves
+
+    def _ask(self, op: int, leaf: Leaf, leaves: list[Leaf]) -> None:
+        """``leaf``, which joins ``leaves``, gets its value from ``op``."""
+        leaf.op = op
+        self._leaves[op] = leaf
+        leaves.append(leaf)
+
+    def _op_of(self, op: int, node: Node, leaves: list[Leaf]) -> ops.AnyOp | None:
+        """None for a role's end that the template has no tokens for."""
+        seq = node.seq
+        match node:
+            case GenNode(gen=gen):
+                params, grammar = merge_sampling(node.defaults, gen), gen.grammar
+                if gen.ending is not None:
+                    grammar, ends = gen.free_ended()
+                    params = msgspec.structs.replace(params, stop_regex=(*params.stop_regex, *ends))
+                self._ask(op, node.leaf, leaves)
+                return ops.Gen(op=op, seq=seq, params=params, grammar=grammar, n=node.n, stream=node.stream)
+            case RoleNode():
+                around = self._template.roles[node.role]
+                ids = around.prefix if node.is_begin else around.suffix
+                return ops.Special(op=op, seq=seq, ids=ids) if ids else None
+            case SelectNode():
+                self._ask(op, node.leaf, leaves)
+                method = node.method.wire_name or "token_length_normalized"
+                return ops.Select(op=op, seq=seq, choices=node.choices, method=method, append=node.append)
+            case PasteNode():
+                return ops.Ref(op=op, seq=seq, source=node.source.op, index=node.index)
+            case DefaultSystemNode():
+                return ops.Special(op=op, seq=seq, ids=self._template.default_system)
+            case ForkNode():
+                return ops.Fork(op=op, seq=seq, children=node.children)
+            case JoinNode():
+                return ops.Join(op=op, seq=seq, children=node.children, mode=node.mode)
+            case ImageNode():
+                welcome = self._client.welcome
+                if "image" not in welcome.capabilities:
+                    raise Unsupported(f"image(...): {welcome.model} takes no images; give it text, or another model")
+                return ops.Image(op=op, seq=seq, hash=node.hash, data=node.data)
+            case PinNode():
+                self._ask(op, node.leaf, leaves)
+                return ops.Pin(op=op, seq=seq, ttl_s=node.ttl_s)
+            case MarkNode():
+                node.mark.op = op
+                return ops.Mark(op=op, seq=seq)
+            case RollbackNode():
+                return ops.Rollback(op=op, seq=seq, to=node.mark.op)
+            case TokensNode():
+                return ops.Special(op=op, seq=seq, ids=node.ids)
+            case TextSinceNode():
+                self._ask(op, node.leaf, leaves)
+                return ops.Mark(op=op, seq=seq, begin=node.mark.op)
+            case CloseNode():
+                return ops.Close(op=op, seq=seq)
+        raise AssertionError(node)
 
     def cancel(self, leaf: Leaf | None = None) -> None:
         if leaf is not None and leaf.op < 0:  # not sent yet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from ...constrained.spec import GrammarError
 from ..protocol.errors import ErrorInfo
@@ -50,27 +50,9 @@ def find_faults(
             fault(op, "InvalidRequest", f"op id {op.op} is taken; ids are unique in their program")
         if op.seq in closed:
             fault(op, "InvalidRequest", f"sequence {op.seq} was closed")
+        for kind, message in _own_faults(op, limits, vocab_size, check_stop):
+            fault(op, kind, message)
         match op:
-            case Gen():
-                for text in op.params.faults(vocab_size=vocab_size):
-                    fault(op, "InvalidParams", text)
-                for pattern in filter(None, op.params.stop_regex):
-                    try:
-                        check_stop(pattern)
-                    except GrammarError as error:
-                        fault(op, "InvalidParams", f"stop_regex={pattern!r}: {error}")
-                if not 1 <= op.n <= limits.max_candidates:
-                    fault(op, "LimitExceeded", f"n={op.n}: must be between 1 and {limits.max_candidates}")
-                if op.grammar is not None and len(op.grammar.text) > limits.max_grammar_bytes:
-                    size, most = len(op.grammar.text), limits.max_grammar_bytes
-                    fault(op, "LimitExceeded", f"a grammar of {size:,} characters, but the limit is {most:,}")
-            case Select():
-                if not op.choices or not all(op.choices):
-                    fault(op, "InvalidParams", f"choices={list(op.choices)!r}: must be non-empty strings, one or more")
-                elif len(op.choices) > limits.max_candidates * 8:
-                    fault(op, "LimitExceeded", f"{len(op.choices)} choices, but at most {limits.max_candidates * 8}")
-            case Score() if not op.text:
-                fault(op, "InvalidParams", "text is empty; there is nothing to score")
             case Fork():
                 for child in op.children:
                     if child in sequences:
@@ -86,10 +68,6 @@ def find_faults(
                 fault(op, "InvalidRequest", f"begin {op.begin} is not an earlier mark of this program")
             case Rollback() if op.to not in marks:
                 fault(op, "InvalidRequest", f"to {op.to} is not an earlier mark of this program")
-            case Pin() if op.ttl_s < 0:
-                fault(op, "InvalidParams", f"ttl_s={op.ttl_s}: must be >= 0 seconds")
-            case Image():
-                fault(op, "Unsupported", "this model takes no images")
         if isinstance(op, Mark):
             marks.add(op.op)
         if isinstance(op, Close):
@@ -100,6 +78,37 @@ def find_faults(
         most = limits.max_sequences_per_program
         fault(None, "LimitExceeded", f"{len(sequences):,} sequences, but one program may have {most:,}")
     return faults
+
+
+def _own_faults(
+    op: AnyOp, limits: Limits, vocab_size: int, check_stop: Callable[[str], object]
+) -> Iterator[tuple[str, str]]:
+    """(kind, message) of what is wrong with an op whatever came before it."""
+    match op:
+        case Gen():
+            for text in op.params.faults(vocab_size=vocab_size):
+                yield "InvalidParams", text
+            for pattern in filter(None, op.params.stop_regex):
+                try:
+                    check_stop(pattern)
+                except GrammarError as error:
+                    yield "InvalidParams", f"stop_regex={pattern!r}: {error}"
+            if not 1 <= op.n <= limits.max_candidates:
+                yield "LimitExceeded", f"n={op.n}: must be between 1 and {limits.max_candidates}"
+            if op.grammar is not None and len(op.grammar.text) > limits.max_grammar_bytes:
+                size, most = len(op.grammar.text), limits.max_grammar_bytes
+                yield "LimitExceeded", f"a grammar of {size:,} characters, but the limit is {most:,}"
+        case Select():
+            if not op.choices or not all(op.choices):
+                yield "InvalidParams", f"choices={list(op.choices)!r}: must be non-empty strings, one or more"
+            elif len(op.choices) > limits.max_candidates * 8:
+                yield "LimitExceeded", f"{len(op.choices)} choices, but at most {limits.max_candidates * 8}"
+        case Score() if not op.text:
+            yield "InvalidParams", "text is empty; there is nothing to score"
+        case Pin() if op.ttl_s < 0:
+            yield "InvalidParams", f"ttl_s={op.ttl_s}: must be >= 0 seconds"
+        case Image():
+            yield "Unsupported", "this model takes no images"
 
 
 def _closes(state: SequenceState) -> bool:

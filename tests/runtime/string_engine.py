@@ -267,48 +267,21 @@ class StringEngine:
                 self._append(program, sequence, "".join(SPECIAL_TEXT[t] for t in op.ids))
                 self._done(key, program, sequence, op, None, out)
             case ops.Ref():
-                if op.source not in program.ended:
-                    return False
-                if why := program.ended[op.source]:
-                    cause = errors.DependencyFailed(f"op {op.source} failed: {why}")
-                    self._fail(key, program, sequence, op, cause, out)
-                    return True
-                texts = program.values[op.source]
-                if op.index >= len(texts):
-                    error = errors.InvalidRequest(f"index {op.index}, but op {op.source} has {len(texts)} candidates")
-                    self._fail(key, program, sequence, op, error, out)
-                    return True
-                self._append(program, sequence, texts[op.index])
-                self._done(key, program, sequence, op, texts[op.index], out)
+                return self._paste(key, program, sequence, op, out)
             case ops.Gen():
                 wrote.add(seq)
                 self._generate(key, program, sequence, op, out)
             case ops.Select():
                 self._choose(key, program, sequence, op, out)
             case ops.Score():
-                logprobs = tuple(-1.0 for _ in pieces_of(op.text))
-                ids = tuple(piece_id(p) for p in pieces_of(op.text))
-                meta = messages.SelectMeta(index=0, scores=(sum(logprobs),), token_ids=(ids,), logprobs=(logprobs,))
-                if op.append:
-                    self._append(program, sequence, op.text)
-                self._done(key, program, sequence, op, float(sum(logprobs)), out, meta=meta)
+                self._score(key, program, sequence, op, out)
             case ops.Fork():
                 for child in op.children:
                     branch = program.sequences[child]
                     branch.text, branch.fork_at, branch.born = sequence.text, len(sequence.text), True
                 self._done(key, program, sequence, op, None, out)
             case ops.Join():
-                if any(awaited not in program.ended for awaited in program.awaited[op.op]):
-                    return False
-                failed = [f"op {a} failed: {why}" for a in program.awaited[op.op] if (why := program.ended[a])]
-                if failed:
-                    self._fail(key, program, sequence, op, errors.DependencyFailed(failed[0]), out)
-                    return True
-                if op.mode == "concate_and_append":
-                    for child in op.children:
-                        branch = program.sequences[child]
-                        self._append(program, sequence, branch.text[branch.fork_at :])
-                self._done(key, program, sequence, op, None, out)
+                return self._join(key, program, sequence, op, out)
             case ops.Mark(begin=None):
                 program.points[op.op] = len(sequence.text)
                 self._done(key, program, sequence, op, None, out)
@@ -325,6 +298,38 @@ class StringEngine:
                 self._done(key, program, sequence, op, sequence.text, out)
             case _:
                 raise AssertionError(f"unchecked op {op!r}")
+        return True
+
+    def _paste(self, key: tuple[bytes, str], program: _Program, sequence: _Sequence, op: ops.Ref, out: Outbox) -> bool:
+        """False while what it pastes is not there yet."""
+        if op.source not in program.ended:
+            return False
+        if why := program.ended[op.source]:
+            cause = errors.DependencyFailed(f"op {op.source} failed: {why}")
+            self._fail(key, program, sequence, op, cause, out)
+            return True
+        texts = program.values[op.source]
+        if op.index >= len(texts):
+            error = errors.InvalidRequest(f"index {op.index}, but op {op.source} has {len(texts)} candidates")
+            self._fail(key, program, sequence, op, error, out)
+            return True
+        self._append(program, sequence, texts[op.index])
+        self._done(key, program, sequence, op, texts[op.index], out)
+        return True
+
+    def _join(self, key: tuple[bytes, str], program: _Program, sequence: _Sequence, op: ops.Join, out: Outbox) -> bool:
+        """False while something of its children is not done."""
+        if any(awaited not in program.ended for awaited in program.awaited[op.op]):
+            return False
+        failed = [f"op {a} failed: {why}" for a in program.awaited[op.op] if (why := program.ended[a])]
+        if failed:
+            self._fail(key, program, sequence, op, errors.DependencyFailed(failed[0]), out)
+            return True
+        if op.mode == "concate_and_append":
+            for child in op.children:
+                branch = program.sequences[child]
+                self._append(program, sequence, branch.text[branch.fork_at :])
+        self._done(key, program, sequence, op, None, out)
         return True
 
     def _append(self, program: _Program, sequence: _Sequence, text: str) -> None:
@@ -398,6 +403,16 @@ class StringEngine:
         if op.append:
             self._append(program, sequence, winner)
         self._done(key, program, sequence, op, winner, out, texts=[winner], meta=meta)
+
+    def _score(
+        self, key: tuple[bytes, str], program: _Program, sequence: _Sequence, op: ops.Score, out: Outbox
+    ) -> None:
+        logprobs = tuple(-1.0 for _ in pieces_of(op.text))
+        ids = tuple(piece_id(p) for p in pieces_of(op.text))
+        meta = messages.SelectMeta(index=0, scores=(sum(logprobs),), token_ids=(ids,), logprobs=(logprobs,))
+        if op.append:
+            self._append(program, sequence, op.text)
+        self._done(key, program, sequence, op, float(sum(logprobs)), out, meta=meta)
 
     def _done(
         self,

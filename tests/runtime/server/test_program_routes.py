@@ -78,7 +78,8 @@ def test_what_the_engine_refuses_is_a_status_and_the_engines_own_message(serve):
 
 
 def test_a_client_that_goes_away_has_its_program_cancelled(serve):
-    server = serve(StringEngine(reply=lambda prompt, op: " word" * 100000))
+    # its 128 tokens would take longer than wait_until waits
+    server = serve(StringEngine(reply=lambda prompt, op: " word" * 100000, step_s=0.1))
     with server.http.stream("POST", "/v1/programs", json={"program": "p", "ops": OPS}) as response:
         next(response.iter_lines())
         assert server.engine.programs == ["p"]
