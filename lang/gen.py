@@ -183,8 +183,10 @@ def _gen(
         overrides["heal"] = heal
     if speculative is not None:
         overrides["speculative"] = speculative
-    grammar = None
+    if tools is not None:
+        return _tool_gen(ir.SglGen(name, overrides), tools, tool_choice, parallel_tool_calls)
     is_free = dtype is None and regex is None and json_schema is None and ebnf is None and lark is None
+    grammar = None
     if not (is_free and structural_tags is None):
         if type is not None:
             raise InvalidRequest(f"gen({name!r}) was given a type and a grammar; one of them says what can be written")
@@ -196,24 +198,20 @@ def _gen(
             lark=lark,
             structural_tags=structural_tags,
         )
-    if tools is not None:
-        return _tool_gen(ir.SglGen(name, overrides), tools, tool_choice, parallel_tool_calls)
-    if isinstance(type, Grammar):
-        spec = _with_options(name, type.spec(), grammar_options)
-        return ir.SglGen(name, overrides, spec, captures=type if type.names else None)
     if type is not None:
-        typed = typed_text(type)
-        return ir.SglGen(
-            name,
-            overrides,
-            _with_options(name, typed.grammar, grammar_options),
-            typed.parse,
-            retries,
-            ending=typed.ending,
-        )
+        return _typed_gen(name, overrides, type, retries, grammar_options)
     if retries:
         raise InvalidRequest(f"gen({name!r}, retries={retries}) needs a type whose checks could fail")
     return ir.SglGen(name, overrides, _with_options(name, grammar, grammar_options))
+
+
+def _typed_gen(name: str | None, overrides: dict[str, Any], type_: Any, retries: int, options: Any) -> ir.SglGen:
+    if isinstance(type_, Grammar):
+        spec = _with_options(name, type_.spec(), options)
+        return ir.SglGen(name, overrides, spec, captures=type_ if type_.names else None)
+    typed = typed_text(type_)
+    spec = _with_options(name, typed.grammar, options)
+    return ir.SglGen(name, overrides, spec, typed.parse, retries, ending=typed.ending)
 
 
 def _with_options(name: str | None, grammar: GrammarSpec | None, options: Any) -> GrammarSpec | None:
