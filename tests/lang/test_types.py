@@ -63,6 +63,7 @@ class City(BaseModel):
         (datetime.time, "regex", "23:59:00", datetime.time(23, 59)),
         (datetime.datetime, "regex", "2024-02-29T01:02:03", datetime.datetime(2024, 2, 29, 1, 2, 3)),
         (list[int], "json_schema", "[1, 2]", [1, 2]),
+        (set[str], "json_schema", '["a", "b"]', {"a", "b"}),
         (int | Literal["none"], "json_schema", '"none"', "none"),
         (Point, "json_schema", '{"x": 1, "y": 2}', Point(1, 2.0)),
         (Row, "json_schema", '{"name": "n", "tags": []}', {"name": "n", "tags": []}),
