@@ -46,14 +46,17 @@ def test_alternatives_that_are_words_are_one_list_of_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["^a", "a$", "^a$|b", "(^|x)a", "a(y|$)", "^$", "^(a|b)$", "(^a)?b", "a^b", "x*^a", "a$|$b"]
-)
+    "pattern",
+    ["^a", "a$", "^a$|b", "(^|x)a", "a(y|$)", "^$", "^(a|b)$", "(^a)?b", "a^b", "x*^a", "a$|$b",
+     "b?(?:^a)?", "(?:a$)?b?", "$(^a|b)?", "a?$^b?", "(^a){0}b"]
+)  # fmt: skip
 def test_anchors_bind_a_search(pattern: str) -> None:
     ex = Expressions()
-    found = compile_regex(pattern, ex, anchored=False)
+    whole, found = (compile_regex(pattern, ex, anchored=anchored) for anchored in (True, False))
     for text in [*TEXTS, "xa", "ay", "xay", "zxa", "ayz", "ba"]:
         if text != "\n":
             assert ex.matches(found, text.encode()) == bool(re.search(pattern, text)), text
+            assert ex.matches(whole, text.encode()) == bool(re.fullmatch(pattern, text)), text
 
 
 @pytest.mark.parametrize(
