@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
-from phloem.constrained import GrammarError, Vocabulary, compile
+from phloem.constrained import GrammarError, GrammarKind, Vocabulary, compile
 from phloem.runtime.tokenizer import Tokenizer
 
 
@@ -23,7 +23,7 @@ class Walker(Protocol):
 class Engine(Protocol):
     name: str
 
-    def compile(self, kind: str, text: str, options: dict[str, str]) -> Callable[[], Walker]:
+    def compile(self, kind: GrammarKind, text: str, options: dict[str, str]) -> Callable[[], Walker]:
         """Raises ``Refused``."""
         ...
 
@@ -47,7 +47,7 @@ class Phloem:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
 
-    def compile(self, kind: str, text: str, options: dict[str, str]) -> Callable[[], Walker]:
+    def compile(self, kind: GrammarKind, text: str, options: dict[str, str]) -> Callable[[], Walker]:
         try:
             grammar = compile(kind, text, self.vocabulary, **options)
         except GrammarError as error:
@@ -83,7 +83,7 @@ class Guidance:
         self.num_words = (len(tokens) + 31) // 32
         self.eos = min(tokenizer.eos_ids)
 
-    def compile(self, kind: str, text: str, options: dict[str, str]) -> Callable[[], Walker]:
+    def compile(self, kind: GrammarKind, text: str, options: dict[str, str]) -> Callable[[], Walker]:
         matcher = self.lib.LLMatcher
         make = {
             "json_schema": matcher.grammar_from_json_schema,
@@ -147,7 +147,7 @@ class XGrammar:
         self.compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self.size = len(tokenizer.token_bytes)
 
-    def compile(self, kind: str, text: str, options: dict[str, str]) -> Callable[[], Walker]:
+    def compile(self, kind: GrammarKind, text: str, options: dict[str, str]) -> Callable[[], Walker]:
         make = {
             "json_schema": self.compiler.compile_json_schema,
             "regex": self.compiler.compile_regex,

@@ -12,7 +12,7 @@ from .machine import Machine
 from .options import option_values
 from .regex_syntax import compile_regex
 from .scalars import Scalars
-from .spec import GRAMMAR_KINDS, GrammarError, GrammarSpec, GrammarTooComplex
+from .spec import GRAMMAR_KINDS, GrammarError, GrammarKind, GrammarSpec, GrammarTooComplex
 from .tags import Tags, read_tags
 from .values import Values
 from .vocabulary import Vocabulary
@@ -205,7 +205,7 @@ def compiler_of(vocabulary: Vocabulary) -> Compiler:
         return vocabulary.compiler
 
 
-def compile(kind: str, text: str, vocabulary: Vocabulary, **options: str | int | bool) -> CompiledGrammar:
+def compile(kind: GrammarKind, text: str, vocabulary: Vocabulary, **options: str | int | bool) -> CompiledGrammar:
     """Compile a grammar for a vocabulary; see ``GrammarSpec`` for the text of each kind.
 
     Options of ``json_schema``: ``property_order`` (schema, any), ``whitespace`` (flexible, compact), ``format``
@@ -214,4 +214,4 @@ def compile(kind: str, text: str, vocabulary: Vocabulary, **options: str | int |
     """
     if not isinstance(text, str):
         raise TypeError(f"the text of a grammar is a str, not {type(text).__name__}; json.dumps makes one of a schema")
-    return compiler_of(vocabulary).compile(GrammarSpec(kind, text, options))  # type: ignore[arg-type]
+    return compiler_of(vocabulary).compile(GrammarSpec(kind, text, options))

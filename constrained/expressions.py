@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from .code_points import ANY, Ranges, intersection
+from .emptiness import can_reach_multiple, has_text
 from .fuel import Fuel
 from .spec import GrammarTooComplex
 
@@ -465,54 +466,9 @@ class Expressions:
         """Whether any text is in the language. Free for plain expressions; a search for ``and`` and ``not``."""
         if expr == NOTHING:
             return False
-        if self.is_plain[expr] or self.nullable[expr] or self._can_reach_multiple(expr):
+        if self.is_plain[expr] or self.nullable[expr] or can_reach_multiple(self, expr):
             return True
-        known = self._alive.get(expr)
-        if known is not None:
-            return known
-        parents: dict[int, int] = {expr: expr}
-        queue = [expr]
-        for at in queue:
-            if self._alive.get(at) or self.nullable[at] or self.is_plain[at]:
-                while True:  # every state on the way here is alive
-                    self._alive[at] = True
-                    if parents[at] == at:
-                        return True
-                    at = parents[at]
-            if len(queue) > fuel:
-                raise GrammarTooComplex(
-                    f"an intersection of regular expressions has more than {fuel:,} states; a pattern that guesses "
-                    "how far its end is ((a|b)*a(a|b){18}) doubles them with each character"
-                )
-            for lo, hi in self.classes(at):
-                byte = self._available_in(lo, hi)
-                if byte < 0:
-                    continue
-                to = self.derive(at, byte)
-                if to != NOTHING and to not in parents and self._alive.get(to) is not False:
-                    parents[to] = at
-                    queue.append(to)
-        for at in queue:
-            self._alive[at] = False
-        return False
-
-    def _can_reach_multiple(self, expr: int) -> bool:
-        """Whether free digits follow that can complete a multiple: arithmetic where a search would try them all."""
-        node = self.nodes[expr]
-        if node[0] != "and" or len(node) != 3:
-            return False
-        first, second = node[1], node[2]
-        if self.nodes[first][0] != "multiple":
-            first, second = second, first
-        if self.nodes[first][0] != "multiple" or not self.nullable[second]:
-            return False
-        if any(self.derive(second, digit) != second for digit in range(0x30, 0x3A)):
-            return False
-        _, modulus, scale, remainder, fraction = self.nodes[first]
-        if fraction < 0:
-            return True
-        room = 10 ** (scale - fraction)
-        return -remainder * room % modulus < room
+        return has_text(self, expr, self._alive, fuel)
 
     def num_bytes_in(self, lo: int, hi: int) -> int:
         return (self.available >> lo & ((1 << hi - lo) - 1)).bit_count()

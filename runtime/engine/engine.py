@@ -117,16 +117,7 @@ class Engine:
         self.grammars = Grammars(self.tokenizer, engine=config.grammar_engine)
         self._outbox: Outbox = []
         self.report = EngineReport()
-        speculation: Speculation | None = None
-        if config.speculative != "off":
-            costs = StepCosts(slope=0.06 if self.model.device.type == "cpu" else 0.005)
-            drafters: list[Drafter] = [
-                LookupDrafter(lambda ids, name, limit: self.cache.continuation(ids, namespace=name, limit=limit)),
-                GrammarDrafter(),
-            ]
-            if parts.drafter is not None:
-                drafters.append(parts.drafter)
-            speculation = Speculation(drafters, max_draft=config.max_draft, costs=costs)
+        speculation = self._speculation(parts.drafter) if config.speculative != "off" else None
         self.interpreter = Interpreter(
             self.scheduler,
             self.tokenizer,
@@ -153,6 +144,16 @@ class Engine:
             jump_forward=config.jump_forward,
             clock=clock,
         )
+
+    def _speculation(self, trained: Drafter | None) -> Speculation:
+        costs = StepCosts(slope=0.06 if self.model.device.type == "cpu" else 0.005)
+        drafters: list[Drafter] = [
+            LookupDrafter(lambda ids, name, limit: self.cache.continuation(ids, namespace=name, limit=limit)),
+            GrammarDrafter(),
+        ]
+        if trained is not None:
+            drafters.append(trained)
+        return Speculation(drafters, max_draft=self.config.max_draft, costs=costs)
 
     # -- the face -----------------------------------------------------------------------------------------------------
 
