@@ -81,7 +81,12 @@ class Values:
         if found is None:
             source = self.source
             assert source is not None
-            found = self._expanded[key] = self.formulas.replace(formula, lambda leaf: source.expand(leaf[1], kind))
+            node = self.formulas.nodes[formula]
+            if node[0] == "leaf":
+                found = source.expand(node[1][1], kind)
+            else:
+                found = self.formulas.replace(formula, lambda leaf: source.expand(leaf[1], kind))
+            self._expanded[key] = found
         return found
 
     def expression(self, formula: int, kind: Kind) -> int:
