@@ -27,7 +27,7 @@ from .parked import Parked
 from .plan import PlanRow, StepPlan
 from .prefix import attach, commit, matched_len, read_ahead, shorten
 from .rows import drafted_row, plan_row
-from .sequence import PoolTooSmall, Sequence, slots_missing, slots_to_come
+from .sequence import PoolTooSmall, Sequence, slots_missing, slots_to_come, urgency
 from .steady import SteadyRows
 from .waiting import ORDERS, Waiting
 from .yielding import Yielding
@@ -394,7 +394,7 @@ class Scheduler:
         seq.state = "running"
         seq.row_id = self._free_rows.pop()
         seq.synced = 0
-        insort(self.running, seq, key=_urgency)
+        insort(self.running, seq, key=urgency)
         return n
 
     def _make_room(self, seq: Sequence, n: int, rows: dict[int, PlanRow]) -> bool:
@@ -483,7 +483,7 @@ class Scheduler:
     def _leave(self, seq: Sequence) -> None:
         """Give up the row; whoever waited for this sequence's tokens waits no more."""
         assert not seq.is_steady, seq
-        index = bisect_left(self.running, _urgency(seq), key=_urgency)
+        index = bisect_left(self.running, urgency(seq), key=urgency)
         assert self.running[index] is seq, seq
         del self.running[index]
         self._free_rows.append(seq.row_id)
@@ -495,7 +495,3 @@ class Scheduler:
         """Those who waited for at most ``computed`` tokens of ``seq`` wait for room now."""
         for other in self._held.take_behind(seq, computed):
             self.waiting.add(other)
-
-
-def _urgency(seq: Sequence) -> tuple[int, int]:
-    return (seq.priority, seq.order)

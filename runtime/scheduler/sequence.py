@@ -190,6 +190,11 @@ class Sequence:
         return f"Sequence({self.seq_id}, {self.state}, {self.num_computed}/{len(self.tokens)})"
 
 
+def urgency(seq: Sequence) -> tuple[int, int]:
+    """Less is more urgent."""
+    return (seq.priority, seq.order)
+
+
 def slots_to_come(running: Iterable[Sequence], *, usual: int, least: int) -> int:
     """Slots that these are expected to take beyond the tokens they have, where a sequence makes ``usual`` tokens.
 
