@@ -26,30 +26,7 @@ _NAMES = {
 def native_routes(service: Service) -> APIRouter:
     router = APIRouter()
     welcome = service.client.welcome
-
-    @router.post("/generate")
-    async def generate(http: Request) -> Response:
-        request = await service.read(http, GenerateRequest)
-        prompts = request.prompts()
-        name = "text" if request.text is not None else "input_ids"
-        gens = [_gen(sampling, request, welcome.vocab_size) for sampling in request.sampling_of_each(len(prompts))]
-        job = make_job(
-            [raw_parts(p, service.tokenizer, parse_special=request.parse_special, name=name) for p in prompts],
-            gens,
-            settings=request.settings(http.url.path, adapter=service.adapter_of(request.lora_path, where="lora_path")),
-            limits=welcome.limits,
-        )
-
-        def form_for(program: str) -> NativeForm:
-            return NativeForm(
-                request.rid or program,
-                counts=[gen.n for gen in gens],
-                is_batch=request.is_batch,
-                logprobs=request.return_logprob,
-                with_text=request.return_text_in_logprobs,
-            )
-
-        return GenerationResponse(service.bridge, job, form_for, stream=request.stream, metrics=service.metrics)
+    _add_generate(router, service)
 
     @router.get("/health")
     async def health() -> Response:
@@ -105,6 +82,34 @@ def native_routes(service: Service) -> APIRouter:
         return json_response(await service.query("cache_tree"))
 
     return router
+
+
+def _add_generate(router: APIRouter, service: Service) -> None:
+    welcome = service.client.welcome
+
+    @router.post("/generate")
+    async def generate(http: Request) -> Response:
+        request = await service.read(http, GenerateRequest)
+        prompts = request.prompts()
+        name = "text" if request.text is not None else "input_ids"
+        gens = [_gen(sampling, request, welcome.vocab_size) for sampling in request.sampling_of_each(len(prompts))]
+        job = make_job(
+            [raw_parts(p, service.tokenizer, parse_special=request.parse_special, name=name) for p in prompts],
+            gens,
+            settings=request.settings(http.url.path, adapter=service.adapter_of(request.lora_path, where="lora_path")),
+            limits=welcome.limits,
+        )
+
+        def form_for(program: str) -> NativeForm:
+            return NativeForm(
+                request.rid or program,
+                counts=[gen.n for gen in gens],
+                is_batch=request.is_batch,
+                logprobs=request.return_logprob,
+                with_text=request.return_text_in_logprobs,
+            )
+
+        return GenerationResponse(service.bridge, job, form_for, stream=request.stream, metrics=service.metrics)
 
 
 def _gen(sampling: NativeSampling, request: GenerateRequest, vocab_size: int) -> Gen:

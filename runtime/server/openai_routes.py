@@ -19,6 +19,23 @@ from .tool_form import ToolChatForm
 
 def openai_routes(service: Service) -> APIRouter:
     router = APIRouter()
+    _add_chat(router, service)
+    _add_completions(router, service)
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        return json_response(
+            {"object": "list", "data": [_model(service, name) for name in ("", *service.client.welcome.adapters)]}
+        )
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        return json_response(_model(service, service.adapter_of(name)))
+
+    return router
+
+
+def _add_chat(router: APIRouter, service: Service) -> None:
     welcome = service.client.welcome
     template = service.template
     turn_ends = template.info().stop_token_ids if template is not None else ()
@@ -72,6 +89,10 @@ def openai_routes(service: Service) -> APIRouter:
 
         return GenerationResponse(service.bridge, job, form_for, stream=gen.stream, metrics=service.metrics)
 
+
+def _add_completions(router: APIRouter, service: Service) -> None:
+    welcome = service.client.welcome
+
     @router.post("/v1/completions")
     async def completions(http: Request) -> Response:
         request = await service.read(http, CompletionRequest)
@@ -98,16 +119,6 @@ def openai_routes(service: Service) -> APIRouter:
             )
 
         return GenerationResponse(service.bridge, job, form_for, stream=gen.stream, metrics=service.metrics)
-
-    @router.get("/v1/models")
-    async def models() -> Response:
-        return json_response({"object": "list", "data": [_model(service, name) for name in ("", *welcome.adapters)]})
-
-    @router.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
-        return json_response(_model(service, service.adapter_of(name)))
-
-    return router
 
 
 def _text_of(prompt: str | list[int], service: Service) -> str:
