@@ -1,10 +1,13 @@
+import json
 import random
 from decimal import Decimal
 
 import pytest
-from phloem.constrained import GrammarError
+from phloem.constrained import GrammarError, Vocabulary, compile
 from phloem.constrained.expressions import Expressions
 from phloem.constrained.numbers import Bound, Numbers
+
+from .conftest import takes
 
 BOUNDS = [
     "0",
@@ -134,3 +137,18 @@ def test_integers_by_value(numbers: Numbers, text: str, whole: bool) -> None:
 def test_too_many_digits_are_refused(numbers: Numbers) -> None:
     with pytest.raises(GrammarError, match="more than 400 digits"):
         numbers.between(Bound(Decimal("1e500"), True), None, where="#/minimum")
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside", "outside"),
+    [
+        ({"minimum": 1_600_000_000_000, "maximum": 4_102_444_800_000, "multipleOf": 1000}, 1_700_000_000_000, 10**12),
+        ({"minimum": 16_000_000, "multipleOf": 86_400}, 16_070_400, 16_000_000),
+        ({"minimum": 16, "maximum": 10_000_000, "multipleOf": 3600}, 9_997_200, 9_997_201),
+    ],
+)
+def test_multiples_of_much_between_far_bounds_are_told_by_arithmetic(
+    vocabulary: Vocabulary, schema: dict, inside: int, outside: int
+) -> None:
+    grammar = compile("json_schema", json.dumps({"type": "integer", **schema}), vocabulary)
+    assert takes(grammar, str(inside)) and not takes(grammar, str(outside))
