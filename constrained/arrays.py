@@ -27,15 +27,16 @@ class UniqueItems:
     def __init__(self, arrays: "Arrays", context: tuple[int, ...]) -> None:
         self._arrays, self._context = arrays, context
         self._has_others: bool | None = None
+        self.is_sole = len(context) == 1 and arrays.formulas.positive_clause(context[0]) is not None
 
-    def after(self, text: bytes) -> int:
+    def after(self, state: int, text: bytes) -> int:
         source = self._arrays.values.source
         assert source is not None
-        return self._arrays.after_value(self._context, source.constant(read_json(text.decode())))
+        return self._arrays.after_value(state, source.constant(read_json(text.decode())))
 
     def has_others(self) -> bool:
         if self._has_others is None:
-            self._has_others = self._arrays.may_go_on(self._context)
+            self._has_others = self._arrays.may_go_on(self._context[0])
         return self._has_others
 
 
@@ -44,6 +45,7 @@ class Arrays:
         self.values = values
         self.formulas = values.formulas
         self._plans: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
+        self._contexts: dict[int, tuple[int, ...]] = {}  # of states after items
 
     # -- formulas -------------------------------------------------------------------------------------------------
 
@@ -65,7 +67,8 @@ class Arrays:
         return FALSE if n < 0 else self.formulas.leaf("max", n)
 
     def unique(self, seen: tuple[int, ...] = ()) -> int:
-        """Leaf: no two items are equal, nor one to what is ``seen`` (formulas, ascending). For plain conjunctions."""
+        """Leaf: no two items are equal, nor one to what is ``seen`` (formulas, ascending). What must hold may not have
+        it under a negation."""
         return self.formulas.leaf("unique", seen)
 
     def contains(self, schema: int, need: int, room: int) -> int:
@@ -167,6 +170,11 @@ class Arrays:
                 "item; lower minItems, or allow more values"
             )
 
+    def check_clauses(self, formula: int) -> None:
+        """Look for items that may run out in any clause of a formula without negations."""
+        for clause in self.formulas.clauses(formula):
+            self.alive(self.formulas.conjunction([p for p, _ in clause]))
+
     def _some_item_leads_on(self, formula: int, true: frozenset[int], unknown: tuple[int, ...]) -> bool:
         """Whether an item that satisfies ``true``, and nothing else but of the ``unknown``, brings the end nearer."""
         after = self._step_unsure(formula, true, frozenset(unknown), False)
@@ -192,6 +200,8 @@ class Arrays:
             return found
         formulas = self.formulas
         must = context[0]
+        if any(not sign and formulas.nodes[p][1][0] == "unique" for p, sign in formulas.polarities(must)):
+            raise GrammarTooComplex("uniqueItems must not hold")  # seen when compiled, see ``unheld``
         plain = formulas.positive_clause(must)
         certain: set[int] = set()
         if plain is not None and not any(formulas.nodes[p][1][0] == "contains" for p in plain):
@@ -202,7 +212,8 @@ class Arrays:
         else:
             demand = self._demand(must)
             rest = context
-        observed = {self._asked(leaf) for _, leaf in formulas.leaves(*rest)} - {TRUE, FALSE} - certain
+        leaves = [leaf for _, leaf in formulas.leaves(*rest) if leaf[0] != "unique"]  # of which the text tells
+        observed = {self._asked(leaf) for leaf in leaves} - {TRUE, FALSE} - certain
         found = self._plans[context] = demand, tuple(sorted(observed))
         return found
 
@@ -243,8 +254,6 @@ class Arrays:
         machine = self.values.machine
         key = ("array", self.values.style, context)
         is_unique = any(leaf[0] == "unique" for _, leaf in self.formulas.leaves(*context))
-        if is_unique and (len(context) > 1 or self.formulas.positive_clause(context[0]) is None):
-            raise GrammarTooComplex("uniqueItems on which other schemas depend")  # refused before, see ``certain``
         reader = UniqueItems(self, context) if is_unique else None
         return machine.frame(
             key, lambda: machine.add_frame(lambda result: self._returns(context, result), reader=reader)
@@ -263,22 +272,21 @@ class Arrays:
         after = tuple(self._step(f, lambda a: a != FALSE and known.get(a, True)) for f in context)
         return self._after(after)
 
-    def after_value(self, context: tuple[int, ...], value: int) -> int:
-        """The state after an item that equals ``value`` (a formula), in an array whose items differ."""
+    def after_value(self, state: int, value: int) -> int:
+        """The state that ``state`` is after an item that equals ``value`` (a formula); 0 if there is no way on."""
 
         def change(leaf: Leaf) -> int:
-            if leaf[0] == "unique":
-                return FALSE if value in leaf[1] else self.unique(tuple(sorted((*leaf[1], value))))
-            return self._change(leaf, True)
+            if leaf[0] != "unique":
+                return self.formulas.leaf(*leaf)
+            return FALSE if value in leaf[1] else self.unique(tuple(sorted((*leaf[1], value))))
 
-        must = self.formulas.replace(context[0], change)
-        return self._after((must,)) if must != FALSE else 0
+        context = tuple(self.formulas.replace(formula, change) for formula in self._contexts[state])
+        return self._after(context) if context[0] != FALSE else 0
 
-    def may_go_on(self, context: tuple[int, ...]) -> bool:
+    def may_go_on(self, must: int) -> bool:
         """Whether there is an item after the next one, of each kind it may be of, whatever the next one is."""
-        after = self._step(context[0], lambda asked: True)
-        must, _ = self._plan((after,))
-        return self.values.has_another_of_each_kind(must)
+        demand, _ = self._plan((self._step(must, lambda asked: True),))
+        return self.values.has_another_of_each_kind(demand)
 
     def _after(self, context: tuple[int, ...]) -> int:
         """The state after an item."""
@@ -292,4 +300,6 @@ class Arrays:
                 row[ord("]")] = self._result(context)
 
         key = ("after item", values.style, context)
-        return machine.state(key, lambda: machine.add_state(fill, space=values.space))
+        state = machine.state(key, lambda: machine.add_state(fill, space=values.space))
+        self._contexts[state] = context
+        return state

@@ -15,8 +15,11 @@ from .vocabulary import Vocabulary
 class ItemReader(Protocol):
     """What waits for an item whose text counts."""
 
-    def after(self, text: bytes) -> int:
-        """The state after an item that was written so, at the byte behind it; 0 if it must not have been."""
+    is_sole: bool  # nothing else depends on its array: what follows the array is the same whatever its items are
+
+    def after(self, state: int, text: bytes) -> int:
+        """The state after an item that was written so, where it is ``state`` if the text does not count; 0 if the item
+        must not have been."""
         ...
 
     def has_others(self) -> bool:
@@ -25,17 +28,29 @@ class ItemReader(Protocol):
 
 
 class Crossing(NamedTuple):
-    """Tokens that may end an item, as long as they are allowed, and reach into another one.
+    """Tokens that may end an item, as long as they are allowed, and go on.
 
-    ``commas`` get as far as its comma, ``into_next`` farther than its first quote or bracket; each also for items
-    under way that have a quote open. ``whole_items`` begin an item, end it and get into the next one.
+    ``ends`` get as far as a bracket or comma behind it, ``commas`` as far as a comma, ``into_next`` farther than the
+    next item's first quote or bracket. The first three are for any item under way, the next three for those that have
+    a quote open, and the last two begin an item and end it: they get into the next one, or to a bracket or comma.
     """
 
+    ends: tuple[int, ...]
     commas: tuple[int, ...]
     into_next: tuple[int, ...]
+    ends_after_quote: tuple[int, ...]
     commas_after_quote: tuple[int, ...]
     into_next_after_quote: tuple[int, ...]
-    whole_items: tuple[int, ...]
+    whole_into_next: tuple[int, ...]
+    whole: tuple[int, ...]
+
+    def of(self, reader: ItemReader, *, in_string: bool) -> tuple[int, ...]:
+        """Those to be looked at within an item."""
+        if not reader.is_sole:
+            return self.ends_after_quote if in_string else self.ends
+        if not reader.has_others():
+            return self.commas_after_quote if in_string else self.commas
+        return self.into_next_after_quote if in_string else self.into_next
 
 
 _INTO_NEXT = rb',\s*(?:[^\s"\[{]|["\[{].)'
@@ -46,14 +61,18 @@ def crossing_tokens(vocabulary: Vocabulary) -> Crossing:
         search = re.compile(pattern, re.DOTALL).search
         return tuple(i for i in ids if search(vocabulary.tokens[i]))
 
-    commas = matching(rb",", (i for i in range(len(vocabulary)) if vocabulary.is_text[i]))
+    ends = matching(rb"[,\]]", (i for i in range(len(vocabulary)) if vocabulary.is_text[i]))
+    commas = matching(rb",", ends)
     into_next = matching(_INTO_NEXT, commas)
     return Crossing(
+        ends,
         commas,
         into_next,
+        matching(rb'".*[,\]]', ends),
         matching(rb'".*,', commas),
         matching(rb'".*' + _INTO_NEXT, into_next),
         matching(rb"[\[,].*[^\s\[,].*" + _INTO_NEXT, into_next),
+        matching(rb"[\[,].*[^\s\[,].*[,\]]", ends),
     )
 
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 from decimal import Decimal
 
-from .certain import uncertain_unique_items
 from .documents import Document, Json, Place, escape, read_json
 from .formats import FORMATS
 from .formulas import FALSE, TRUE
@@ -21,11 +20,12 @@ from .keywords import (
 from .regex_syntax import compile_regex
 from .schema_reader import Reader
 from .spec import GrammarError, GrammarTooComplex
+from .unheld import unheld_unique_items
 from .values import Kind, Values
 
-UNCERTAIN = (
-    "uniqueItems on which other schemas depend: in a branch of anyOf or oneOf that others overlap, under not, if or "
-    "contains, beside contains, or within the items of such an array"
+UNHELD = (
+    "uniqueItems that may have to be broken: under not, if or contains, in a branch of oneOf that others overlap, "
+    "beside contains, or within the items of such an array"
 )
 
 
@@ -57,9 +57,9 @@ class Schemas:
         with lock:
             root = self.node(document, key, document.root_place)
             if any("uniqueItems" in place.schema for place in document.places):
-                uncertain = uncertain_unique_items(self, root)
-                unsupported += [(UNCERTAIN, where) for where in uncertain]
-                if uncertain and check_after:
+                unheld = unheld_unique_items(self, root)
+                unsupported += [(UNHELD, where) for where in unheld]
+                if unheld and check_after:
                     document = Document(document.root, keeps_unique_items=False)
                     root = self.node(document, f"{key} without uniqueItems", document.root_place)
             if unsupported and not check_after:

@@ -173,7 +173,8 @@ class Machine(Tables):
             waiting = self.item_stacks[stack]
             if waiting == stack and waiting and self._ends_before(state, byte):  # a number, say
                 text = self.item_text(item) + data[begin:at]
-                state, aux, stack, waiting = self._after_item(waiting, text), 0, self.stack_parents[stack], 0
+                after = self.after(self.stack_frames[stack], int(self.arrays[walk.ENDS][state]) - 1)
+                state, aux, stack, waiting = self._after_item(waiting, after, text), 0, self.stack_parents[stack], 0
             stepped = self._step(state, aux, stack, byte)
             if stepped is None:
                 return -1
@@ -183,7 +184,7 @@ class Machine(Tables):
             if waiting:
                 text = self.item_text(item) + data[begin : at + 1]
                 if text.strip() != b"]":  # which ends an array without items
-                    state, aux, stack = self._after_item(waiting, text), 0, self.stack_parents[waiting]
+                    state, aux, stack = self._after_item(waiting, state, text), 0, self.stack_parents[waiting]
                     if state == DEAD_STATE:
                         return -1
             item, begin = 0, at + 1
@@ -208,9 +209,9 @@ class Machine(Tables):
     def _ends_before(self, state: int, byte: int) -> bool:
         return self.arrays[walk.ENDS][state] > 0 and int(self.row(state)[byte]) < 0
 
-    def _after_item(self, stack: int, text: bytes) -> int:
+    def _after_item(self, stack: int, state: int, text: bytes) -> int:
         with self.fuel.at_most(MASK_WORK):
-            return self.item_readers[self.stack_frames[stack]].after(text)
+            return self.item_readers[self.stack_frames[stack]].after(state, text)
 
     def _step(self, state: int, aux: int, stack: int, byte: int) -> tuple[int, int, int] | None:
         """The state, aux and stack after a byte; None if it is refused."""

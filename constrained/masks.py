@@ -133,14 +133,11 @@ class Masks:
             self._crossing = crossing_tokens(self.vocabulary)
         crossing = self._crossing
         waiting = machine.item_stacks[stack]
-        if not waiting:
-            tokens = crossing.whole_items
+        if waiting:
+            reader = machine.item_readers[machine.stack_frames[waiting]]
+            tokens = crossing.of(reader, in_string=is_in_string(machine.item_text(item)))
         else:
-            in_string = is_in_string(machine.item_text(item))
-            if machine.item_readers[machine.stack_frames[waiting]].has_others():
-                tokens = crossing.into_next_after_quote if in_string else crossing.into_next
-            else:
-                tokens = crossing.commas_after_quote if in_string else crossing.commas
+            tokens = crossing.whole_into_next if machine.all_sole else crossing.whole
         wrong = [t for t in tokens if int(row[t >> 5]) >> (t & 31) & 1 and machine.advance(config, t) < 0]
         if not wrong:
             return row

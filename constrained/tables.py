@@ -128,6 +128,7 @@ class Tables:
         self.counted_states: set[int] = set()
         self.twins: dict[int, Callable[[], int]] = {}
         self.item_readers: dict[int, ItemReader] = {}  # by frame
+        self.all_sole = True  # all of these
         self.add_state(None)  # DEAD_STATE
         self.add_frame(lambda result: DEAD_STATE)  # frame 0, below every stack
 
@@ -234,6 +235,7 @@ class Tables:
         self._returns.append(returns)
         if reader is not None:
             self.item_readers[frame] = reader
+            self.all_sole = self.all_sole and reader.is_sole
         if frame >= len(self.arrays[walk.FRAME_FILTER]):
             self._grow(walk.FRAME_FILTER, frame + 1, -1)
             self._grow(walk.FRAME_LOW, frame + 1)
