@@ -73,9 +73,10 @@ def can_reach_multiple(ex: "Expressions", expr: int) -> bool | None:
                 return False
         elif NOTHING not in behind_point:
             return None
-        others = [_after_any_digit(ex, part) for part in others]
-        if NOTHING in others:
+        after = [_after_any_digit(ex, part) for part in others]
+        if NOTHING in after or (after == others and not all(ex.nullable[part] for part in others)):
             return None
+        others = after
     return None
 
 
