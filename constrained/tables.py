@@ -308,15 +308,9 @@ class Tables:
         found = self._afters.get(key)
         if found is None:
             found = self._afters[key] = self._returns[frame](result)
-            if 2 * len(self._afters) > int(self.control[walk.HASH_MASK]):
-                self._resize_hash(4 * (int(self.control[walk.HASH_MASK]) + 1))
-            walk.hash_insert(
-                self.arrays[walk.HASH_KEYS],
-                self.arrays[walk.HASH_VALUES],
-                int(self.control[walk.HASH_MASK]),
-                key,
-                found,
-            )
+            if 2 * len(self._afters) > self._hash_size:
+                self._resize_hash(4 * self._hash_size)
+            walk.set_after(self.control, key, found)
         return found
 
     def _resize_hash(self, size: int) -> None:
@@ -326,6 +320,7 @@ class Tables:
         self.set_array(walk.HASH_KEYS, keys)
         self.set_array(walk.HASH_VALUES, values)
         self.control[walk.HASH_MASK] = size - 1
+        self._hash_size = size
 
     def result(self, bits: int) -> int:
         """The result that stands for a set of answers, one a bit."""

@@ -90,6 +90,11 @@ def hash_insert(keys, values, mask, key, value):
 
 
 @nb.njit(cache=True)
+def set_after(control, key, value):
+    hash_insert(_i64(control[HASH_KEYS]), _i32(control[HASH_VALUES]), control[HASH_MASK], key, value)
+
+
+@nb.njit(cache=True)
 def hash_copy(old_keys, old_values, keys, values, mask):
     for i in range(len(old_keys)):
         if old_keys[i] != -1:
