@@ -61,11 +61,11 @@ class NameTrie:
 
     def _fill_all(self, other: int) -> None:
         machine = self.machine
-        rows = np.repeat(machine.row(other)[None], self.num_nodes, axis=0)
+        rows = machine.rows_like(machine.row(other), self.start, self.num_nodes)
         rows[self._parents, self._bytes] = self.start + 1 + np.arange(self.num_nodes - 1)
         for n in np.flatnonzero(self._ends >= 0).tolist():
             rows[n, QUOTE] = machine.end_state(int(self._ends[n]))
-        machine.set_rows(self.start, rows)
+        machine.refuse_missing(rows)
 
     def _fill(self, row: np.ndarray, state: int) -> None:
         n = state - self.start

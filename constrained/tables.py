@@ -202,12 +202,16 @@ class Tables:
         if inside_string >= 0:
             self.inside_string.update(dict.fromkeys(range(first, first + count), inside_string))
 
-    def set_rows(self, first: int, rows: np.ndarray) -> None:
-        """Write the rows of states from ``first`` on."""
+    def rows_like(self, row: np.ndarray, first: int, count: int) -> np.ndarray:
+        """The rows of states from ``first`` on, made equal to one; to be changed, then ``refuse_missing``."""
+        rows = self.arrays[walk.DELTA][first : first + count]
+        rows[:] = row
+        return rows
+
+    def refuse_missing(self, rows: np.ndarray) -> None:
+        """Refuse bytes that no token has."""
         if self._any_missing:
             rows[:, self._missing] = walk.REFUSED
-        rows[rows == 0] = walk.REFUSED
-        self.arrays[walk.DELTA][first : first + len(rows)] = rows
 
     def set_twin(self, state: int, twin: Callable[[], int]) -> None:
         """Name a state that no token tells from this one: masks are made for the twin."""
