@@ -32,7 +32,7 @@ class Crossing(NamedTuple):
 
     ``ends`` get as far as a bracket or comma behind it, ``commas`` as far as a comma, ``into_next`` farther than the
     next item's first quote or bracket. The first three are for any item under way, the next three for those that have
-    a quote open, and the last two begin an item and end it: they get into the next one, or to a bracket or comma.
+    a quote open, and the last two begin an item and end it: they get to a comma, or to a bracket or comma.
     """
 
     ends: tuple[int, ...]
@@ -41,7 +41,7 @@ class Crossing(NamedTuple):
     ends_after_quote: tuple[int, ...]
     commas_after_quote: tuple[int, ...]
     into_next_after_quote: tuple[int, ...]
-    whole_into_next: tuple[int, ...]
+    whole_commas: tuple[int, ...]
     whole: tuple[int, ...]
 
     def of(self, reader: ItemReader, *, in_string: bool) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ def crossing_tokens(vocabulary: Vocabulary) -> Crossing:
         matching(rb'".*[,\]]', ends),
         matching(rb'".*,', commas),
         matching(rb'".*' + _INTO_NEXT, into_next),
-        matching(rb"[\[,].*[^\s\[,].*" + _INTO_NEXT, into_next),
+        matching(rb"[\[,].*[^\s\[,].*,", commas),
         matching(rb"[\[,].*[^\s\[,].*[,\]]", ends),
     )
 

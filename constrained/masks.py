@@ -137,7 +137,7 @@ class Masks:
             reader = machine.item_readers[machine.stack_frames[waiting]]
             tokens = crossing.of(reader, in_string=is_in_string(machine.item_text(item)))
         else:
-            tokens = crossing.whole_into_next if machine.all_sole else crossing.whole
+            tokens = crossing.whole_commas if machine.all_sole else crossing.whole
         wrong = [t for t in tokens if int(row[t >> 5]) >> (t & 31) & 1 and machine.advance(config, t) < 0]
         if not wrong:
             return row

@@ -177,7 +177,7 @@ def test_tokens_that_may_cross_from_item_to_item_are_found() -> None:
     assert crossing.ends == (0, 1, 2, 3, 4, 5, 7, 8, 9) and crossing.ends_after_quote == (1, 2, 3, 8)
     assert crossing.commas == (0, 1, 2, 3, 4, 5) and crossing.commas_after_quote == (1, 2, 3)
     assert crossing.into_next == (3, 4, 5) and crossing.into_next_after_quote == (3,)
-    assert crossing.whole_into_next == (5,) and crossing.whole == (5, 9)
+    assert crossing.whole_commas == (5,) and crossing.whole == (5, 9)
 
 
 @pytest.mark.parametrize(
@@ -186,3 +186,14 @@ def test_tokens_that_may_cross_from_item_to_item_are_found() -> None:
 )
 def test_an_open_string_is_seen(text: str, is_open: bool) -> None:
     assert is_in_string(text.encode()) == is_open
+
+
+def test_a_comma_is_refused_where_no_value_is_left() -> None:
+    schema = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 2}, "uniqueItems": True}
+    tokens = [*(bytes([b]) for b in range(256)), b",2,", b",2]", b"[1,2,", b"2,", b"1,2,", b"</s>"]
+    vocabulary = Vocabulary(tokens, {261}, 261)
+    matcher = compile("json_schema", json.dumps(schema), vocabulary, whitespace="compact").matcher()
+    assert not is_set(matcher.mask(), 258) and matcher.accept(ord("["))
+    assert not is_set(matcher.mask(), 260) and is_set(matcher.mask(), 259) and matcher.accept(ord("1"))
+    assert not is_set(matcher.mask(), 256) and is_set(matcher.mask(), 257) and matcher.accept(ord(","))
+    assert not is_set(matcher.mask(), 259) and is_set(matcher.mask(), ord("2"))
