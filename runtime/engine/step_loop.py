@@ -89,8 +89,7 @@ class StepLoop:
     def _run(self) -> bool:
         """A step from beginning to end."""
         self.steady.check_room(None)
-        plan = self.scheduler.plan()
-        self._fail_unschedulable()
+        plan = self._without_failed(self.scheduler.plan())
         if plan is None:
             return False
         flight = self._start(plan)
@@ -112,8 +111,7 @@ class StepLoop:
         self.steady.check_room(before)
         if before is not None:
             self._expect_draws(before)
-        plan = self.scheduler.plan()
-        self._fail_unschedulable()
+        plan = self._without_failed(self.scheduler.plan())
         flight = self._start(plan) if plan is not None else None
         if before is not None:
             self._collect(before)
@@ -122,10 +120,17 @@ class StepLoop:
             self.flight = flight
         return before is not None or flight is not None
 
-    def _fail_unschedulable(self) -> None:
+    def _without_failed(self, plan: StepPlan | None) -> StepPlan | None:
+        """Fail the ops of sequences that can never run, and leave out of ``plan`` what was to run for these ops too."""
+        if not self.scheduler.failed:
+            return plan
         for seq, error in self.scheduler.failed:
             self.interpreter.fail_unschedulable(seq, error)
         self.scheduler.failed.clear()
+        if plan is None:
+            return None
+        rows = tuple(row for row in plan.rows if row.seq_id in self.interpreter.live)
+        return StepPlan(plan.step, rows, plan.steady) if rows or plan.steady is not None else None
 
     def _expect_draws(self, flight: Flight) -> None:
         """Say which of the tokens that are being drawn the next plan may stand on: those that cannot be the last.

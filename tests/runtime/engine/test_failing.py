@@ -98,6 +98,19 @@ def test_an_item_that_leaves_too_much_to_find_out_fails_its_op_alone(driver, mon
     assert good.value(1)
 
 
+def test_a_candidate_that_outgrows_the_slots_takes_its_sibling_out_of_the_step(tiny_model_path):
+    config = EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=120, num_threads=1)
+    driver = Driver(Engine(config))
+    long = SamplingParams(temperature=1.0, seed=1, max_tokens=100, ignore_eos=True)
+    outcome = driver.run(
+        [o.Text(op=0, seq=0, text="x" * 90), o.Gen(op=1, seq=0, n=2, params=long), o.Close(op=2, seq=0)]
+    )
+    assert outcome.failed[1].error.kind == "PromptTooLong" and set(outcome.ends.values()) == {1}
+    after = driver.run([o.Text(op=0, seq=0, text="fine"), o.Gen(op=1, seq=0, params=GREEDY)])
+    assert after.value(1) and driver.engine.cache.num_leased == 0
+    driver.engine.close()
+
+
 def test_cancel_keeps_what_was_generated_and_frees_everything(driver):
     long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
     outcome = driver.submit(
