@@ -129,21 +129,22 @@ def parse_port(text: str) -> int:
     return port
 
 
-def _parse_share(text: str) -> float:
+def _parse_number(text: str, what: str) -> float:
     try:
-        share = float(text)
+        return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}") from None
+
+
+def _parse_share(text: str) -> float:
+    share = _parse_number(text, "number")
     if not 0 < share <= 1:
         raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
     return share
 
 
 def parse_seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
+    seconds = _parse_number(text, "number of seconds")
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is no time; give more than 0 seconds")
     return seconds

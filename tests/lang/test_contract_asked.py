@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from phloem import assistant, function, gen, select, separate_reasoning, user
 from phloem.runtime.protocol import errors
-from phloem.tests.lang.fakes import Fake, echo, run, says
+from phloem.tests.lang.fakes import echo, run, says
 
 
 def test_asked_async_programs_await_their_values(backend):
@@ -85,8 +85,6 @@ def test_asked_a_later_submit_that_cannot_be_sent_ends_the_program(connect):
     assert s["x"] == " <a>" and len(backend.client.cancels) == 1
 
 
-def test_asked_select_on_the_first_assistant_token(backend):
-    if isinstance(backend, Fake):
-        pytest.skip("this backend cannot score")
-    s = run(says(user("yes or no?"), assistant(select("c", ["yes", "no"]))), backend)
+def test_asked_select_on_the_first_assistant_token(connect):
+    s = run(says(user("yes or no?"), assistant(select("c", ["yes", "no"]))), connect())
     assert s["c"] == "yes" and s.messages()[-1]["content"] == "yes"

@@ -75,17 +75,3 @@ def test_nested_and_unbalanced_roles_say_what_to_write(connect):
         unbalanced.run(backend=connect())
     with pytest.raises(errors.InvalidRequest, match=r"'assistant' begins inside the open role 'user'.*user_end"):
         nested.run(backend=connect())
-
-
-def test_a_role_block_closes_its_role_on_an_exception(connect):
-    @function
-    def body(s):
-        try:
-            with s.user():
-                s += "half"
-                raise LookupError
-        except LookupError:
-            pass
-        s += assistant(gen("a"))
-
-    assert [m["role"] for m in body.run(backend=connect()).messages()] == ["user", "assistant"]

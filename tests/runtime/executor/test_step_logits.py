@@ -1,5 +1,6 @@
 """Where a grammar allows few tokens, the head is run for these alone, and nothing that is drawn is another for it."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -39,7 +40,7 @@ def sample_row(row: int, allowed: list[int] | None, **params: object) -> SampleR
         mask = np.zeros(NUM_WORDS, dtype=np.uint32)
         for token in allowed:
             mask[token // 32] |= np.uint32(1 << token % 32)
-    given = SamplingParams(**{"return_logprob": True, "top_logprobs_num": 3} | params)  # type: ignore[arg-type]
+    given = msgspec.structs.replace(SamplingParams(return_logprob=True, top_logprobs_num=3), **params)
     return SampleRow(row, given, 7 + row, np.array([1, 2, 70, 3], dtype=np.int32), 2, mask=mask)
 
 
