@@ -20,8 +20,8 @@ import msgspec
 from . import __version__
 from .flags import add_engine_flags, parse_at_least_one, parse_count, parse_port, parse_seconds
 from .progress import Bars, Progress, progress_bars
+from .protocol.errors import PhloemError, UnknownModel
 from .runtime.config import EngineConfig
-from .runtime.protocol.errors import PhloemError, UnknownModel
 from .runtime.weights.aliases import ALIASES
 
 _MODELS = f"an alias ({', '.join(ALIASES)}), a .gguf file, a folder with config.json, or a Hugging Face name"

@@ -19,7 +19,7 @@ from typing import Any
 from phloem import function, gen, vote
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.lang.backend.phloem_backend import PhloemBackend
-from phloem.runtime.protocol import messages, ops
+from phloem.protocol import messages, ops
 
 from . import header
 

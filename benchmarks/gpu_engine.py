@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from phloem.kernels.triton.roofline import Machine
+from phloem.protocol.messages import Failed, Rejected, Submit
+from phloem.protocol.ops import Close, Gen, Special
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
 from phloem.runtime.memory import slot_size_bytes
-from phloem.runtime.protocol.messages import Failed, Rejected, Submit
-from phloem.runtime.protocol.ops import Close, Gen, Special
-from phloem.runtime.protocol.sampling import SamplingParams
 
 from .shapes import write_shape
 

@@ -22,11 +22,11 @@ from statistics import median
 import torch
 from phloem import kernels
 from phloem.kernels.backend import CPU, using
+from phloem.protocol.messages import Submit
+from phloem.protocol.ops import Close, Gen, GrammarSpec, Special
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol.messages import Submit
-from phloem.runtime.protocol.ops import Close, Gen, GrammarSpec, Special
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.executor.stand_in import StandIn, StandInGraph
 
 from . import header

@@ -20,7 +20,7 @@ from typing import Any
 
 import phloem
 from phloem.constrained import GrammarSpec
-from phloem.runtime.protocol.errors import PhloemError
+from phloem.protocol.errors import PhloemError
 
 from . import RESULTS, header
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import httpx
 import numpy as np
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine, ready_engine
 from phloem.runtime.executor import SampleRow
 from phloem.runtime.profiling import Load, run_load
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.runtime.scheduler import PlanRow, StepPlan
 
 from . import RESULTS, header

@@ -18,11 +18,11 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..protocol import messages as m
+from ..protocol import ops as o
+from ..protocol.sampling import SamplingParams
 from ..runtime.config import EngineConfig
 from ..runtime.engine import Engine
-from ..runtime.protocol import messages as m
-from ..runtime.protocol import ops as o
-from ..runtime.protocol.sampling import SamplingParams
 from ..runtime.speculative import ModelDrafter, Speculation, StepCosts
 from . import RESULTS, header
 from .prose import DOCUMENT

@@ -6,15 +6,15 @@ from collections import OrderedDict
 
 from .ebnf import compile_ebnf
 from .grammar import CompiledGrammar
-from .json_schema import Schemas
+from .json.json_schema import Schemas
+from .json.scalars import Scalars
+from .json.values import Values
 from .lark_grammar import compile_lark
-from .machine import Machine
+from .machine.machine import Machine
 from .options import option_values
 from .regex_syntax import compile_regex
-from .scalars import Scalars
 from .spec import GRAMMAR_KINDS, GrammarError, GrammarKind, GrammarSpec, GrammarTooComplex
 from .tags import Tags, read_tags
-from .values import Values
 from .vocabulary import Vocabulary
 
 JSON_OPTIONS = ("property_order", "whitespace", "format", "numbers", "on_unsupported")

@@ -16,8 +16,8 @@ from itertools import pairwise
 import numpy as np
 
 from .expressions import EMPTY, NOTHING
-from .lazy_masks import LazyMasks
-from .machine import Machine
+from .machine.lazy_masks import LazyMasks
+from .machine.machine import Machine
 from .productions import Grammar, reduced
 from .spec import GrammarTooComplex
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .code_points import ANY, Ranges, complement, union
 from .earley import Parser
 from .expressions import EMPTY, Expressions
-from .machine import Machine
+from .machine.machine import Machine
 from .productions import Grammar, Symbol
 from .spec import GrammarError
 

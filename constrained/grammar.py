@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .machine import Machine
+from .machine.machine import Machine
 from .spec import GrammarError, GrammarSpec
 
 _MASK_TYPE = np.dtype(np.uint32)

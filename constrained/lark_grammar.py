@@ -8,7 +8,7 @@ import re
 from typing import Any, NamedTuple, cast
 
 from .earley import Parser
-from .machine import Machine
+from .machine.machine import Machine
 from .productions import Grammar
 from .regex_syntax import compile_regex
 from .spec import GrammarError

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .expressions import EMPTY, NOTHING
-from .machine import Machine
-from .scalars import Scalars
+from .json.scalars import Scalars
+from .machine.machine import Machine
 from .spec import GrammarError
 
 MAX_TAGS = 512

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.protocol.errors import InvalidRequest
+from ..protocol.errors import InvalidRequest
 from .global_config import global_config
 from .program import Program
 from .state import ProgramState

@@ -10,8 +10,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.protocol.errors import InvalidRequest, Unsupported
-from ..runtime.protocol.sampling import MAX_LOGPROBS
+from ..protocol.errors import InvalidRequest, Unsupported
+from ..protocol.sampling import MAX_LOGPROBS
 from . import ir
 from .nodes import CloseNode, GenNode, JoinNode, MarkNode, RollbackNode, TextNode, TextSinceNode, TokensNode
 from .values import Leaf

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from ..runtime.protocol.errors import InvalidRequest
-from ..runtime.protocol.messages import TemplateInfo
+from ..protocol.errors import InvalidRequest
+from ..protocol.messages import TemplateInfo
 
 Message = dict[str, Any]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from ..runtime.protocol.ops import ChoicesMethod
+from ..protocol.ops import ChoicesMethod
 
 TokenLogprobs = Sequence[Any]  # of one choice: floats, or tuples that begin with one; None where there is none
 

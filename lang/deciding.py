@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Sequence as ListLike
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.protocol.messages import SelectMeta
+from ..protocol.messages import SelectMeta
 from . import ir
 from .choices import draw, token_length_normalized
 from .meta import meta_info

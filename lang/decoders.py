@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..runtime.protocol.errors import InvalidRequest, Unsupported
+from ..protocol.errors import InvalidRequest, Unsupported
 from . import ir
 from .choices import values_of
 from .distribution import DistributionLeaf

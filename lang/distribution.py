@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as ListLike
 from typing import Any
 
-from ..runtime.protocol.errors import InvalidRequest, Unsupported
+from ..protocol.errors import InvalidRequest, Unsupported
 from . import ir
 from .choices import token_length_normalized, values_of
 from .nodes import SelectNode

@@ -13,8 +13,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.protocol.errors import InvalidRequest
-from ..runtime.protocol.messages import ProgramSettings
+from ..protocol.errors import InvalidRequest
+from ..protocol.messages import ProgramSettings
 from .backend.base_backend import BaseBackend, as_backend
 from .global_config import global_config
 from .ir import SAMPLING_NAMES, SglArgument, sampling_overrides

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..constrained.spec import GrammarSpec
-from ..runtime.protocol.errors import InvalidRequest
+from ..protocol.errors import InvalidRequest
 from . import ir
 from .choices import ChoicesSamplingMethod
 from .grammar import Grammar

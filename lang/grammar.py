@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..constrained.spec import GrammarSpec
-from ..runtime.protocol.errors import InvalidRequest
+from ..protocol.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import base64
 from pathlib import Path
 
-from ..runtime.protocol.errors import InvalidRequest, Unsupported
+from ..protocol.errors import InvalidRequest, Unsupported
 
 _SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),

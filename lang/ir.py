@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from ..constrained.spec import GrammarSpec
-from ..runtime.protocol.errors import InvalidRequest
-from ..runtime.protocol.sampling import SamplingParams
+from ..protocol.errors import InvalidRequest
+from ..protocol.sampling import SamplingParams
 from .choices import ChoicesSamplingMethod, token_length_normalized
 from .grammar import Grammar
 from .sampling_params import SglSamplingParams

@@ -5,7 +5,7 @@ Made when it is asked for. Knows no state.
 
 from typing import Any
 
-from ..runtime.protocol.messages import GenMeta, SelectMeta, TokenLogprob
+from ..protocol.messages import GenMeta, SelectMeta, TokenLogprob
 
 
 def meta_info(meta: GenMeta | SelectMeta | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..runtime.protocol.ops import JoinMode
+from ..protocol.ops import JoinMode
 from .choices import ChoicesSamplingMethod
 from .ir import SglGen
 from .values import Leaf

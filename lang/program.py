@@ -12,8 +12,8 @@ import threading
 from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..runtime.protocol.errors import Cancelled, InvalidRequest
-from ..runtime.protocol.messages import ProgramSettings
+from ..protocol.errors import Cancelled, InvalidRequest
+from ..protocol.messages import ProgramSettings
 from .global_config import global_config
 from .nodes import Node, SettleNode
 from .sequence import Sequence
@@ -21,9 +21,9 @@ from .settling import AskingNode, Settling
 from .values import Leaf, Signal, Value, current_crew, wait_any, wait_any_async
 
 if TYPE_CHECKING:
+    from ..protocol.tool_format import ToolFormat
     from .backend.base_backend import BaseBackend
     from .state import ProgramState
-    from .tools.format import ToolFormat
 
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..runtime.protocol.errors import InvalidRequest
+from ..protocol.errors import InvalidRequest
 from .ir import SglGen, SglSeparateReasoning
 from .nodes import CloseNode, ForkNode, GenNode, SettleNode
 from .values import Leaf

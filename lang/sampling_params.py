@@ -7,7 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
-from ..runtime.protocol.errors import InvalidRequest
+from ..protocol.errors import InvalidRequest
 
 # what no foreign chat API has
 _OURS_ALONE = ("stop_token_ids", "stop_regex", "ignore_eos", "min_new_tokens", "repetition_penalty")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..runtime.protocol.errors import InvalidRequest
+from ..protocol.errors import InvalidRequest
 from . import ir
 from .choices import ChoicesSamplingMethod, token_length_normalized
 from .distribution import SglDistribution

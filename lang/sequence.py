@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..runtime.protocol.errors import InvalidRequest, PhloemError
-from ..runtime.protocol.ops import JoinMode
+from ..protocol.errors import InvalidRequest, PhloemError
+from ..protocol.ops import JoinMode
 from . import ir
 from .deciding import append_decided, is_decided_here
 from .nodes import (

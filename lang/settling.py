@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
 
-from ..runtime.protocol.errors import DependencyFailed
+from ..protocol.errors import DependencyFailed
 from .nodes import (
     CloseNode,
     ForkNode,

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..runtime.protocol.errors import InvalidRequest
-from ..runtime.protocol.ops import JoinMode
+from ..protocol.errors import InvalidRequest
+from ..protocol.ops import JoinMode
 from . import ir
 from .program import Program
 from .sequence import Sequence

@@ -19,9 +19,9 @@ from .state import ProgramState
 from .values import Leaf, Span
 
 if TYPE_CHECKING:
+    from ..protocol.tool_format import ToolFormat
     from .backend.base_backend import BaseBackend
     from .function import SglFunction
-    from .tools.format import ToolFormat
 
 MIN_PREFIX_CHARS = 64  # a shorter common prefix is not worth a request of its own
 

@@ -15,7 +15,8 @@ from functools import lru_cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from ..constrained.spec import GrammarSpec
-from ..runtime.protocol.errors import InvalidRequest, PhloemError
+from ..protocol.closed_schema import closed_schema
+from ..protocol.errors import InvalidRequest, PhloemError
 from .number_patterns import FLOAT, integer_pattern
 
 _MAX_ENUMERATED = 1000  # a range with a step is written out up to here
@@ -154,27 +155,6 @@ def _integer_pattern(schema: dict[str, Any]) -> str:
     if low is not None and high is not None and low > high:
         raise InvalidRequest(f"there is no integer from {low} to {high}")
     return integer_pattern(low, high)
-
-
-def closed_schema(schema: Any) -> Any:
-    """``schema`` without extra properties where it lists its own, and without words that only people read."""
-    if isinstance(schema, list):
-        return [closed_schema(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in ("properties", "$defs", "patternProperties"):
-            closed[key] = {name: closed_schema(inner) for name, inner in value.items()}
-        elif key in ("title", "description", "default", "examples", "discriminator"):
-            continue
-        elif key in ("enum", "const"):
-            closed[key] = value
-        else:
-            closed[key] = closed_schema(value)
-    if "properties" in closed:
-        closed.setdefault("additionalProperties", False)
-    return closed
 
 
 def parse_or_explain(name: str | None, parse: Callable[[str], Any], text: str, finish_reason: str) -> Any:

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..runtime.protocol.messages import GenMeta, SelectMeta
+from ..protocol.messages import GenMeta, SelectMeta
 from .meta import meta_info
 from .types import parse_or_explain
 

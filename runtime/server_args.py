@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
+from ..protocol.errors import InvalidParams, Unsupported
 from .config import EngineConfig
-from .protocol.errors import InvalidParams, Unsupported
 
 _RENAMED = {
     "model_path": "model",

@@ -16,10 +16,10 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from .protocol.address import ServerKeys, check_url
-from .protocol.errors import InvalidParams, LimitExceeded, PhloemError, ProtocolError
-from .protocol.frames import decode_client, decode_head, encode_runtime
-from .protocol.messages import (
+from ..protocol.address import ServerKeys, check_url
+from ..protocol.errors import InvalidParams, LimitExceeded, PhloemError, ProtocolError
+from ..protocol.frames import decode_client, decode_head, encode_runtime
+from ..protocol.messages import (
     PROTOCOL_VERSION,
     Answer,
     Bye,

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from phloem import cli
 from phloem.flags import ENGINE_HELP
+from phloem.protocol.errors import EngineLost, InvalidRequest
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.protocol.errors import EngineLost, InvalidRequest
 
 Served = dict[str, Any]
 

@@ -59,7 +59,7 @@ def _params() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def runtime(smollm2_path):
-    with importlib.import_module("phloem.runtime.llm").Runtime(model=str(smollm2_path)) as runtime:
+    with importlib.import_module("phloem.engines").Runtime(model=str(smollm2_path)) as runtime:
         yield runtime
 
 
@@ -67,7 +67,7 @@ def runtime(smollm2_path):
 def shared_runtime(request, monkeypatch):
     """``phloem.Runtime("smollm2", ...)`` is one engine for all pages; what options it is given are checked."""
     phloem = importlib.import_module("phloem")
-    make_config = importlib.import_module("phloem.runtime.llm").make_config
+    make_config = importlib.import_module("phloem.engines").make_config
 
     def start(model: str | None = None, **options: object) -> object:
         assert make_config(model, options).model == "smollm2"
@@ -194,7 +194,7 @@ def test_every_command_and_flag_of_the_engine_is_explained():
 def test_every_operation_and_message_is_in_the_protocols_page():
     page = (ROOT / "docs" / "protocol.md").read_text()
     for module, union in (("ops", "AnyOp"), ("messages", "ClientMessage"), ("messages", "RuntimeMessage")):
-        kinds = getattr(importlib.import_module(f"phloem.runtime.protocol.{module}"), union)
+        kinds = getattr(importlib.import_module(f"phloem.protocol.{module}"), union)
         tags = [kind.__struct_config__.tag for kind in get_args(kinds)]
         assert not [tag for tag in tags if f"`{tag}`" not in page]
 

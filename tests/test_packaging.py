@@ -67,7 +67,7 @@ def test_every_name_of_the_face_loads(name: str) -> None:
 
 
 def test_no_module_is_loaded_twice_under_two_names() -> None:
-    import phloem.runtime.protocol.messages  # noqa: F401
+    import phloem.protocol.messages  # noqa: F401
 
     by_file: dict[str, set[str]] = {}
     for name, module in list(sys.modules.items()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...runtime.protocol.errors import Unsupported
+from ...protocol.errors import Unsupported
 from ..chat_template import get_chat_template
 from ..ir import SglSamplingParams
 from .base_backend import BaseBackend

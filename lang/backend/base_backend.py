@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.protocol.errors import Unsupported
+from ...protocol.errors import Unsupported
 from ..chat_template import ChatTemplate, get_chat_template
 from ..choices import ChoicesDecision, ChoicesSamplingMethod
 from ..ir import SglSamplingParams

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...runtime.protocol.errors import InvalidRequest
+from ...protocol.errors import InvalidRequest
 from ..ir import REGEX_OF_DTYPE, SglSamplingParams
 from ..types import ParseError
 from .executor import StreamExecutor

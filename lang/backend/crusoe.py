@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...runtime.protocol.errors import InvalidRequest
+from ...protocol.errors import InvalidRequest
 from ..chat_template import ChatTemplate
 from .openai import OpenAI
 

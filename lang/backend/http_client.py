@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from ...runtime.protocol import errors
-from ...runtime.protocol.messages import (
+from ...protocol import errors
+from ...protocol.messages import (
     Closed,
     Done,
     Failed,
@@ -98,7 +98,7 @@ class _Running:
 
 
 class HttpClient:
-    """The interface of ``runtime.protocol.client.Client`` over ``http://``; methods may be called on any thread."""
+    """The interface of ``protocol.client.Client`` over ``http://``; methods may be called on any thread."""
 
     def __init__(
         self, url: str, *, api_key: str | None = None, verify: str | bool | None = None, connect_timeout_s: float = 10.0

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...runtime.protocol.errors import Cancelled, DeadlineExceeded, DependencyFailed, PhloemError, Unsupported
+from ...protocol.errors import Cancelled, DeadlineExceeded, DependencyFailed, PhloemError, Unsupported
 from ..chat_template import ChatTemplate
 from ..images import data_url
 from ..ir import SglSamplingParams, to_sgl_params
@@ -36,8 +36,8 @@ from .executor import StreamExecutor
 from .speculation import complete, converse
 
 if TYPE_CHECKING:
+    from ...protocol.tool_format import ToolFormat
     from ..program import Program
-    from ..tools.format import ToolFormat
     from .base_backend import BaseBackend
 
 
@@ -84,7 +84,7 @@ class InterpretedSession:
         return self._template.get_prefix_and_suffix(role, messages)[0 if is_begin else 1]
 
     def tool_format(self) -> ToolFormat:
-        from ..tools.format import ToolFormat
+        from ...protocol.tool_format import ToolFormat
 
         return ToolFormat()
 

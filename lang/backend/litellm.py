@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...runtime.protocol.errors import Unsupported
+from ...protocol.errors import Unsupported
 from ..chat_template import ChatTemplate, get_chat_template_by_model_path
 from ..ir import SglSamplingParams
 from .base_backend import BaseBackend

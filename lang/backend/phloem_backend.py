@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...runtime.protocol import ops
-from ...runtime.protocol.errors import (
+from ...protocol import ops
+from ...protocol.errors import (
     Cancelled,
     DependencyFailed,
     ErrorInfo,
@@ -24,7 +24,7 @@ from ...runtime.protocol.errors import (
     Unsupported,
     from_info,
 )
-from ...runtime.protocol.messages import (
+from ...protocol.messages import (
     Accepted,
     Closed,
     Delta,
@@ -60,9 +60,9 @@ from ..values import Leaf
 from .base_backend import BaseBackend
 
 if TYPE_CHECKING:
+    from ...protocol.tool_format import ToolFormat
     from ..chat_template import ChatTemplate
     from ..program import Program
-    from ..tools.format import ToolFormat
 
 
 class PhloemBackend(BaseBackend):
@@ -184,7 +184,7 @@ class CompiledSession:
         return around.prefix_text if is_begin else around.suffix_text
 
     def tool_format(self) -> ToolFormat:
-        from ..tools.format import ToolFormat
+        from ...protocol.tool_format import ToolFormat
 
         return ToolFormat(self._template.tools)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
-from ...runtime.protocol.client import Client
-from ...runtime.protocol.errors import EngineLost, InvalidRequest, PhloemError
+from ...protocol.client import Client
+from ...protocol.errors import EngineLost, InvalidRequest, PhloemError
 from ..chat_template import get_chat_template, get_chat_template_by_model_path
 from ..choices import ChoicesDecision, ChoicesSamplingMethod, draw, mean_logprob, token_length_normalized
 from ..ir import REGEX_OF_DTYPE, SglSamplingParams

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from ...runtime.protocol.errors import InvalidRequest, PhloemError
+from ...protocol.errors import InvalidRequest, PhloemError
 from ..ir import SglSamplingParams
 from ..nodes import GenNode, Node, RoleNode, TextNode
 from ..values import Leaf

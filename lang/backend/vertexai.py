@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from ...runtime.protocol.errors import Unsupported
+from ...protocol.errors import Unsupported
 from ..chat_template import get_chat_template
 from ..ir import SglSamplingParams
 from .base_backend import BaseBackend

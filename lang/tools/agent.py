@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...runtime.protocol.errors import InvalidRequest
+from ...protocol.errors import InvalidRequest
+from ...protocol.tool_format import ToolFormat
 from .. import ir
 from .calls import ToolCall, ToolCalls, ToolResult, read_calls
-from .format import ToolFormat
 from .tool import Tool, as_tools
 
 if TYPE_CHECKING:

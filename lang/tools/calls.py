@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from ...runtime.protocol.errors import InvalidRequest, PhloemError
+from ...protocol.errors import InvalidRequest, PhloemError
+from ...protocol.tool_format import ToolFormat
+from ...protocol.tool_splitter import ArgumentsPiece, CallBegun, TextPiece
 from ..types import ParseError
-from .format import ToolFormat
-from .splitter import ArgumentsPiece, CallBegun, TextPiece
 from .tool import Tool
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
-from ...runtime.protocol.errors import InvalidRequest
+from ...protocol.errors import InvalidRequest
 
 _SECTION = re.compile(r"\s*(args|arguments|parameters|returns?|yields?|raises|examples?|notes?)\s*:\s*", re.IGNORECASE)
 _GOOGLE = re.compile(r"\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")

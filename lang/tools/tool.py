@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
-from ...runtime.protocol.errors import InvalidRequest
+from ...protocol.errors import InvalidRequest
 from .signature import signature_of
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -11,7 +11,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from ...runtime.protocol.messages import TokenTrace
+from ...protocol.messages import TokenTrace
 from .palette import ORIGINS, PHASES
 from .record import LaneView, OpView, RunView, Stretch
 from .style import STYLE, rgb

@@ -9,7 +9,7 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.protocol.messages import GenMeta, SelectMeta, TokenTrace
+from ...protocol.messages import GenMeta, SelectMeta, TokenTrace
 from ..graph import Graph
 from ..nodes import ForkNode, GenNode, SelectNode
 from ..values import Candidate, Hole, Leaf, Piece

@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import constrained
-from ...radix_cache import POLICIES, Event, RadixCache
-from ..config import EngineConfig, Progress
-from ..executor import Accelerator, Executor
-from ..protocol.errors import ErrorInfo, PhloemError, ProtocolError
-from ..protocol.messages import (
+from ...protocol.errors import ErrorInfo, PhloemError, ProtocolError
+from ...protocol.messages import (
     PROTOCOL_VERSION,
     QUERIES,
     Answer,
@@ -36,6 +33,9 @@ from ..protocol.messages import (
     TemplateInfo,
     Welcome,
 )
+from ...radix_cache import POLICIES, Event, RadixCache
+from ..config import EngineConfig, Progress
+from ..executor import Accelerator, Executor
 from ..scheduler import Scheduler, SchedulerConfig
 from ..speculative import Drafter, GrammarDrafter, LookupDrafter, Speculation, StepCosts
 from .grammars import Grammars

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...constrained.spec import GrammarError, GrammarSpec
-from ..protocol.errors import InternalError, InvalidGrammar, PhloemError
-from ..protocol.ops import Gen
-from ..protocol.sampling import SamplingParams
+from ...protocol.errors import InternalError, InvalidGrammar, PhloemError
+from ...protocol.ops import Gen
+from ...protocol.sampling import SamplingParams
 from .generation import Candidate, Generation
 from .healing import Healer, HealMatcher
 from .program import OpState, Program, Segment, SequenceState

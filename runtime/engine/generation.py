@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...constrained.spec import GrammarError
-from ..protocol.messages import CandidateMeta, Delta, GenMeta, TokenLogprob
-from ..protocol.ops import Gen
+from ...protocol.messages import CandidateMeta, Delta, GenMeta, TokenLogprob
+from ...protocol.ops import Gen
 from ..scheduler import Sequence
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from ...constrained.spec import GrammarSpec
-from ..protocol.errors import (
+from ...protocol.errors import (
     Cancelled,
     DeadlineExceeded,
     DependencyFailed,
@@ -25,7 +25,7 @@ from ..protocol.errors import (
     PhloemError,
     PromptTooLong,
 )
-from ..protocol.messages import (
+from ...protocol.messages import (
     Accepted,
     Cancel,
     Closed,
@@ -40,7 +40,7 @@ from ..protocol.messages import (
     SelectMeta,
     Submit,
 )
-from ..protocol.ops import Close, Fork, Gen, Join, Mark, Pin, Ref, Rollback, Score, Select, Special, Text
+from ...protocol.ops import Close, Fork, Gen, Join, Mark, Pin, Ref, Rollback, Score, Select, Special, Text
 from ..scheduler import PoolTooSmall, Scheduler, Sequence, TokenBuffer
 from .gen_ops import GenOps, WaitingForGrammar
 from .generation import Candidate, Generation

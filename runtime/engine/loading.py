@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 
 from ... import kernels
+from ...protocol.errors import InvalidParams
 from ...radix_cache import DiskTier, HostTier, Tiers
 from ..config import EngineConfig, Progress
 from ..executor import Accelerator
 from ..executor.accelerator import accelerator_of
 from ..memory import KVBlocks, KVPool, give_back_freed
 from ..models import Model, load_model
-from ..protocol.errors import InvalidParams
 from ..scheduler import PREEMPTIVE
 from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
 from ..tokenizer import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...protocol.messages import TokenLogprob
 from ..executor import SampledToken
-from ..protocol.messages import TokenLogprob
 
 if TYPE_CHECKING:
     import torch

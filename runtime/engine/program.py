@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..protocol.errors import PhloemError
-from ..protocol.messages import ProgramSettings
-from ..protocol.ops import AnyOp
+from ...protocol.errors import PhloemError
+from ...protocol.messages import ProgramSettings
+from ...protocol.ops import AnyOp
 from ..scheduler import Sequence
 from .usage import ProgramCounters
 

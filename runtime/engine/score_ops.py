@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..protocol.ops import Score
+from ...protocol.ops import Score
 from ..scheduler import TokenBuffer
 from .program import OpState, Segment, SequenceState
 from .scoring import ScoreRow, Scoring

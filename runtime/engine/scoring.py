@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..protocol.messages import SelectMeta
-from ..protocol.ops import Score, Select
+from ...protocol.messages import SelectMeta
+from ...protocol.ops import Score, Select
 from ..scheduler import Sequence
 
 if TYPE_CHECKING:

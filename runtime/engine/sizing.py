@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...protocol.errors import InvalidParams, LimitExceeded
+from ...protocol.sampling import SamplingParams
 from ..config import EngineConfig
 from ..executor import Accelerator, Executor, SampleRow
 from ..memory import KVPool, slot_size_bytes
-from ..protocol.errors import InvalidParams, LimitExceeded
-from ..protocol.sampling import SamplingParams
 from ..scheduler import PlanRow, StepPlan
 
 if TYPE_CHECKING:

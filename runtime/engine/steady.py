@@ -19,7 +19,7 @@ from .generation import Candidate
 from .grammar_states import GrammarStates
 
 if TYPE_CHECKING:
-    from ..protocol.messages import RuntimeMessage
+    from ...protocol.messages import RuntimeMessage
     from ..scheduler import DecodePart, Scheduler
     from ..speculative import Speculation
     from ..tokenizer import Tokenizer

@@ -22,9 +22,9 @@ from .steady import SteadyDecoding
 from .tracing import traced_params
 
 if TYPE_CHECKING:
+    from ...protocol.messages import RuntimeMessage
     from ...radix_cache import Tiers
     from ..executor import Executor
-    from ..protocol.messages import RuntimeMessage
     from ..scheduler import Scheduler
     from ..speculative import Speculation
     from .interpreter import Interpreter

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from ...constrained.spec import GrammarError
-from ..protocol.errors import ErrorInfo
-from ..protocol.messages import Limits, Submit
-from ..protocol.ops import AnyOp, Close, Fork, Gen, Image, Join, Mark, Pin, Ref, Rollback, Score, Select
+from ...protocol.errors import ErrorInfo
+from ...protocol.messages import Limits, Submit
+from ...protocol.ops import AnyOp, Close, Fork, Gen, Image, Join, Mark, Pin, Ref, Rollback, Score, Select
 from .program import Program, SequenceState
 
 

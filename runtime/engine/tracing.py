@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..protocol.messages import OpTrace, SelectMeta, TokenTrace
-from ..protocol.sampling import SamplingParams
+from ...protocol.messages import OpTrace, SelectMeta, TokenTrace
+from ...protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from ..executor import SampledToken

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...protocol.sampling import SamplingParams
 from ..config import EngineConfig, Progress
 from ..executor import Executor, SampleRow
 from ..memory import give_back_freed, let_go_of_libraries
-from ..protocol.sampling import SamplingParams
 from ..scheduler import PlanRow, StepPlan
 from .engine import Engine
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ... import kernels
+from ...protocol.sampling import SamplingParams
 from ..layers.batch import ForwardBatch
-from ..protocol.sampling import SamplingParams
 from ..scheduler import MAX_DRAFT_TOKENS, StepPlan
 from .accelerator import Accelerator, Readback, accelerator_of
 from .decode_graphs import DecodeGraphs

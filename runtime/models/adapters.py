@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..layers.adapters import LowRank
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
-from ..protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..weights.adapter_folder import LowRankPair, read_adapter
 from .decoder import DecoderLayer, Model
 

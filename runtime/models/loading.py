@@ -8,6 +8,7 @@ import torch
 from ...kernels.backend import reads_packed
 from ...kernels.machine import has_bfloat16_products
 from ...kernels.quantized_weight import pack_experts
+from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..config import EngineConfig
 from ..layers.attention import Attention
 from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
@@ -16,7 +17,6 @@ from ..layers.mlp import MLP
 from ..layers.moe import MoE
 from ..layers.norm import RMSNorm
 from ..layers.rotary import cos_sin_table
-from ..protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..quant import QuantTensor
 from ..weights.random_folder import RandomFolder
 from ..weights.weight_file import WeightFile, open_weights

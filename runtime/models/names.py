@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..protocol.errors import Unsupported
+from ...protocol.errors import Unsupported
 from ..weights.model_config import ModelConfig
 
 # Ours -> (Hugging Face's, llama.cpp's); {} is the layer, a second one the expert.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..protocol.errors import InvalidParams
+from ...protocol.errors import InvalidParams
 from .hardware import Hardware
 from .shapes import Shape
 from .step_time import StepTime, step_time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ..protocol.errors import InvalidParams, Unsupported
+from ...protocol.errors import InvalidParams, Unsupported
 from ..quant import GROUP32_KINDS, QuantTensor
 from ..weights import WeightFile
 from ..weights.model_config import ModelConfig

@@ -6,10 +6,10 @@ from typing import Any
 
 import zmq
 
+from ...protocol.address import check_url
+from ...protocol.cache_events import BlocksEvicted, BlocksStored, CacheEvent, CacheEvents, encode_cache_events
+from ...protocol.errors import InvalidParams
 from ...radix_cache import Event, Stored
-from ..protocol.address import check_url
-from ..protocol.cache_events import BlocksEvicted, BlocksStored, CacheEvent, CacheEvents, encode_cache_events
-from ..protocol.errors import InvalidParams
 
 SEND_QUEUE_FRAMES = 10_000
 

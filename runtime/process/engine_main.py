@@ -21,9 +21,9 @@ import time
 
 import msgspec
 
+from ...protocol.address import ServerKeys
+from ...protocol.errors import ErrorInfo, InternalError, PhloemError
 from ..config import EngineConfig
-from ..protocol.address import ServerKeys
-from ..protocol.errors import ErrorInfo, InternalError, PhloemError
 from .loop import run_engine
 
 PARENT_CHECK_S = 1.0

@@ -13,15 +13,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
+from ...protocol.address import MAX_IPC_PATH, ClientKeys, ServerKeys
+from ...protocol.client import Client
+from ...protocol.errors import EngineLost, ErrorInfo, from_info
 from ..config import EngineConfig, Progress
-from ..protocol.address import MAX_IPC_PATH, ServerKeys
-from ..protocol.errors import EngineLost, ErrorInfo, from_info
 from .engine_main import Loading, Order, Ready, Told
 
 LOG_TAIL_CHARS = 2000
+ENGINE_TIMEOUT_S = (
+    120.0  # of silence before an engine that still runs counts as lost; a process that ends is noticed at once
+)
 SOCKET_NAME = "engine.sock"
 
 
@@ -30,7 +35,7 @@ class EngineProcess:
 
     Raises the child's own error when it cannot start (UnknownModel, ...), EngineLost when it dies or takes longer than
     ``start_timeout_s``. Without ``url`` it listens on a socket in a temporary folder of mode 0700. The process ends
-    with its parent, however that ends.
+    with its parent, however that ends. As a context manager it stops at the block's end.
     """
 
     def __init__(
@@ -69,6 +74,12 @@ class EngineProcess:
         finally:
             os.close(ready)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
     @property
     def pid(self) -> int:
         return self._process.pid
@@ -80,6 +91,12 @@ class EngineProcess:
             tail = self.log_tail()
             self._exit_reason = f"the engine process {self.pid} {how}" + (f"; its log ends:\n{tail}" if tail else "")
         return self._exit_reason
+
+    def connect(self, *, keys: ClientKeys | None = None, engine_timeout_s: float = ENGINE_TIMEOUT_S) -> Client:
+        """A client of this engine, which learns at once when the process ends. The caller closes it."""
+        # an address to connect to, made from one to listen at
+        url = self.url.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
+        return Client(url, keys=keys, engine_timeout_s=engine_timeout_s, engine_alive=self.death)
 
     def log_tail(self) -> str:
         try:

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import zmq
 
+from ...protocol.address import ServerKeys
+from ...protocol.errors import EngineLost, InternalError, PhloemError
+from ...protocol.messages import Answer, ClientMessage, Closed, Query, Rejected, RuntimeMessage, Submit, Welcome
 from ..config import EngineConfig, Progress
-from ..protocol.address import ServerKeys
-from ..protocol.errors import EngineLost, InternalError, PhloemError
-from ..protocol.messages import Answer, ClientMessage, Closed, Query, Rejected, RuntimeMessage, Submit, Welcome
 from ..transport import Inbox, Outbox, Router
 from .cache_publisher import CachePublisher
 from .garbage import Garbage

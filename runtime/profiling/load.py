@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...constrained.spec import GrammarSpec
+from ...protocol.errors import InvalidParams, from_info
+from ...protocol.frames import encode_runtime
+from ...protocol.messages import ClientMessage, Closed, Done, Failed, GenMeta, Rejected, Submit
+from ...protocol.ops import Close, Gen, Special
+from ...protocol.sampling import SamplingParams
 from ..engine import Engine
-from ..protocol.errors import InvalidParams, from_info
-from ..protocol.frames import encode_runtime
-from ..protocol.messages import ClientMessage, Closed, Done, Failed, GenMeta, Rejected, Submit
-from ..protocol.ops import Close, Gen, Special
-from ..protocol.sampling import SamplingParams
 from .spans import Spans
 
 CLIENT = b"load"

@@ -6,7 +6,7 @@
 import numpy as np
 import torch
 
-from ..protocol.errors import Unsupported
+from ...protocol.errors import Unsupported
 from .block_decoding import halves, split_k_fours, split_nibbles
 from .quant_tensor import QuantTensor
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..protocol.errors import Unsupported
+from ...protocol.errors import Unsupported
 from . import block_decoding as blocks_of
 
 CHUNK = 1 << 15  # weights decoded at a time: what is written is in the cache when read, and torch starts no threads

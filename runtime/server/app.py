@@ -14,8 +14,8 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from ..protocol import errors
-from ..protocol.client import Client
+from ...protocol import errors
+from ...protocol.client import Client
 from ..tokenizer import ChatTemplate, Tokenizer
 from . import faults
 from .flight import Bridge

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ...lang.tools.format import ToolFormat
+from ...protocol.tool_format import ToolFormat
 from ..tokenizer import ChatTemplate
 from .jobs import Part
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from ..protocol import errors
+from ...protocol import errors
 
 LEAST_RETRY_AFTER_S = 1
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..protocol import errors
-from ..protocol.client import Client
-from ..protocol.messages import (
+from ...protocol import errors
+from ...protocol.client import Client
+from ...protocol.messages import (
     Closed,
     Delta,
     Done,
@@ -25,7 +25,7 @@ from ..protocol.messages import (
     RuntimeMessage,
     Submit,
 )
-from ..protocol.ops import AnyOp
+from ...protocol.ops import AnyOp
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..protocol.messages import TokenLogprob
+from ...protocol.messages import TokenLogprob
 from ..tokenizer import Tokenizer
 from .faults import Fault
 from .flight import Piece, Result

@@ -5,9 +5,9 @@ One request is one program: a sequence per prompt, each with its ``Text`` and ``
 
 from collections.abc import Iterable, Sequence
 
-from ..protocol import errors
-from ..protocol.messages import Limits, ProgramSettings
-from ..protocol.ops import AnyOp, Close, Gen, Special, Text
+from ...protocol import errors
+from ...protocol.messages import Limits, ProgramSettings
+from ...protocol.ops import AnyOp, Close, Gen, Special, Text
 from ..tokenizer import Tokenizer
 from .flight import Job
 

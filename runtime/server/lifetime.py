@@ -21,7 +21,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING
 
 from ..config import EngineConfig, Progress
-from ..llm import Runtime
+from ..process import EngineProcess
 from ..weights.resolve import resolve_model
 from .listener import LOOPBACK_NAMES, is_loopback, listen, url_of
 
@@ -57,10 +57,10 @@ def serve(
         if not is_loopback(listener) and api_key is None:
             logger.warning("%s can be reached from other machines and asks for no API key", url_of(listener))
         loading = beside.submit(_load_front, resolve_model(config.model))
-        with Runtime(config, progress=progress) as runtime:
+        with EngineProcess(config, progress=progress) as process, process.connect() as client:
             front = loading.result()
             app = front.http.create_app(
-                runtime.client,
+                client,
                 front.tokenizer,
                 front.template,
                 model_name=model_name or _name_of(config.model),

@@ -4,7 +4,7 @@ import errno
 import ipaddress
 import socket
 
-from ..protocol.errors import InvalidRequest
+from ...protocol.errors import InvalidRequest
 
 BACKLOG = 2048
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")  # as they stand in a request

@@ -6,7 +6,7 @@ Never waits and never sends: results and pieces in, bytes out.
 from collections.abc import Sequence
 from typing import Any
 
-from ..protocol.messages import TokenLogprob
+from ...protocol.messages import TokenLogprob
 from .flight import Piece, Result
 from .forms import DONE, encode, event, finite
 

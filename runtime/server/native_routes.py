@@ -5,8 +5,8 @@ import time
 
 from fastapi import APIRouter, Request, Response
 
-from ..protocol import errors
-from ..protocol.ops import Gen
+from ...protocol import errors
+from ...protocol.ops import Gen
 from . import faults
 from .jobs import make_job, raw_parts
 from .native_form import NativeForm

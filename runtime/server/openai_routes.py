@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from ...lang.tools.format import ToolFormat
-from ..protocol import errors
-from ..protocol.ops import Gen
+from ...protocol import errors
+from ...protocol.ops import Gen
+from ...protocol.tool_format import ToolFormat
 from .conversation import conversation_parts
 from .forms import ChatForm, CompletionForm, Header
 from .jobs import make_job, raw_parts

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..protocol import errors
-from ..protocol.client import Client
-from ..protocol.messages import Closed, Rejected, RuntimeMessage, Submit
+from ...protocol import errors
+from ...protocol.client import Client
+from ...protocol.messages import Closed, Rejected, RuntimeMessage, Submit
 from . import faults
 from .flight import Bridge
 from .response import fail_on_disconnect

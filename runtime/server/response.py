@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..protocol import errors
-from ..protocol.messages import Delta
+from ...protocol import errors
+from ...protocol.messages import Delta
 from . import faults
 from .flight import Bridge, Carried, Event, Flight, Job, Piece, Result
 from .forms import Form, failure

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...constrained.spec import GrammarKind, GrammarSpec
-from ..protocol import errors
-from ..protocol.messages import ProgramSettings
-from ..protocol.sampling import MAX_LOGPROBS, SamplingParams
+from ...protocol import errors
+from ...protocol.messages import ProgramSettings
+from ...protocol.sampling import MAX_LOGPROBS, SamplingParams
 from .strict import Strict, fault, unserved
 from .tool_schemas import NamedChoice, ToolEntry, WrittenCall
 

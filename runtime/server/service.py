@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ..protocol import errors
-from ..protocol.client import Client
+from ...protocol import errors
+from ...protocol.client import Client
 from ..tokenizer import ChatTemplate, Tokenizer
 from .faults import Fault, HttpError, of_validation
 from .flight import Bridge

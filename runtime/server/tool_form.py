@@ -6,9 +6,9 @@ Never waits and never sends, like the other forms.
 from collections.abc import Sequence
 from typing import Any
 
-from ...lang.tools.format import ToolFormat
-from ...lang.tools.splitter import ArgumentsPiece, CallBegun, CallSplitter, Event, TextPiece
-from ..protocol.messages import TokenLogprob
+from ...protocol.messages import TokenLogprob
+from ...protocol.tool_format import ToolFormat
+from ...protocol.tool_splitter import ArgumentsPiece, CallBegun, CallSplitter, Event, TextPiece
 from ..tokenizer import Tokenizer
 from .flight import Piece, Result
 from .forms import ChatForm, Header, encode, usage_of

@@ -9,7 +9,7 @@ from ..scheduler import Draft
 
 if TYPE_CHECKING:
     from ...constrained import Matcher
-    from ..protocol.sampling import SamplingParams
+    from ...protocol.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...kernels.linear import PackedLinear, Precision
+from ...protocol.errors import InvalidParams
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch
 from ..layers.linear import Linear
@@ -29,7 +30,6 @@ from ..layers.mlp import MLP
 from ..layers.norm import RMSNorm
 from ..layers.rotary import cos_sin_table
 from ..memory import KVPool
-from ..protocol.errors import InvalidParams
 
 if TYPE_CHECKING:
     from ..models import Model

@@ -21,8 +21,8 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from ..protocol.errors import InvalidRequest, Unsupported
-from ..protocol.messages import TemplateInfo
+from ...protocol.errors import InvalidRequest, Unsupported
+from ...protocol.messages import TemplateInfo
 from .template_split import split_template
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from ..protocol.errors import UnknownModel, Unsupported
+from ...protocol.errors import UnknownModel, Unsupported
 from .special_names import HiddenNames, end_of_text_ids, looks_like_control
 from .spelling import SPACE, byte_level_bytes, sentencepiece_bytes
 from .tokenizer import SpecialIds, SpecialToken, Tokenizer, VocabTable

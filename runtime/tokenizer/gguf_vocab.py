@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import AddedToken, models, normalizers
 from tokenizers import Tokenizer as Backend
 
-from ..protocol.errors import UnknownModel, Unsupported
+from ...protocol.errors import UnknownModel, Unsupported
 from ..weights.gguf_header import read_header
 from .pretokenizers import pre_tokenizer
 from .special_names import HiddenNames, end_of_text_ids, looks_like_control

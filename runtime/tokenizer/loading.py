@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..protocol.errors import UnknownModel
+from ...protocol.errors import UnknownModel
 from .chat_template import ChatTemplate
 from .folder import folder_template, folder_tokenizer
 from .gguf_vocab import gguf_template, gguf_tokenizer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-from ..protocol.errors import Unsupported
+from ...protocol.errors import Unsupported
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"

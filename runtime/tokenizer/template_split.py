@@ -11,8 +11,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..protocol.errors import InvalidRequest
-from ..protocol.messages import RoleTemplate, TemplateInfo
+from ...protocol.errors import InvalidRequest
+from ...protocol.messages import RoleTemplate, TemplateInfo
 from .tool_split import split_tools
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import tokenizers
 
-from ..protocol.errors import InvalidRequest
+from ...protocol.errors import InvalidRequest
 from .detokenizer import Detokenizer
 from .stop_patterns import StopPattern
 

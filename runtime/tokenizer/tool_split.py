@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..protocol.errors import InvalidRequest
-from ..protocol.messages import RoleTemplate, ToolTemplate
+from ...protocol.errors import InvalidRequest
+from ...protocol.messages import RoleTemplate, ToolTemplate
 
 if TYPE_CHECKING:
     from .chat_template import ChatTemplate

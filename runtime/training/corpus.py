@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ...protocol import messages as m
+from ...protocol import ops as o
+from ...protocol.sampling import SamplingParams
 from ..executor import Executor
 from ..memory import KVPool
-from ..protocol import messages as m
-from ..protocol import ops as o
-from ..protocol.sampling import SamplingParams
 from ..scheduler import PlanRow, StepPlan
 
 if TYPE_CHECKING:

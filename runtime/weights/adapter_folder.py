@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..protocol.errors import UnknownModel, Unsupported
+from ...protocol.errors import UnknownModel, Unsupported
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TARGETS = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..protocol.errors import UnknownModel
+from ...protocol.errors import UnknownModel
 from ..quant import QuantTensor
 from .gguf_header import read_header
 from .model_config import ModelConfig, config_from_gguf

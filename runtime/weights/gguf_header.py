@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from ..protocol.errors import UnknownModel, Unsupported
+from ...protocol.errors import UnknownModel, Unsupported
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

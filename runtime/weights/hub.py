@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..protocol.errors import UnknownModel
+from ...protocol.errors import UnknownModel
 
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+?)(?::(?P<file>[\w./-]+\.gguf))?(?:@(?P<revision>[\w./-]+))?")
 _WANTED = ["*.safetensors", "*.json", "*.jinja"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.errors import Unsupported
+from ...protocol.errors import Unsupported
 
 
 class LinearRope(msgspec.Struct, frozen=True, tag="linear"):

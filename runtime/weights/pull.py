@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..protocol.errors import UnknownModel
+from ...protocol.errors import UnknownModel
 from .aliases import ALIASES, Alias, Wheel
 from .home import default_home
 

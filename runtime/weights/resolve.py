@@ -6,7 +6,7 @@ import difflib
 import logging
 from pathlib import Path
 
-from ..protocol.errors import UnknownModel
+from ...protocol.errors import UnknownModel
 from .aliases import ALIASES
 from .hub import fetch_from_hub, is_hub_name
 from .pull import Progress, is_pulled, pull

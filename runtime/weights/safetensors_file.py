@@ -7,7 +7,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..protocol.errors import UnknownModel, Unsupported
+from ...protocol.errors import UnknownModel, Unsupported
 from .model_config import ModelConfig, config_from_hf, ids_of
 
 INDEX = "model.safetensors.index.json"

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from ..protocol.errors import UnknownModel
+from ...protocol.errors import UnknownModel
 from ..quant import QuantTensor
 from .gguf_file import GGUFFile
 from .model_config import ModelConfig

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 from phloem.constrained import Compiler, GrammarError, GrammarSpec, Matcher, Vocabulary, compile, fill_masks
-from phloem.constrained.machine import Machine
+from phloem.constrained.machine.machine.machine import Machine
 
 from .conftest import encode, is_set, takes, walk_all
 
@@ -350,7 +350,7 @@ def test_a_mask_of_too_much_work_ends_its_own_text_alone(
     matcher, other = grammar.matcher(), grammar.matcher()
     assert matcher.accept(vocabulary.tokens.index(b"q"))
     with monkeypatch.context() as patched:
-        patched.setattr("phloem.constrained.masks.MASK_WORK", 3)
+        patched.setattr("phloem.constrained.machine.masks.MASK_WORK", 3)
         allowed = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
     assert matcher.error is not None and "at position 1" in matcher.error and "more than 3 steps" in matcher.error
     assert np.flatnonzero(allowed).tolist() == [vocabulary.eos]
@@ -370,7 +370,7 @@ def test_branches_that_overlap_too_much_end_their_own_text_alone(
     for token in encode(vocabulary, '{"b":'):
         assert matcher.mask() is not None and matcher.accept(token)
     with monkeypatch.context() as patched:
-        patched.setattr("phloem.constrained.masks.MASK_WORK", 20)
+        patched.setattr("phloem.constrained.machine.masks.MASK_WORK", 20)
         for token in encode(vocabulary, '3,"a":3}'):
             matcher.mask()
             if matcher.error is not None or not matcher.accept(token):

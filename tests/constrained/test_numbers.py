@@ -5,7 +5,7 @@ from decimal import Decimal
 import pytest
 from phloem.constrained import GrammarError, Vocabulary, compile
 from phloem.constrained.expressions import Expressions
-from phloem.constrained.numbers import Bound, Numbers
+from phloem.constrained.json.numbers import Bound, Numbers
 
 from .conftest import takes
 

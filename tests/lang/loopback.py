@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from phloem.runtime.protocol import errors, messages
+from phloem.protocol import errors, messages
 from phloem.tests.runtime.string_engine import StringEngine
 
 ME = b"me"

@@ -9,7 +9,7 @@ import pytest
 from phloem import assistant, function, gen, select, system, unconditional_likelihood_normalized, user
 from phloem.lang.backend.openai import OpenAI
 from phloem.lang.backend.runtime_endpoint import HttpBackend, RuntimeEndpoint
-from phloem.runtime.protocol import errors
+from phloem.protocol import errors
 
 
 class Server:

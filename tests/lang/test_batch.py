@@ -6,7 +6,7 @@ import time
 
 import pytest
 from phloem import function, gen
-from phloem.runtime.protocol import errors
+from phloem.protocol import errors
 from phloem.tests.lang.fakes import echo
 
 

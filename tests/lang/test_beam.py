@@ -8,9 +8,9 @@ import pytest
 from phloem import beam, function, gen
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.lang.beam import SglBeam
-from phloem.runtime.protocol import errors, ops
-from phloem.runtime.protocol.messages import Done, Submit
-from phloem.runtime.protocol.sampling import SamplingParams
+from phloem.protocol import errors, ops
+from phloem.protocol.messages import Done, Submit
+from phloem.protocol.sampling import SamplingParams
 
 PROMPT = "The quick brown"
 

@@ -13,7 +13,7 @@ from phloem import (
 )
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.lang.choices import ChoicesDecision, ChoicesSamplingMethod, draw, mean_logprob
-from phloem.runtime.protocol import errors
+from phloem.protocol import errors
 
 
 def decide(method, rows, alone=None):

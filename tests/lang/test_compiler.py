@@ -6,7 +6,7 @@ import pytest
 from phloem import assistant, function, gen, select, system, user
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.lang.ir import TraceError
-from phloem.runtime.protocol import errors, ops
+from phloem.protocol import errors, ops
 from phloem.tests.lang.fakes import echo
 
 

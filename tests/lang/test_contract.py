@@ -12,7 +12,7 @@ import time
 import pytest
 from phloem import assistant, assistant_begin, assistant_end, function, gen, image, system, user, user_begin, user_end
 from phloem.lang.chat_template import ChatTemplate
-from phloem.runtime.protocol import errors
+from phloem.protocol import errors
 from phloem.tests.lang.fakes import Fake, run, says
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 16

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from phloem import assistant, function, gen, select, separate_reasoning, user
-from phloem.runtime.protocol import errors
+from phloem.protocol import errors
 from phloem.tests.lang.fakes import echo, run, says
 
 

@@ -9,11 +9,11 @@ import types
 import phloem
 import pytest
 from phloem import assistant, function, gen, select, system, user
+from phloem.engines import Connection, Engine, make_config
 from phloem.lang import ir
 from phloem.lang.backend.base_backend import BaseBackend
+from phloem.protocol import errors
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.llm import Connection, Engine, make_config
-from phloem.runtime.protocol import errors
 from phloem.runtime.server_args import ServerArgs
 from phloem.tests.runtime.string_engine import StringEngine
 

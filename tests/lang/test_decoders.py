@@ -7,7 +7,7 @@ import threading
 import pytest
 from phloem import assistant, best_of, function, gen, sample, select, vote
 from phloem.lang.backend.base_backend import BaseBackend
-from phloem.runtime.protocol import errors, ops
+from phloem.protocol import errors, ops
 
 
 class Scripted(BaseBackend):

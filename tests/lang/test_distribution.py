@@ -8,7 +8,7 @@ import pytest
 from phloem import Distribution, distribution, fit_temperature, function, gen
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.lang.choices import ChoicesDecision
-from phloem.runtime.protocol import errors, ops
+from phloem.protocol import errors, ops
 
 CHOICES = [" yes", " no", " perhaps not"]
 

@@ -5,7 +5,7 @@ import warnings
 import pytest
 from phloem import function, gen
 from phloem.lang.sequence import UnknownVariable
-from phloem.runtime.protocol import errors
+from phloem.protocol import errors
 
 
 def test_a_joined_fork_takes_no_more(connect):

@@ -9,7 +9,7 @@ from phloem.lang.backend.base_backend import BaseBackend
 from phloem.lang.chat_template import get_chat_template
 from phloem.lang.choices import ChoicesDecision
 from phloem.lang.global_config import global_config
-from phloem.runtime.protocol import errors
+from phloem.protocol import errors
 
 
 class Echo(BaseBackend):

@@ -7,7 +7,7 @@ import pytest
 from phloem import function, gen, select
 from phloem.lang import ir
 from phloem.lang.choices import ChoicesDecision, ChoicesSamplingMethod
-from phloem.runtime.protocol import ops
+from phloem.protocol import ops
 from phloem.tests.lang.fakes import echo
 
 

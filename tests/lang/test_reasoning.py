@@ -3,7 +3,7 @@
 import pytest
 from phloem import assistant, function, gen, separate_reasoning, user
 from phloem.lang.reasoning import STYLES, Splitter
-from phloem.runtime.protocol import errors
+from phloem.protocol import errors
 
 THOUGHT = "<think>\nlet me see\n</think>\n\nfour"
 

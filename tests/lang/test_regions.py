@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from phloem import function, gen
-from phloem.runtime.protocol import errors
-from phloem.runtime.protocol.ops import Gen
+from phloem.protocol import errors
+from phloem.protocol.ops import Gen
 
 
 @function

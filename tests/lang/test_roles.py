@@ -2,7 +2,7 @@
 
 import pytest
 from phloem import assistant, function, gen, system, user, user_end
-from phloem.runtime.protocol import errors, messages, ops
+from phloem.protocol import errors, messages, ops
 from phloem.tests.runtime.string_tokens import CHATML
 
 

@@ -1,7 +1,7 @@
 """A run's seed fixes all of its draws, and gives each fork its own; a gen's seed is that gen's."""
 
 from phloem import function, gen
-from phloem.runtime.protocol.ops import Gen
+from phloem.protocol.ops import Gen
 
 
 def seeds_of(backend):

@@ -5,7 +5,7 @@ import threading
 import pytest
 from phloem import assistant, function, gen, select, user
 from phloem.lang.backend.base_backend import BaseBackend
-from phloem.runtime.protocol import errors
+from phloem.protocol import errors
 
 
 class Writer(BaseBackend):

@@ -14,7 +14,7 @@ from phloem.lang.grammar import integer, one_of, regex, text, words
 from phloem.lang.ir import to_sgl_params
 from phloem.lang.number_patterns import integer_pattern
 from phloem.lang.types import ParseError, typed_text
-from phloem.runtime.protocol import errors, ops
+from phloem.protocol import errors, ops
 from pydantic import BaseModel, Field, field_validator
 
 

@@ -6,7 +6,7 @@ import pytest
 from phloem import RuntimeEndpoint, assistant, function, gen, image, select, user
 from phloem.lang.ir import TraceError
 from phloem.lang.sequence import UnknownVariable
-from phloem.runtime.protocol import errors
+from phloem.protocol import errors
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 16
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from phloem.runtime.protocol import errors, messages, ops
+from phloem.protocol import errors, messages, ops
 from phloem.tests.runtime.string_tokens import SPECIAL_TEXT
 
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from phloem.runtime.protocol import errors, messages, ops
+from phloem.protocol import errors, messages, ops
 from phloem.tests.runtime.string_checks import SubmitCheck
 from phloem.tests.runtime.string_tokens import CHATML, SPECIAL_TEXT, WORDS, logprobs_of, piece_id, pieces_of
 

@@ -3,7 +3,7 @@
 import re
 import zlib
 
-from phloem.runtime.protocol import messages, ops
+from phloem.protocol import messages, ops
 
 SPECIAL_TEXT: dict[int, str] = {
     1: "<|im_start|>",

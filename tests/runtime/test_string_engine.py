@@ -1,7 +1,7 @@
 """The string engine itself: a fake that others trust has to keep the protocol's promises."""
 
-from phloem.runtime.protocol import messages, ops
-from phloem.runtime.protocol.sampling import SamplingParams
+from phloem.protocol import messages, ops
+from phloem.protocol.sampling import SamplingParams
 from phloem.tests.runtime.string_engine import StringEngine
 
 ME = b"me"

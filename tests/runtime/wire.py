@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 import zmq
+from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.client import Client
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.process import serve_engine
-from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.client import Client
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.runtime.transport import Router
 
 WAIT_S = 20.0

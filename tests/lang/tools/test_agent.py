@@ -7,7 +7,7 @@ import json
 import phloem
 import pytest
 from phloem.lang.tools.calls import ToolCalls
-from phloem.runtime.protocol import errors, ops
+from phloem.protocol import errors, ops
 
 
 def call(name, /, **arguments):

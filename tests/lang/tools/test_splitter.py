@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from phloem.lang.tools.calls import read_calls
-from phloem.lang.tools.format import ToolFormat
-from phloem.lang.tools.splitter import ArgumentsPiece, CallBegun, CallEnded, TextPiece
 from phloem.lang.tools.tool import as_tool
+from phloem.protocol.tool_format import ToolFormat
+from phloem.protocol.tool_splitter import ArgumentsPiece, CallBegun, CallEnded, TextPiece
 
 TEXT = (
     'Let me see <tool_ca <b>.\n\n<tool_call>\n{"name": "add", "arguments": {"x": "}\\"{", "y": [{}]}}\n</tool_call>\n'

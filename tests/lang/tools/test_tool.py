@@ -9,7 +9,7 @@ import phloem
 import pytest
 from phloem.lang.tools.calls import ToolCall
 from phloem.lang.tools.tool import as_tool, as_tools
-from phloem.runtime.protocol.errors import InvalidRequest
+from phloem.protocol.errors import InvalidRequest
 from pydantic import BaseModel, Field
 
 

@@ -10,7 +10,7 @@ from phloem.lang.graph import Graph
 from phloem.lang.select import select
 from phloem.lang.views.page import fragment, page
 from phloem.lang.views.record import LaneView, OpView, RunView, Stretch, record_of
-from phloem.runtime.protocol.messages import TokenTrace
+from phloem.protocol.messages import TokenTrace
 
 EVIL = "</i><script>alert('x')</script>\" onmouseover='y' &amp; \x00 \ud800"
 VOID = {"meta", "path", "rect", "input"}

@@ -4,10 +4,10 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.sampling import SamplingParams
 
 CLIENT = b"test"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

@@ -1,11 +1,11 @@
 """What fails, is cancelled or comes too late on a tiny random model: named, alone, and nothing of it is left."""
 
 import pytest
+from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import GREEDY, Driver
 
 
@@ -92,7 +92,7 @@ def test_an_item_that_leaves_too_much_to_find_out_fails_its_op_alone(driver, mon
     outcome = driver.submit(
         [o.Text(op=0, seq=0, text="a"), o.Gen(op=1, seq=0, params=long, grammar=o.GrammarSpec("json_schema", items))]
     )
-    monkeypatch.setattr("phloem.constrained.machine.MASK_WORK", 1)
+    monkeypatch.setattr("phloem.constrained.machine.machine.MASK_WORK", 1)
     driver.run()
     assert outcome.failed[1].error.kind == "InvalidGrammar" and "more than 1 steps" in outcome.failed[1].error.message
     assert good.value(1)

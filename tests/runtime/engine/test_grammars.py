@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from phloem.protocol import ops as o
+from phloem.protocol.ops import GrammarSpec
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.ops import GrammarSpec
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import Driver
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=200)

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 from phloem.constrained.spec import GrammarSpec
+from phloem.protocol import ops as o
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
 from phloem.runtime.engine.healing import Healer, HealMatcher
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
 URL = 'The link is <a href="http:'
@@ -209,7 +209,7 @@ def test_a_cancelled_generation_leaves_the_prompt_s_text(real):
     out = real.submit([o.Text(op=0, seq=0, text=URL), o.Gen(op=1, seq=0, params=params), o.Close(op=2, seq=0)])
     for _ in range(3):
         real.step()
-    from phloem.runtime.protocol import messages as m
+    from phloem.protocol import messages as m
 
     real.say(m.Cancel(next(name for name, o_ in real.outcomes.items() if o_ is out), None, 1))
     real.run()

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 import torch
 from phloem.kernels.backend import CPU, using
+from phloem.protocol import messages as m
+from phloem.protocol.ops import AnyOp, Close, Fork, Gen, GrammarSpec, Join, Score, Select, Text
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol.ops import AnyOp, Close, Fork, Gen, GrammarSpec, Join, Score, Select, Text
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import CLIENT, Driver, Outcome
 from phloem.tests.runtime.executor.stand_in import HostReads, StandIn, traced
 

@@ -4,10 +4,10 @@ import math
 import re
 
 import pytest
+from phloem.protocol import ops as o
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import GREEDY, Driver, generate, prompts
 
 

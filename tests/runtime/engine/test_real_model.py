@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from phloem.protocol import ops as o
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import Driver, Outcome
 from phloem.tests.runtime.engine.greedy_reference import NUM_TOKENS, PROMPTS, Greedy, expected
 

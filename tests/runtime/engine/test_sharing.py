@@ -3,13 +3,13 @@
 import typing
 
 import pytest
+from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.errors import InvalidParams
+from phloem.protocol.sampling import SamplingParams
 from phloem.radix_cache import POLICIES
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.errors import InvalidParams
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.runtime.scheduler import ORDERS
 from phloem.tests.runtime.engine.driver import GREEDY, Driver, prompts
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from phloem.protocol.errors import InvalidParams, LimitExceeded
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
 from phloem.runtime.engine.sizing import greatest_step
 from phloem.runtime.memory import slot_size_bytes
-from phloem.runtime.protocol.errors import InvalidParams, LimitExceeded
 from phloem.tests.runtime.executor.stand_in import StandIn
 
 MIB = 1 << 20

@@ -12,11 +12,11 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
+from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
 NUM_REQUESTS = int(os.environ.get("PHLOEM_SOAK_REQUESTS", "2000"))

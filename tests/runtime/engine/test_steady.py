@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from phloem.protocol import messages as m
+from phloem.protocol.ops import AnyOp, Close, Gen, GrammarSpec, Text
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.engine import Engine, grammar_states, steady
-from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol.ops import AnyOp, Close, Gen, GrammarSpec, Text
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.runtime.scheduler import StepPlan
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.engine.test_overlap import GREEDY, engine_of, mixed, replace_max, shown

@@ -4,11 +4,11 @@ import logging
 import shutil
 
 import pytest
+from phloem.protocol import ops as o
+from phloem.protocol.errors import InvalidParams
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.errors import InvalidParams
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import Driver
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

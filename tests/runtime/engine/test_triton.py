@@ -11,11 +11,11 @@ import pytest
 import torch
 from phloem.kernels import QuantizedWeight
 from phloem.kernels.backend import REFERENCE, triton_backend, using
+from phloem.protocol.ops import AnyOp, Close, Fork, Gen, GrammarSpec, Select, Text
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
 from phloem.runtime.models import load_model
-from phloem.runtime.protocol.ops import AnyOp, Close, Fork, Gen, GrammarSpec, Select, Text
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.executor.stand_in import HostReads, StandIn, traced
 from phloem.tests.runtime.models.stepping import Stepper

@@ -2,12 +2,12 @@
 
 import pytest
 from phloem.constrained.spec import GrammarSpec
+from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
 from phloem.runtime.engine.usage import MAX_NAME_LEN, OTHERS, UNNAMED, ProgramCounters, Usage
-from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

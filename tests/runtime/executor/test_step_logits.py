@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 from phloem.kernels.cpu.integer import has_integer_products
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.executor import Executor, SampledToken, SampleRow, StepLogits
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import load_model
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.runtime.scheduler.plan import PlanRow, StepPlan
 from phloem.tests.runtime.models.tiny import make_tiny_gguf
 

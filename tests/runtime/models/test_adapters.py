@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 from phloem.kernels.backend import CPU, triton_backend, using
+from phloem.protocol.errors import PhloemError, UnknownModel, Unsupported
+from phloem.protocol.messages import ProgramSettings
+from phloem.protocol.ops import AnyOp, Close, Fork, Gen, Text
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
 from phloem.runtime.executor import Executor
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
-from phloem.runtime.protocol.errors import PhloemError, UnknownModel, Unsupported
-from phloem.runtime.protocol.messages import ProgramSettings
-from phloem.runtime.protocol.ops import AnyOp, Close, Fork, Gen, Text
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.runtime.scheduler.plan import PlanRow, StepPlan
 from phloem.tests.runtime.engine.driver import Driver, Outcome
 from phloem.tests.runtime.executor.stand_in import StandIn, traced

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from phloem.protocol.errors import InvalidParams, UnknownModel, Unsupported
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.layers.embedding import TiedEmbedding
 from phloem.runtime.models import load_model
-from phloem.runtime.protocol.errors import InvalidParams, UnknownModel, Unsupported
 from phloem.runtime.weights import open_weights
 from phloem.tests.runtime.models.stepping import Stepper
 from phloem.tests.runtime.models.tiny import make_tiny_gguf, make_tiny_model

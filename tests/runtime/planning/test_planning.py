@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from phloem.cli import main
+from phloem.protocol.errors import InvalidParams
 from phloem.runtime.planning import HARDWARE, SHAPES, Goal, Hardware, Shape, find_capacity, step_time
 from phloem.runtime.planning.hardware import interpolate
-from phloem.runtime.protocol.errors import InvalidParams
 
 LLAMA = replace(SHAPES["llama-3.1-8b"], weight_bits=16)
 H200 = HARDWARE["h200"]

@@ -3,8 +3,8 @@
 import os
 import time
 
+from phloem.protocol import errors, messages
 from phloem.runtime.config import EngineConfig, Progress
-from phloem.runtime.protocol import errors, messages
 from phloem.tests.runtime.string_engine import Outbox, StringEngine
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import zmq
+from phloem.engines import Engine
+from phloem.protocol.cache_events import BlocksEvicted, BlocksStored, decode_cache_events
+from phloem.protocol.errors import InvalidParams
 from phloem.radix_cache import RadixCache, block_names
-from phloem.runtime.llm import Engine
 from phloem.runtime.process.cache_publisher import CachePublisher
-from phloem.runtime.protocol.cache_events import BlocksEvicted, BlocksStored, decode_cache_events
-from phloem.runtime.protocol.errors import InvalidParams
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from phloem.protocol import errors
+from phloem.protocol import messages as m
 from phloem.runtime.process.loop import EngineBroken, serve_engine
-from phloem.runtime.protocol import errors
-from phloem.runtime.protocol import messages as m
 from phloem.runtime.transport import Inbox, Outbox, Router
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.wire import RawClient, ask, failures

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from phloem.protocol import errors
+from phloem.protocol import messages as m
+from phloem.protocol.client import Client
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.process import EngineProcess
-from phloem.runtime.protocol import errors
-from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol.client import Client
 from phloem.tests.runtime.wire import WAIT_S, Heard, ask
 
 ENGINES = "phloem.tests.runtime.process.engines"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from phloem.cli import main
+from phloem.protocol.errors import InvalidParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
 from phloem.runtime.profiling import Load, Spans, profile_lines, run_load, watch
-from phloem.runtime.protocol.errors import InvalidParams
 from phloem.tests.runtime.models.tiny import make_tiny_model
 
 

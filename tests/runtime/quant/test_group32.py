@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from phloem.runtime.protocol.errors import Unsupported
+from phloem.protocol.errors import Unsupported
 from phloem.runtime.quant import (
     FORMATS,
     GROUP32_KINDS,

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from phloem.runtime.protocol.errors import Unsupported
+from phloem.protocol.errors import Unsupported
 from phloem.runtime.quant import FORMATS, QuantTensor
 
 HALF_FIELDS = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0]}

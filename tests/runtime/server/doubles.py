@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from phloem.runtime.protocol import errors, messages, ops
-from phloem.runtime.protocol.client import Client
+from phloem.protocol import errors, messages, ops
+from phloem.protocol.client import Client
 from phloem.runtime.transport import Router
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.string_tokens import CHATML, ROLE_IDS, SPECIAL_TEXT, piece_id, pieces_of

@@ -11,8 +11,8 @@ import httpx
 import msgspec
 import openai
 import pytest
-from phloem.runtime.protocol import errors
-from phloem.runtime.protocol.ops import Gen
+from phloem.protocol import errors
+from phloem.protocol.ops import Gen
 from phloem.tests.runtime.server.doubles import ScriptedClient, rejecting, wait_until
 from phloem.tests.runtime.string_engine import StringEngine
 

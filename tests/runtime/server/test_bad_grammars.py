@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.client import Client
+from phloem.protocol.ops import GrammarSpec
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.process import EngineProcess
-from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.client import Client
-from phloem.runtime.protocol.ops import GrammarSpec
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.runtime.server.app import create_app
 from phloem.runtime.tokenizer import load_tokenizer
 from phloem.tests.runtime.server.doubles import live_server

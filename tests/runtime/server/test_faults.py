@@ -3,7 +3,7 @@
 import httpx
 import openai
 import pytest
-from phloem.runtime.protocol import errors, messages
+from phloem.protocol import errors, messages
 from phloem.tests.runtime.server.doubles import ScriptedClient, failing, rejecting
 from phloem.tests.runtime.string_engine import StringEngine
 

@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from phloem.runtime.protocol.errors import InvalidRequest
+from phloem.protocol.errors import InvalidRequest
 from phloem.runtime.server.listener import is_loopback, listen, url_of
 
 

@@ -5,9 +5,9 @@ import threading
 import httpx
 import openai
 import pytest
+from phloem.protocol import errors
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import errors
 from phloem.tests.runtime.server.doubles import ScriptedClient, rejecting, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -7,7 +7,7 @@ import threading
 import httpx
 import pytest
 from phloem import RuntimeEndpoint, assistant, function, gen, select, user
-from phloem.runtime.protocol import errors
+from phloem.protocol import errors
 from phloem.tests.runtime.server.doubles import ScriptedClient, failing, rejecting, wait_until
 from phloem.tests.runtime.string_engine import StringEngine
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from phloem.protocol.errors import InvalidRequest, PhloemError
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.protocol.errors import InvalidRequest, PhloemError
 from phloem.runtime.server import serve
 from phloem.runtime.server.listener import listen
 from phloem.tests.runtime.server.doubles import wait_until

@@ -5,7 +5,7 @@ import json
 import openai
 import phloem
 import pytest
-from phloem.runtime.protocol import ops
+from phloem.protocol import ops
 from phloem.runtime.server.app import create_app
 from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
 from phloem.tests.runtime.server.doubles import live_server

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from phloem.protocol import messages as m
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import messages as m
 from phloem.runtime.speculative import (
     Drafter,
     DraftModel,

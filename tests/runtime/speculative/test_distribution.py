@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from phloem import kernels
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.engine.drafting import DraftPath, draft_rows
 from phloem.runtime.executor import Executor, SampleRow
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.runtime.scheduler import Draft
 
 V = 12

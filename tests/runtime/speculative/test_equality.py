@@ -4,11 +4,11 @@ import random
 
 import pytest
 from phloem.constrained.spec import GrammarSpec
+from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.runtime.speculative import LookupDrafter, Speculation
 from phloem.tests.runtime.engine.driver import CLIENT, Driver, Outcome
 from phloem.tests.runtime.speculative.oracle import Free, Oracle, speculate

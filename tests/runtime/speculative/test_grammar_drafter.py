@@ -4,10 +4,10 @@ import numpy as np
 from phloem import constrained
 from phloem.constrained import Vocabulary
 from phloem.constrained.spec import GrammarSpec
+from phloem.protocol import ops as o
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.sampling import SamplingParams
 from phloem.runtime.speculative import GrammarDrafter, Price, Speculation, Want
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.speculative.oracle import Free

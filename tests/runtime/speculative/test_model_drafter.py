@@ -1,9 +1,9 @@
 """Another model, or half of the same, guesses: no token changes, and where it is the same model it is always right."""
 
 import pytest
+from phloem.protocol.errors import InvalidParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol.errors import InvalidParams
 from phloem.runtime.speculative import ModelDrafter, Speculation, StepCosts
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.models.tiny import make_tiny_model

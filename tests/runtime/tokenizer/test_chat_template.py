@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from phloem.runtime.protocol.errors import InvalidRequest, Unsupported
-from phloem.runtime.protocol.messages import RoleTemplate
+from phloem.protocol.errors import InvalidRequest, Unsupported
+from phloem.protocol.messages import RoleTemplate
 from phloem.runtime.tokenizer import ChatTemplate, Tokenizer, load_tokenizer
 from phloem.tests.runtime.tokenizer.vocabularies import CHATML, write_byte_level
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from phloem.runtime.protocol.errors import UnknownModel, Unsupported
+from phloem.protocol.errors import UnknownModel, Unsupported
 from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 

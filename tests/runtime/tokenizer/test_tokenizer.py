@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from phloem.runtime.protocol.errors import InvalidRequest, UnknownModel, Unsupported
+from phloem.protocol.errors import InvalidRequest, UnknownModel, Unsupported
 from phloem.runtime.tokenizer import Tokenizer, load_chat_template, load_tokenizer
 from phloem.tests.runtime.tokenizer.vocabularies import CHATML, write_byte_level, write_sentencepiece
 

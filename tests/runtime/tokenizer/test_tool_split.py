@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from phloem.lang.tools.format import ToolFormat
+from phloem.protocol.tool_format import ToolFormat
 from phloem.runtime.tokenizer import ChatTemplate, Tokenizer, load_tokenizer
 from phloem.tests.runtime.tokenizer.vocabularies import CHATML, write_byte_level
 

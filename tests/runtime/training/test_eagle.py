@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from phloem.cli import main
+from phloem.protocol.errors import InvalidParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import Engine
-from phloem.runtime.protocol.errors import InvalidParams
 from phloem.runtime.speculative import EagleGuesser, ModelDrafter, Speculation, load_eagle
 from phloem.runtime.training import EagleModule, collect, train_eagle
 from phloem.tests.runtime.engine.driver import Driver

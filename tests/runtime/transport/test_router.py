@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import zmq
-from phloem.runtime.protocol import errors
-from phloem.runtime.protocol import messages as m
-from phloem.runtime.protocol import ops as o
-from phloem.runtime.protocol.address import ClientKeys, ServerKeys, new_key_pair
-from phloem.runtime.protocol.client import Client
+from phloem.protocol import errors
+from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.address import ClientKeys, ServerKeys, new_key_pair
+from phloem.protocol.client import Client
 from phloem.runtime.transport import Inbox, Router
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.wire import RawClient, ask, encode, served, welcome
@@ -417,7 +417,7 @@ def test_a_program_s_ops_survive_the_frame():
         o.Pin(op=9, seq=0, ttl_s=1.5),
         o.Close(op=10, seq=0),
     ]
-    from phloem.runtime.protocol.frames import decode_client, encode_client
+    from phloem.protocol.frames import decode_client, encode_client
 
     submit = m.Submit(program="p", ops=ops, settings=m.ProgramSettings(deadline_s=2.0))
     assert decode_client(encode_client(submit)) == submit

@@ -11,7 +11,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from phloem.runtime.protocol.errors import UnknownModel
+from phloem.protocol.errors import UnknownModel
 from phloem.runtime.weights import pull as pulling
 from phloem.runtime.weights.aliases import ALIASES, Alias, Wheel
 from phloem.runtime.weights.home import default_home

@@ -6,7 +6,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
-from phloem.runtime.protocol.errors import UnknownModel
+from phloem.protocol.errors import UnknownModel
 from phloem.runtime.weights import resolve_model
 from phloem.runtime.weights.aliases import ALIASES
 from phloem.runtime.weights.hub import is_hub_name

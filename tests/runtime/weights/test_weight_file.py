@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from phloem.runtime.protocol.errors import UnknownModel, Unsupported
+from phloem.protocol.errors import UnknownModel, Unsupported
 from phloem.runtime.quant import QuantTensor
 from phloem.runtime.weights import open_weights, read_header
 from phloem.tests.runtime.models.tiny import interleaved, make_tiny_gguf, make_tiny_model, tiny_tensors

@@ -1,0 +1,305 @@
+"""JSON arrays under formulas of what they are asked. Never deals with an item's bytes.
+
+Leaves: ``("items", prefix, rest, at)`` item ``at`` satisfies ``prefix[at]`` or ``rest``; ``("min", n)`` and
+``("max", n)`` more items; ``("contains", schema, need, room)`` so many more items satisfy ``schema`` (room -1: any);
+``("unique", seen)`` each differs from those before it, of which ``seen`` are.
+"""
+
+from collections.abc import Callable, Set
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..spec import GrammarTooComplex
+from .documents import read_json
+from .formulas import FALSE, TRUE, Leaf
+
+if TYPE_CHECKING:
+    from .values import Values
+
+CLOSE = 1 << 30  # the result of a first item that is the closing bracket
+Answers = Callable[[int], bool]
+
+
+class UniqueItems:
+    """Waits in arrays with ``uniqueItems`` for what an item is (``item_texts.ItemReader``)."""
+
+    def __init__(self, arrays: "Arrays", context: tuple[int, ...]) -> None:
+        self._arrays, self._context = arrays, context
+        self._has_others: bool | None = None
+        self.is_sole = len(context) == 1 and arrays.formulas.positive_clause(context[0]) is not None
+
+    def after(self, state: int, text: bytes) -> int:
+        source = self._arrays.values.source
+        assert source is not None
+        return self._arrays.after_value(state, source.constant(read_json(text.decode())))
+
+    def has_others(self) -> bool:
+        if self._has_others is None:
+            self._has_others = self._arrays.may_go_on(self._context[0])
+        return self._has_others
+
+
+class Arrays:
+    def __init__(self, values: "Values") -> None:
+        self.values = values
+        self.formulas = values.formulas
+        self._plans: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
+        self._contexts: dict[int, tuple[int, ...]] = {}  # of states after items
+
+    # -- formulas -------------------------------------------------------------------------------------------------
+
+    def items(self, prefix: tuple[int, ...], rest: int, at: int = 0) -> int:
+        """Leaf: every item from ``at`` on satisfies its schema."""
+        while prefix and prefix[-1] == rest:
+            prefix = prefix[:-1]
+        at = min(at, len(prefix))
+        if at == len(prefix):
+            prefix, at = (), 0
+        if not prefix and rest == TRUE:
+            return TRUE
+        return self.formulas.leaf("items", prefix, rest, at)
+
+    def at_least(self, n: int) -> int:
+        return TRUE if n <= 0 else self.formulas.leaf("min", n)
+
+    def at_most(self, n: int) -> int:
+        return FALSE if n < 0 else self.formulas.leaf("max", n)
+
+    def unique(self, seen: tuple[int, ...] = ()) -> int:
+        """Leaf: no two items are equal, nor one to what is ``seen`` (formulas, ascending). What must hold may not have
+        it under a negation."""
+        return self.formulas.leaf("unique", seen)
+
+    def contains(self, schema: int, need: int, room: int) -> int:
+        if need <= 0 and room < 0:
+            return TRUE
+        return self.formulas.leaf("contains", schema, max(need, 0), room)
+
+    def _asked(self, leaf: Leaf) -> int:
+        """The schema whose answer for the next item the leaf needs; TRUE if none."""
+        if leaf[0] == "items":
+            return leaf[1][leaf[3]] if leaf[3] < len(leaf[1]) else leaf[2]
+        if leaf[0] == "unique":
+            return self.formulas.conjunction([self.formulas.negation(value) for value in leaf[1]])
+        return leaf[1] if leaf[0] == "contains" else TRUE
+
+    def _change(self, leaf: Leaf, answer: bool) -> int:
+        """What remains of a leaf after an item of which it got an answer."""
+        match leaf:
+            case ("items", prefix, rest, at):
+                return self.items(prefix, rest, at + 1) if answer else FALSE
+            case ("min", n):
+                return self.at_least(n - 1)
+            case ("max", n):
+                return self.at_most(n - 1)
+            case ("unique", _):  # what it was is told by its text
+                return self.formulas.leaf(*leaf) if answer else FALSE
+            case ("contains", schema, need, room):
+                if not answer:
+                    return self.formulas.leaf(*leaf)
+                return FALSE if room == 0 else self.contains(schema, need - 1, room - 1 if room > 0 else -1)
+        raise AssertionError(leaf)
+
+    def _step(self, formula: int, answers: Answers) -> int:
+        return self.formulas.replace(formula, lambda leaf: self._change(leaf, answers(self._asked(leaf))))
+
+    def _step_unsure(self, formula: int, true: Set[int], unknown: Set[int], at_worst: bool) -> int:
+        """What remains after an item: at least this much is asked of the rest (``at_worst``: at most) if some answers
+        are unknown."""
+
+        def change(leaf: Leaf, at_worst: bool) -> int:
+            asked = self._asked(leaf)
+            if asked in unknown and leaf[0] == "contains" and leaf[3] > 0:
+                return FALSE if at_worst else TRUE  # neither answer is always the better one
+            if asked in unknown and leaf[0] == "contains" and leaf[3] == 0:
+                return self._change(leaf, at_worst)
+            return self._change(leaf, asked == TRUE or asked in true or (asked in unknown and not at_worst))
+
+        return self.formulas.replace(
+            formula, lambda leaf: change(leaf, at_worst), lambda leaf: change(leaf, not at_worst)
+        )
+
+    def ends(self, formula: int) -> bool:
+        """Whether an array that ends here satisfies the formula."""
+
+        def change(leaf: Leaf) -> int:
+            if leaf[0] == "min":
+                return FALSE
+            if leaf[0] == "contains":
+                return TRUE if leaf[2] == 0 else FALSE
+            return TRUE
+
+        return self.formulas.replace(formula, change) == TRUE
+
+    def alive(self, formula: int) -> bool:
+        """Whether the array can be completed from here."""
+        if formula == FALSE:
+            return False
+        if formula == TRUE or self.ends(formula):
+            return True
+        return self.values.prove(("array", formula), lambda: self._alive(formula))
+
+    def _alive(self, formula: int) -> bool:
+        leaves = self.formulas.positive_clause(formula)
+        if leaves is not None:
+            known = [self.formulas.nodes[p][1] for p in leaves]
+            if not any(leaf[0] == "contains" for leaf in known):
+                need = max((leaf[1] for leaf in known if leaf[0] == "min"), default=0)
+                room = min((leaf[1] for leaf in known if leaf[0] == "max"), default=need)
+                if need > room:
+                    return False
+                lists = [leaf for leaf in known if leaf[0] == "items"]
+                apart = [leaf for leaf in known if leaf[0] == "unique"]
+                longest = max((len(leaf[1]) - leaf[3] for leaf in lists), default=0)
+                for i in range(min(need, longest + 1)):
+                    asked = [leaf[1][leaf[3] + i] if leaf[3] + i < len(leaf[1]) else leaf[2] for leaf in lists]
+                    demand = self.formulas.conjunction([*asked, *map(self._asked, apart)])
+                    if not self.values.satisfiable(demand):
+                        return False
+                    if need > 1 and apart and not apart[0][1]:
+                        self._check_enough(demand, need)
+                return True
+        return self._some_item_leads_on(formula, frozenset(), self._all_asked(formula))
+
+    def _check_enough(self, demand: int, need: int) -> None:
+        """That items which have to differ can: else an array begun might have no end."""
+        if self.values.num_values(demand, need) < need:
+            raise GrammarTooComplex(
+                f"uniqueItems with minItems {need}: it cannot be told that there are {need} different values for each "
+                "item; lower minItems, or allow more values"
+            )
+
+    def check_clauses(self, formula: int) -> None:
+        """Look for items that may run out in any clause of a formula without negations."""
+        for clause in self.formulas.clauses(formula):
+            self.alive(self.formulas.conjunction([p for p, _ in clause]))
+
+    def _some_item_leads_on(self, formula: int, true: frozenset[int], unknown: tuple[int, ...]) -> bool:
+        """Whether an item that satisfies ``true``, and nothing else but of the ``unknown``, brings the end nearer."""
+        after = self._step_unsure(formula, true, frozenset(unknown), False)
+        if after == FALSE or not self.values.satisfiable(self.formulas.conjunction(true)):
+            return False
+        if unknown:
+            schema, *rest = unknown
+            return any(self._some_item_leads_on(formula, chosen, tuple(rest)) for chosen in (true | {schema}, true))
+        if after == formula:
+            return False
+        refused = [self.formulas.negation(schema) for schema in self._all_asked(formula) if schema not in true]
+        return self.values.satisfiable(self.formulas.conjunction([*true, *refused])) and self.alive(after)
+
+    def _all_asked(self, formula: int) -> tuple[int, ...]:
+        return tuple(sorted({self._asked(leaf) for _, leaf in self.formulas.leaves(formula)} - {TRUE, FALSE}))
+
+    # -- states ---------------------------------------------------------------------------------------------------
+
+    def _plan(self, context: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """What the next item must satisfy and which schemas it is observed for."""
+        found = self._plans.get(context)
+        if found is not None:
+            return found
+        formulas = self.formulas
+        must = context[0]
+        if any(not sign and formulas.nodes[p][1][0] == "unique" for p, sign in formulas.polarities(must)):
+            raise GrammarTooComplex("uniqueItems must not hold")  # seen when compiled, see ``unheld``
+        plain = formulas.positive_clause(must)
+        certain: set[int] = set()
+        if plain is not None and not any(formulas.nodes[p][1][0] == "contains" for p in plain):
+            asked = [self._asked(formulas.nodes[p][1]) for p in plain]
+            demand = formulas.conjunction(asked) if self.alive(self._step(must, lambda a: True)) else FALSE
+            certain = set(asked)
+            rest = context[1:]
+        else:
+            demand = self._demand(must)
+            rest = context
+        leaves = [leaf for _, leaf in formulas.leaves(*rest) if leaf[0] != "unique"]  # of which the text tells
+        observed = {self._asked(leaf) for leaf in leaves} - {TRUE, FALSE} - certain
+        found = self._plans[context] = demand, tuple(sorted(observed))
+        return found
+
+    def _demand(self, must: int) -> int:
+        """The weakest schema for the next item that leaves ``must`` within reach."""
+        formulas = self.formulas
+        asked = self._all_asked(must)
+
+        def is_alive(true: Set[int], unknown: Set[int], at_worst: bool) -> bool:
+            return self.alive(self._step_unsure(must, true, unknown, at_worst))
+
+        if is_alive(set(), set(asked), True):
+            return TRUE
+        if all(sign and formulas.nodes[p][1][0] != "contains" for p, sign in formulas.polarities(must)):
+            parts = []
+            for clause in formulas.clauses(must):
+                whole = formulas.conjunction([p for p, _ in clause])
+                if self.alive(self._step(whole, lambda a: True)):
+                    parts.append(formulas.conjunction([self._asked(formulas.nodes[p][1]) for p, _ in clause]))
+            return formulas.disjunction(parts)
+        return self.values.weakest(asked, is_alive, "one array item")
+
+    def first_demand(self, formula: int) -> int:
+        """What the first item of an array must satisfy."""
+        return self._plan((formula,))[0]
+
+    def open(self, context: tuple[int, ...]) -> int:
+        """The row code of ``[``; 0 if no array fits."""
+        if not self.alive(context[0]):
+            return 0
+        must, observed = self._plan(context)
+        if not self.values.satisfiable(must):
+            must, observed = FALSE, ()
+        state = self.values.value(must, observed, or_close=self.ends(context[0]))
+        return self.values.machine.push(self._frame(context), state)
+
+    def _frame(self, context: tuple[int, ...]) -> int:
+        machine = self.values.machine
+        key = ("array", self.values.style, context)
+        is_unique = any(leaf[0] == "unique" for _, leaf in self.formulas.leaves(*context))
+        reader = UniqueItems(self, context) if is_unique else None
+        return machine.frame(
+            key, lambda: machine.add_frame(lambda result: self._returns(context, result), reader=reader)
+        )
+
+    def _result(self, context: tuple[int, ...]) -> int:
+        bits = sum(1 << i for i, formula in enumerate(context[1:]) if self.ends(formula))
+        return self.values.machine.end_state(self.values.machine.result(bits))
+
+    def _returns(self, context: tuple[int, ...], result: int) -> int:
+        if result == CLOSE:
+            return self._result(context)
+        _, observed = self._plan(context)
+        bits = self.values.machine.bits(result)
+        known = {schema: bool(bits >> i & 1) for i, schema in enumerate(observed)}
+        after = tuple(self._step(f, lambda a: a != FALSE and known.get(a, True)) for f in context)
+        return self._after(after)
+
+    def after_value(self, state: int, value: int) -> int:
+        """The state that ``state`` is after an item that equals ``value`` (a formula); 0 if there is no way on."""
+
+        def change(leaf: Leaf) -> int:
+            if leaf[0] != "unique":
+                return self.formulas.leaf(*leaf)
+            return FALSE if value in leaf[1] else self.unique(tuple(sorted((*leaf[1], value))))
+
+        context = tuple(self.formulas.replace(formula, change) for formula in self._contexts[state])
+        return self._after(context) if context[0] != FALSE else 0
+
+    def may_go_on(self, must: int) -> bool:
+        """Whether there is an item after the next one, of each kind it may be of, whatever the next one is."""
+        demand, _ = self._plan((self._step(must, lambda asked: True),))
+        return self.values.has_another_of_each_kind(demand)
+
+    def _after(self, context: tuple[int, ...]) -> int:
+        """The state after an item."""
+        machine, values = self.values.machine, self.values
+
+        def fill(row: np.ndarray) -> None:
+            must, observed = self._plan(context)
+            if values.satisfiable(must):
+                row[ord(",")] = machine.push(self._frame(context), values.value(must, observed))
+            if self.ends(context[0]):
+                row[ord("]")] = self._result(context)
+
+        key = ("after item", values.style, context)
+        state = machine.state(key, lambda: machine.add_state(fill, space=values.space))
+        self._contexts[state] = context
+        return state

@@ -1,0 +1,258 @@
+"""Boolean formulas over schemas and over what arrays and objects are asked, hash-consed. Never reads a schema.
+
+A formula is an int; equal ints are equal formulas. Negations stand at leaves only. An array's or object's formula is
+derived item by item like a regular expression byte by byte: a leaf answers what it asks of the next value, becomes
+what remains of it, and at the closing bracket is true or false.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+
+from ..fuel import Fuel
+from ..spec import GrammarTooComplex
+
+FALSE, TRUE = 0, 1
+MAX_CLAUSES = 512
+FEW_CASES = 8  # so many are tried one after another; of more, choices that fail by themselves are dropped first
+Leaf = tuple  # ("kind", ...)
+Literal = tuple[int, bool]  # leaf formula, is positive
+
+
+def _too_many_cases(limit: int) -> GrammarTooComplex:
+    return GrammarTooComplex(
+        f"the schema's alternatives multiply to more than {limit:,} cases; make branches of anyOf and oneOf exclude "
+        "each other at sight (a const or an enum in each), or fewer"
+    )
+
+
+class Formulas:
+    def __init__(self, *, fuel: Fuel, max_formulas: int = 500_000) -> None:
+        self.fuel = fuel
+        self.max_formulas = max_formulas
+        self.nodes: list[tuple] = [("or",), ("and",)]
+        self._ids: dict[tuple, int] = {("or",): FALSE, ("and",): TRUE}
+        self._negations: dict[int, int] = {FALSE: TRUE, TRUE: FALSE}
+        self._clauses: dict[int, list[tuple[Literal, ...]]] = {}
+
+    def _make(self, node: tuple) -> int:
+        found = self._ids.get(node)
+        if found is None:
+            if len(self.nodes) >= self.max_formulas:
+                raise GrammarTooComplex(f"the schema needs more than {self.max_formulas:,} formulas")
+            found = self._ids[node] = len(self.nodes)
+            self.nodes.append(node)
+        return found
+
+    def leaf(self, *data: object) -> int:
+        return self._make(("leaf", data))
+
+    def conjunction(self, parts: Iterable[int]) -> int:
+        return self._join("and", parts, TRUE, FALSE)
+
+    def disjunction(self, parts: Iterable[int]) -> int:
+        return self._join("or", parts, FALSE, TRUE)
+
+    def _join(self, op: str, parts: Iterable[int], unit: int, zero: int) -> int:
+        flat: dict[int, None] = {}
+        for part in parts:
+            if part == unit:
+                continue
+            if part == zero:
+                return zero
+            node = self.nodes[part]
+            if node[0] == op:
+                for inner in node[1:]:
+                    flat[inner] = None
+            else:
+                flat[part] = None
+        for part in flat:
+            if self._negations.get(part, -1) in flat:
+                return zero
+        if not flat:
+            return unit
+        if len(flat) == 1:
+            return next(iter(flat))
+        # absorption: a & (a | b) = a
+        other = "or" if op == "and" else "and"
+        nodes = self.nodes
+        self.fuel.spend(len(flat) + sum(len(nodes[p]) for p in flat if nodes[p][0] == other))
+        kept = [p for p in flat if not (nodes[p][0] == other and any(q in flat for q in nodes[p][1:]))]
+        if len(kept) == 1:
+            return kept[0]
+        return self._make((op, *sorted(kept)))
+
+    def negation(self, formula: int) -> int:
+        found = self._negations.get(formula)
+        if found is None:
+            node = self.nodes[formula]
+            if node[0] == "and":
+                found = self.disjunction([self.negation(p) for p in node[1:]])
+            elif node[0] == "or":
+                found = self.conjunction([self.negation(p) for p in node[1:]])
+            else:
+                found = self._make(("not", formula))
+            self._negations[formula] = found
+            self._negations[found] = formula
+        return found
+
+    def exactly_one(self, parts: Sequence[int]) -> int:
+        if len(parts) > 64:
+            raise GrammarTooComplex(f"oneOf with {len(parts)} branches that overlap; the limit is 64")
+        return self.disjunction(
+            [
+                self.conjunction([p, *[self.negation(q) for j, q in enumerate(parts) if j != i]])
+                for i, p in enumerate(parts)
+            ]
+        )
+
+    def replace(
+        self, formula: int, change: Callable[[Leaf], int], change_negated: Callable[[Leaf], int] | None = None
+    ) -> int:
+        """The formula with every leaf replaced by what ``change`` makes of it; a negated one by ``change_negated``."""
+        known: dict[int, int] = {}
+
+        def visit(at: int) -> int:
+            found = known.get(at)
+            if found is None:
+                self.fuel.spend(1)
+                node = self.nodes[at]
+                match node[0]:
+                    case "leaf":
+                        found = change(node[1])
+                    case "not" if change_negated is not None:
+                        found = self.negation(change_negated(self.nodes[node[1]][1]))
+                    case "not":
+                        found = self.negation(visit(node[1]))
+                    case "and":
+                        found = self.conjunction([visit(p) for p in node[1:]])
+                    case _:
+                        found = self.disjunction([visit(p) for p in node[1:]])
+                known[at] = found
+            return found
+
+        return visit(formula)
+
+    def leaves(self, *formulas: int) -> list[tuple[int, Leaf]]:
+        """Every leaf in the formulas, once."""
+        found: dict[int, Leaf] = {}
+        seen: set[int] = set()
+        stack = list(reversed(formulas))
+        while stack:
+            at = stack.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            node = self.nodes[at]
+            if node[0] == "leaf":
+                found[at] = node[1]
+            else:
+                stack.extend(reversed(node[1:]))
+        return list(found.items())
+
+    def clauses(self, formula: int) -> list[tuple[Literal, ...]]:
+        """The disjunctive normal form: any one clause, all its literals."""
+        found = self._clauses.get(formula)
+        if found is None:
+            node = self.nodes[formula]
+            match node[0]:
+                case "leaf":
+                    found = [((formula, True),)]
+                case "not":
+                    found = [((node[1], False),)]
+                case "or":
+                    found = [clause for part in node[1:] for clause in self.clauses(part)]
+                case _:
+                    joined: list[dict[int, bool]] = [{}]
+                    for part in sorted(node[1:], key=lambda p: len(self.clauses(p))):
+                        options = self.clauses(part)
+                        following = []
+                        for clause in joined:
+                            self.fuel.spend(len(options))
+                            for option in options:
+                                merged = dict(clause)
+                                if all(merged.setdefault(leaf, sign) == sign for leaf, sign in option):
+                                    following.append(merged)
+                        joined = following
+                        if len(joined) > MAX_CLAUSES:
+                            break
+                    found = [tuple(sorted(clause.items())) for clause in joined]
+            found = list(dict.fromkeys(found))
+            if len(found) > MAX_CLAUSES:
+                raise _too_many_cases(MAX_CLAUSES)
+            self._clauses[formula] = found
+        return found
+
+    def some_clause(self, formula: int, holds: Callable[[tuple[Literal, ...]], bool], *, fuel: int = 4096) -> bool:
+        """Whether ``holds`` is true of any clause; they are made one by one, so the first to hold ends the search.
+
+        What holds of a clause has to hold of any part of it too.
+        """
+        budget = [fuel]
+
+        def search(todo: tuple[int, ...], chosen: dict[int, bool]) -> bool:
+            while todo:
+                self.fuel.spend(1)
+                at, todo = todo[0], todo[1:]
+                node = self.nodes[at]
+                if node[0] == "and":
+                    single = [p for p in node[1:] if self.nodes[p][0] != "or"]
+                    todo = (*single, *todo, *[p for p in node[1:] if self.nodes[p][0] == "or"])
+                    continue
+                if node[0] == "or":
+                    options = node[1:]
+                    if any(chosen.get(leaf) == sign for leaf, sign in map(self._literal, options)):
+                        continue  # one of them is chosen already
+                    return any(search((p, *todo), dict(chosen)) for p in options)
+                leaf, sign = (at, True) if node[0] == "leaf" else (node[1], False)
+                if chosen.setdefault(leaf, sign) != sign:
+                    return False
+            budget[0] -= 1
+            if budget[0] < 0:
+                raise _too_many_cases(fuel)
+            return holds(tuple(sorted(chosen.items())))
+
+        parts = self.nodes[formula][1:] if self.nodes[formula][0] == "and" else (formula,)
+        choices = [p for p in parts if self.nodes[p][0] == "or"]
+        if prod(len(self.nodes[p]) - 1 for p in choices) > FEW_CASES:
+            certain = tuple(p for p in parts if self.nodes[p][0] != "or")
+            parts = certain
+            for choice in choices:
+                parts += (self.disjunction([p for p in self.nodes[choice][1:] if search((*certain, p), {})]),)
+            if FALSE in parts:
+                return False
+            formula = self.conjunction(parts)
+        return search((formula,), {})
+
+    def _literal(self, formula: int) -> Literal:
+        node = self.nodes[formula]
+        return (node[1], False) if node[0] == "not" else (formula, True)
+
+    def polarities(self, formula: int) -> list[Literal]:
+        """Every leaf of the formula with the signs it appears under."""
+        found: dict[Literal, None] = {}
+        stack, seen = [formula], set()
+        while stack:
+            at = stack.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            node = self.nodes[at]
+            if node[0] in ("and", "or"):
+                stack.extend(node[1:])
+            else:
+                found[(at, True) if node[0] == "leaf" else (node[1], False)] = None
+        return list(found)
+
+    def parts(self, formula: int, op: str) -> tuple[int, ...]:
+        """The parts of an ``and`` or an ``or``; of anything else, itself."""
+        node = self.nodes[formula]
+        return node[1:] if node[0] == op else (formula,)
+
+    def positive_clause(self, formula: int) -> tuple[int, ...] | None:
+        """The leaves of a plain conjunction of leaves; None for anything else."""
+        node = self.nodes[formula]
+        if node[0] == "leaf":
+            return (formula,)
+        if node[0] == "and" and all(self.nodes[p][0] == "leaf" for p in node[1:]):
+            return node[1:]
+        return None

@@ -1,0 +1,136 @@
+"""JSON Schema's keywords: which there are, what they take, and what some say at sight. Makes no formula."""
+
+import json
+from decimal import Decimal
+
+from ..spec import GrammarError
+from .documents import Json, escape
+from .numbers import Bound
+from .values import Kind
+
+TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
+COUNTS = frozenset(low + what for what in ("Length", "Items", "Properties", "Contains") for low in ("min", "max"))
+BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+ANNOTATIONS = frozenset(
+    (
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "$comment",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "$schema",
+    )
+)
+MAX_UNIQUE = 24  # values that items are kept apart among: 24 cost a quarter of a second to compile, 64 three
+FIRST_KINDS: dict[str, tuple[Kind, ...]] = {
+    "object": ("object",),
+    "array": ("array",),
+    "string": ("string",),
+    "integer": ("number",),
+    "number": ("number",),
+    "boolean": ("true",),
+}
+# Of a schema of no other keywords, a value of a type exists where none of the type's obstacles is present.
+OBSTACLES: dict[str, tuple[str, ...]] = {
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("multipleOf", *BOUNDS),
+    "integer": ("multipleOf", *BOUNDS),
+    "array": ("minItems", "contains"),
+    "object": ("required", "minProperties"),
+}
+SURE_KEYWORDS = ANNOTATIONS | {key for keys in OBSTACLES.values() for key in keys} | {
+    "type", "items", "prefixItems", "additionalItems", "maxItems", "uniqueItems", "properties", "patternProperties",
+    "additionalProperties", "propertyNames", "maxProperties", "dependentRequired", "$defs", "definitions",
+}  # fmt: skip
+
+
+def check_shape(key: str, value: Json, where: str) -> None:
+    """Refuse a keyword's value that is not of the kind the keyword takes."""
+    match key:
+        case "type":
+            for name in value if isinstance(value, list) else [value]:
+                if name not in TYPES:
+                    shown = json.dumps(name, default=str)
+                    raise GrammarError(f"unknown type {shown}; there are {', '.join(TYPES)}", where=where)
+        case "enum":
+            _expect(isinstance(value, list), key, "a list", value, where)
+        case "required":
+            is_names = isinstance(value, list) and all(isinstance(v, str) for v in value)
+            _expect(is_names, key, "a list of strings", value, where)
+        case "pattern" | "format" | "$ref" | "$dynamicRef" | "$recursiveRef" | "$anchor" | "$dynamicAnchor" | "$id":
+            _expect(isinstance(value, str), key, "a string", value, where)
+        case "multipleOf":
+            _expect(is_number(value) and value > 0, key, "a number above 0", value, where)
+        case "uniqueItems":
+            _expect(isinstance(value, bool), key, "true or false", value, where)
+        case "dependentRequired" | "dependencies":
+            _expect(isinstance(value, dict), key, "an object", value, where)
+            for name, needs in value.items():
+                if key == "dependentRequired" or isinstance(needs, list):
+                    check_shape("required", needs, f"{where}/{escape(name)}")
+        case _ if key in COUNTS:
+            is_count = is_number(value) and value >= 0 and value == int(value)
+            _expect(is_count, key, "a whole number of at least 0", value, where)
+        case _ if key in BOUNDS:
+            is_flag = isinstance(value, bool) and key.startswith("exclusive")  # draft 4
+            _expect(is_number(value) or is_flag, key, "a number", value, where)
+
+
+def _expect(is_right: bool, key: str, what: str, value: Json, where: str) -> None:
+    if not is_right:
+        shown = json.dumps(value, default=str)
+        raise GrammarError(f"{key} must be {what}, not {shown[:40]}{'...' * (len(shown) > 40)}", where=where)
+
+
+def has_type(schema: Json, kind: Kind) -> bool:
+    """Whether the schema's ``type`` lets values of a kind pass."""
+    types = schema.get("type")
+    if types is None:
+        return True
+    if kind in ("true", "false"):
+        return "boolean" in types if isinstance(types, list) else types == "boolean"
+    if isinstance(types, list):
+        return kind in types or (kind == "number" and "integer" in types)
+    return types == kind or (kind == "number" and types == "integer")
+
+
+def is_number(value: Json) -> bool:
+    return isinstance(value, (int, Decimal)) and not isinstance(value, bool)
+
+
+def number_bounds(schema: Json) -> tuple[Bound | None, Bound | None]:
+    def tightest(plain: str, exclusive: str, sign: int) -> Bound | None:
+        bounds = []
+        strict = schema.get(exclusive)
+        if is_number(schema.get(plain)):
+            bounds.append(Bound(Decimal(schema[plain]), strict is not True))  # draft 4: a flag
+        if is_number(strict):
+            bounds.append(Bound(Decimal(strict), False))
+        return max(bounds, key=lambda b: (sign * b.value, not b.is_inclusive), default=None)
+
+    return tightest("minimum", "exclusiveMinimum", 1), tightest("maximum", "exclusiveMaximum", -1)
+
+
+def item_values(schema: Json) -> list[Json] | None:
+    """The scalars that items are bound to, if listed, few, and there are no other items."""
+    items = schema.get("items")
+    if not isinstance(items, dict) or "prefixItems" in schema:
+        return None
+    if "const" in items:
+        listed = [items["const"]]
+    elif "enum" in items:
+        listed = items["enum"]
+    elif items.get("type") == "boolean":
+        listed = [False, True]
+    elif items.get("type") == "null":
+        listed = [None]
+    else:
+        return None
+    if not isinstance(listed, list) or any(isinstance(v, (dict, list)) for v in listed):
+        return None
+    values = list({(type(v) is bool, v): v for v in listed}.values())  # 1 and 1.0 are one, 1 and true are not
+    return values if len(values) <= MAX_UNIQUE else None

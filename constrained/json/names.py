@@ -1,0 +1,108 @@
+"""The states of a property name being written: on the way to one of some names of note, or past them all.
+
+Never knows what may follow a name. Each state stands for a node of the names' trie and for what else may begin so.
+"""
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..vocabulary import flat_trie
+
+if TYPE_CHECKING:
+    from ..machine.machine import Machine
+
+QUOTE = 0x22
+EAGER_NODES = 4096  # rows of a bigger trie are made one by one, when met
+
+
+class NameTrie:
+    """The trie of ``names`` (class 1 is the first); ``other`` is the state within any other name."""
+
+    def __init__(self, machine: "Machine", other: int, names: tuple[str, ...]) -> None:
+        self.machine = machine
+        spelled = [json.dumps(name, ensure_ascii=False)[1:-1].encode() for name in names]
+        self._sorted = np.array(sorted(range(len(names)), key=spelled.__getitem__), np.int32)
+        data = np.frombuffer(b"".join(spelled) + b"\0", np.uint8)
+        offsets = np.concatenate([[0], np.cumsum([len(s) for s in spelled])]).astype(np.int64)
+        num_empty = sum(not s for s in spelled)  # the empty name ends at the root
+        node_byte, depth, end, first, count, _, _ = flat_trie(data, offsets, self._sorted[num_empty:])
+        # Node 0 is the root; the names under node n are those from ``_first[n]`` up to ``_last[n]`` in sorted order.
+        self.num_nodes = len(node_byte) + 1
+        before = np.concatenate([[0], np.cumsum(count)]) + num_empty
+        self._first = np.concatenate([[0], before[:-1]])
+        self._last = np.concatenate([[len(names)], before[end]])
+        self._ends = np.full(self.num_nodes, -1, np.int64)  # the class of the name that ends at the node
+        ending = np.flatnonzero(count)
+        self._ends[ending + 1] = self._sorted[num_empty + first[ending]] + 1
+        if num_empty:
+            self._ends[0] = self._sorted[0] + 1
+        self._bytes = node_byte
+        self._parents = _parents(depth)
+        self._edges: dict[int, list[tuple[int, int]]] | None = None  # children of each node, for rows made one by one
+        is_plain = (data[:-1] >= 0x20) & (data[:-1] < 0x7F) & (data[:-1] != 0x5C) & (data[:-1] != QUOTE)
+        self.start = machine.num_states
+        if is_plain.all() and self.num_nodes <= EAGER_NODES:
+            self._beside = np.full(self.num_nodes, other, np.int64)
+            machine.add_states(self.num_nodes, self._fill, inside_string=other)
+            self._fill_all(other)
+        else:
+            self._beside = np.zeros(self.num_nodes, np.int64)
+            self._beside[0] = other
+            for n, (parent, byte) in enumerate(zip(self._parents.tolist(), node_byte.tolist(), strict=True), 1):
+                beside = int(self._beside[parent])
+                self._beside[n] = max(int(machine.row(beside)[byte]), 0) if beside else 0
+            self.start = machine.num_states
+            machine.add_states(self.num_nodes, self._fill)
+            for n in np.flatnonzero(self._beside == other).tolist():
+                machine.inside_string[self.start + n] = other
+        self._filters: dict[tuple[int, bool], int] = {}
+
+    def _fill_all(self, other: int) -> None:
+        machine = self.machine
+        rows = machine.rows_like(machine.row(other), self.start, self.num_nodes)
+        rows[self._parents, self._bytes] = self.start + 1 + np.arange(self.num_nodes - 1)
+        for n in np.flatnonzero(self._ends >= 0).tolist():
+            rows[n, QUOTE] = machine.end_state(int(self._ends[n]))
+        machine.refuse_missing(rows)
+
+    def _fill(self, row: np.ndarray, state: int) -> None:
+        n = state - self.start
+        if self._edges is None:
+            self._edges = {}
+            for child, (parent, byte) in enumerate(zip(self._parents.tolist(), self._bytes.tolist(), strict=True), 1):
+                self._edges.setdefault(parent, []).append((byte, child))
+        beside = int(self._beside[n])
+        if beside:
+            np.maximum(self.machine.row(beside), 0, out=row)
+        for byte, child in self._edges.get(n, ()):
+            row[byte] = self.start + child
+        if self._ends[n] >= 0:
+            row[QUOTE] = self.machine.end_state(int(self._ends[n]))
+
+    def filter(self, names: int, others: bool) -> int:
+        """The frame filter that lets names pass whose bits are set, and others or not."""
+        key = (names, others)
+        found = self._filters.get(key)
+        if found is None:
+            allowed = np.ones(self.num_nodes + 1, np.uint8)
+            if not others:
+                count = len(self._sorted)
+                data = np.frombuffer(names.to_bytes(count // 8 + 1, "little"), np.uint8)
+                chosen = np.unpackbits(data, bitorder="little")[:count]
+                sums = np.concatenate([[0], np.cumsum(chosen[self._sorted])])
+                allowed[0] = 0
+                allowed[1:] = sums[self._last] > sums[self._first]
+            found = self._filters[key] = self.machine.add_filter(allowed)
+        return found
+
+
+def _parents(depth: np.ndarray) -> np.ndarray:
+    """Each node's parent, 0 for the root, counting nodes from 1."""
+    path = [0] * (int(depth.max(initial=0)) + 1)
+    out = np.zeros(len(depth), np.int64)
+    for n, d in enumerate(depth.tolist(), 1):
+        out[n - 1] = path[d - 1]
+        path[d] = n
+    return out

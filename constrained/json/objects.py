@@ -1,0 +1,147 @@
+"""The states of JSON objects under formulas of what they are asked. Never deals with a value's bytes."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..tagged_words import one_of_tagged
+from .completions import Completions, Context
+from .names import NameTrie
+from .properties import Properties, Shape
+
+if TYPE_CHECKING:
+    from .values import Values
+
+QUOTE = 0x22
+
+
+class Objects:
+    def __init__(self, values: "Values", *, any_order: bool) -> None:
+        self.values = values
+        self.ex = values.ex
+        self.formulas = values.formulas
+        self.properties = Properties(values, any_order=any_order)
+        self.completions = Completions(values, self.properties)
+        self._tries: dict[Shape, NameTrie] = {}
+        self._beginnings: dict[Context, int] = {}
+
+    def open(self, formulas: tuple[int, ...]) -> int:
+        """The row code of ``{``; 0 if no object fits."""
+        formulas = (self.completions.settled(formulas[0]), *formulas[1:])
+        shape = self.properties.shape(formulas)
+        context = Context(shape, 0, formulas)
+        if not self.completions.is_alive(shape, 0, formulas[0]):
+            return 0
+        machine, values = self.values.machine, self.values
+
+        def fill(row: np.ndarray) -> None:
+            row[QUOTE] = self._begin_name(context)
+            if self.properties.ends(formulas[0]):
+                row[ord("}")] = self._result(context)
+
+        key = ("open object", values.style, context)
+        return machine.state(key, lambda: machine.add_state(fill, space=values.space))
+
+    def _result(self, context: Context) -> int:
+        bits = sum(1 << i for i, formula in enumerate(context.formulas[1:]) if self.properties.ends(formula))
+        return self.values.machine.end_state(self.values.machine.result(bits))
+
+    def _begin_name(self, context: Context) -> int:
+        """The row code of the quote before a name; 0 if the object has to close."""
+        found = self._beginnings.get(context)
+        if found is None:
+            found = self._beginnings[context] = self._make_beginning(context)
+        return found
+
+    def _make_beginning(self, context: Context) -> int:
+        names, others = self.completions.allowed(context)
+        if not names and not others:
+            return 0
+        machine, shape = self.values.machine, context.shape
+        if shape.patterns:
+            return self._begin_patterned(context, names, others)
+        trie = self._trie(shape)
+        filter_at = trie.filter(names, bool(others))
+        frame = machine.add_frame(lambda result: self._colon(context, result, names, others), filter_at=filter_at)
+        return machine.push(frame, trie.start)
+
+    def _trie(self, shape: Shape) -> NameTrie:
+        found = self._tries.get(shape)
+        if found is None:
+            found = self._tries[shape] = NameTrie(self.values.machine, self.values.scalars.key_text, shape.names)
+        return found
+
+    def _begin_patterned(self, context: Context, names: int, others: tuple[int, ...]) -> int:
+        ex, shape = self.ex, context.shape
+        machine, values = self.values.machine, self.values
+        words = [n.encode() for n in shape.names]
+        if set(others) == set(self.properties.other_classes(shape)):
+            must = ex.text_without(ex.one_of([w for i, w in enumerate(words) if not names >> i & 1]))
+        else:
+            must = ex.union(
+                ex.one_of([w for i, w in enumerate(words) if names >> i & 1]),
+                *[self._other_names(shape, words, cls) for cls in others],
+            )
+        must = ex.alive(must)
+        frame = machine.add_frame(lambda result: self._colon(context, machine.bits(result), names, others))
+        return machine.push(frame, values.scalars.key(must, one_of_tagged(ex, words), shape.patterns))
+
+    def _other_names(self, shape: Shape, words: list[bytes], cls: int) -> int:
+        """The names of a class that is none of the names of note."""
+        bits = cls - len(words) if cls else 0
+        marks = [p if bits >> i & 1 else self.ex.complement(p) for i, p in enumerate(shape.patterns)]
+        return self.ex.intersect(self.ex.text_without(self.ex.one_of(words)), *marks)
+
+    def _colon(self, context: Context, cls: int, names: int, others: tuple[int, ...]) -> int:
+        """The row code after a name's closing quote."""
+        allowed = names >> (cls - 1) & 1 if 1 <= cls <= len(context.shape.names) else cls in others
+        if not allowed:
+            return 0
+        machine, values = self.values.machine, self.values
+        must, observed = self.completions.allowed_demand(context, cls)
+        frame = machine.add_frame(lambda result: self._after(context, cls, observed, result))
+
+        def fill(row: np.ndarray) -> None:
+            row[ord(":")] = values.value(must, observed)
+
+        key = ("colon", values.style, must, observed)  # the same in every object; what differs is the frame
+        return machine.push(frame, machine.state(key, lambda: machine.add_state(fill, space=values.space)))
+
+    def _after(self, context: Context, cls: int, observed: tuple[int, ...], result: int) -> int:
+        """The state after a property's value."""
+        shape = context.shape
+        formulas = self.completions.after_plain(context, cls) or self._after_any(context, cls, observed, result)
+        following = Context(shape, self.properties.seen_after(shape, context.seen, cls), formulas)
+        machine, values = self.values.machine, self.values
+
+        def fill(row: np.ndarray) -> None:
+            if self._begin_name(following):
+                row[ord(",")] = self._before_name(following)
+            if self.properties.ends(formulas[0]):
+                row[ord("}")] = self._result(following)
+
+        key = ("after property", values.style, following)
+        return machine.state(key, lambda: machine.add_state(fill, space=values.space))
+
+    def _after_any(self, context: Context, cls: int, observed: tuple[int, ...], result: int) -> tuple[int, ...]:
+        shape = context.shape
+        bits = self.values.machine.bits(result)
+        plain = self.formulas.positive_clause(context.formulas[0]) is not None
+        true = {schema for i, schema in enumerate(observed) if bits >> i & 1}
+        certain: set[int] = set()
+        if plain:
+            leaves = self.formulas.leaves(context.formulas[0])
+            certain = {self.properties.asked(leaf, shape, cls) for _, leaf in leaves}
+        return (
+            self.properties.step(context.formulas[0], shape, cls, None if plain else true),
+            *[self.properties.step(f, shape, cls, true | certain) for f in context.formulas[1:]],
+        )
+
+    def _before_name(self, context: Context) -> int:
+        machine, values = self.values.machine, self.values
+
+        def fill(row: np.ndarray) -> None:
+            row[QUOTE] = self._begin_name(context)
+
+        key = ("before name", values.style, context)
+        return machine.state(key, lambda: machine.add_state(fill, space=values.space))

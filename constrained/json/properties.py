@@ -1,0 +1,219 @@
+"""What formulas ask of an object's properties: leaves, and what becomes of them property by property. Makes no state.
+
+Leaves: ``("props", rule)`` every property satisfies the rule's schema for its name; ``("has", name)``; ``("minp", n)``
+and ``("maxp", n)`` more properties; ``("names", schema)`` every name satisfies ``schema``.
+
+A property's *class* is an int: 0 a name of no note, 1..n the n names of note, n + m (m >= 1) another name that matches
+the patterns whose bits are set in m. No name of note is written twice.
+"""
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..expressions import NOTHING
+from ..spec import GrammarTooComplex
+from .formulas import FALSE, TRUE, Leaf
+
+if TYPE_CHECKING:
+    from .values import Values
+
+MAX_PATTERNS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``properties``, ``patternProperties`` and ``additionalProperties`` of one schema; values are formulas."""
+
+    names: tuple[tuple[str, int], ...]
+    patterns: tuple[tuple[int, int], ...]
+    additional: int
+    by_name: dict[str, int] = field(compare=False, hash=False)
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        return (*self.by_name.values(), *(value for _, value in self.patterns), self.additional)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """The names and patterns that tell an object's properties apart. Equal ones are one object."""
+
+    names: tuple[str, ...]
+    patterns: tuple[int, ...]
+    index: dict[str, int]
+
+    def name_of(self, cls: int) -> str | None:
+        """The name of note that a class stands for."""
+        return self.names[cls - 1] if 1 <= cls <= len(self.names) else None
+
+
+class Properties:
+    def __init__(self, values: "Values", *, any_order: bool) -> None:
+        self.values = values
+        self.ex = values.ex
+        self.formulas = values.formulas
+        self.any_order = any_order
+        self.rules: list[Rule] = []
+        self._rule_ids: dict[Rule, int] = {}
+        self._shapes: dict[tuple[int, ...], Shape] = {}
+        self._equal_shapes: dict[tuple[tuple[str, ...], tuple[int, ...]], Shape] = {}
+        self._asks: dict[tuple[Leaf, Shape, int], int] = {}
+        self._classes: dict[Shape, tuple[int, ...]] = {}
+
+    # -- leaves ---------------------------------------------------------------------------------------------------
+
+    def rule(self, names: dict[str, int], patterns: Iterable[tuple[int, int]], additional: int) -> int:
+        """Leaf: each property satisfies what its name asks for."""
+        rule = Rule(tuple(names.items()), tuple(patterns), additional, names)
+        if additional == TRUE and not names and all(f == TRUE for _, f in rule.patterns):
+            return TRUE
+        found = self._rule_ids.get(rule)
+        if found is None:
+            found = self._rule_ids[rule] = len(self.rules)
+            self.rules.append(rule)
+        return self.formulas.leaf("props", found)
+
+    def has(self, name: str) -> int:
+        return self.formulas.leaf("has", name)
+
+    def at_least(self, n: int) -> int:
+        return TRUE if n <= 0 else self.formulas.leaf("minp", n)
+
+    def at_most(self, n: int) -> int:
+        return FALSE if n < 0 else self.formulas.leaf("maxp", n)
+
+    def names(self, schema: int) -> int:
+        return TRUE if schema == TRUE else self.formulas.leaf("names", schema)
+
+    # -- classes --------------------------------------------------------------------------------------------------
+
+    def shape(self, formulas: tuple[int, ...]) -> Shape:
+        """What some formulas tell apart."""
+        found = self._shapes.get(formulas)
+        if found is not None:
+            return found
+        names: dict[str, None] = {}
+        patterns: dict[int, None] = {}
+        leaves = [leaf for _, leaf in self.formulas.leaves(*formulas)]
+        for leaf in leaves:
+            if leaf[0] == "props":
+                rule = self.rules[leaf[1]]
+                names.update(dict.fromkeys(rule.by_name))
+                patterns.update(dict.fromkeys(p for p, _ in rule.patterns))
+        for leaf in leaves:
+            if leaf[0] == "has":
+                names[leaf[1]] = None
+            elif leaf[0] == "names":
+                expr = self.values.expression(leaf[1], "string")
+                words = self.ex.words_of(expr)
+                if words is not None:
+                    names.update(dict.fromkeys(w.decode() for w in words))
+                patterns[expr] = None
+        patterns.pop(self.ex.text, None)
+        patterns.pop(NOTHING, None)
+        if len(patterns) > MAX_PATTERNS:
+            raise GrammarTooComplex(
+                f"{len(patterns)} patterns of property names apply to one object; the limit is {MAX_PATTERNS}: join "
+                "those with equal schemas by |"
+            )
+        listed = tuple(names)
+        key = (listed, tuple(patterns))
+        found = self._equal_shapes.get(key)
+        if found is None:
+            found = self._equal_shapes[key] = Shape(*key, {name: i for i, name in enumerate(listed)})
+        self._shapes[formulas] = found
+        return found
+
+    def other_classes(self, shape: Shape) -> tuple[int, ...]:
+        """The classes of names that are not of note which hold any name at all."""
+        found = self._classes.get(shape)
+        if found is None:
+            ex = self.ex
+            others = ex.text_without(ex.one_of([n.encode() for n in shape.names])) if shape.names else ex.text
+            kept = []
+            for bits in range(1 << len(shape.patterns)):
+                parts = [p if bits >> i & 1 else ex.complement(p) for i, p in enumerate(shape.patterns)]
+                if ex.is_nonempty(ex.intersect(others, *parts)):
+                    kept.append(len(shape.names) + bits if bits else 0)
+            found = self._classes[shape] = tuple(kept)
+        return found
+
+    def unseen_classes(self, shape: Shape, seen: int) -> list[int]:
+        """The classes of which a property may still come."""
+        unseen = [i + 1 for i in range(len(shape.names)) if not seen >> i & 1]
+        return unseen + list(self.other_classes(shape))
+
+    def seen_after(self, shape: Shape, seen: int, cls: int) -> int:
+        """The names that may not come again after a property of a class, as bits."""
+        count = len(shape.names)
+        if 1 <= cls <= count:
+            return seen | (1 << (cls - 1)) if self.any_order else seen | ((1 << cls) - 1)
+        return seen if self.any_order else (1 << count) - 1
+
+    def matches(self, pattern: int, shape: Shape, cls: int) -> bool:
+        """Whether the names of a class match a pattern of the shape."""
+        if pattern == self.ex.text:
+            return True
+        if pattern == NOTHING:
+            return False
+        name = shape.name_of(cls)
+        if name is not None:
+            return self.ex.matches(pattern, name.encode())
+        bits = cls - len(shape.names) if cls else 0
+        return bool(bits >> shape.patterns.index(pattern) & 1)
+
+    # -- one property ---------------------------------------------------------------------------------------------
+
+    def asked(self, leaf: Leaf, shape: Shape, cls: int) -> int:
+        """The schema whose answer the leaf needs for the value of a property of this class; TRUE if none."""
+        if leaf[0] != "props":
+            return TRUE
+        key = (leaf, shape, cls)
+        found = self._asks.get(key)
+        if found is None:
+            rule = self.rules[leaf[1]]
+            name = shape.name_of(cls)
+            parts = [rule.by_name[name]] if name is not None and name in rule.by_name else []
+            parts += [f for p, f in rule.patterns if self.matches(p, shape, cls)]
+            found = self._asks[key] = self.formulas.conjunction(parts) if parts else rule.additional
+        return found
+
+    def step(
+        self, formula: int, shape: Shape, cls: int, true: Set[int] | None, true_negated: Set[int] | None = None
+    ) -> int:
+        """What remains of a formula after a property whose value satisfies the schemas in ``true`` (None: all).
+
+        Where ``true_negated`` is given, it is what counts for negated leaves.
+        """
+        name = shape.name_of(cls)
+
+        def change(leaf: Leaf, known: Set[int] | None) -> int:
+            match leaf[0]:
+                case "props":
+                    asked = self.asked(leaf, shape, cls)
+                    if asked == FALSE or (known is not None and asked != TRUE and asked not in known):
+                        return FALSE
+                case "has":
+                    if leaf[1] == name:
+                        return TRUE
+                case "minp":
+                    return self.at_least(leaf[1] - 1)
+                case "maxp":
+                    return self.at_most(leaf[1] - 1)
+                case "names":
+                    if not self.matches(self.values.expression(leaf[1], "string"), shape, cls):
+                        return FALSE
+            return self.formulas.leaf(*leaf)
+
+        if true_negated is None:
+            return self.formulas.replace(formula, lambda leaf: change(leaf, true))
+        return self.formulas.replace(formula, lambda leaf: change(leaf, true), lambda leaf: change(leaf, true_negated))
+
+    def ends(self, formula: int) -> bool:
+        """Whether an object that ends here satisfies the formula."""
+
+        def change(leaf: Leaf) -> int:
+            return FALSE if leaf[0] in ("has", "minp") else TRUE
+
+        return formula == TRUE or self.formulas.replace(formula, change) == TRUE

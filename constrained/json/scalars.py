@@ -1,0 +1,227 @@
+"""The automata of JSON strings, numbers and literals: one scalar each, with answers asked along the way.
+
+``must`` is the language the value has to be in; ``observers`` are languages of which the end tells whether the value
+is in them too, as bits of the result. Never deals with arrays and objects.
+"""
+
+import numpy as np
+
+from ..expressions import NOTHING
+from ..machine.machine import Machine
+from ..machine.masks import SHORT_TOKEN
+from ..machine.walk import UNBOUNDED
+from ..prefixes import contains_all_texts_of, without_far_bounds
+from ..tagged_words import tag_here, tags
+
+QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F
+SHORT_ESCAPES = {0x22: 0x22, 0x5C: 0x5C, 0x62: 8, 0x66: 12, 0x6E: 10, 0x72: 13, 0x74: 9}
+SHORT_CODES = frozenset(SHORT_ESCAPES.values())
+HEX = {ord(c): c.lower() for c in "0123456789abcdefABCDEF"}
+LOWER_HEX = {ord(c): c for c in "0123456789abcdef"}
+
+
+class Scalars:
+    """States of scalar values. Strings of a fixed or patterned kind are spelled one way only; free text may use any
+    escape the standard has."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.ex = machine.expressions
+        self._longest = machine.vocabulary.trie.max_depth
+        text = (self.ex.text,)
+        self.free_text = self._string(text, free=True, counted=False)
+        self.key_text = self._string(text, free=False, counted=False)
+
+    # -- strings --------------------------------------------------------------------------------------------------
+
+    def string(self, must: int, observers: tuple[int, ...] = ()) -> int:
+        """The row code after the opening quote of a string value; 0 if there is none."""
+        ex = self.ex
+        if not ex.is_nonempty(must):
+            return 0
+        node = ex.nodes[must]
+        if not observers and node[0] == "rep" and node[1] == ex.any_char and must != ex.text:
+            low, high = node[2], UNBOUNDED if node[3] is None else node[3]
+            machine = self.machine
+            end = machine.end_state(0)
+            frame = machine.frame(
+                ("length", low, high), lambda: machine.add_frame(lambda result: end, low=low, high=high)
+            )
+            return machine.push(frame, self._string((ex.text,), free=True, counted=True))
+        return self._string((must, *observers), free=ex.words_of(must) is None, counted=False)
+
+    def key(self, must: int, names: int, patterns: tuple[int, ...]) -> int:
+        """The state after the opening quote of a property name, spelled one way only.
+
+        ``names`` is ``one_of_tagged``; the result is the tag + 1 of the name, or how many there are plus the patterns
+        that match, as bits, or 0 if none does.
+        """
+        return self._string((must, names, *patterns), free=False, counted=False, tagged=len(tags(self.ex, names)))
+
+    def _string(self, exprs: tuple[int, ...], *, free: bool, counted: bool, tagged: int = -1) -> int:
+        """``tagged``: how many names the first observer tells apart; -1 where it is an observer like the others."""
+        if exprs[0] == NOTHING:
+            return 0
+        machine = self.machine
+        key = ("string", exprs, free, counted, tagged)
+
+        def make() -> int:
+            fits = contains_all_texts_of(self.ex, exprs[0])
+            base = -1
+            if fits is not None and fits >= SHORT_TOKEN:
+                plain = exprs == (self.ex.text,) and not counted
+                base = machine.num_states if plain else (self.free_text if free else self.key_text)
+            boundary = exprs[0] == self.ex.text
+            loops = boundary and not counted and all(e in (NOTHING, self.ex.text) for e in exprs)
+            state = machine.add_state(
+                lambda row: self._fill_string(row, exprs, free, counted, tagged),
+                counted=(1 if boundary else 2) if counted else 0,
+                inside_string=base,
+                loops=loops,
+            )
+            far = tuple(without_far_bounds(self.ex, e, self._longest) for e in exprs)
+            if far != exprs:
+                machine.set_twin(state, lambda: self._string(far, free=free, counted=counted, tagged=tagged))
+            return state
+
+        return machine.state(key, make)
+
+    def _derive(self, exprs: tuple[int, ...], data: bytes) -> tuple[int, ...]:
+        ex = self.ex
+        for byte in data:
+            must = ex.alive(ex.derive(exprs[0], byte))
+            if must == NOTHING:
+                return (NOTHING,)
+            exprs = (must, *[ex.derive(e, byte) for e in exprs[1:]])
+        return exprs
+
+    def _fill_string(self, row: np.ndarray, exprs: tuple[int, ...], free: bool, counted: bool, tagged: int) -> None:
+        ex = self.ex
+        may_escape = False
+        for lo, hi in ex.classes(*exprs):
+            byte = ex._available_in(lo, hi)
+            if byte < 0:
+                continue
+            to = self._derive(exprs, bytes([byte]))
+            if to[0] == NOTHING:
+                continue
+            if lo < 0x20 or lo <= QUOTE < hi or lo <= BACKSLASH < hi:
+                may_escape = True
+            if hi > 0x20:
+                row[max(lo, 0x20) : hi] = self._string(to, free=free, counted=counted, tagged=tagged)
+        row[QUOTE] = row[BACKSLASH] = 0
+        if ex.nullable[exprs[0]]:
+            bits = 0
+            for i, e in enumerate(exprs[1:] if tagged < 0 else exprs[2:]):
+                bits |= ex.nullable[e] << i
+            if tagged >= 0:
+                tag = tag_here(ex, exprs[1])
+                bits = tag + 1 if tag >= 0 else tagged + bits if bits else 0
+            row[QUOTE] = self.machine.end_state(self.machine.result(bits))
+        if may_escape:
+            row[BACKSLASH] = self._escape(exprs, free, counted, tagged)
+
+    def _any_next(self, exprs: tuple[int, ...]) -> bool:
+        run = contains_all_texts_of(self.ex, exprs[0])
+        return run is not None and run >= 1
+
+    def _escape(self, exprs: tuple[int, ...], free: bool, counted: bool, tagged: int) -> int:
+        """The state after a backslash, where some escape can follow."""
+        free = free and self._any_next(exprs)
+        machine = self.machine
+
+        def fill(row: np.ndarray) -> None:
+            controls = self._controls(exprs)
+            for byte, code in SHORT_ESCAPES.items():
+                to = controls[code] if code < 0x20 else self._derive(exprs, bytes([code]))
+                if to[0] != NOTHING:
+                    row[byte] = self._string(to, free=free, counted=counted, tagged=tagged)
+            if free:
+                row[SLASH] = self._string(self._derive(exprs, b"/"), free=free, counted=counted, tagged=tagged)
+            row[ord("u")] = self._code_point(exprs, free, counted, tagged, "")
+
+        def make() -> int:
+            return machine.add_state(fill, counted=2 if counted else 0)
+
+        return machine.state(("escape", exprs, free, counted, tagged), make)
+
+    def _controls(self, exprs: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """What follows each control character."""
+        found: list[tuple[int, ...]] = []
+        for lo, hi in self.ex.classes(*exprs):
+            if lo >= 0x20:
+                break
+            byte = self.ex._available_in(lo, hi)
+            to = self._derive(exprs, bytes([byte])) if byte >= 0 else (NOTHING,)
+            found += [to if self.ex.available >> b & 1 else (NOTHING,) for b in range(lo, min(hi, 0x20))]
+        return found
+
+    def _code_point(self, exprs: tuple[int, ...], free: bool, counted: bool, tagged: int, digits: str) -> int:
+        r"""The state after ``\u`` and some digits; for a surrogate pair the digits go on after another ``\u``."""
+        machine = self.machine
+        if not free:
+            controls = self._controls(exprs)
+            found = [c for c in range(0x20) if controls[c][0] != NOTHING and c not in SHORT_CODES]
+            if not any(f"{c:04x}".startswith(digits) for c in found):
+                return 0
+        if len(digits) >= 2 and digits[0] == "d" and digits[1] in "cdef" and len(digits) <= 4:
+            return 0  # a low surrogate cannot come first
+        is_high = len(digits) >= 4 and digits[0] == "d" and digits[1] in "89ab"
+        if (len(digits) == 4 and not is_high) or len(digits) == 10:
+            code = int(digits[:4], 16)
+            if is_high:
+                code = 0x10000 + ((code - 0xD800) << 10) + (int(digits[6:], 16) - 0xDC00)
+            to = self._derive(exprs, chr(code).encode())
+            return self._string(to, free=free, counted=counted, tagged=tagged)
+
+        def fill(row: np.ndarray) -> None:
+            if len(digits) in (4, 5):
+                byte = b"\\u"[len(digits) - 4]
+                row[byte] = self._code_point(exprs, free, counted, tagged, digits + chr(byte))
+                return
+            for byte, digit in (HEX if free else LOWER_HEX).items():
+                if (len(digits) == 6 and digit != "d") or (len(digits) == 7 and digit not in "cdef"):
+                    continue
+                row[byte] = self._code_point(exprs, free, counted, tagged, digits + digit)
+
+        def make() -> int:
+            return machine.add_state(fill, counted=2 if counted else 0)
+
+        return machine.state(("code point", exprs, free, counted, tagged, digits), make)
+
+    # -- numbers --------------------------------------------------------------------------------------------------
+
+    def fill_number(self, row: np.ndarray, must: int, observers: tuple[int, ...]) -> None:
+        """Write the transitions of a number's first byte, or of a later one."""
+        ex = self.ex
+        exprs = (must, *observers)
+        for lo, hi in ex.classes(*exprs):
+            byte = ex._available_in(lo, hi)
+            if byte >= 0:
+                to = self._derive(exprs, bytes([byte]))
+                if to[0] != NOTHING:
+                    row[lo:hi] = self._number(to)
+
+    def _number(self, exprs: tuple[int, ...]) -> int:
+        ex, machine = self.ex, self.machine
+
+        def make() -> int:
+            ends = -1
+            if ex.nullable[exprs[0]]:
+                ends = machine.result(sum(1 << i for i, e in enumerate(exprs[1:]) if ex.nullable[e]))
+            return machine.add_state(lambda row: self.fill_number(row, exprs[0], exprs[1:]), ends=ends)
+
+        return machine.state(("number", exprs), make)
+
+    # -- literals -------------------------------------------------------------------------------------------------
+
+    def literal(self, rest: bytes, result: int) -> int:
+        """The state in which ``rest`` has to follow, after which the value has ended."""
+        machine = self.machine
+        if not rest:
+            return machine.end_state(result)
+
+        def fill(row: np.ndarray) -> None:
+            row[rest[0]] = self.literal(rest[1:], result)
+
+        return machine.state(("literal", rest, result), lambda: machine.add_state(fill))

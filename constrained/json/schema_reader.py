@@ -1,0 +1,306 @@
+"""What one schema asks of values of one kind, as a formula, keyword by keyword. Never deals with bytes or states."""
+
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from ..code_points import ANY
+from .documents import Document, Json, Place, escape
+from .evaluated import Evaluated
+from .formats import FORMATS
+from .formulas import FALSE, TRUE
+from .keywords import is_number, item_values, number_bounds
+from .values import Kind
+
+if TYPE_CHECKING:
+    from .json_schema import Schemas
+
+
+class Reader:
+    """One schema, read for one kind of value."""
+
+    def __init__(self, schemas: "Schemas", document: Document, key: str, place: Place, kind: Kind) -> None:
+        self.schemas = schemas
+        self.values = schemas.values
+        self.formulas = schemas.formulas
+        self.document = document
+        self.key = key
+        self.place = place
+        self.schema = place.schema
+        self.kind = kind
+
+    def of(self, document: Document, key: str, place: Place) -> "Reader":
+        """The reader of another schema for the same kind of value."""
+        return Reader(self.schemas, document, key, place, self.kind)
+
+    def sub(self, schema: Json, *path: str | int) -> int:
+        """The formula of a subschema."""
+        pointer = "/".join([self.place.pointer, *[escape(str(p)) for p in path]])
+        return self.schemas.node(self.document, self.key, self.document.child(schema, pointer, self.place))
+
+    def inside(self, formula: int) -> int:
+        return self.values.expand(formula, self.kind)
+
+    def read(self) -> int:
+        schema = self.schema
+        if "$ref" in schema and self.document.ref_stands_alone:
+            return self.inside(self.target("$ref"))
+        parts: list[int] = []
+        if "const" in schema:
+            parts.append(self._equals_any([schema["const"]]))
+        if "enum" in schema:
+            parts.append(self._equals_any(schema["enum"]))
+        if FALSE in parts:
+            return FALSE
+        match self.kind:
+            case "string":
+                parts.append(self._string())
+            case "number":
+                parts.append(self._number())
+            case "array":
+                parts += self._array()
+            case "object":
+                parts += self._object()
+        if FALSE in parts:
+            return FALSE
+        for key in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if key in schema:
+                parts.append(self.inside(self.target(key)))
+        for i, branch in enumerate(schema.get("allOf", ())):
+            parts.append(self.inside(self.sub(branch, "allOf", i)))
+        if "anyOf" in schema:
+            parts.append(self.formulas.disjunction([self.inside(b) for b in self.branches("anyOf")]))
+        if "oneOf" in schema:
+            parts.append(self._one_of())
+        if "not" in schema:
+            parts.append(self.formulas.negation(self.inside(self.sub(schema["not"], "not"))))
+        if "if" in schema and ("then" in schema or "else" in schema):
+            test = self.inside(self.sub(schema["if"], "if"))
+            then = self.inside(self.sub(schema["then"], "then")) if "then" in schema else TRUE
+            other = self.inside(self.sub(schema["else"], "else")) if "else" in schema else TRUE
+            f = self.formulas
+            parts.append(f.disjunction([f.conjunction([test, then]), f.conjunction([f.negation(test), other])]))
+        if self.kind == "object" and "unevaluatedProperties" in schema:
+            parts.append(self._unevaluated("unevaluatedProperties"))
+        if self.kind == "array" and "unevaluatedItems" in schema:
+            parts.append(self._unevaluated("unevaluatedItems"))
+        return self.formulas.conjunction(parts)
+
+    def target(self, key: str) -> int:
+        place = self.schemas.target(self.document, self.place, key)
+        return self.schemas.node(self.document, self.key, place)
+
+    def branches(self, key: str) -> list[int]:
+        return [self.sub(branch, key, i) for i, branch in enumerate(self.schema[key])]
+
+    def _one_of(self) -> int:
+        """Exactly one; branches that cannot hold together need no negations."""
+        parts = [self.inside(b) for b in self.branches("oneOf")]
+        live = [p for p in parts if p != FALSE]
+        if len(live) <= 1 or self._are_disjoint(live):
+            return self.formulas.disjunction(live)
+        return self.formulas.exactly_one(live)
+
+    def _are_disjoint(self, parts: list[int]) -> bool:
+        """Whether no value can satisfy two of the formulas, told by a property all of them need, with constants."""
+        if self.kind != "object":
+            return False
+        tags: list[dict[str, frozenset[str]]] = []
+        for part in parts:
+            leaves = self.formulas.positive_clause(part)
+            if leaves is None:
+                return False
+            data = [self.formulas.nodes[p][1] for p in leaves]
+            needed = {leaf[1] for leaf in data if leaf[0] == "has"}
+            found: dict[str, frozenset[str]] = {}
+            for leaf in data:
+                if leaf[0] == "props":
+                    rule = self.values.objects.properties.rules[leaf[1]]
+                    for name in needed & set(rule.by_name):
+                        constants = self._constants(rule.by_name[name])
+                        if constants is not None:
+                            found[name] = constants
+            tags.append(found)
+        for name in tags[0]:
+            sets = [t.get(name) for t in tags]
+            if all(s is not None for s in sets):
+                total = sum(len(s) for s in sets if s is not None)
+                if len(frozenset().union(*[s for s in sets if s is not None])) == total:
+                    return True
+        return False
+
+    def _constants(self, formula: int) -> frozenset[str] | None:
+        """The strings a schema is bound to, if only strings and listed."""
+        node = self.formulas.nodes[formula]
+        if node[0] != "leaf":
+            return None
+        schema = self.schemas.nodes[node[1][1]][2].schema
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if values is None or not all(isinstance(v, str) for v in values):
+            return None
+        return frozenset(values)
+
+    def _equals_any(self, options: list[Json]) -> int:
+        kind, formulas = self.kind, self.formulas
+        match kind:
+            case "null":
+                return TRUE if any(v is None for v in options) else FALSE
+            case "true" | "false":
+                return TRUE if any(v is (kind == "true") for v in options) else FALSE
+            case "string":
+                words = [v.encode() for v in options if isinstance(v, str) and _is_encodable(v)]
+                return formulas.leaf("string", self.schemas.ex.one_of(words)) if words else FALSE
+            case "number":
+                exprs = [self.values.numbers.equal_to(Decimal(v)) for v in options if is_number(v)]
+                return formulas.leaf("number", self.schemas.ex.union(*exprs)) if exprs else FALSE
+            case "array":
+                arrays = self.values.arrays
+                return formulas.disjunction(
+                    [
+                        formulas.conjunction(
+                            [
+                                arrays.items(tuple(self.schemas.constant(x) for x in v), FALSE),
+                                arrays.at_least(len(v)),
+                                arrays.at_most(len(v)),
+                            ]
+                        )
+                        for v in options
+                        if isinstance(v, list)
+                    ]
+                )
+        properties = self.values.objects.properties
+        return formulas.disjunction(
+            [
+                formulas.conjunction(
+                    [
+                        properties.rule({k: self.schemas.constant(x) for k, x in v.items()}, (), FALSE),
+                        *[properties.has(k) for k in v],
+                    ]
+                )
+                for v in options
+                if isinstance(v, dict)
+            ]
+        )
+
+    def _string(self) -> int:
+        schema, ex = self.schema, self.schemas.ex
+        parts = []
+        low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
+        if low or high is not None:
+            if high is not None and high < low:
+                return FALSE
+            parts.append(ex.repeat(ex.chars(ANY), low, None if high is None else int(high)))
+        if "pattern" in schema:
+            parts.append(self.schemas.pattern(schema["pattern"], self.place.pointer))
+        if self.schemas.enforce_formats and schema.get("format") in FORMATS:
+            parts.append(self.schemas.format(schema["format"]))
+        whole = ex.intersect(*parts) if parts else ex.text
+        return TRUE if whole == ex.text else self.formulas.leaf("string", whole)
+
+    def _number(self) -> int:
+        schema, numbers = self.schema, self.values.numbers
+        types = schema.get("type")
+        types = types if isinstance(types, list) else [types]
+        integer = "integer" in types and "number" not in types
+        low, high = number_bounds(schema)
+        if "multipleOf" in schema:
+            expr = numbers.multiple_of(Decimal(schema["multipleOf"]), integer=integer)
+            if low is not None or high is not None:
+                expr = self.schemas.ex.intersect(expr, numbers.between(low, high, integer=integer))
+            return self.formulas.leaf("number", expr)
+        if low is not None or high is not None:
+            return self.formulas.leaf("number", numbers.between(low, high, integer=integer))
+        return self.formulas.leaf("number", numbers.integer) if integer else TRUE
+
+    def _array(self) -> list[int]:
+        schema, arrays = self.schema, self.values.arrays
+        parts = []
+        prefix, rest = self._item_schemas()
+        if prefix or rest != TRUE:
+            parts.append(arrays.items(prefix, rest))
+        parts.append(arrays.at_least(int(schema.get("minItems", 0))))
+        if "maxItems" in schema:
+            parts.append(arrays.at_most(int(schema["maxItems"])))
+        if schema.get("uniqueItems") is True and schema.get("maxItems", 2) > 1:
+            known = item_values(schema)
+            if known is not None:
+                parts += [arrays.contains(self.schemas.constant(value), 0, 1) for value in known]
+            elif self.document.keeps_unique_items:
+                parts.append(arrays.unique())
+        if "contains" in schema:
+            asked = self.sub(schema["contains"], "contains")
+            need = int(schema.get("minContains", 1))
+            room = int(schema.get("maxContains", -1))
+            if room >= 0 and need > room:
+                return [FALSE]
+            if asked == TRUE:
+                parts.append(arrays.at_least(need))
+                if room >= 0:
+                    parts.append(arrays.at_most(room))
+            elif asked == FALSE:
+                if need > 0:
+                    return [FALSE]
+            else:
+                parts.append(arrays.contains(asked, need, room))
+        return parts
+
+    def _item_schemas(self) -> tuple[tuple[int, ...], int]:
+        schema = self.schema
+        if isinstance(schema.get("items"), list):
+            prefix = tuple(self.sub(s, "items", i) for i, s in enumerate(schema["items"]))
+            rest = self.sub(schema["additionalItems"], "additionalItems") if "additionalItems" in schema else TRUE
+            return prefix, rest
+        prefix = tuple(self.sub(s, "prefixItems", i) for i, s in enumerate(schema.get("prefixItems", ())))
+        return prefix, self.sub(schema["items"], "items") if "items" in schema else TRUE
+
+    def _object(self) -> list[int]:
+        schema, properties, formulas = self.schema, self.values.objects.properties, self.formulas
+        parts = []
+        if "properties" in schema or "patternProperties" in schema or "additionalProperties" in schema:
+            names = {k: self.sub(v, "properties", k) for k, v in schema.get("properties", {}).items()}
+            patterns = [
+                (self.schemas.pattern(k, self.place.pointer), self.sub(v, "patternProperties", k))
+                for k, v in schema.get("patternProperties", {}).items()
+            ]
+            additional = (
+                self.sub(schema["additionalProperties"], "additionalProperties")
+                if "additionalProperties" in schema
+                else TRUE
+            )
+            parts.append(properties.rule(names, patterns, additional))
+        parts += [properties.has(name) for name in schema.get("required", ())]
+        parts.append(properties.at_least(int(schema.get("minProperties", 0))))
+        if "maxProperties" in schema:
+            parts.append(properties.at_most(int(schema["maxProperties"])))
+        if "propertyNames" in schema:
+            parts.append(properties.names(self.sub(schema["propertyNames"], "propertyNames")))
+        for key in ("dependentRequired", "dependentSchemas", "dependencies"):
+            for name, needs in schema.get(key, {}).items():
+                if isinstance(needs, list):
+                    consequence = formulas.conjunction([properties.has(n) for n in needs])
+                else:
+                    consequence = self.inside(self.sub(needs, key, name))
+                parts.append(formulas.disjunction([formulas.negation(properties.has(name)), consequence]))
+        return parts
+
+    def _unevaluated(self, key: str) -> int:
+        rest = self.sub(self.schema[key], key)
+        evaluated = Evaluated(self.kind)
+        cases = evaluated.cases(self, skip=key)
+        parts = []
+        for condition, known in cases:
+            if known.everything:
+                parts.append(condition)
+                continue
+            if self.kind == "object":
+                leaf = self.values.objects.properties.rule(
+                    dict.fromkeys(sorted(known.names), TRUE), [(p, TRUE) for p in sorted(known.patterns)], rest
+                )
+            else:
+                each = self.formulas.disjunction([rest, *known.contains])
+                leaf = self.values.arrays.items((TRUE,) * known.prefix, each)
+            parts.append(self.formulas.conjunction([condition, leaf]))
+        return self.formulas.disjunction(parts)
+
+
+def _is_encodable(text: str) -> bool:
+    return not any(0xD800 <= ord(c) < 0xE000 for c in text)

@@ -1,0 +1,340 @@
+"""JSON values under boolean formulas of schemas, as states of a machine. Never reads a schema's keywords.
+
+A value is asked a *must* formula, which it has to satisfy, and *observers*, of which its end tells whether it does.
+Whatever is offered can be completed: a state is made only if some value is left in it.
+"""
+
+from collections.abc import Callable, Hashable, Sequence, Set
+from typing import Literal, Protocol
+
+import numpy as np
+
+from ..expressions import NOTHING
+from ..machine.machine import Machine
+from ..machine.tables import COMPACT, FLEXIBLE
+from ..sizes import num_texts
+from ..spec import GrammarTooComplex
+from .arrays import CLOSE, Arrays
+from .documents import Json
+from .formulas import FALSE, TRUE, Formulas
+from .numbers import Numbers
+from .objects import Objects
+from .scalars import Scalars
+
+Kind = Literal["null", "true", "false", "string", "number", "array", "object"]
+KINDS: tuple[Kind, ...] = ("null", "true", "false", "string", "number", "array", "object")
+MAX_CASES = 256
+
+
+class Source(Protocol):
+    """What knows the schemas: the formula of leaves that schema ``node`` is for values of one kind."""
+
+    def expand(self, node: int, kind: Kind) -> int: ...
+
+    def is_surely_satisfiable(self, node: int) -> bool:
+        """Whether some value satisfies the schema, as far as can be told at sight."""
+        ...
+
+    def kinds_first(self, node: int) -> tuple[Kind, ...]:
+        """The kinds its values most likely are of."""
+        ...
+
+    def constant(self, value: Json) -> int:
+        """The formula that a value equals ``value``."""
+        ...
+
+    def pointer(self, node: int) -> str:
+        """Where the schema stands."""
+        ...
+
+
+class Values:
+    """All JSON values in one style of white space and property order, on one machine."""
+
+    def __init__(self, machine: Machine, scalars: Scalars, *, flexible: bool, any_order: bool, canonical: bool) -> None:
+        self.machine = machine
+        self.ex = machine.expressions
+        self.scalars = scalars
+        self.numbers = Numbers(self.ex)
+        self.formulas = Formulas(fuel=machine.fuel)
+        self.canonical = canonical  # integers are spelled one way only
+        self.space = FLEXIBLE if flexible else COMPACT
+        self.style = object()  # formulas mean nothing to other Values: states keyed by them are not shared with those
+        self.source: Source | None = None
+        self.arrays = Arrays(self)
+        self.objects = Objects(self, any_order=any_order)
+        self._expanded: dict[tuple[int, Kind], int] = {}
+        self._expanding: set[tuple[int, Kind]] = set()
+        self._exprs: dict[tuple[int, Kind], int] = {}
+        self._proved: dict[Hashable, bool] = {}
+        self._active: dict[Hashable, int] = {}
+        self._assumed = 1 << 30
+
+    # -- formulas -------------------------------------------------------------------------------------------------
+
+    def expand(self, formula: int, kind: Kind) -> int:
+        """A formula over schemas as one over what its values of a kind are asked."""
+        if formula <= TRUE:
+            return formula
+        key = (formula, kind)
+        found = self._expanded.get(key)
+        if found is None:
+            source = self.source
+            assert source is not None
+            node = self.formulas.nodes[formula]
+            if node[0] == "leaf":
+                found = source.expand(node[1][1], kind)
+            else:
+                found = self.formulas.replace(formula, lambda leaf: source.expand(leaf[1], kind))
+            self._expanded[key] = found
+        return found
+
+    def expression(self, formula: int, kind: Kind) -> int:
+        """The language of a formula's strings (their content) or numbers."""
+        key = (formula, kind)
+        found = self._exprs.get(key)
+        if found is None:
+            found = self._exprs[key] = self._expression(self.expand(formula, kind), kind == "string")
+        return found
+
+    def _expression(self, formula: int, is_string: bool) -> int:
+        ex = self.ex
+        node = self.formulas.nodes[formula]
+        match node[0]:
+            case "leaf":
+                return node[1][1]
+            case "not":
+                inner = self._expression(node[1], is_string)
+                return ex.text_without(inner) if is_string else ex.intersect(self.numbers.plain, ex.complement(inner))
+            case "or":
+                return ex.union(*[self._expression(p, is_string) for p in node[1:]])
+        everything = ex.text if is_string else self.numbers.any
+        parts = {self._expression(p, is_string) for p in node[1:]} - {everything}
+        if self.numbers.plain in parts and len(parts) > 1 and not is_string:
+            parts.discard(self.numbers.plain)  # every bounded language is of plain numbers
+            if parts <= {self.numbers.integer}:
+                parts = {self.numbers.plain_integer}
+        return ex.intersect(*parts) if parts else everything
+
+    def satisfiable(self, formula: int) -> bool:
+        """Whether any value satisfies the formula."""
+        if formula <= TRUE:
+            return formula == TRUE
+        key = ("value", formula)
+        known = self._proved.get(key)
+        if known is not None:
+            return known
+        node = self.formulas.nodes[formula]
+        if node[0] == "leaf" and self.source is not None and self.source.is_surely_satisfiable(node[1][1]):
+            self._proved[key] = True
+            return True
+        return self.prove(key, lambda: self._satisfiable(formula))
+
+    def is_surely_impossible(self, formula: int) -> bool:
+        """Whether no value satisfies the formula, as far as can be told without looking into arrays and objects."""
+        for kind in KINDS:
+            if kind in ("array", "object"):
+                if self.expand(formula, kind) != FALSE:
+                    return False
+            elif self.satisfiable_kind(formula, kind):
+                return False
+        return True
+
+    def weakest(self, asked: Sequence[int], holds: Callable[[Set[int], Set[int], bool], bool], what: str) -> int:
+        """The formula of just those values whose answers to some schemas make something hold.
+
+        ``holds(true, unknown, at_worst)`` tells whether it holds of a value that satisfies the schemas in ``true``,
+        whatever its answers to the ``unknown`` (``at_worst``), or for some answers to them; not those to the rest.
+        """
+        formulas = self.formulas
+        parts: list[int] = []
+        num_cases = 0
+
+        def split(true: frozenset[int], false: frozenset[int]) -> bool:
+            """Whether it holds of all values there are with these answers; of which it does goes to ``parts``."""
+            nonlocal num_cases
+            num_cases += 1
+            if num_cases > MAX_CASES:
+                raise GrammarTooComplex(
+                    f"{what} is asked {len(asked)} schemas at once, whose answers fall into more than {MAX_CASES} "
+                    "cases; make the schemas exclude each other, or ask fewer"
+                )
+            unknown = everything - true - false
+            if holds(true, unknown, True):
+                if false and holds(true, unknown | false, True):
+                    false = frozenset()  # whatever the answers assumed to be no
+                parts.append(formulas.conjunction([*sorted(true), *map(formulas.negation, sorted(false))]))
+                return True
+            if not holds(true, unknown, False):
+                return False
+            if not self.satisfiable(formulas.conjunction([*true, *map(formulas.negation, false)])):
+                return True
+            schema = min(unknown)
+            everywhere = split(true | {schema}, false)
+            return split(true, false | {schema}) and everywhere
+
+        everything = frozenset(asked)
+        return TRUE if split(frozenset(), frozenset()) else formulas.disjunction(parts)
+
+    def _satisfiable(self, formula: int) -> bool:
+        node = self.formulas.nodes[formula]
+        assert self.source is not None
+        first = self.source.kinds_first(node[1][1]) if node[0] == "leaf" else ()
+        try:
+            return any(self.satisfiable_kind(formula, kind) for kind in dict.fromkeys((*first, *KINDS)))
+        except GrammarTooComplex as error:
+            raise error.at(self._pointer(formula)) from None
+
+    def _pointer(self, formula: int) -> str:
+        """Where the first schema of a formula stands."""
+        assert self.source is not None
+        return next((self.source.pointer(leaf[1]) for _, leaf in self.formulas.leaves(formula)), "")
+
+    def satisfiable_kind(self, formula: int, kind: Kind) -> bool:
+        if kind in ("string", "number"):
+            return self.ex.is_nonempty(self.expression(formula, kind))
+        inner = self.expand(formula, kind)
+        if kind == "array":
+            return self.arrays.alive(inner)
+        if kind == "object":
+            return self.objects.completions.is_alive_at_start(inner)
+        return inner == TRUE
+
+    def num_values(self, formula: int, most: int, *, depth: int = 3) -> int:
+        """That many different values satisfy the formula, up to ``most``, or more: looked for ``depth`` levels deep."""
+        total = 0
+        for kind in KINDS:
+            if total < most and formula != FALSE:
+                total += self._num_values(formula, kind, most - total, depth)
+        return total
+
+    def has_another_of_each_kind(self, formula: int) -> bool:
+        """Whether two values satisfy the formula of each kind that does, literals aside, and there is such a kind."""
+        kinds: tuple[Kind, ...] = ("string", "number", "array", "object")
+        live = [kind for kind in kinds if formula != FALSE and self.satisfiable_kind(formula, kind)]
+        return bool(live) and all(self._num_values(formula, kind, 2, 3) == 2 for kind in live)
+
+    def _num_values(self, formula: int, kind: Kind, most: int, depth: int) -> int:
+        inner = self.expand(formula, kind)
+        if inner == FALSE:
+            return 0
+        match kind:
+            case "string":
+                return num_texts(self.ex, self.expression(formula, kind), most)
+            case "number":
+                return num_texts(
+                    self.ex, self.ex.intersect(self.expression(formula, kind), self.numbers.distinct), most
+                )
+            case "array" | "object":
+                if inner == TRUE:
+                    return most
+                if not self.satisfiable_kind(formula, kind):
+                    return 0
+                completions = self.objects.completions
+                if kind == "object" and completions.has_free_names(inner):
+                    return most
+                firsts = [self.arrays.first_demand(inner)] if kind == "array" else completions.demands_at_start(inner)
+                found = [self.num_values(first, most, depth=depth - 1) for first in firsts] if depth else []
+                return max(found, default=1) or 1
+        return 1
+
+    def prove(self, key: Hashable, rule: Callable[[], bool]) -> bool:
+        """The least answer to a question that may lead back to itself: what only holds if it holds, does not."""
+        known = self._proved.get(key)
+        if known is not None:
+            return known
+        if key in self._active:
+            self._assumed = min(self._assumed, self._active[key])
+            return False
+        depth = self._active[key] = len(self._active)
+        outer, self._assumed = self._assumed, 1 << 30
+        try:
+            answer = rule()
+        finally:
+            del self._active[key]
+            inner, self._assumed = self._assumed, outer
+        if answer or inner >= depth:
+            self._proved[key] = answer
+        else:
+            self._assumed = min(outer, inner)
+        return answer
+
+    # -- states ---------------------------------------------------------------------------------------------------
+
+    def value(self, must: int, observers: tuple[int, ...] = (), *, or_close: bool = False) -> int:
+        """The state before a value; with ``or_close`` an array may close here instead (result ``CLOSE``)."""
+        key = ("value", self.style, must, observers, or_close)
+
+        def fill(row: np.ndarray) -> None:
+            try:
+                self._fill_value(row, must, observers, or_close)
+            except GrammarTooComplex as error:
+                raise error.at(self._pointer(must)) from None
+
+        return self.machine.state(key, lambda: self.machine.add_state(fill, space=self.space))
+
+    def prepare(self, must: int, *, most: int) -> None:
+        """Make the rows that the first words of a value will need, of at most so many values, outermost first."""
+        machine = self.machine
+        queue, seen = [must], {must}
+        for formula in queue:
+            if most <= 0:
+                return
+            most -= 1
+            row = machine.row(self.value(formula))
+            try:
+                inner = self._prepare_inside(formula, row)
+            except GrammarTooComplex as error:
+                raise error.at(self._pointer(formula)) from None
+            for following in inner:
+                if following > TRUE and following not in seen:
+                    seen.add(following)
+                    queue.append(following)
+
+    def _prepare_inside(self, formula: int, row: np.ndarray) -> list[int]:
+        """What the first values inside must satisfy."""
+        array, members = self.expand(formula, "array"), self.expand(formula, "object")
+        inner: list[int] = []
+        if members != FALSE and row[ord("{")] > 0:
+            self.machine.row(int(row[ord("{")]))
+            inner += self.objects.completions.demands_at_start(members)
+        if array != FALSE and row[ord("[")] > 0:
+            inner.append(self.arrays.first_demand(array))
+        return inner
+
+    def _fill_value(self, row: np.ndarray, must: int, observers: tuple[int, ...], or_close: bool) -> None:
+        if or_close:
+            row[ord("]")] = self.machine.end_state(CLOSE)
+        kind: Kind
+        for kind in ("null", "true", "false"):
+            if self.expand(must, kind) == TRUE:
+                bits = sum(1 << i for i, o in enumerate(observers) if self.expand(o, kind) == TRUE)
+                row[ord(kind[0])] = self.scalars.literal(kind[1:].encode(), self.machine.result(bits))
+        text = self.expression(must, "string")
+        if text != NOTHING:
+            row[ord('"')] = self.scalars.string(text, tuple(self.expression(o, "string") for o in observers))
+        number = self.expression(must, "number")
+        if number != NOTHING:
+            watched = tuple(self.expression(o, "number") for o in observers)
+            if any(w not in (self.numbers.any, NOTHING) for w in watched):
+                number = self.numbers.without_exponents(number)  # of which alone an observer tells the value
+            if self.canonical:
+                number = self.numbers.canonical(number)
+            self.scalars.fill_number(row, number, watched)
+        array = self.expand(must, "array")
+        if array != FALSE:
+            row[ord("[")] = self.arrays.open((array, *[self.expand(o, "array") for o in observers]))
+        members = self.expand(must, "object")
+        if members != FALSE:
+            row[ord("{")] = self.objects.open((members, *[self.expand(o, "object") for o in observers]))
+
+    def accept_root(self, must: int) -> tuple[int, int]:
+        """The state and root frame of a text that is one such value."""
+        machine = self.machine
+        done = machine.state("done", lambda: machine.add_state(None, accepting=True))
+        frame = machine.frame("root", lambda: machine.add_frame(lambda result: done))
+        state = machine.state(
+            ("root value", self.style, must),
+            lambda: machine.add_state(lambda row: self._fill_value(row, must, (), False)),
+        )
+        return state, frame

@@ -1,0 +1,432 @@
+"""What users hold: a ``Runtime`` (an engine process), an ``Engine`` (a thread), or a connection. One face for all.
+
+Never runs an op itself: whatever is asked travels as messages through a ``Client``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, overload
+
+import msgspec
+import zmq
+
+from .protocol import ops
+from .protocol.address import ClientKeys, ServerKeys
+from .protocol.client import Client
+from .protocol.errors import Cancelled, DeadlineExceeded, InvalidParams, Unsupported, from_info
+from .protocol.messages import Closed, Delta, Done, Failed, GenMeta, Rejected, RuntimeMessage, Submit, Welcome
+from .protocol.sampling import SamplingParams
+from .runtime.config import EngineConfig, Progress
+from .runtime.process import EngineProcess, serve_engine
+from .runtime.process.launcher import ENGINE_TIMEOUT_S
+from .runtime.process.loop import publish_of, publisher_of
+from .runtime.server_args import ServerArgs, from_server_options
+from .runtime.transport import Router
+
+if TYPE_CHECKING:
+    from .constrained.spec import GrammarSpec
+    from .lang.backend.phloem_backend import PhloemBackend
+    from .runtime.process.loop import EngineLike
+    from .runtime.tokenizer import Tokenizer
+
+_engine_ids = itertools.count()
+
+
+def make_config(model: str | EngineConfig | ServerArgs | None, options: dict[str, Any]) -> EngineConfig:
+    """Raises InvalidParams that names an unknown option or one of a wrong type."""
+    if isinstance(model, ServerArgs):
+        options = {**model.engine_options(), **options}
+        model = options.pop("model")
+    elif "model_path" in options:
+        if model is not None:
+            raise InvalidParams("model and model_path are the same; give one", where="model_path")
+        options = from_server_options(options)
+        model = options.pop("model")
+    if model is None:
+        text = "no model was given; Runtime('smollm2'): an alias, a folder, a .gguf file or a name on the hub"
+        raise InvalidParams(text, where="model")
+    unknown = sorted(set(options) - set(EngineConfig.__struct_fields__))
+    if unknown:
+        known = ", ".join(EngineConfig.__struct_fields__)
+        raise InvalidParams(f"unknown option {unknown[0]!r}; there are: {known}")
+    given = msgspec.structs.asdict(model) if isinstance(model, EngineConfig) else {"model": str(model)}
+    try:
+        return msgspec.convert(given | options, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise InvalidParams(f"engine options: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one prompt became: ``texts`` has every candidate, ``meta`` the counts, finish reasons and logprobs."""
+
+    texts: tuple[str, ...]
+    meta: GenMeta
+
+    @property
+    def text(self) -> str:
+        return self.texts[0]
+
+    def __getitem__(self, name: str) -> Any:
+        """As programs for SGLang read it: ``["text"]``, ``["output_ids"]``, ``["meta_info"]``."""
+        if name == "text":
+            return self.text
+        from .lang.meta import meta_info
+
+        found = meta_info(self.meta)
+        if name == "meta_info":
+            return found
+        if name == "output_ids":
+            return found["output_ids"]
+        raise KeyError(f"{name!r}: there are 'text', 'output_ids', 'meta_info'")
+
+
+class Connection:
+    """A client with an engine at its other end. A context manager; ``shutdown`` may be called twice."""
+
+    client: Client
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    @property
+    def welcome(self) -> Welcome:
+        return self.client.welcome
+
+    @property
+    def endpoint(self) -> PhloemBackend:
+        """The backend for programs: ``prog.run(backend=runtime)`` takes the connection itself as well."""
+        from .lang.backend.phloem_backend import PhloemBackend
+
+        return PhloemBackend(self.client)
+
+    @overload
+    def generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None, **options: Any) -> Completion: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[str], sampling_params: Mapping[str, Any] | None = None, **options: Any
+    ) -> list[Completion]: ...
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        n: int = 1,
+        grammar: GrammarSpec | None = None,
+        timeout_s: float | None = None,
+        **sampling: Any,
+    ) -> Completion | list[Completion]:
+        """Continue plain text; several prompts run as one batch. ``sampling``: the fields of ``SamplingParams``.
+
+        ``sampling_params`` has SGLang's names (``max_new_tokens``, ``regex``, ...), the rest of ``sampling`` wins.
+        Raises what the first failing prompt raises, and then cancels the others; DeadlineExceeded after ``timeout_s``.
+        """
+        if sampling_params is not None:
+            given, grammar_given, n_given = _read_sampling(sampling_params)
+            sampling, grammar, n = {**given, **sampling}, grammar or grammar_given, n if n != 1 else n_given
+        params = _sampling(sampling)
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        answers: list[_Answer] = []
+        try:
+            for text in prompts:
+                answer = _Answer()
+                steps: list[ops.AnyOp] = [
+                    ops.Text(op=0, seq=0, text=text),
+                    ops.Gen(op=_Answer.GEN, seq=0, params=params, grammar=grammar, n=n),
+                    ops.Close(op=2, seq=0),
+                ]
+                self.client.submit(Submit(program=answer.program, ops=steps), answer.take)
+                answers.append(answer)
+            deadline = _Deadline(timeout_s)
+            completions = [deadline.wait(answer.completion) for answer in answers]
+        except BaseException:  # Ctrl-C too
+            for answer in answers:
+                self.client.cancel(answer.program)
+            raise
+        return completions[0] if isinstance(prompt, str) else completions
+
+    def info(self) -> dict[str, Any]:
+        """Model, sizes and configuration of the engine."""
+        return self.client.query("info")
+
+    def metrics(self) -> dict[str, Any]:
+        return self.client.query("metrics")
+
+    def cache_tree(self) -> list[dict[str, Any]]:
+        """The cached prefixes as nested dicts: text, tokens, hits, locks, children."""
+        return self.client.query("cache_tree")
+
+    def flush_cache(self) -> int:
+        """Evict every prefix that nobody uses; the number of tokens."""
+        return self.client.query("flush_cache")
+
+    def cache_prefix(self, prefix: str) -> None:
+        """Compute a text's keys and values ahead of the programs that begin with it."""
+        self.endpoint.cache_prefix(prefix)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's own, loaded here; it needs the model's files on this machine."""
+        from .runtime.tokenizer import load_tokenizer
+
+        return load_tokenizer(self.welcome.model_path)
+
+    def encode(self, prompt: str | Sequence[str]) -> Any:
+        raise Unsupported("encode(): embeddings are not served; get_tokenizer().encode(text) gives token ids")
+
+    def start_profile(self) -> None:
+        raise Unsupported("start_profile(): the engine has no profiler; metrics() and a run's stats() say what it did")
+
+    def stop_profile(self) -> None:
+        raise Unsupported("stop_profile(): the engine has no profiler; metrics() and a run's stats() say what it did")
+
+    async def _stream(self, prompt: str, sampling_params: Mapping[str, Any] | None) -> AsyncIterator[str]:
+        """New text as it is generated; leaving the loop early cancels it."""
+        given, grammar, n = _read_sampling(sampling_params or {})
+        if n != 1:
+            raise InvalidParams(f"n={n}: a stream has one candidate", where="n")
+        loop = asyncio.get_running_loop()
+        news: asyncio.Queue[RuntimeMessage] = asyncio.Queue()
+        program = uuid.uuid4().hex
+        steps: list[ops.AnyOp] = [
+            ops.Text(op=0, seq=0, text=prompt),
+            ops.Gen(op=1, seq=0, params=_sampling(given), grammar=grammar, stream=True),
+            ops.Close(op=2, seq=0),
+        ]
+
+        def deliver(message: RuntimeMessage) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed, and nobody listens
+                loop.call_soon_threadsafe(news.put_nowait, message)
+
+        self.client.submit(Submit(program=program, ops=steps), deliver)
+        sent = 0
+        try:
+            while True:
+                match await news.get():
+                    case Delta(text=text):
+                        sent += len(text)
+                        yield text
+                    case Done(op=1, value=texts):
+                        if len(texts[0]) > sent:
+                            yield texts[0][sent:]
+                        return
+                    case Failed(error=error) | Rejected(errors=[error, *_]):
+                        raise from_info(error)
+        finally:
+            self.client.cancel(program)
+
+    def shutdown(self) -> None:
+        self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+
+class Runtime(Connection):
+    """An engine in a process of its own. ``model`` and options are the fields of ``EngineConfig``.
+
+    If the process dies, every waiting op fails with EngineLost and says why. ``url`` is where others may connect; a
+    tcp address that others can reach needs ``keys``, the engine's, and ``client_keys``, this process's own.
+    """
+
+    def __init__(
+        self,
+        model: str | EngineConfig | ServerArgs | None = None,
+        *,
+        url: str = "",
+        keys: ServerKeys | None = None,
+        client_keys: ClientKeys | None = None,
+        start_timeout_s: float = 600.0,
+        engine_timeout_s: float = ENGINE_TIMEOUT_S,
+        engine_factory: str = "",
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> None:
+        """``progress`` is told how far loading is, where that takes long. ``engine_factory`` ("module:callable") makes
+        another engine, from the ``EngineConfig`` and ``progress``.
+
+        With ``model_path=`` instead of ``model`` the options may have SGLang's names (see ``ServerArgs``).
+        """
+        start_timeout_s = options.pop("launch_timeout", start_timeout_s)
+        self.config = make_config(model, options)
+        if (keys is None) != (client_keys is None):
+            raise InvalidParams("keys and client_keys go together: the engine's and this client's", where="keys")
+        self.process = EngineProcess(
+            self.config,
+            url=url,
+            keys=keys,
+            start_timeout_s=start_timeout_s,
+            factory=engine_factory,
+            progress=progress,
+        )
+        try:
+            self.client = self.process.connect(keys=client_keys, engine_timeout_s=engine_timeout_s)
+        except BaseException:
+            self.process.stop()
+            raise
+        atexit.register(self.shutdown)
+
+    def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
+        """``async for text in runtime.async_generate(...)``: new text as it is generated."""
+        return self._stream(prompt, sampling_params)
+
+    def shutdown(self) -> None:
+        atexit.unregister(self.shutdown)
+        self.client.close()
+        self.process.stop()
+
+
+class Engine(Connection):
+    """The same engine on a thread of this process, behind the same messages."""
+
+    def __init__(self, model: str | EngineConfig | ServerArgs | None = None, **options: Any) -> None:
+        from .runtime.engine import ready_engine
+
+        self.config = make_config(model, options)
+        self._start(ready_engine(self.config), cache_events_url=self.config.cache_events_url)
+
+    @classmethod
+    def over(cls, engine: EngineLike) -> Self:
+        """The same face over an engine that is made already; it is closed at the end."""
+        self = cls.__new__(cls)
+        self._start(engine)
+        return self
+
+    def _start(self, engine: EngineLike, *, cache_events_url: str = "") -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._publisher = publisher_of(engine, cache_events_url, self._context)
+        self._stopping = threading.Event()
+        self._failure: str | None = None
+        url = f"inproc://phloem-engine-{next(_engine_ids)}"
+        # neither side can vanish without the other: silence means a long step, or a thread that computes
+        router = Router(url, engine.welcome(), context=self._context, client_timeout_s=float("inf"))
+        self._thread = threading.Thread(target=self._loop, args=(engine, router), name="phloem-engine", daemon=True)
+        self._thread.start()
+        try:
+            self.client = Client(
+                url, context=self._context, engine_timeout_s=float("inf"), engine_alive=lambda: self._failure
+            )
+        except BaseException:
+            self._stop()
+            raise
+        atexit.register(self.shutdown)
+
+    async def async_generate(
+        self, prompt: str, sampling_params: Mapping[str, Any] | None = None, *, stream: bool = False
+    ) -> Any:
+        """``await engine.async_generate(...)``: a ``Completion``; with ``stream`` an async iterator of new text."""
+        if stream:
+            return self._stream(prompt, sampling_params)
+        return await asyncio.to_thread(self.generate, prompt, sampling_params)
+
+    def _loop(self, engine: EngineLike, router: Router) -> None:
+        try:
+            serve_engine(engine, router, self._stopping.is_set, publish=publish_of(engine, self._publisher))
+        except Exception as error:
+            self._failure = f"the engine's thread failed: {type(error).__name__}: {error}"
+        finally:
+            router.close()
+            if self._publisher is not None:
+                self._publisher.close()
+            engine.close()
+
+    def shutdown(self) -> None:
+        atexit.unregister(self.shutdown)
+        self.client.close()
+        self._stop()
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(10.0)
+            if not self._thread.is_alive():  # a step that hangs still owns its socket
+                self._context.destroy(linger=0)
+
+
+def connect(
+    url: str,
+    *,
+    keys: ClientKeys | None = None,
+    timeout_s: float = 30.0,
+    engine_timeout_s: float = ENGINE_TIMEOUT_S,
+) -> Connection:
+    """A connection to an engine that runs elsewhere, at ``ipc://...`` or ``tcp://...``."""
+    scheme = url.partition("://")[0]
+    if scheme not in ("ipc", "tcp"):
+        raise InvalidParams(f"{url!r}: connect takes ipc://PATH or tcp://HOST:PORT")
+    connection = Connection()
+    connection.client = Client(url, keys=keys, connect_timeout_s=timeout_s, engine_timeout_s=engine_timeout_s)
+    return connection
+
+
+class _Answer:
+    """One prompt's program, waited for."""
+
+    GEN = 1
+
+    def __init__(self) -> None:
+        self.program = uuid.uuid4().hex
+        self.completion: Future[Completion] = Future()
+
+    def take(self, message: RuntimeMessage) -> None:
+        match message:
+            case Done(op=self.GEN, value=texts, meta=GenMeta() as meta):
+                self.completion.set_result(Completion(tuple(texts), meta))
+            case Failed(error=error) | Rejected(errors=[error, *_]) if not self.completion.done():
+                self.completion.set_exception(from_info(error))
+            case Closed() if not self.completion.done():
+                self.completion.set_exception(Cancelled("the program was closed before it answered"))
+
+
+class _Deadline:
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def wait(self, completion: Future[Completion]) -> Completion:
+        left_s = None if self._end_s is None else max(0.0, self._end_s - time.monotonic())
+        with contextlib.suppress(FutureTimeout):
+            return completion.result(left_s)
+        raise DeadlineExceeded(f"no answer within {self._timeout_s:g} s")
+
+
+def _read_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], GrammarSpec | None, int]:
+    """SGLang's ``sampling_params``: ours, the grammar among them, and ``n``."""
+    from .lang.gen import gen
+    from .lang.ir import SAMPLING_NAMES, SglGen, sampling_overrides
+
+    grammars = {name: given[name] for name in ("regex", "json_schema", "ebnf") if given.get(name) is not None}
+    rest = {name: value for name, value in given.items() if name not in ("regex", "json_schema", "ebnf")}
+    unknown = sorted(set(rest) - SAMPLING_NAMES)
+    if unknown:
+        raise InvalidParams(
+            f"unknown sampling parameter {unknown[0]!r}; there are: {', '.join(sorted(SAMPLING_NAMES))}"
+        )
+    found = sampling_overrides(rest)
+    found.pop("return_text_in_logprobs", None)
+    expr = gen(None, **grammars)
+    return found, expr.grammar if isinstance(expr, SglGen) else None, found.pop("n", 1)
+
+
+def _sampling(given: dict[str, Any]) -> SamplingParams:
+    unknown = sorted(set(given) - set(SamplingParams.__struct_fields__))
+    if unknown:
+        raise InvalidParams(f"unknown option {unknown[0]!r}; there are: {', '.join(SamplingParams.__struct_fields__)}")
+    try:
+        return msgspec.convert(given, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise InvalidParams(f"sampling options: {error}") from None

@@ -1,0 +1,117 @@
+"""The operations a program is made of. Never holds state: an op is a frozen value.
+
+Every accepted op ends in exactly one ``Done`` or ``Failed``. Ops of one sequence run in the order submitted;
+sequences run as their inputs allow. ``op`` and ``seq`` ids are chosen by the client and unique in their program.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from ..constrained.spec import GrammarSpec
+from .sampling import SamplingParams
+
+ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
+JoinMode = Literal["gather_variable", "concate_and_append"]
+
+
+class Op(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="t"):
+    op: int
+    seq: int
+
+
+class Text(Op, tag="text"):
+    """Append ``text``; never parsed for special tokens. Done value: None."""
+
+    text: str
+
+
+class Special(Op, tag="special"):
+    """Append template or control tokens. Done value: None."""
+
+    ids: tuple[int, ...]
+
+
+class Ref(Op, tag="ref"):
+    """Append the text of candidate ``index`` that op ``source`` of the program produces. Done value: the text."""
+
+    source: int
+    index: int = 0
+
+
+class Image(Op, tag="image"):
+    """Append an image's tokens; ``data`` is sent once per ``hash``."""
+
+    hash: str
+    data: bytes = b""
+
+
+class Gen(Op, tag="gen"):
+    """Generate. Done value: list of ``n`` texts; the sequence continues with the first.
+
+    Done meta: see ``messages.GenMeta``. With ``stream`` every new piece of text is also sent as a ``Delta``.
+    """
+
+    params: SamplingParams = SamplingParams()
+    grammar: GrammarSpec | None = None
+    n: int = 1
+    stream: bool = False
+
+
+class Select(Op, tag="select"):
+    """Score ``choices`` as forks of one prefix and append the winner. Done value: the winner.
+
+    ``append=False`` only scores. Done meta: see ``messages.SelectMeta``.
+    """
+
+    choices: tuple[str, ...]
+    method: ChoicesMethod = "token_length_normalized"
+    append: bool = True
+
+
+class Score(Op, tag="score"):
+    """Log-probabilities of ``text`` as continuation. Done value: their sum (natural log)."""
+
+    text: str
+    append: bool = True
+
+
+class Fork(Op, tag="fork"):
+    """``children`` start as this sequence at this point; no KV is copied. Done value: None."""
+
+    children: tuple[int, ...]
+
+
+class Join(Op, tag="join"):
+    """Wait for every op submitted so far on ``children``. Done value: None.
+
+    ``concate_and_append`` also appends the children's suffixes (what each holds beyond its fork), in order.
+    """
+
+    children: tuple[int, ...]
+    mode: JoinMode = "gather_variable"
+
+
+class Mark(Op, tag="mark"):
+    """Without ``begin``: remember this point. With ``begin`` (op id of such a mark): Done value is the text since."""
+
+    begin: int | None = None
+
+
+class Rollback(Op, tag="rollback"):
+    """Return to the point of mark ``to``; what came after is dropped from the sequence. Done value: None."""
+
+    to: int
+
+
+class Pin(Op, tag="pin"):
+    """Keep the sequence's KV so far for ``ttl_s`` seconds (0 unpins). Done value: number of tokens pinned."""
+
+    ttl_s: float
+
+
+class Close(Op, tag="close"):
+    """The sequence ends. The program is closed when all its sequences are. Done value: the sequence's text."""
+
+
+AnyOp = Text | Special | Ref | Image | Gen | Select | Score | Fork | Join | Mark | Rollback | Pin | Close

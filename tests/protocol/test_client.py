@@ -1,0 +1,423 @@
+"""The client: who is told what, once, and never too late."""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from phloem.protocol import errors
+from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.client import Client
+from phloem.runtime.transport import Router
+from phloem.tests.runtime.string_engine import StringEngine
+from phloem.tests.runtime.wire import WAIT_S, Heard, RawEngine, ask, failures, served, talking, welcome
+
+LONG = " ".join(str(i) for i in range(50_000))
+STATS = m.ProgramStats(submits=1)
+
+
+def endless(**options: float) -> StringEngine:
+    return StringEngine(reply=lambda prompt, op: LONG, step_s=0.001, **options)
+
+
+class Talk:
+    """A client and the raw engine it talks to."""
+
+    def __init__(self, url: str, **options: object) -> None:
+        self.engine = RawEngine(url, heartbeat_s=0.05)
+        made: list[Client] = []
+        thread = threading.Thread(target=lambda: made.append(Client(self.engine.url, **options)))
+        thread.start()
+        self.engine.welcome()
+        thread.join(WAIT_S)
+        (self.client,) = made
+
+    def submit(self, submit: m.Submit) -> Heard:
+        heard = Heard()
+        self.client.submit(submit, heard)
+        self.engine.hear(m.Submit)
+        return heard
+
+    def close(self) -> None:
+        self.client.close()
+        self.engine.close()
+
+
+@pytest.fixture
+def talk(request: pytest.FixtureRequest, tmp_path) -> Iterator[Talk]:
+    talk = Talk(f"ipc://{tmp_path}/s", **getattr(request, "param", {}))
+    yield talk
+    talk.close()
+
+
+# -- a program's life -------------------------------------------------------------------------------------------------
+
+
+def test_a_program_s_messages_come_in_order_on_the_client_s_thread(tmp_path):
+    with talking(StringEngine(reply=lambda prompt, op: " a b c"), f"ipc://{tmp_path}/s") as client:
+        heard = Heard()
+        client.submit(ask(stream=True), heard)
+        messages = heard.until(m.Closed)
+        assert [type(message).__name__ for message in messages] == [
+            "Accepted", "Done", "Delta", "Delta", "Delta", "Done", "Done", "Closed",
+        ]  # fmt: skip
+        assert heard.threads == {"phloem-client"}
+        assert client.welcome.model == "string" and client.lost is None
+
+
+def test_later_submits_go_to_the_same_handler_and_name_no_other(tmp_path):
+    with talking(StringEngine(), f"ipc://{tmp_path}/s") as client:
+        heard = Heard()
+        with pytest.raises(errors.InvalidRequest, match="its first submit brings a handler"):
+            client.submit(ask())
+        client.submit(m.Submit("p", [o.Text(op=0, seq=0, text="a")]), heard)
+        heard.until(m.Done)
+        with pytest.raises(errors.InvalidRequest, match="has a handler already"):
+            client.submit(m.Submit("p", [o.Text(op=1, seq=0, text="b")]), Heard())
+        client.submit(m.Submit("p", [o.Close(op=2, seq=0)]))
+        assert heard.until(m.Closed)[-2].value == "a"
+
+
+def test_a_rejected_program_is_forgotten_and_its_name_is_free(tmp_path):
+    with talking(StringEngine(), f"ipc://{tmp_path}/s") as client:
+        refused = Heard()
+        client.submit(m.Submit("p", [o.Ref(op=0, seq=0, source=9)]), refused)
+        (rejected,) = refused.until(m.Rejected)
+        assert "op 9 produces no text" in rejected.errors[0].message
+        heard = Heard()
+        client.submit(ask("p"), heard)
+        heard.until(m.Closed)
+        assert refused.rest() == []
+
+
+def test_what_the_engine_cannot_read_is_rejected_to_its_handler(tmp_path):
+    with talking(StringEngine(), f"ipc://{tmp_path}/s") as client:
+        heard = Heard()
+        client.submit(m.Submit("p", [o.Text(op=0, seq=0, text=5)]), heard)  # type: ignore[arg-type]
+        (rejected,) = heard.until(m.Rejected)
+        assert rejected.errors[0].where == "ops[0].text"
+
+
+def test_what_cannot_be_sent_is_raised_to_who_submits(tmp_path):
+    engine = StringEngine(limits=m.Limits(max_submit_bytes=1000))
+    with talking(engine, f"ipc://{tmp_path}/s") as client:
+        for text in (object(), "\ud800"):
+            with pytest.raises(errors.InvalidRequest, match="cannot be sent"):
+                client.submit(m.Submit("p", [o.Text(op=0, seq=0, text=text)]), Heard())
+        with pytest.raises(errors.LimitExceeded, match="the limit is 1,000"):
+            client.submit(ask(text="x" * 2000), Heard())
+        with pytest.raises(errors.InvalidRequest, match="op id 1 is used twice"):
+            client.submit(m.Submit("p", [o.Mark(op=1, seq=0), o.Close(op=1, seq=0)]), Heard())
+        heard = Heard()
+        client.submit(ask("p"), heard)
+        heard.until(m.Closed)
+
+
+def test_two_clients_may_use_one_name(tmp_path):
+    with served(StringEngine(), f"ipc://{tmp_path}/s") as router, Client(router.url) as a, Client(router.url) as b:
+        heard = Heard(), Heard()
+        a.submit(ask("same", text="one"), heard[0])
+        b.submit(ask("same", text="two"), heard[1])
+        texts = [one.until(m.Closed)[-2].value for one in heard]
+        assert [text.split()[0] for text in texts] == ["one", "two"]
+
+
+def test_many_threads_submit_through_one_client(tmp_path):
+    with talking(StringEngine(), f"ipc://{tmp_path}/s") as client:
+        heard = [Heard() for _ in range(64)]
+
+        def run(part: int) -> None:
+            for i in range(part, 64, 8):
+                client.submit(ask(f"p{i}", text=str(i)), heard[i])
+
+        threads = [threading.Thread(target=run, args=(part,)) for part in range(8)]
+        for thread in threads:
+            thread.start()
+        for i, one in enumerate(heard):
+            assert one.until(m.Closed)[-2].value.startswith(str(i))
+
+
+def test_cancel_keeps_what_was_generated_and_nothing_may_follow(tmp_path):
+    with talking(endless(), f"ipc://{tmp_path}/s") as client:
+        heard = Heard()
+        client.submit(ask(stream=True), heard)
+        streamed = heard.until(m.Delta)[-1].text
+        client.cancel("p")
+        with pytest.raises(errors.Cancelled, match="program 'p' was cancelled"):
+            client.submit(m.Submit("p", [o.Text(op=9, seq=0, text="more")]))
+        messages = heard.until(m.Closed)
+        assert failures(messages) == {1: "Cancelled", 2: "Cancelled"}
+        streamed += "".join(one.text for one in messages if isinstance(one, m.Delta))
+        assert next(one for one in messages if isinstance(one, m.Failed)).partial == (streamed,)
+        client.cancel("p")
+        client.cancel("never seen")
+
+
+def test_a_submit_that_crosses_the_program_s_end_fails_and_leaves_nothing_running(talk):
+    heard = talk.submit(ask())
+    talk.client.submit(m.Submit("p", [o.Text(op=7, seq=3, text="late")]))
+    talk.engine.hear(m.Submit)
+    ended = [m.Failed("p", op, errors.DeadlineExceeded("late").info()) for op in range(3)]
+    talk.engine.say(m.Accepted("p"), *ended, m.Closed("p", STATS))
+    messages = heard.until(m.Closed)
+    assert failures(messages)[7] == "Cancelled" and len(failures(messages)) == 4
+    talk.engine.say(m.Accepted("p"))  # the engine has taken the late submit for a new program
+    assert talk.engine.hear(m.Cancel).program == "p"
+
+
+def test_an_op_ends_once_whatever_the_engine_repeats(talk):
+    heard = talk.submit(ask())
+    done = m.Done("p", 1, ["x"])
+    talk.engine.say(m.Accepted("p"), done, done, m.Failed("p", 1, errors.InternalError("no").info()))
+    talk.engine.say(m.Delta(program="p", op=1, text="late"), m.Done("q", 0), m.Closed("p", STATS), done)
+    messages = heard.until(m.Closed)
+    assert [one for one in messages if isinstance(one, m.Done | m.Delta)] == [done]
+    assert failures(messages) == {0: "Cancelled", 2: "Cancelled"}, "what the engine forgot ends too"
+    assert heard.rest(after_s=0.1) == []
+
+
+def test_a_handler_that_raises_is_logged_and_hurts_nobody(tmp_path, caplog):
+    with talking(StringEngine(), f"ipc://{tmp_path}/s") as client:
+
+        def broken(message: m.RuntimeMessage) -> None:
+            raise ValueError("my own fault")
+
+        with caplog.at_level(logging.CRITICAL):
+            client.submit(ask("broken"), broken)
+            heard = Heard()
+            client.submit(ask("whole"), heard)
+            heard.until(m.Closed)
+
+
+def test_a_handler_may_submit_and_cancel_and_close_but_not_wait(tmp_path):
+    with talking(StringEngine(), f"ipc://{tmp_path}/s") as client:
+        second, refusals, over = Heard(), [], threading.Event()
+
+        def first(message: m.RuntimeMessage) -> None:
+            if isinstance(message, m.Accepted):
+                try:
+                    client.query("info")
+                except errors.InternalError as error:
+                    refusals.append(str(error))
+                client.submit(ask("second"), second)
+            elif isinstance(message, m.Closed):
+                client.close()
+                over.set()
+
+        client.submit(ask("first"), first)
+        assert over.wait(WAIT_S) and "a handler cannot call it" in refusals[0]
+
+
+def test_a_slow_handler_gets_fewer_deltas_and_the_whole_text(tmp_path):
+    text = "".join(f" {i}" for i in range(6000))
+    with talking(StringEngine(reply=lambda prompt, op: text), f"ipc://{tmp_path}/s") as client:
+        deltas: list[str] = []
+        done = threading.Event()
+
+        def slow(message: m.RuntimeMessage) -> None:
+            if isinstance(message, m.Delta):
+                deltas.append(message.text)
+                time.sleep(0.0005)
+            elif isinstance(message, m.Closed):
+                done.set()
+
+        client.submit(ask(stream=True), slow)
+        assert done.wait(WAIT_S)
+        assert "".join(deltas) == text and len(deltas) < 6000
+
+
+# -- questions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_query_is_answered_refused_or_late(talk, tmp_path):
+    with talking(StringEngine(), f"ipc://{tmp_path}/other") as client:
+        assert client.query("info")["model"] == "string"
+        with pytest.raises(errors.InvalidRequest, match="unknown query 'weather'"):
+            client.query("weather")
+    with pytest.raises(errors.Overloaded, match="'metrics' within 0.1 s"):
+        talk.client.query("metrics", timeout_s=0.1)
+    asked = talk.engine.hear(m.Query)
+    talk.engine.say(m.Answer(id=asked.id, value={"late": True}))
+    assert talk.client.lost is None
+
+
+def test_a_waiting_query_hears_of_the_engine_s_end(talk):
+    found: list[str] = []
+
+    def ask_metrics() -> None:
+        try:
+            talk.client.query("metrics", timeout_s=WAIT_S)
+        except errors.EngineLost as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=ask_metrics)
+    thread.start()
+    talk.engine.hear(m.Query)
+    talk.engine.close()
+    thread.join(WAIT_S)
+    assert "closed the connection" in found[0]
+
+
+# -- losing the engine ------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_connection_fails_every_pending_op_once_and_at_once(talk):
+    heard = talk.submit(ask("a")), talk.submit(ask("b"))
+    talk.engine.say(m.Accepted("a"), m.Done("a", 0))
+    heard[0].until(m.Done)
+    began_s = time.monotonic()
+    talk.engine.close()
+    assert failures(heard[0].until(m.Closed)) == {1: "EngineLost", 2: "EngineLost"}
+    assert failures(heard[1].until(m.Closed)) == {0: "EngineLost", 1: "EngineLost", 2: "EngineLost"}
+    assert time.monotonic() - began_s < 5.0
+    assert heard[0].rest(after_s=0.1) == heard[1].rest() == []
+    for attempt in (lambda: talk.client.submit(ask("c"), Heard()), lambda: talk.client.query("info")):
+        with pytest.raises(errors.EngineLost, match="closed the connection"):
+            attempt()
+    talk.client.cancel("a")
+    assert talk.client.lost == "the engine closed the connection"
+
+
+def test_a_new_engine_at_the_old_address_is_not_taken_for_the_old_one(talk):
+    heard = talk.submit(ask())
+    talk.engine.close()
+    with served(StringEngine(), talk.engine.url):
+        assert set(failures(heard.until(m.Closed)).values()) == {"EngineLost"}
+        with pytest.raises(errors.EngineLost):
+            talk.client.submit(ask("next"), Heard())
+        with Client(talk.engine.url) as fresh:
+            assert fresh.query("info")["model"] == "string"
+
+
+@pytest.mark.parametrize("talk", [{"engine_timeout_s": 0.3}], indirect=True)
+def test_a_silent_engine_is_lost_after_its_time(talk):
+    heard = talk.submit(ask())
+    began_s = time.monotonic()
+    messages = heard.until(m.Closed)
+    assert 0.25 < time.monotonic() - began_s < 5.0
+    assert failures(messages)[0] == "EngineLost" and "silent for" in messages[0].error.message
+
+
+@pytest.mark.parametrize("talk", [{"engine_timeout_s": 0.5}], indirect=True)
+def test_an_engine_that_answers_pings_is_not_silent(talk):
+    heard = talk.submit(ask())
+    end_s = time.monotonic() + 1.2
+    while time.monotonic() < end_s:
+        talk.engine.hear(m.Ping)
+        talk.engine.say(m.Pong())
+    assert heard.rest() == [] and talk.client.lost is None
+
+
+def test_the_process_s_own_reason_is_told(tmp_path):
+    died = threading.Event()
+    talk = Talk(f"ipc://{tmp_path}/s", engine_alive=lambda: "it was ended by SIGKILL" if died.is_set() else None)
+    heard = talk.submit(ask())
+    died.set()
+    assert heard.until(m.Closed)[0].error.message == "it was ended by SIGKILL"
+    talk.close()
+
+
+def test_a_frame_that_is_not_of_the_protocol_ends_the_talk(talk):
+    heard = talk.submit(ask())
+    talk.engine.say(b"\xc1")
+    messages = heard.until(m.Closed)
+    assert failures(messages)[0] == "EngineLost" and "not understood" in messages[0].error.message
+
+
+def test_a_client_the_engine_dropped_knows_it(request):
+    now_s = itertools.count(0, 60)  # every look at the clock is a minute later
+    engine = StringEngine(heartbeat_s=0.05)
+    router = Router(f"inproc://{request.node.name}", engine.welcome(), client_timeout_s=30.0, clock=lambda: next(now_s))
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            router.send(engine.step(router.receive(0.01)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    client = Client(router.url)
+    heard = Heard()
+    try:
+        client.submit(ask(), heard)
+    except errors.EngineLost as error:  # it may know so soon
+        assert "Hello" in str(error) or "silent" in str(error)
+    else:
+        kinds = failures(heard.until(m.Closed))
+        assert set(kinds.values()) <= {"EngineLost"}
+    end_s = time.monotonic() + WAIT_S
+    while client.lost is None:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    assert "Hello" in client.lost or "silent" in client.lost
+    client.close()
+    over.set()
+    thread.join()
+    router.close()
+
+
+def test_closing_fails_what_waits_once_and_says_goodbye(talk):
+    heard = talk.submit(ask())
+    talk.client.close()
+    talk.client.close()
+    assert failures(heard.rest()) == {0: "Cancelled", 1: "Cancelled", 2: "Cancelled"}
+    assert isinstance(talk.engine.hear(m.Bye), m.Bye)
+    with pytest.raises(errors.EngineLost, match="the client was closed"):
+        talk.client.submit(ask("q"), Heard())
+    with pytest.raises(errors.EngineLost, match="the client was closed"):
+        talk.client.query("info")
+
+
+def test_what_was_submitted_before_closing_is_still_sent(talk):
+    talk.client.submit(ask(), Heard())
+    talk.client.close()
+    assert talk.engine.hear(m.Submit).program == "p"
+
+
+# -- connecting -------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_at_an_address_is_an_error_not_a_wait(tmp_path):
+    with pytest.raises(errors.EngineLost, match=r"nothing answers at ipc://.* within 0.2 s; is an engine"):
+        Client(f"ipc://{tmp_path}/nobody", connect_timeout_s=0.2)
+    with pytest.raises(errors.EngineLost, match="it is dead"):
+        Client(f"ipc://{tmp_path}/nobody", connect_timeout_s=WAIT_S, engine_alive=lambda: "it is dead")
+    with pytest.raises(errors.InvalidParams, match="needs CurveZMQ keys"):
+        Client("tcp://10.0.0.1:5000", connect_timeout_s=0.2)
+
+
+def test_an_engine_that_starts_later_is_found(tmp_path):
+    url = f"ipc://{tmp_path}/s"
+    made: list[Client] = []
+    thread = threading.Thread(target=lambda: made.append(Client(url)))
+    thread.start()
+    time.sleep(0.3)
+    with served(StringEngine(), url):
+        thread.join(WAIT_S)
+        assert made[0].query("info")
+        made[0].close()
+
+
+@pytest.mark.parametrize("answer", ["fault", "welcome", "noise"])
+def test_an_engine_of_another_version_is_refused(tmp_path, answer):
+    engine = RawEngine(f"ipc://{tmp_path}/s")
+
+    def greet() -> None:
+        engine.hear(m.Hello)
+        if answer == "fault":
+            engine.say(m.ProtocolFault(errors.ProtocolError("this engine speaks 2", where="hello").info()))
+        elif answer == "welcome":
+            engine.say(welcome(version=2))
+        else:
+            engine.say(msgspec.msgpack.encode([{"m": "welcome", "version": 2, "new": True}]))
+
+    thread = threading.Thread(target=greet)
+    thread.start()
+    with pytest.raises(errors.ProtocolError, match="2|not understood"):
+        Client(engine.url)
+    thread.join()
+    engine.close()
