@@ -104,10 +104,10 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
-    from .runtime.engine import Engine
+    from .runtime.engine import EngineCore
     from .runtime.profiling import Load, Spans, profile_lines, run_load, watch
 
-    engine = Engine(config)
+    engine = EngineCore(config)
     try:
         load = Load(1, 8, 2, grammar=args.grammar)
         run_load(engine, load)  # compiles what is not compiled yet
@@ -184,7 +184,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _train_drafter(args: argparse.Namespace) -> int:
-    from .runtime.engine import Engine
+    from .runtime.engine import EngineCore
     from .runtime.training import QUESTIONS, collect, train_eagle
 
     if not args.out.absolute().parent.is_dir():  # better now than after minutes of training
@@ -195,7 +195,7 @@ def _train_drafter(args: argparse.Namespace) -> int:
             documents.append(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             return _complain(f"--text {path}: {error}")
-    engine = Engine(EngineConfig(model=args.model, device="cpu", num_slots=8192, max_seq_len=args.max_seq_len))
+    engine = EngineCore(EngineConfig(model=args.model, device="cpu", num_slots=8192, max_seq_len=args.max_seq_len))
     try:
         with progress_bars("count") as progress:
             corpus = collect(engine, QUESTIONS, documents, max_tokens=args.tokens, progress=progress)

@@ -23,7 +23,7 @@ from phloem.protocol.messages import Failed, Rejected, Submit
 from phloem.protocol.ops import Close, Gen, Special
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.memory import slot_size_bytes
 
 from .shapes import write_shape
@@ -113,7 +113,7 @@ def least_seconds(config: ModelConfig, prompts: list[list[int]], lengths: list[i
     return (contexts * slot + weights) / machine.copy + products / machine.flops
 
 
-def _engine(path: Path, workload: Workload, *, is_smoke: bool) -> Engine:
+def _engine(path: Path, workload: Workload, *, is_smoke: bool) -> EngineCore:
     config = EngineConfig(
         model=str(path),
         weights="random",
@@ -127,13 +127,15 @@ def _engine(path: Path, workload: Workload, *, is_smoke: bool) -> Engine:
         speculative="off",
     )
     if not is_smoke:
-        return Engine(config)
+        return EngineCore(config)
     from phloem.tests.runtime.executor.stand_in import StandIn
 
-    return Engine(config, accelerator=StandIn())
+    return EngineCore(config, accelerator=StandIn())
 
 
-def _run(engine: Engine, workload: Workload, prompts: list[list[int]], lengths: list[int], machine: Machine) -> Result:
+def _run(
+    engine: EngineCore, workload: Workload, prompts: list[list[int]], lengths: list[int], machine: Machine
+) -> Result:
     inbox = []
     for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         params = SamplingParams(max_tokens=length, temperature=0.6, ignore_eos=True, seed=i)

@@ -26,7 +26,7 @@ from phloem.protocol.messages import Submit
 from phloem.protocol.ops import Close, Gen, GrammarSpec, Special
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.executor.stand_in import StandIn, StandInGraph
 
 from . import header
@@ -71,7 +71,7 @@ def measure(num_rows: int, *, grammar: str, stream: bool = False) -> tuple[float
             speculative="off",
             num_threads=1,
         )
-        engine = Engine(config, accelerator=Idle())
+        engine = EngineCore(config, accelerator=Idle())
     logits = torch.zeros(num_rows, engine.vocab_size)
 
     def head(features: torch.Tensor, blocks: object, out: torch.Tensor | None) -> torch.Tensor:

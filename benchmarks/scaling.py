@@ -20,7 +20,7 @@ import httpx
 import numpy as np
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine, ready_engine
+from phloem.runtime.engine import EngineCore, ready_engine
 from phloem.runtime.executor import SampleRow
 from phloem.runtime.profiling import Load, run_load
 from phloem.runtime.scheduler import PlanRow, StepPlan
@@ -38,11 +38,11 @@ NEW_TOKENS = 24
 Point = dict[str, float]
 
 
-def engine_of(model: str, **options: Any) -> Engine:
-    return Engine(EngineConfig(model=model, speculative="off", **options))
+def engine_of(model: str, **options: Any) -> EngineCore:
+    return EngineCore(EngineConfig(model=model, speculative="off", **options))
 
 
-def step_ms(engine: Engine, load: Load) -> Point:
+def step_ms(engine: EngineCore, load: Load) -> Point:
     run_load(engine, load)
     times = sorted(run_load(engine, load, flush=False).decode_ms)
     return {"best": times[0], "median": statistics.median(times), "worst": times[-1]}

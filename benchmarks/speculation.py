@@ -22,7 +22,7 @@ from ..protocol import messages as m
 from ..protocol import ops as o
 from ..protocol.sampling import SamplingParams
 from ..runtime.config import EngineConfig
-from ..runtime.engine import Engine
+from ..runtime.engine import EngineCore
 from ..runtime.speculative import ModelDrafter, Speculation, StepCosts
 from . import RESULTS, header
 from .prose import DOCUMENT
@@ -106,7 +106,7 @@ class Answer:
     forwards: int
 
 
-def ask(engine: Engine, questions: list[str], *, speculative: bool, max_tokens: int) -> tuple[list[Answer], float]:
+def ask(engine: EngineCore, questions: list[str], *, speculative: bool, max_tokens: int) -> tuple[list[Answer], float]:
     """The answers to questions asked at once, and the seconds until the last."""
     assert engine.template is not None
     engine.step([(b"bench", m.Query(0, "flush_cache"))])
@@ -148,7 +148,7 @@ def ask(engine: Engine, questions: list[str], *, speculative: bool, max_tokens: 
     return answers, elapsed_s
 
 
-def measure(engine: Engine, workload: str, *, repeats: int, max_tokens: int) -> Figures:
+def measure(engine: EngineCore, workload: str, *, repeats: int, max_tokens: int) -> Figures:
     figures = Figures(workload)
     groups = [LOAD] if workload == "load of 16" else [[question] for question in WORKLOADS[workload]]
     for group in groups:  # prepares kernels, and learns what steps cost
@@ -189,7 +189,7 @@ class Arithmetic:
     gains: list[float]
 
 
-def reckon(engine: Engine, drafter: ModelDrafter, workload: str, *, max_tokens: int) -> Arithmetic:
+def reckon(engine: EngineCore, drafter: ModelDrafter, workload: str, *, max_tokens: int) -> Arithmetic:
     """Force the drafter's guesses on a workload's questions, and reckon what chains of 0 to 6 gain."""
     learnt = engine.loop.speculation
     assert learnt is not None
@@ -241,7 +241,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", default=[*WORKLOADS, "load of 16"])
     args = parser.parse_args(argv)
     options: dict[str, Any] = {"draft_model": args.draft_model} if args.draft_model else {}
-    engine = Engine(EngineConfig(model=args.model, num_slots=8192, speculative=args.speculative, **options))
+    engine = EngineCore(EngineConfig(model=args.model, num_slots=8192, speculative=args.speculative, **options))
     found = header()
     print(f"{found['machine']}\ncommit {found['commit']}, {found['command']}\n")
     figures = []

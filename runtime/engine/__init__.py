@@ -1,6 +1,6 @@
 """The engine: programs of ops in, text and numbers out, one step at a time."""
 
-from .engine import Engine
+from .engine import EngineCore
 from .warm_up import ready_engine
 
-__all__ = ["Engine", "ready_engine"]
+__all__ = ["EngineCore", "ready_engine"]

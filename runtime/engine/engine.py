@@ -55,7 +55,7 @@ BLOCKS_PER_IDLE_STEP = 16  # of KV, saved while nothing runs
 Outbox = list[tuple[bytes, RuntimeMessage]]
 
 
-class Engine:
+class EngineCore:
     """Owns the model and the loop's state. Not thread-safe: one thread calls ``step``."""
 
     def __init__(

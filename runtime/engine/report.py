@@ -16,7 +16,7 @@ from .scoring import ScoreRow
 if TYPE_CHECKING:
     from ...radix_cache import NodeSnapshot
     from ..tokenizer import Tokenizer
-    from .engine import Engine
+    from .engine import EngineCore
     from .steady import SteadyDecoding
 
 
@@ -50,7 +50,7 @@ class EngineReport:
         for program in programs:
             program.counters.forwards += 1
 
-    def info(self, engine: Engine) -> dict[str, Any]:
+    def info(self, engine: EngineCore) -> dict[str, Any]:
         config = engine.model.config
         return {
             "model": engine.config.model,
@@ -67,7 +67,7 @@ class EngineReport:
             "metrics": self.metrics(engine),
         }
 
-    def metrics(self, engine: Engine) -> dict[str, Any]:
+    def metrics(self, engine: EngineCore) -> dict[str, Any]:
         """Numbers by name; a dict of numbers where a number has parts.
 
         ``queue_seconds``: sequences by how long they waited, ``counts[i]`` at most ``bounds[i]`` seconds.
@@ -108,7 +108,7 @@ class EngineReport:
             "usage": engine.interpreter.usage.report((p.usage_rows, p.counters) for p in programs),
         }
 
-    def cache_tree(self, engine: Engine) -> list[dict[str, Any]]:
+    def cache_tree(self, engine: EngineCore) -> list[dict[str, Any]]:
         """The cached prefixes as nested dicts: text (its beginning), tokens, locks, hits, children."""
         return [_node(node, engine.tokenizer) for node in engine.cache.snapshot(max_nodes=200, num_first_tokens=24)]
 

@@ -12,15 +12,15 @@ from ..config import EngineConfig, Progress
 from ..executor import Executor, SampleRow
 from ..memory import give_back_freed, let_go_of_libraries
 from ..scheduler import PlanRow, StepPlan
-from .engine import Engine
+from .engine import EngineCore
 
 PROMPT_LEN = 48
 ROWS = (1, 2, 4)  # of the steps that follow it; others are recorded when they first occur, some 15 ms each
 
 
-def ready_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
+def ready_engine(config: EngineConfig, progress: Progress | None = None) -> EngineCore:
     """An engine whose first answer takes no longer than its tenth."""
-    engine = Engine(config, progress=progress)
+    engine = EngineCore(config, progress=progress)
     engine.grammars.wait_until_ready()
     give_back_freed()
     let_go_of_libraries()  # now, so that steps bring back what they need

@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 
 from ..config import EngineConfig
-from ..engine import Engine
+from ..engine import EngineCore
 from ..profiling import Load, run_load
 
 FEW, MANY = 1, 16  # rows
@@ -30,7 +30,7 @@ def host_seconds(num_threads: int = 0) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "small.gguf"
         write_small_model(path)
-        engine = Engine(EngineConfig(model=str(path), speculative="off", num_threads=num_threads))
+        engine = EngineCore(EngineConfig(model=str(path), speculative="off", num_threads=num_threads))
         try:
             few, many = (_step_s(engine, rows) for rows in (FEW, MANY))
         finally:
@@ -39,7 +39,7 @@ def host_seconds(num_threads: int = 0) -> tuple[float, float]:
     return max(few - FEW * row_s, few / 2), row_s
 
 
-def _step_s(engine: Engine, rows: int) -> float:
+def _step_s(engine: EngineCore, rows: int) -> float:
     load = Load(rows, prompt_tokens=8, new_tokens=NEW_TOKENS)
     run_load(engine, load)
     weights = np.ones(SWEPT_BYTES // 8)

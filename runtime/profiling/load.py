@@ -17,7 +17,7 @@ from ...protocol.frames import encode_runtime
 from ...protocol.messages import ClientMessage, Closed, Done, Failed, GenMeta, Rejected, Submit
 from ...protocol.ops import Close, Gen, Special
 from ...protocol.sampling import SamplingParams
-from ..engine import Engine
+from ..engine import EngineCore
 from .spans import Spans
 
 CLIENT = b"load"
@@ -64,7 +64,7 @@ class LoadResult:
 
 
 def run_load(
-    engine: Engine,
+    engine: EngineCore,
     load: Load,
     *,
     spans: Spans | None = None,
@@ -128,7 +128,7 @@ def run_load(
     return LoadResult(last_s - start_s, prefill_s, output_tokens, tuple(times))
 
 
-def _prompts(engine: Engine, load: Load, seed: int) -> list[tuple[int, ...]]:
+def _prompts(engine: EngineCore, load: Load, seed: int) -> list[tuple[int, ...]]:
     """Token ids drawn from what is no special token."""
     plain = np.setdiff1d(np.arange(engine.tokenizer.vocab_size), sorted(engine.tokenizer.special_ids))
     numbers = np.random.default_rng(seed)

@@ -9,7 +9,7 @@ from typing import Any
 from ...kernels.cpu import activation, attention, attention_plan, bfloat, edits, integer, norm, rope, sampling
 from ...kernels.cpu.entry import entries
 from ...kernels.cpu.timing import KernelTimes, clock_ns
-from ..engine import Engine
+from ..engine import EngineCore
 from ..executor import StepLogits
 from ..scheduler import StepPlan
 from .spans import Spans
@@ -43,7 +43,7 @@ _OPS = {
 }
 
 
-def watch(engine: Engine, spans: Spans) -> None:
+def watch(engine: EngineCore, spans: Spans) -> None:
     """From now on every step of this engine leaves its spans; there is no way back."""
     for owner, method, name in (
         (engine, "_receive", "receive"),

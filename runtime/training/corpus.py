@@ -22,7 +22,7 @@ from ..memory import KVPool
 from ..scheduler import PlanRow, StepPlan
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine import EngineCore
 
 _AT_ONCE = 16
 _CHUNK = 256
@@ -48,7 +48,7 @@ class Corpus:
 
 
 def collect(
-    engine: Engine,
+    engine: EngineCore,
     questions: Sequence[str],
     documents: Sequence[str] = (),
     *,
@@ -78,7 +78,9 @@ def collect(
     return Corpus(tuple(Text(*_features(executor, ids[:1024]), first) for ids, first in texts if len(ids) - first > 8))
 
 
-def _answers(engine: Engine, questions: Sequence[str], *, max_tokens: int, seed: int) -> list[tuple[np.ndarray, int]]:
+def _answers(
+    engine: EngineCore, questions: Sequence[str], *, max_tokens: int, seed: int
+) -> list[tuple[np.ndarray, int]]:
     """The tokens of questions with their answers, and where each answer begins."""
     inbox: list[tuple[bytes, m.ClientMessage]] = []
     prompts: list[list[int]] = []
@@ -109,7 +111,7 @@ def _answers(engine: Engine, questions: Sequence[str], *, max_tokens: int, seed:
     ]
 
 
-def _rendered(engine: Engine, question: str) -> list[int]:
+def _rendered(engine: EngineCore, question: str) -> list[int]:
     tokenizer = engine.tokenizer
     bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     if engine.template is None:

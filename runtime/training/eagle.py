@@ -28,7 +28,7 @@ from ..weights.weight_file import open_weights
 from .corpus import Corpus, Text
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine import EngineCore
 
 _BATCH = 4  # windows of a step
 _SECOND = 0.5  # weight of the second pass
@@ -109,7 +109,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def train_eagle(
-    engine: Engine,
+    engine: EngineCore,
     corpus: Corpus,
     out: Path,
     *,
@@ -173,7 +173,7 @@ def train_eagle(
     return Report(len(losses), time.monotonic() - start_s, losses[0], sum(tail) / len(tail), first, second, known)
 
 
-def _head_weight(engine: Engine) -> Tensor:
+def _head_weight(engine: EngineCore) -> Tensor:
     """float32 [V, C], as the model's file has it."""
     file = open_weights(engine.model_path)
     name = "embedding" if file.config.tied_embeddings else "head"

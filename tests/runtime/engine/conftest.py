@@ -2,13 +2,13 @@
 
 import pytest
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_model_path):
-    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=4096))
+    engine = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=4096))
     yield engine
     engine.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 
 CLIENT = b"test"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -50,7 +50,7 @@ class Outcome:
 class Driver:
     """Drives one engine. ``check`` after every step: no slot may be lost at any time."""
 
-    def __init__(self, engine: Engine, *, check: bool = True) -> None:
+    def __init__(self, engine: EngineCore, *, check: bool = True) -> None:
         self.engine = engine
         self.check = check
         self.outcomes: dict[str, Outcome] = {}

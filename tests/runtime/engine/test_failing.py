@@ -5,7 +5,7 @@ from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import GREEDY, Driver
 
 
@@ -100,7 +100,7 @@ def test_an_item_that_leaves_too_much_to_find_out_fails_its_op_alone(driver, mon
 
 def test_a_candidate_that_outgrows_the_slots_takes_its_sibling_out_of_the_step(tiny_model_path):
     config = EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=120, num_threads=1)
-    driver = Driver(Engine(config))
+    driver = Driver(EngineCore(config))
     long = SamplingParams(temperature=1.0, seed=1, max_tokens=100, ignore_eos=True)
     outcome = driver.run(
         [o.Text(op=0, seq=0, text="x" * 90), o.Gen(op=1, seq=0, n=2, params=long), o.Close(op=2, seq=0)]
@@ -156,7 +156,9 @@ def test_a_close_is_not_cancelled_so_that_its_program_ends(driver):
 
 def test_a_deadline_ends_a_program(tiny_model_path):
     now = [0.0]
-    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=2048), clock=lambda: now[0])
+    engine = EngineCore(
+        EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=2048), clock=lambda: now[0]
+    )
     driver = Driver(engine)
     long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
     outcome = driver.submit(

@@ -12,7 +12,7 @@ from phloem.protocol import ops as o
 from phloem.protocol.ops import GrammarSpec
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import Driver
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=200)
@@ -37,10 +37,12 @@ CALLS = {
 
 @pytest.fixture
 def start(tiny_model_path: Path) -> Iterator[Any]:
-    engines: list[Engine] = []
+    engines: list[EngineCore] = []
 
     def start(**options: Any) -> Driver:
-        engines.append(Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_threads=1, **options)))
+        engines.append(
+            EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", num_threads=1, **options))
+        )
         return Driver(engines[-1])
 
     yield start
@@ -56,7 +58,7 @@ def ask(text: str, grammar: GrammarSpec, **options: Any) -> list[o.AnyOp]:
     return [o.Text(op=0, seq=0, text=text), gen(grammar, **options), o.Close(op=2, seq=0)]
 
 
-def wish(engine: Engine, text: str) -> None:
+def wish(engine: EngineCore, text: str) -> None:
     """From now on the model wants to write ``text`` and to end after it; what it may, the grammar says."""
     wanted = [*text.encode(), engine.tokenizer.vocabulary().eos]
     executor = engine.executor

@@ -6,7 +6,7 @@ from phloem.constrained.spec import GrammarSpec
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.engine.healing import Healer, HealMatcher
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
@@ -48,7 +48,7 @@ def test_only_tokens_that_go_on_with_the_text_may_follow():
 
 @pytest.fixture(scope="module")
 def tiny(tiny_model_path):
-    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=4096))
+    engine = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=4096))
     yield Driver(engine)
     engine.close()
 
@@ -93,7 +93,7 @@ def test_a_stop_pattern_that_cannot_be_one_is_refused_by_name(tiny):
 
 @pytest.fixture(scope="module")
 def real(smollm2_path):
-    engine = Engine(EngineConfig(model=str(smollm2_path), num_slots=4096))
+    engine = EngineCore(EngineConfig(model=str(smollm2_path), num_slots=4096))
     yield Driver(engine)
     engine.drop_client(CLIENT)
     engine.check()

@@ -10,7 +10,7 @@ from phloem.protocol import messages as m
 from phloem.protocol.ops import AnyOp, Close, Fork, Gen, GrammarSpec, Join, Score, Select, Text
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import CLIENT, Driver, Outcome
 from phloem.tests.runtime.executor.stand_in import HostReads, StandIn, traced
 
@@ -18,9 +18,9 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 WORDS = ["a river", "the orchard", "seven lamps", "a door", "the map", "salt", "an engine", "the tide"]
 
 
-def engine_of(path: Path, accelerator: StandIn | None = None, **options: object) -> Engine:
+def engine_of(path: Path, accelerator: StandIn | None = None, **options: object) -> EngineCore:
     settings: dict[str, object] = {"num_slots": 1024, "max_seq_len": 160, "prefill_chunk": 16, "max_running": 8}
-    return Engine(
+    return EngineCore(
         EngineConfig(model=str(path), precision="float32", num_threads=1, **(settings | options)),  # type: ignore[arg-type]
         accelerator=accelerator,
     )
@@ -71,7 +71,7 @@ def mixed() -> list[list[AnyOp]]:
     return programs
 
 
-def answers(engine: Engine, programs: list[list[AnyOp]]) -> list[object]:
+def answers(engine: EngineCore, programs: list[list[AnyOp]]) -> list[object]:
     driver = Driver(engine)
     outcomes = [driver.submit(ops) for ops in programs]
     driver.run()

@@ -7,7 +7,7 @@ import pytest
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import GREEDY, Driver, generate, prompts
 
 
@@ -27,7 +27,7 @@ def test_greedy_tokens_are_equal_alone_batched_cached_chunked_and_not(tiny_model
     assert [meta.candidates[0].token_ids for _, meta in again] == alone
     assert all(meta.cached_tokens == meta.prompt_tokens - 1 for _, meta in again)
     for options in ({"prefix_cache": False}, {"prefill_chunk": 7}, {"max_step_tokens": 24, "prefill_chunk": 16}):
-        other = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=8192, **options))
+        other = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=8192, **options))
         batch = Driver(other)
         outcomes = [batch.submit([o.Text(op=0, seq=0, text=text), o.Gen(op=1, seq=0, params=GREEDY)]) for text in texts]
         batch.run()

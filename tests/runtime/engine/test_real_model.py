@@ -5,7 +5,7 @@ import pytest
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import Driver, Outcome
 from phloem.tests.runtime.engine.greedy_reference import NUM_TOKENS, PROMPTS, Greedy, expected
 
@@ -33,7 +33,7 @@ def differing(outcomes: list[Outcome]) -> list[int]:
 
 
 def test_the_prompts_are_the_reference_s_and_reach_far_into_the_context(smollm2_path):
-    engine = Engine(EngineConfig(model=str(smollm2_path), num_slots=2048))
+    engine = EngineCore(EngineConfig(model=str(smollm2_path), num_slots=2048))
     assert [engine.tokenizer.encode(prompt) for prompt in PROMPTS] == [entry.prompt_ids for entry in expected()]
     assert len(PROMPTS) == 20 and 1500 < max(len(entry.prompt_ids) for entry in expected()) <= 2000
     engine.close()
@@ -45,7 +45,7 @@ def test_the_prompts_are_the_reference_s_and_reach_far_into_the_context(smollm2_
     ids=["alone", "batch of 16 without cache", "batch of 16 in chunks of 64"],
 )
 def test_greedy_tokens_are_those_of_transformers(smollm2_path, options, at_once):
-    engine = Engine(EngineConfig(model=str(smollm2_path), precision="float32", num_slots=24_000, **options))
+    engine = EngineCore(EngineConfig(model=str(smollm2_path), precision="float32", num_slots=24_000, **options))
     driver = Driver(engine, check=False)
     outcomes = []
     for start in range(0, len(PROMPTS), at_once):
@@ -64,7 +64,7 @@ def test_greedy_tokens_are_those_of_transformers(smollm2_path, options, at_once)
 
 def test_the_default_precision_keeps_the_meaning(smollm2_path):
     """Four-bit weights with bfloat16 activations may turn close calls; most first tokens must stay."""
-    engine = Engine(EngineConfig(model=str(smollm2_path), num_slots=24_000))
+    engine = EngineCore(EngineConfig(model=str(smollm2_path), num_slots=24_000))
     driver = Driver(engine, check=False)
     outcomes = [submit(driver, prompt) for prompt in PROMPTS]
     driver.run()

@@ -6,7 +6,7 @@ import pytest
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import Driver
 
 pytestmark = pytest.mark.model
@@ -30,7 +30,7 @@ TURNS = (
 @pytest.fixture(scope="module")
 def engine(smollm2_path):
     # No drafts: then what is run is prompts, and one token a step.
-    engine = Engine(EngineConfig(model=str(smollm2_path), num_slots=8192, speculative="off"))
+    engine = EngineCore(EngineConfig(model=str(smollm2_path), num_slots=8192, speculative="off"))
     yield engine
     engine.close()
 
@@ -104,7 +104,7 @@ def test_a_chat_of_six_stateless_requests_reuses_its_history_generated_tokens_in
 
 def test_cold_and_warm_answers_are_equal(smollm2_path):
     """In float32; elsewhere a batch of another size may turn a near-tie round."""
-    engine = Engine(EngineConfig(model=str(smollm2_path), precision="float32", num_slots=2048))
+    engine = EngineCore(EngineConfig(model=str(smollm2_path), precision="float32", num_slots=2048))
     driver = Driver(engine)
     cold = driver.run(ask(STEM + QUESTIONS[0])).done[1].meta
     other = driver.run(ask(STEM + QUESTIONS[1])).done[1].meta

@@ -9,7 +9,7 @@ from phloem.protocol.errors import InvalidParams
 from phloem.protocol.sampling import SamplingParams
 from phloem.radix_cache import POLICIES
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.scheduler import ORDERS
 from phloem.tests.runtime.engine.driver import GREEDY, Driver, prompts
 
@@ -56,7 +56,7 @@ def test_a_finished_sequence_is_extended_in_place_by_a_later_submit(driver):
 
 
 def test_more_sequences_than_may_wait_are_refused_and_what_was_accepted_goes_on(tiny_model_path):
-    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", max_running=1, max_waiting=2))
+    engine = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", max_running=1, max_waiting=2))
     driver = Driver(engine)
     outcomes = [driver.submit([o.Text(op=0, seq=0, text=f"{n}"), o.Gen(op=1, seq=0, params=GREEDY)]) for n in range(3)]
     driver.step()
@@ -76,7 +76,7 @@ def test_a_pin_keeps_a_prefix_for_its_time_within_its_budget(tiny_model_path):
     now_s = 0.0
     sizes = {"num_slots": 300, "max_seq_len": 280}
     config = EngineConfig(model=str(tiny_model_path), precision="float32", eviction="lru", **sizes)
-    engine = Engine(config, clock=lambda: now_s)
+    engine = EngineCore(config, clock=lambda: now_s)
     driver = Driver(engine)
     one = SamplingParams(temperature=0.0, max_tokens=1)
     stem, rest = "the garden has oaks and beeches " * 3, "and one of them is old " * 8
@@ -105,7 +105,7 @@ def test_a_pin_keeps_a_prefix_for_its_time_within_its_budget(tiny_model_path):
 
 
 def test_a_burst_within_one_step_counts_against_the_queue(tiny_model_path):
-    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", max_running=2, max_waiting=3))
+    engine = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", max_running=2, max_waiting=3))
     driver = Driver(engine)
     outcomes = [driver.submit([o.Text(op=0, seq=0, text=f"{n}"), o.Gen(op=1, seq=0, params=GREEDY)]) for n in range(9)]
     driver.run()
@@ -118,7 +118,7 @@ def test_tenants_share_by_the_weights_of_the_config(tiny_model_path):
     config = EngineConfig(
         model=str(tiny_model_path), precision="float32", max_running=1, speculative="off", tenant_weights={"a": 3.0}
     )
-    engine = Engine(config)
+    engine = EngineCore(config)
     driver = Driver(engine)
     outcomes = {}
     for n in range(8):
@@ -145,7 +145,7 @@ def test_tenants_share_by_the_weights_of_the_config(tiny_model_path):
 )
 def test_a_schedule_that_cannot_be_is_refused_by_name(tiny_model_path, options, words):
     with pytest.raises(InvalidParams, match=words):
-        Engine(EngineConfig(model=str(tiny_model_path), **options))
+        EngineCore(EngineConfig(model=str(tiny_model_path), **options))
 
 
 def test_the_config_names_every_order_and_every_policy():
@@ -155,8 +155,8 @@ def test_the_config_names_every_order_and_every_policy():
 
 
 def test_a_small_pool_serves_many_programs_by_preemption(tiny_model_path):
-    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=256, max_seq_len=200))
-    driver, plenty = Driver(engine), Driver(Engine(EngineConfig(model=str(tiny_model_path), precision="float32")))
+    engine = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=256, max_seq_len=200))
+    driver, plenty = Driver(engine), Driver(EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32")))
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     texts = prompts(10, seed=2, longest=120)
     outcomes = [

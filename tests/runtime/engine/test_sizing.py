@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from phloem.protocol.errors import InvalidParams, LimitExceeded
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.engine.sizing import greatest_step
 from phloem.runtime.memory import slot_size_bytes
 from phloem.tests.runtime.executor.stand_in import StandIn
@@ -14,9 +14,9 @@ from phloem.tests.runtime.executor.stand_in import StandIn
 MIB = 1 << 20
 
 
-def engine_on(path: Path, device: StandIn, **options: object) -> Engine:
+def engine_on(path: Path, device: StandIn, **options: object) -> EngineCore:
     config = EngineConfig(model=str(path), precision="float32", max_seq_len=256, num_threads=1, **options)  # type: ignore[arg-type]
-    return Engine(config, accelerator=device)
+    return EngineCore(config, accelerator=device)
 
 
 def test_slots_take_what_weights_and_the_greatest_step_leave(tiny_model_path: Path) -> None:

@@ -16,7 +16,7 @@ from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
 NUM_REQUESTS = int(os.environ.get("PHLOEM_SOAK_REQUESTS", "2000"))
@@ -99,7 +99,7 @@ class Record:
     need_tokens: list[int] = field(default_factory=list)
 
 
-def run_round(engine: Engine, num_requests: int, *, seed: int, record: Record) -> None:
+def run_round(engine: EngineCore, num_requests: int, *, seed: int, record: Record) -> None:
     """Keep ``AT_ONCE`` programs going until ``num_requests`` have run and closed."""
     rng = random.Random(seed)
     driver = Driver(engine, check=False)
@@ -159,7 +159,7 @@ def engine(tiny_model_path):
         num_threads=1,
         host_cache_bytes=2 << 20,
     )
-    engine = Engine(config)
+    engine = EngineCore(config)
     yield engine
     engine.close()
 

@@ -8,7 +8,7 @@ import pytest
 from phloem.protocol import messages as m
 from phloem.protocol.ops import AnyOp, Close, Gen, GrammarSpec, Text
 from phloem.protocol.sampling import SamplingParams
-from phloem.runtime.engine import Engine, grammar_states, steady
+from phloem.runtime.engine import EngineCore, grammar_states, steady
 from phloem.runtime.scheduler import StepPlan
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.engine.test_overlap import GREEDY, engine_of, mixed, replace_max, shown
@@ -35,7 +35,7 @@ def rows_of(plan: StepPlan) -> list[tuple[int, int, tuple[int, ...], int]]:
 class Watched:
     """An engine whose plans are kept, with how many of their rows were steady."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineCore) -> None:
         self.engine = engine
         self.plans: list[list[tuple[int, int, tuple[int, ...], int]]] = []
         self.num_steady = 0
@@ -80,7 +80,7 @@ def workload(seed: int) -> list[tuple[int, list[AnyOp], str]]:
     return found
 
 
-def run(engine: Engine, seed: int) -> tuple[Watched, list[object]]:
+def run(engine: EngineCore, seed: int) -> tuple[Watched, list[object]]:
     watched = Watched(engine)
     driver = Driver(engine)
     rng = random.Random(seed + 1)

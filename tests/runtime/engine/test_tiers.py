@@ -8,18 +8,20 @@ from phloem.protocol import ops as o
 from phloem.protocol.errors import InvalidParams
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import Driver
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPTS = [f"{n} " + "the sap rises and the leaves fall " * 12 for n in range(4)]  # some 410 tokens each
 
 
-def make_engine(path, **options) -> Engine:
-    return Engine(EngineConfig(model=str(path), precision="float32", num_threads=1, **({"num_slots": 4096} | options)))
+def make_engine(path, **options) -> EngineCore:
+    return EngineCore(
+        EngineConfig(model=str(path), precision="float32", num_threads=1, **({"num_slots": 4096} | options))
+    )
 
 
-def ask(engine: Engine, prompt: str) -> tuple[tuple[int, ...], int]:
+def ask(engine: EngineCore, prompt: str) -> tuple[tuple[int, ...], int]:
     """The answer's tokens, and how many of the prompt's were found instead of computed."""
     ops = [o.Text(op=0, seq=0, text=prompt), o.Gen(op=1, seq=0, params=GREEDY), o.Close(op=2, seq=0)]
     meta = Driver(engine).run(ops).done[1].meta

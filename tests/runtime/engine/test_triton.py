@@ -14,7 +14,7 @@ from phloem.kernels.backend import REFERENCE, triton_backend, using
 from phloem.protocol.ops import AnyOp, Close, Fork, Gen, GrammarSpec, Select, Text
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.models import load_model
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.executor.stand_in import HostReads, StandIn, traced
@@ -59,7 +59,7 @@ def family() -> list[AnyOp]:
 def values(
     path: Path, accelerator: StandIn | None = None, *, ops: list[AnyOp] | None = None, max_seq_len: int = 128
 ) -> list[object]:
-    engine = Engine(
+    engine = EngineCore(
         EngineConfig(
             model=str(path),
             precision="float32",

@@ -6,7 +6,7 @@ from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.engine.usage import MAX_NAME_LEN, OTHERS, UNNAMED, ProgramCounters, Usage
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
@@ -14,11 +14,13 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = "the sap rises and the leaves fall "
 
 
-def make_engine(path, **options) -> Engine:
-    return Engine(EngineConfig(model=str(path), precision="float32", num_threads=1, **({"num_slots": 2048} | options)))
+def make_engine(path, **options) -> EngineCore:
+    return EngineCore(
+        EngineConfig(model=str(path), precision="float32", num_threads=1, **({"num_slots": 2048} | options))
+    )
 
 
-def asking(engine: Engine, what: str) -> dict:
+def asking(engine: EngineCore, what: str) -> dict:
     ((_, answer),) = engine.step([(CLIENT, m.Query(1, what))])
     return answer.value
 

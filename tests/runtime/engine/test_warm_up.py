@@ -7,7 +7,7 @@ from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine, ready_engine
+from phloem.runtime.engine import EngineCore, ready_engine
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
 PROMPT = "the sap rises and the leaves fall "
@@ -17,7 +17,7 @@ def config(path: Path, **options: object) -> EngineConfig:
     return EngineConfig(**{"model": str(path), "precision": "float32", "num_threads": 1, **options})
 
 
-def say(engine: Engine) -> list[str]:
+def say(engine: EngineCore) -> list[str]:
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     steps = [o.Text(op=0, seq=0, text=PROMPT), o.Gen(op=1, seq=0, params=params), o.Close(op=2, seq=0)]
     return Driver(engine).run(steps).done[1].value
@@ -25,7 +25,7 @@ def say(engine: Engine) -> list[str]:
 
 def test_a_ready_engine_says_what_a_new_one_says(tiny_model_path: Path) -> None:
     answers = []
-    for engine in (ready_engine(config(tiny_model_path)), Engine(config(tiny_model_path))):
+    for engine in (ready_engine(config(tiny_model_path)), EngineCore(config(tiny_model_path))):
         answers.append(say(engine))
         engine.check()
         engine.close()

@@ -13,7 +13,7 @@ from phloem.protocol.messages import ProgramSettings
 from phloem.protocol.ops import AnyOp, Close, Fork, Gen, Text
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.executor import Executor
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
@@ -80,7 +80,7 @@ def test_each_row_says_what_the_model_with_its_merged_weights_says(
     assert float((expected[0] - plain[:, 0]).abs().max()) > 0.1
 
 
-def run(engine: Engine, adapters: list[str]) -> list[list[object]]:
+def run(engine: EngineCore, adapters: list[str]) -> list[list[object]]:
     """Programs of forks that decode side by side, more of them than are drawn one by one."""
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     driver, outcomes = Driver(engine), []
@@ -95,20 +95,20 @@ def run(engine: Engine, adapters: list[str]) -> list[list[object]]:
 
 
 def test_programs_choose_their_adapter_and_share_no_cache_beyond_it(folders: dict[str, Path]) -> None:
-    engine = Engine(config(folders))
+    engine = EngineCore(config(folders))
     assert engine.welcome().adapters == ("poet", "judge")
     found = run(engine, ["poet", "", "judge", "poet"])
-    plain = run(Engine(config(folders, adapters={})), [""])[0]
+    plain = run(EngineCore(config(folders, adapters={})), [""])[0]
     assert found[1] == plain
     for at, name in ((0, "poet"), (2, "judge"), (3, "poet")):
-        (expected,) = run(Engine(config(folders, f"merged {name}")), [""])
+        (expected,) = run(EngineCore(config(folders, f"merged {name}")), [""])
         assert found[at] == expected != plain
 
 
 def test_an_unknown_adapter_is_refused_with_those_that_there_are(folders: dict[str, Path]) -> None:
     for engine, hint in (
-        (Engine(config(folders)), "there are poet, judge"),
-        (Engine(config(folders, adapters={})), "this engine was started without any"),
+        (EngineCore(config(folders)), "there are poet, judge"),
+        (EngineCore(config(folders, adapters={})), "this engine was started without any"),
     ):
         outcome: Outcome = Driver(engine).run([Text(op=0, seq=0, text="a")], settings=ProgramSettings(adapter="cook"))
         assert outcome.rejected is not None

@@ -7,7 +7,7 @@ import pytest
 from phloem.cli import main
 from phloem.protocol.errors import InvalidParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.profiling import Load, Spans, profile_lines, run_load, watch
 from phloem.tests.runtime.models.tiny import make_tiny_model
 
@@ -19,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(model: Path):
-    engine = Engine(EngineConfig(model=str(model), max_seq_len=256, num_threads=1, speculative="off"))
+    engine = EngineCore(EngineConfig(model=str(model), max_seq_len=256, num_threads=1, speculative="off"))
     yield engine
     engine.close()
 
@@ -64,7 +64,7 @@ def test_what_is_set_apart_is_in_nobody_s_own_time_and_in_no_trace(tmp_path: Pat
     assert [event["name"] for event in events if event["ph"] == "X"] == ["step"]
 
 
-def test_a_watched_engine_does_the_same_and_every_part_is_found(engine: Engine) -> None:
+def test_a_watched_engine_does_the_same_and_every_part_is_found(engine: EngineCore) -> None:
     load = Load(rows=3, prompt_tokens=20, new_tokens=6, shared_tokens=10)
     plain = run_load(engine, load)
     spans = Spans()
@@ -78,7 +78,7 @@ def test_a_watched_engine_does_the_same_and_every_part_is_found(engine: Engine) 
     assert "decode steps" in table and "prefill steps" in table and "schedule" in table
 
 
-def test_a_trace_has_every_span_in_microseconds(engine: Engine, tmp_path: Path) -> None:
+def test_a_trace_has_every_span_in_microseconds(engine: EngineCore, tmp_path: Path) -> None:
     spans = Spans()
     watch(engine, spans)
     run_load(engine, Load(new_tokens=3), spans=spans)
@@ -105,7 +105,7 @@ def test_a_trace_has_every_span_in_microseconds(engine: Engine, tmp_path: Path) 
         (Load(prompt_tokens=8, shared_tokens=9), "a prompt is as long as what it shares"),
     ],
 )
-def test_a_load_that_does_not_fit_is_named(engine: Engine, load: Load, message: str) -> None:
+def test_a_load_that_does_not_fit_is_named(engine: EngineCore, load: Load, message: str) -> None:
     with pytest.raises(InvalidParams, match=message):
         run_load(engine, load)
 

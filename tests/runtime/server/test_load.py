@@ -7,7 +7,7 @@ import openai
 import pytest
 from phloem.protocol import errors
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.server.doubles import ScriptedClient, rejecting, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,7 +20,7 @@ def engine(tiny_model_path):
     config = EngineConfig(
         model=str(tiny_model_path), precision="float32", num_threads=1, max_running=1, max_waiting=1, speculative="off"
     )
-    engine = Engine(config)
+    engine = EngineCore(config)
     yield engine
     engine.close()
 

@@ -3,7 +3,7 @@
 import random
 
 import numpy as np
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.scheduler import Draft
 from phloem.runtime.speculative import Price, Proposal, Speculation, StepCosts, Want
 
@@ -78,7 +78,7 @@ class Free(StepCosts):
     def observe(self, num_tokens: int, seconds: float) -> None: ...
 
 
-def speculate(engine: Engine, drafter: Oracle, *, max_draft: int = 9) -> Speculation:
+def speculate(engine: EngineCore, drafter: Oracle, *, max_draft: int = 9) -> Speculation:
     """``engine`` with this drafter alone; the speculation, for its counts."""
     engine.loop.speculation = Speculation([drafter], max_draft=max_draft, costs=Free())
     return engine.loop.speculation

@@ -11,7 +11,7 @@ import pytest
 import torch
 from phloem.protocol import messages as m
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.speculative import (
     Drafter,
     DraftModel,
@@ -32,7 +32,9 @@ from safetensors.torch import save_file
 
 @pytest.fixture(scope="module")
 def truth(tiny_model_path):
-    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=4096, speculative="off"))
+    engine = EngineCore(
+        EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=4096, speculative="off")
+    )
     driver = Driver(engine, check=False)
     outcomes = submit_all(driver, n=1)
     driver.run()
@@ -47,7 +49,7 @@ def truth(tiny_model_path):
 @pytest.fixture(scope="module")
 def head_path(tiny_model_path, tmp_path_factory) -> Path:
     """A head that has learnt nothing: what it guesses is wrong nearly always."""
-    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=512))
+    engine = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=512))
     shape = EagleShape(engine.tokenizer.vocab_hash, 64, 128, 4, 2, 16, window=32)
     engine.close()
     rng = torch.Generator().manual_seed(2)
@@ -58,7 +60,7 @@ def head_path(tiny_model_path, tmp_path_factory) -> Path:
     return path
 
 
-def drafters_of(name: str, engine: Engine, texts: list[list[int]], head_path: Path) -> list[Drafter]:
+def drafters_of(name: str, engine: EngineCore, texts: list[list[int]], head_path: Path) -> list[Drafter]:
     def lookup() -> Drafter:
         return LookupDrafter(lambda ids, space, limit: engine.cache.continuation(ids, namespace=space, limit=limit))
 
@@ -102,7 +104,7 @@ CIRCUMSTANCES = {
 def test_drafts_change_nothing(tiny_model_path, truth, head_path, drafter, circumstance, cancelled):
     said, texts = truth
     options = {"num_slots": 4096, **CIRCUMSTANCES[circumstance]}
-    engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", **options))
+    engine = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", **options))
     found = drafters_of(drafter, engine, texts, head_path)
     engine.loop.speculation = speculation = Speculation(found, max_draft=4, costs=Cheap())
     driver = Driver(engine, check=False)

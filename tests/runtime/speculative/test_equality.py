@@ -8,7 +8,7 @@ from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.speculative import LookupDrafter, Speculation
 from phloem.tests.runtime.engine.driver import CLIENT, Driver, Outcome
 from phloem.tests.runtime.speculative.oracle import Free, Oracle, speculate
@@ -34,9 +34,9 @@ REQUESTS: dict[str, tuple[P, GrammarSpec | None]] = {
 }
 
 
-def start(path, **options) -> Engine:
+def start(path, **options) -> EngineCore:
     options = {"num_slots": 4096, **options}
-    return Engine(EngineConfig(model=str(path), precision="float32", **options))
+    return EngineCore(EngineConfig(model=str(path), precision="float32", **options))
 
 
 def submit_all(driver: Driver, *, n: int = 1) -> dict[str, Outcome]:

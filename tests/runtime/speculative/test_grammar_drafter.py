@@ -7,7 +7,7 @@ from phloem.constrained.spec import GrammarSpec
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.speculative import GrammarDrafter, Price, Speculation, Want
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.speculative.oracle import Free
@@ -64,7 +64,7 @@ def test_in_an_engine_the_usual_answer_comes_true_and_no_answer_changes(tiny_mod
     spec = GrammarSpec("regex", "(yes|yeah|no|never)[a-c]{1,3};")
     said = []
     for drafts in (False, True):
-        engine = Engine(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=1024))
+        engine = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=1024))
         engine.loop.speculation = Speculation([GrammarDrafter()] if drafts else [], max_draft=6, costs=Free())
         texts = []
         for seed in range(12):

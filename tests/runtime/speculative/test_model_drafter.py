@@ -3,7 +3,7 @@
 import pytest
 from phloem.protocol.errors import InvalidParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.speculative import ModelDrafter, Speculation, StepCosts
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.models.tiny import make_tiny_model
@@ -11,8 +11,8 @@ from phloem.tests.runtime.speculative.oracle import Free
 from phloem.tests.runtime.speculative.test_equality import check_equal, made, submit_all
 
 
-def start(path, **options) -> Engine:
-    return Engine(EngineConfig(model=str(path), precision="float32", **{"num_slots": 4096, **options}))
+def start(path, **options) -> EngineCore:
+    return EngineCore(EngineConfig(model=str(path), precision="float32", **{"num_slots": 4096, **options}))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ class Cheap(Free):
         self.estimate[:] = 1.0
 
 
-def drafted_by_model_alone(engine: Engine, **options) -> Speculation:
+def drafted_by_model_alone(engine: EngineCore, **options) -> Speculation:
     assert engine.loop.speculation is not None
     (drafter,) = [d for d in engine.loop.speculation.drafters if isinstance(d, ModelDrafter)]
     engine.loop.speculation = Speculation([drafter], max_draft=6, costs=Cheap())

@@ -6,7 +6,7 @@ import torch
 from phloem.cli import main
 from phloem.protocol.errors import InvalidParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import Engine
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.speculative import EagleGuesser, ModelDrafter, Speculation, load_eagle
 from phloem.runtime.training import EagleModule, collect, train_eagle
 from phloem.tests.runtime.engine.driver import Driver
@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 TEXT = "the sap rises in the spring, the sap falls in the autumn; " * 30
 
 
-def start(path, **options) -> Engine:
-    return Engine(EngineConfig(model=str(path), precision="float32", num_slots=4096, **options))
+def start(path, **options) -> EngineCore:
+    return EngineCore(EngineConfig(model=str(path), precision="float32", num_slots=4096, **options))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_the_loaded_head_computes_what_was_trained(tiny_model_path, trained):
 @pytest.mark.parametrize("options", [{}, {"prefill_chunk": 50}, {"num_slots": 300}], ids=["plain", "chunked", "tight"])
 def test_a_head_changes_no_token(tiny_model_path, trained, options):
     path, _, said, _ = trained
-    engine = Engine(
+    engine = EngineCore(
         EngineConfig(
             model=str(tiny_model_path),
             precision="float32",
