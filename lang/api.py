@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from . import ir
 from .backend.base_backend import BaseBackend, as_backend
+from .expressions import (
+    SglExpr,
+    SglExprList,
+    SglImage,
+    SglRoleBegin,
+    SglRoleEnd,
+    SglSeparateReasoning,
+    SglVideo,
+)
 from .function import SglFunction
 from .global_config import global_config
 
@@ -26,61 +34,61 @@ def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | 
     return lambda func: SglFunction(func, num_api_spec_tokens)
 
 
-def image(expr: str | bytes) -> ir.SglExpr:
+def image(expr: str | bytes) -> SglExpr:
     """An image, by path or as bytes."""
-    return ir.SglImage(expr)
+    return SglImage(expr)
 
 
-def video(path: str, num_frames: int) -> ir.SglExpr:
+def video(path: str, num_frames: int) -> SglExpr:
     """``num_frames`` evenly spread frames of a video file."""
-    return ir.SglVideo(path, num_frames)
+    return SglVideo(path, num_frames)
 
 
-def _role(role: str, expr: ir.SglExpr | str | None) -> ir.SglExpr:
-    begin, end = ir.SglRoleBegin(role), ir.SglRoleEnd(role)
-    return ir.SglExprList((begin, end)) if expr is None else begin + expr + end
+def _role(role: str, expr: SglExpr | str | None) -> SglExpr:
+    begin, end = SglRoleBegin(role), SglRoleEnd(role)
+    return SglExprList((begin, end)) if expr is None else begin + expr + end
 
 
-def system(expr: ir.SglExpr | str | None = None) -> ir.SglExpr:
+def system(expr: SglExpr | str | None = None) -> SglExpr:
     """A system message around ``expr``."""
     return _role("system", expr)
 
 
-def user(expr: ir.SglExpr | str | None = None) -> ir.SglExpr:
+def user(expr: SglExpr | str | None = None) -> SglExpr:
     return _role("user", expr)
 
 
-def assistant(expr: ir.SglExpr | str | None = None) -> ir.SglExpr:
+def assistant(expr: SglExpr | str | None = None) -> SglExpr:
     return _role("assistant", expr)
 
 
-def system_begin() -> ir.SglExpr:
-    return ir.SglRoleBegin("system")
+def system_begin() -> SglExpr:
+    return SglRoleBegin("system")
 
 
-def system_end() -> ir.SglExpr:
-    return ir.SglRoleEnd("system")
+def system_end() -> SglExpr:
+    return SglRoleEnd("system")
 
 
-def user_begin() -> ir.SglExpr:
-    return ir.SglRoleBegin("user")
+def user_begin() -> SglExpr:
+    return SglRoleBegin("user")
 
 
-def user_end() -> ir.SglExpr:
-    return ir.SglRoleEnd("user")
+def user_end() -> SglExpr:
+    return SglRoleEnd("user")
 
 
-def assistant_begin() -> ir.SglExpr:
-    return ir.SglRoleBegin("assistant")
+def assistant_begin() -> SglExpr:
+    return SglRoleBegin("assistant")
 
 
-def assistant_end() -> ir.SglExpr:
-    return ir.SglRoleEnd("assistant")
+def assistant_end() -> SglExpr:
+    return SglRoleEnd("assistant")
 
 
-def separate_reasoning(expr: ir.SglExpr, model_type: str = "") -> ir.SglExpr:
+def separate_reasoning(expr: SglExpr, model_type: str = "") -> SglExpr:
     """``s[name]`` is the answer alone, ``s[name + "_reasoning_content"]`` what was thought before it."""
-    return ir.SglSeparateReasoning(expr, model_type)
+    return SglSeparateReasoning(expr, model_type)
 
 
 def set_default_backend(backend: Any) -> None:

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import InvalidRequest, Unsupported
 from ..protocol.sampling import MAX_LOGPROBS
-from . import ir
+from .expressions import (
+    SglExpr,
+    SglGen,
+    SglLooking,
+    as_tuple,
+)
 from .nodes import CloseNode, GenNode, JoinNode, MarkNode, RollbackNode, TextNode, TextSinceNode, TokensNode
 from .values import Leaf
 
@@ -50,7 +55,7 @@ class _Beam:
     look: Leaf
 
 
-class SglBeam(ir.SglLooking, frozen=True, eq=False):
+class SglBeam(SglLooking, frozen=True, eq=False):
     name: str | None
     width: int
     max_tokens: int | None
@@ -103,7 +108,7 @@ class SglBeam(ir.SglLooking, frozen=True, eq=False):
             "skip_special_tokens": False,
         }
         log.append(MarkNode(sequence.seq, beam.mark))
-        log.append(GenNode(sequence.seq, beam.look, ir.SglGen(self.name, params), {}, 1, False))
+        log.append(GenNode(sequence.seq, beam.look, SglGen(self.name, params), {}, 1, False))
         return beam
 
     def _continuations(self, live: list[_Beam]) -> list[tuple[_Beam, int, Hypothesis]]:
@@ -212,7 +217,7 @@ def beam(
     max_tokens: int | None = None,
     length_penalty: float = 1.0,
     stop: str | tuple[str, ...] | list[str] = (),
-) -> ir.SglExpr:
+) -> SglExpr:
     """The likeliest text that beam search finds; ``s[name]`` is it.
 
     ``width`` texts are kept at each token. Texts are compared by log-probability / length ** ``length_penalty``: 0 is
@@ -223,4 +228,4 @@ def beam(
         raise InvalidRequest(f"beam(width={width!r}): must be between 1 and {MAX_WIDTH}")
     if max_tokens is not None and max_tokens < 1:
         raise InvalidRequest(f"beam(max_tokens={max_tokens}): must be 1 or more")
-    return SglBeam(name, width, max_tokens, length_penalty, ir.as_tuple(stop))
+    return SglBeam(name, width, max_tokens, length_penalty, as_tuple(stop))

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from . import ir
 from .deciding import DecidedLeaf, seed_of
 from .decoders import Branch, DecodedLeaf, PickedLeaf
 from .distribution import DistributionLeaf
+from .expressions import SglArgument, SglExpr, sampling_of_fork
 from .function import SglFunction, resolve_backend
 from .graph import Graph
 from .nodes import (
@@ -96,7 +96,7 @@ def replay(trace: TracerProgramState, state: ProgramState, arguments: Mapping[st
     copy = _Replay(trace, state._program, arguments)
     copy.run(state._sequence)
     ret = trace.ret_value
-    state.ret_value = None if isinstance(ret, ir.SglExpr) else ret
+    state.ret_value = None if isinstance(ret, SglExpr) else ret
 
 
 class _Replay:
@@ -138,7 +138,7 @@ class _Replay:
             case GenNode():
                 program, gen = self._program, node.gen
                 overrides = gen.overrides
-                if any(isinstance(value, ir.SglArgument) for value in overrides.values()):
+                if any(isinstance(value, SglArgument) for value in overrides.values()):
                     overrides = {name: self._filled(value) for name, value in overrides.items()}
                     gen = msgspec.structs.replace(gen, overrides=overrides)
                 n = overrides.get("n") or self._filled(node.defaults.get("n")) or program.sampling.get("n", 1)
@@ -186,14 +186,14 @@ class _Replay:
         if node.defaults:
             region = {name: self._filled(value) for name, value in node.defaults.items()}
             sampling = {**sampling, **region}
-        return ir.sampling_of_fork(sampling, node.seq)
+        return sampling_of_fork(sampling, node.seq)
 
     def _filled(self, value: Any) -> Any:
-        return self._arguments[value.name] if isinstance(value, ir.SglArgument) else value
+        return self._arguments[value.name] if isinstance(value, SglArgument) else value
 
     def _text(self, name: str) -> str:
         value = self._arguments[name]
-        if isinstance(value, ir.SglExpr):
+        if isinstance(value, SglExpr):
             raise TraceError(f"argument {name!r} of a compiled program is {value!r}; give it a str")
         return value if isinstance(value, str) else str(value)
 
@@ -226,7 +226,7 @@ class _Replay:
                 return Picked(self._leaves[id(value.decision)], value.name, values)
             case Gathered():
                 return Gathered([self._value(item) for item in value.values])
-            case Constant(value=ir.SglArgument(name=name)):
+            case Constant(value=SglArgument(name=name)):
                 return Constant(self._arguments[name])
             case _:
                 return value

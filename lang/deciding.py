@@ -12,8 +12,8 @@ from collections.abc import Sequence as ListLike
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.messages import SelectMeta
-from . import ir
 from .choices import draw, token_length_normalized
+from .expressions import SglSelect
 from .meta import meta_info
 from .nodes import SelectNode, SettleNode
 from .values import Leaf
@@ -41,7 +41,7 @@ class DecidedLeaf(Leaf):
 
     __slots__ = ("__weakref__", "_expr", "_seed", "answer")
 
-    def __init__(self, lock: threading.Lock, expr: ir.SglSelect, seed: str | None) -> None:
+    def __init__(self, lock: threading.Lock, expr: SglSelect, seed: str | None) -> None:
         super().__init__(lock, expr.name)
         self._expr = expr
         self._seed = seed
@@ -49,7 +49,7 @@ class DecidedLeaf(Leaf):
 
     def again(self, lock: threading.Lock, choices: tuple[str, ...], seed: str | None) -> DecidedLeaf:
         """The same for another program."""
-        expr = ir.SglSelect(self._expr.name, choices, self._expr.temperature, self._expr.choices_method)
+        expr = SglSelect(self._expr.name, choices, self._expr.temperature, self._expr.choices_method)
         return DecidedLeaf(lock, expr, seed)
 
     def resolve(self, texts: ListLike[str], meta: Any = None) -> None:
@@ -80,7 +80,7 @@ class DecidedLeaf(Leaf):
         return decision.decision, {**info, **decision.meta_info}
 
 
-def is_decided_here(expr: ir.SglSelect) -> bool:
+def is_decided_here(expr: SglSelect) -> bool:
     """Whether the runtime has no operation for it."""
     return expr.choices_method.wire_name is None or expr.temperature > 0
 
@@ -91,7 +91,7 @@ def seed_of(sampling: Any, *place: int) -> str | None:
     return None if seed is None else f"{seed}/{place}"
 
 
-def append_decided(sequence: Sequence, expr: ir.SglSelect) -> None:
+def append_decided(sequence: Sequence, expr: SglSelect) -> None:
     """Score, and go on with what is picked."""
     program = sequence.program
     leaf = DecidedLeaf(program.lock, expr, seed_of(program.sampling, sequence.seq, len(sequence.log)))

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..protocol.errors import InvalidRequest, Unsupported
-from . import ir
 from .choices import values_of
 from .distribution import DistributionLeaf
+from .expressions import SglExpr, SglLooking, SglMacro
 from .function import SglFunction
 from .nodes import CloseNode, JoinNode, SettleNode
 from .types import ParseError
@@ -27,7 +27,7 @@ from .values import Gathered, Leaf, Picked, Span, Value
 if TYPE_CHECKING:
     from .sequence import Sequence
 
-Body = ir.SglExpr | str | Callable[[Any], Any]
+Body = SglExpr | str | Callable[[Any], Any]
 MAX_BRANCHES = 1024
 
 
@@ -158,7 +158,7 @@ class PickedLeaf(Leaf):
             self.fail(error)
 
 
-class SglDecode(ir.SglMacro, frozen=True, eq=False):
+class SglDecode(SglMacro, frozen=True, eq=False):
     """Try ``body`` in ``n`` forks; go on with the one that ``rule`` picks."""
 
     body: Any
@@ -178,7 +178,7 @@ class SglDecode(ir.SglMacro, frozen=True, eq=False):
         return f"Decode({self.body!r}, n={self.n})"
 
 
-class SglScored(ir.SglLooking, frozen=True, eq=False):
+class SglScored(SglLooking, frozen=True, eq=False):
     """The same with a rule that takes its time: ``score`` of each branch, called in the program's own thread."""
 
     body: Any
@@ -207,7 +207,7 @@ class SglScored(ir.SglLooking, frozen=True, eq=False):
         return f"best_of({self.body!r}, n={self.n}, score={getattr(self.score, '__name__', self.score)!r})"
 
 
-class SglSample(ir.SglMacro, frozen=True, eq=False):
+class SglSample(SglMacro, frozen=True, eq=False):
     """``body`` in ``n`` forks; every variable is a list, the text goes on with the first."""
 
     body: Any
@@ -255,7 +255,7 @@ def _try(
 
 
 def _write(child: Sequence, body: Body) -> None:
-    if isinstance(body, ir.SglExpr | str):
+    if isinstance(body, SglExpr | str):
         child.append(body)
         return
     state = child.program.state_of(child)
@@ -263,7 +263,7 @@ def _write(child: Sequence, body: Body) -> None:
     if inspect.iscoroutine(said):
         said.close()
         raise InvalidRequest("the body of a decoder was an async function; give an expression or a plain function")
-    if isinstance(said, ir.SglExpr | str):
+    if isinstance(said, SglExpr | str):
         child.append(said)
 
 
@@ -325,7 +325,7 @@ class Vote:
 # -- the words --------------------------------------------------------------------------------------------------------
 
 
-def sample(body: Body, n: int) -> ir.SglExpr:
+def sample(body: Body, n: int) -> SglExpr:
     """``body`` written ``n`` times over, at once. Every variable it sets is a list; the text goes on with the first.
 
     ``body``: an expression, a function that is given a state to write on, or a whole program with its arguments bound
@@ -334,7 +334,7 @@ def sample(body: Body, n: int) -> ir.SglExpr:
     return SglSample(_checked("sample", body, n), n)
 
 
-def best_of(body: Body, n: int, *, score: Callable[[Branch], Any] | None = None, name: str | None = None) -> ir.SglExpr:
+def best_of(body: Body, n: int, *, score: Callable[[Branch], Any] | None = None, name: str | None = None) -> SglExpr:
     """``body`` written ``n`` times over; the text and its variables go on with the best.
 
     Best is what the model finds likeliest (mean log-probability of its tokens), or has the highest ``score(branch)``:
@@ -350,9 +350,7 @@ def best_of(body: Body, n: int, *, score: Callable[[Branch], Any] | None = None,
     return SglDecode(checked, n, _logprob_rule, name, needs_logprobs=True)
 
 
-def vote(
-    body: Body, n: int, *, on: str, key: Callable[[Any], Any] | None = None, name: str | None = None
-) -> ir.SglExpr:
+def vote(body: Body, n: int, *, on: str, key: Callable[[Any], Any] | None = None, name: str | None = None) -> SglExpr:
     """``body`` written ``n`` times over; the text goes on with the first whose ``on`` most agree with.
 
     Self-consistency (Wang et al., 2023): many reasonings, one vote on the answer. ``key(value)`` is what is compared:
@@ -367,6 +365,6 @@ def vote(
 def _checked(word: str, body: Any, n: Any) -> Any:
     if not isinstance(n, int) or not 1 <= n <= MAX_BRANCHES:
         raise InvalidRequest(f"{word}(n={n!r}): must be between 1 and {MAX_BRANCHES:,}")
-    if not isinstance(body, ir.SglExpr | str) and not callable(body):
+    if not isinstance(body, SglExpr | str) and not callable(body):
         raise InvalidRequest(f"{word}({body!r}): must be an expression, or a function that is given a state")
     return body

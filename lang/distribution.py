@@ -12,8 +12,8 @@ from collections.abc import Sequence as ListLike
 from typing import Any
 
 from ..protocol.errors import InvalidRequest, Unsupported
-from . import ir
 from .choices import token_length_normalized, values_of
+from .expressions import SglMacro
 from .nodes import SelectNode
 from .values import Leaf
 
@@ -111,7 +111,7 @@ def _softmax(scores: Mapping[str, float]) -> dict[str, float]:
     return {choice: weight / total for choice, weight in weights.items()}
 
 
-class SglDistribution(ir.SglMacro, frozen=True, eq=False):
+class SglDistribution(SglMacro, frozen=True, eq=False):
     """Score the choices here."""
 
     name: str

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.errors import InvalidRequest
 from ..protocol.messages import ProgramSettings
 from .backend.base_backend import BaseBackend, as_backend
+from .expressions import SAMPLING_NAMES, SglArgument, sampling_overrides
 from .global_config import global_config
-from .ir import SAMPLING_NAMES, SglArgument, sampling_overrides
 from .program import Program
 from .state import ProgramState
 

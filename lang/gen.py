@@ -13,7 +13,7 @@ from typing import Any
 
 from ..constrained.spec import GrammarSpec
 from ..protocol.errors import InvalidRequest
-from . import ir
+from . import expressions as ir
 from .choices import ChoicesSamplingMethod
 from .grammar import Grammar
 from .select import select

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from . import ir
+from .expressions import SglExpr
 from .nodes import (
     CloseNode,
     DefaultSystemNode,
@@ -174,7 +174,7 @@ def _lead(drafts: list[tuple[int, str, str, list[int]]], rows: dict[int, int], l
 
 
 def _details(node: GenNode) -> str:
-    given = [f"{name}={value!r}" for name, value in node.gen.overrides.items() if not isinstance(value, ir.SglExpr)]
+    given = [f"{name}={value!r}" for name, value in node.gen.overrides.items() if not isinstance(value, SglExpr)]
     if node.gen.grammar is not None:
         given.append(node.gen.grammar.kind)
     return f" ({', '.join(given)})" if given else ""

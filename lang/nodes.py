@@ -10,7 +10,7 @@ import msgspec
 
 from ..protocol.ops import JoinMode
 from .choices import ChoicesSamplingMethod
-from .ir import SglGen
+from .expressions import SglGen
 from .values import Leaf
 
 

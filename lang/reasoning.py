@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..protocol.errors import InvalidRequest
-from .ir import SglGen, SglSeparateReasoning
+from .expressions import SglGen, SglSeparateReasoning
 from .nodes import CloseNode, ForkNode, GenNode, SettleNode
 from .values import Leaf
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..protocol.errors import InvalidRequest
-from . import ir
 from .choices import ChoicesSamplingMethod, token_length_normalized
 from .distribution import SglDistribution
+from .expressions import SglArgument, SglExpr, SglSelect
 
 
 def select(
@@ -16,7 +16,7 @@ def select(
     choices: Sequence[str] | None = None,
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod | None = None,
-) -> ir.SglExpr:
+) -> SglExpr:
     """The likeliest of ``choices`` goes here; ``s[name]`` will be it.
 
     ``temperature > 0`` draws one instead, with probabilities softmax(score / temperature) over the method's scores.
@@ -26,7 +26,7 @@ def select(
     method = choices_method or token_length_normalized
     if temperature:
         _check_draw(name, temperature, method)
-    return ir.SglSelect(name, tuple(choices), temperature, method)
+    return SglSelect(name, tuple(choices), temperature, method)
 
 
 def distribution(
@@ -35,7 +35,7 @@ def distribution(
     *,
     prior: Mapping[str, float] | None = None,
     temperature: float = 1.0,
-) -> ir.SglExpr:
+) -> SglExpr:
     """How likely each of ``choices`` is here: ``s[name]`` is a ``Distribution``, and nothing is appended.
 
     A choice's probability is that of its text, so a choice that another one begins with takes that one's share: end
@@ -65,4 +65,4 @@ def _check_draw(name: str | None, temperature: Any, method: ChoicesSamplingMetho
 
 
 def _is_choice(choice: object) -> bool:
-    return choice != "" if isinstance(choice, str) else isinstance(choice, ir.SglArgument)
+    return choice != "" if isinstance(choice, str) else isinstance(choice, SglArgument)

@@ -15,8 +15,28 @@ import msgspec
 
 from ..protocol.errors import InvalidRequest, PhloemError
 from ..protocol.ops import JoinMode
-from . import ir
 from .deciding import append_decided, is_decided_here
+from .expressions import (
+    SglArgument,
+    SglCommitLazy,
+    SglConstantText,
+    SglExpr,
+    SglExprList,
+    SglGen,
+    SglImage,
+    SglLooking,
+    SglMacro,
+    SglRoleBegin,
+    SglRoleEnd,
+    SglSelect,
+    SglSeparateReasoning,
+    SglVariable,
+    SglVariables,
+    SglVarScopeBegin,
+    SglVarScopeEnd,
+    SglVideo,
+    sampling_of_fork,
+)
 from .nodes import (
     CloseNode,
     DefaultSystemNode,
@@ -116,7 +136,7 @@ class Sequence:
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
-    def append(self, expr: ir.SglExpr | str) -> None:
+    def append(self, expr: SglExpr | str) -> None:
         if self.is_closed:
             raise InvalidRequest(
                 "nothing can be appended here any more: "
@@ -136,22 +156,22 @@ class Sequence:
             self.pieces.append(text)
             self.log.append(TextNode(self.seq, text))
 
-    def _append_constant(self, expr: ir.SglConstantText) -> None:
+    def _append_constant(self, expr: SglConstantText) -> None:
         self._append_str(expr.value)
 
-    def _append_list(self, expr: ir.SglExprList) -> None:
+    def _append_list(self, expr: SglExprList) -> None:
         for part in expr.expr_list:
             append = _appender(part)
             assert append is not None, part
             append(self, part)
 
-    def _append_gen(self, expr: ir.SglGen) -> None:
+    def _append_gen(self, expr: SglGen) -> None:
         program = self.program
         if expr.retries:
             program.allow_looking(expr)
             program.follow(self._gen_checked(expr))
             return
-        defaults, overrides = ir.sampling_of_fork(self.sampling, self.seq), expr.overrides
+        defaults, overrides = sampling_of_fork(self.sampling, self.seq), expr.overrides
         n = overrides.get("n") or defaults.get("n", 1)
         leaf = Leaf(program.lock, expr.name, n=n, parse=expr.parse)
         self.pieces.append(leaf)
@@ -164,11 +184,11 @@ class Sequence:
 
     def steps_of(self, expr: object) -> Generator[Any, Any, None] | None:
         """Of what looks at values as it is appended; None for what does not."""
-        if isinstance(expr, ir.SglLooking):
+        if isinstance(expr, SglLooking):
             return expr.steps(self)
-        return self._gen_checked(expr) if isinstance(expr, ir.SglGen) and expr.retries else None
+        return self._gen_checked(expr) if isinstance(expr, SglGen) and expr.retries else None
 
-    def _gen_checked(self, expr: ir.SglGen) -> Generator[list[Leaf], None, None]:
+    def _gen_checked(self, expr: SglGen) -> Generator[list[Leaf], None, None]:
         """Generate, look, and go back to generate again while the value is wrong and tries are left.
 
         Again means warmer and with another seed: a greedy generation would only repeat itself.
@@ -199,7 +219,7 @@ class Sequence:
             }
             once = msgspec.structs.replace(once, overrides={**expr.overrides, **warmer})
 
-    def _append_select(self, expr: ir.SglSelect) -> None:
+    def _append_select(self, expr: SglSelect) -> None:
         program = self.program
         if is_decided_here(expr) and not program.session.decides_custom_choices:
             append_decided(self, expr)
@@ -210,15 +230,15 @@ class Sequence:
         self.pieces.append(leaf)
         self.log.append(SelectNode(self.seq, leaf, expr.choices, expr.choices_method, expr.temperature))
 
-    def _append_argument(self, expr: ir.SglArgument) -> None:
+    def _append_argument(self, expr: SglArgument) -> None:
         self.pieces.append(Hole(expr.name))
         self.log.append(HoleNode(self.seq, expr.name))
 
-    def _append_variable(self, expr: ir.SglVariable) -> None:
+    def _append_variable(self, expr: SglVariable) -> None:
         source = expr.source
         self.paste(source() if callable(source) else source, sep=expr.sep)
 
-    def _append_variables(self, expr: ir.SglVariables) -> None:
+    def _append_variables(self, expr: SglVariables) -> None:
         for item in expr.items:
             self._append_variable(item)
 
@@ -260,7 +280,7 @@ class Sequence:
             case _:
                 self._append_str(value.text())
 
-    def _append_role_begin(self, expr: ir.SglRoleBegin) -> None:
+    def _append_role_begin(self, expr: SglRoleBegin) -> None:
         if self.role is not None:
             raise InvalidRequest(
                 f"role {expr.role!r} begins inside the open role {self.role!r}; roles do not nest: "
@@ -282,7 +302,7 @@ class Sequence:
         self.role_start = len(self.pieces)
         self.images = ()
 
-    def _append_role_end(self, expr: ir.SglRoleEnd) -> None:
+    def _append_role_end(self, expr: SglRoleEnd) -> None:
         if self.role != expr.role:
             open_role = "no role is open" if self.role is None else f"the open role is {self.role!r}"
             raise InvalidRequest(f"role {expr.role!r} ends, but {open_role}; begin it first")
@@ -299,23 +319,23 @@ class Sequence:
         """The messages' roles: all that a template's role text may depend on before the values are known."""
         return [{"role": message.role, "content": ""} for message in self.messages]
 
-    def _append_scope_begin(self, expr: ir.SglVarScopeBegin) -> None:
+    def _append_scope_begin(self, expr: SglVarScopeBegin) -> None:
         if self.scopes is None:
             self.scopes = {}
         self.scopes[expr.name] = len(self.pieces)
 
-    def _append_scope_end(self, expr: ir.SglVarScopeEnd) -> None:
+    def _append_scope_end(self, expr: SglVarScopeEnd) -> None:
         start = self.scopes.pop(expr.name, None) if self.scopes else None
         if start is None:
             raise InvalidRequest(f"var_scope {expr.name!r} ends, but it was not begun")
         self.bind(expr.name, Span(self.pieces[start:]))
 
-    def _append_image(self, expr: ir.SglImage) -> None:
+    def _append_image(self, expr: SglImage) -> None:
         from .images import data_url, load_image
 
         self._append_frame(load_image(expr.path), data_url)
 
-    def _append_video(self, expr: ir.SglVideo) -> None:
+    def _append_video(self, expr: SglVideo) -> None:
         from .images import data_url, load_frames
 
         for frame in load_frames(expr.path, expr.num_frames):
@@ -325,15 +345,15 @@ class Sequence:
         self.images += (data_url(data),)
         self.log.append(ImageNode(self.seq, hashlib.sha256(data).hexdigest(), data))
 
-    def _append_reasoning(self, expr: ir.SglSeparateReasoning) -> None:
+    def _append_reasoning(self, expr: SglSeparateReasoning) -> None:
         from .reasoning import append_separated
 
         append_separated(self, expr)
 
-    def _append_macro(self, expr: ir.SglMacro) -> None:
+    def _append_macro(self, expr: SglMacro) -> None:
         expr.append_to(self)
 
-    def _append_commit(self, expr: ir.SglCommitLazy) -> None:
+    def _append_commit(self, expr: SglCommitLazy) -> None:
         self.program.flush()
 
     # -- variables ----------------------------------------------------------------------------------------------------
@@ -397,24 +417,24 @@ class Sequence:
 
 _APPENDERS: dict[type, Any] = {
     str: Sequence._append_str,
-    ir.SglConstantText: Sequence._append_constant,
-    ir.SglExprList: Sequence._append_list,
-    ir.SglGen: Sequence._append_gen,
-    ir.SglSelect: Sequence._append_select,
-    ir.SglArgument: Sequence._append_argument,
-    ir.SglVariable: Sequence._append_variable,
-    ir.SglVariables: Sequence._append_variables,
-    ir.SglRoleBegin: Sequence._append_role_begin,
-    ir.SglRoleEnd: Sequence._append_role_end,
-    ir.SglVarScopeBegin: Sequence._append_scope_begin,
-    ir.SglVarScopeEnd: Sequence._append_scope_end,
-    ir.SglImage: Sequence._append_image,
-    ir.SglVideo: Sequence._append_video,
-    ir.SglSeparateReasoning: Sequence._append_reasoning,
-    ir.SglCommitLazy: Sequence._append_commit,
+    SglConstantText: Sequence._append_constant,
+    SglExprList: Sequence._append_list,
+    SglGen: Sequence._append_gen,
+    SglSelect: Sequence._append_select,
+    SglArgument: Sequence._append_argument,
+    SglVariable: Sequence._append_variable,
+    SglVariables: Sequence._append_variables,
+    SglRoleBegin: Sequence._append_role_begin,
+    SglRoleEnd: Sequence._append_role_end,
+    SglVarScopeBegin: Sequence._append_scope_begin,
+    SglVarScopeEnd: Sequence._append_scope_end,
+    SglImage: Sequence._append_image,
+    SglVideo: Sequence._append_video,
+    SglSeparateReasoning: Sequence._append_reasoning,
+    SglCommitLazy: Sequence._append_commit,
 }
 
 
 def _appender(expr: object) -> Any:
     found = _APPENDERS.get(type(expr))
-    return Sequence._append_macro if found is None and isinstance(expr, ir.SglMacro) else found
+    return Sequence._append_macro if found is None and isinstance(expr, SglMacro) else found

@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ..protocol.errors import InvalidRequest
 from ..protocol.ops import JoinMode
-from . import ir
+from .expressions import (
+    SAMPLING_NAMES,
+    SglConstantText,
+    SglExpr,
+    SglExprList,
+    SglRoleBegin,
+    SglRoleEnd,
+    SglVariable,
+    SglVariables,
+    SglVarScopeBegin,
+    SglVarScopeEnd,
+    sampling_overrides,
+)
 from .program import Program
 from .sequence import Sequence
 from .values import Candidate, Gathered, Leaf, Picked, Span, Value
@@ -38,17 +50,17 @@ class ProgramState:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def __iadd__(self, other: ir.SglExpr | str) -> ProgramState:
+    def __iadd__(self, other: SglExpr | str) -> ProgramState:
         if other is None:
             raise InvalidRequest("s += None: there is nothing to append; did a function forget to return its text?")
         self._sequence.append(other)
         return self
 
-    async def append_async(self, expr: ir.SglExpr | str) -> None:
+    async def append_async(self, expr: SglExpr | str) -> None:
         """``s += expr`` of an async program, for what looks at its values: ``gen(retries=...)``, ``beam(...)``."""
         if expr is None:
             self += expr
-        for part in expr.expr_list if isinstance(expr, ir.SglExprList) else (expr,):
+        for part in expr.expr_list if isinstance(expr, SglExprList) else (expr,):
             if (steps := self._sequence.steps_of(part)) is None:
                 self._sequence.append(part)
             else:
@@ -60,38 +72,38 @@ class ProgramState:
     def set_var(self, name: str, value: Any) -> None:
         self._sequence.set(name, value)
 
-    def _role(self, role: str, expr: ir.SglExpr | str | None) -> Any:
+    def _role(self, role: str, expr: SglExpr | str | None) -> Any:
         if expr is None:
             return self._role_block(role)
-        parts = expr if isinstance(expr, ir.SglExpr) else ir.SglConstantText(expr)
-        self._sequence.append(ir.SglExprList((ir.SglRoleBegin(role), parts, ir.SglRoleEnd(role))))
+        parts = expr if isinstance(expr, SglExpr) else SglConstantText(expr)
+        self._sequence.append(SglExprList((SglRoleBegin(role), parts, SglRoleEnd(role))))
         return None
 
     @contextmanager
     def _role_block(self, role: str) -> Iterator[None]:
-        self._sequence.append(ir.SglRoleBegin(role))
+        self._sequence.append(SglRoleBegin(role))
         try:
             yield
         finally:
             if self._sequence.role == role and not self._sequence.is_closed:
-                self._sequence.append(ir.SglRoleEnd(role))
+                self._sequence.append(SglRoleEnd(role))
 
-    def system(self, expr: ir.SglExpr | str | None = None) -> Any:
+    def system(self, expr: SglExpr | str | None = None) -> Any:
         """``s.system("...")``, or ``with s.system():`` around what the message is made of."""
         return self._role("system", expr)
 
-    def user(self, expr: ir.SglExpr | str | None = None) -> Any:
+    def user(self, expr: SglExpr | str | None = None) -> Any:
         return self._role("user", expr)
 
-    def assistant(self, expr: ir.SglExpr | str | None = None) -> Any:
+    def assistant(self, expr: SglExpr | str | None = None) -> Any:
         return self._role("assistant", expr)
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
         """``s[name]`` becomes all text appended inside the block."""
-        self._sequence.append(ir.SglVarScopeBegin(name))
+        self._sequence.append(SglVarScopeBegin(name))
         yield
-        self._sequence.append(ir.SglVarScopeEnd(name))
+        self._sequence.append(SglVarScopeEnd(name))
 
     def fork(self, size: int = 1, position_ids_offset: ListLike[int] | None = None) -> ProgramStateGroup:
         """``size`` states that go on from here, each on its own; they share what was computed so far."""
@@ -115,14 +127,14 @@ class ProgramState:
         ``with s.sampling(temperature=0.0, top_p=0.9): ...``
         """
         sequence = self._sequence
-        unknown = [name for name in parameters if name not in ir.SAMPLING_NAMES]
+        unknown = [name for name in parameters if name not in SAMPLING_NAMES]
         if unknown:
-            known = ", ".join(sorted(ir.SAMPLING_NAMES))
+            known = ", ".join(sorted(SAMPLING_NAMES))
             raise InvalidRequest(f"s.sampling({unknown[0]}=...): there is no such parameter; there are {known}")
         if "seed" in parameters:
             raise InvalidRequest("s.sampling(seed=...): a seed belongs to a whole run, run(seed=...), or to one gen")
         outside = sequence.sampling
-        sequence.sampling = {**outside, **ir.sampling_overrides(parameters)}
+        sequence.sampling = {**outside, **sampling_overrides(parameters)}
         try:
             yield
         finally:
@@ -163,14 +175,14 @@ class ProgramState:
         self._program.wait_body()
         return name in self._sequence.variables
 
-    def ref(self, name: str, index: int = 0, *, sep: str = "") -> ir.SglVariable:
+    def ref(self, name: str, index: int = 0, *, sep: str = "") -> SglVariable:
         """The variable's text, to be appended before it exists: ``s += "..." + s.ref("x")`` does not wait.
 
         ``index`` picks a candidate of a gen with ``n > 1``; ``sep`` stands between the values of a joined variable.
         """
         if name not in self._sequence.variables:  # made by what stands before it in the same expression
-            return ir.SglVariable(name, lambda: self._pick(name, index), sep)
-        return ir.SglVariable(name, self._pick(name, index), sep)
+            return SglVariable(name, lambda: self._pick(name, index), sep)
+        return SglVariable(name, self._pick(name, index), sep)
 
     def _pick(self, name: str, index: int) -> Value:
         value: Value = self._sequence.value(name)
@@ -403,9 +415,9 @@ class ProgramStateGroup:
             raise InvalidRequest("these states were not made by fork(), so there is nothing to join them to")
         self.src_state._sequence.join([state._sequence for state in self.states], mode)
 
-    def ref(self, name: str) -> ir.SglVariables:
+    def ref(self, name: str) -> SglVariables:
         """Each fork's variable, to be appended to any state of the program before it exists."""
-        return ir.SglVariables(tuple([state.ref(name) for state in self.states]))
+        return SglVariables(tuple([state.ref(name) for state in self.states]))
 
     def __getitem__(self, index: int) -> ProgramState:
         return self.states[index]
@@ -420,10 +432,8 @@ class ProgramStateGroup:
     def __iter__(self) -> Iterator[ProgramState]:
         return iter(self.states)
 
-    def __iadd__(
-        self, other: ir.SglExpr | ListLike[ir.SglExpr | str] | Callable[[int], ir.SglExpr | str]
-    ) -> ProgramStateGroup:
-        if isinstance(other, ir.SglExpr):
+    def __iadd__(self, other: SglExpr | ListLike[SglExpr | str] | Callable[[int], SglExpr | str]) -> ProgramStateGroup:
+        if isinstance(other, SglExpr):
             for state in self.states:
                 state += other
         elif isinstance(other, list | tuple):

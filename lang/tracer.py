@@ -11,7 +11,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from . import ir
+from .expressions import (
+    SglConstantText,
+    SglExpr,
+    SglExprList,
+    SglVariable,
+    TraceError,
+)
 from .nodes import DefaultSystemNode, Leading, Node, RoleNode, TextNode
 from .program import Program, Session
 from .sequence import Sequence
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
 
 MIN_PREFIX_CHARS = 64  # a shorter common prefix is not worth a request of its own
 
-TraceError = ir.TraceError
 _tracing: ContextVar[TracerProgramState | None] = ContextVar("phloem_tracing", default=None)
 
 
@@ -62,7 +67,7 @@ class TraceProgram(Program):
     def __init__(self, backend: BaseBackend) -> None:
         super().__init__(backend)
         self.session = TraceSession(self.session)
-        self.exprs: list[tuple[int, ir.SglExpr]] = []
+        self.exprs: list[tuple[int, SglExpr]] = []
 
     def wait_leaves(self, leaves: Any, timeout_s: float | None = None) -> None:
         for leaf in leaves:
@@ -83,10 +88,10 @@ class TraceProgram(Program):
 class TracerProgramState(ProgramState):
     """``s`` while a body is traced: a value that is read is a reference to it."""
 
-    def __iadd__(self, other: ir.SglExpr | str) -> ProgramState:
+    def __iadd__(self, other: SglExpr | str) -> ProgramState:
         super().__iadd__(other)
-        expr = other if isinstance(other, ir.SglExpr) else ir.SglConstantText(other)
-        parts = expr.expr_list if isinstance(expr, ir.SglExprList) else (expr,)
+        expr = other if isinstance(other, SglExpr) else SglConstantText(other)
+        parts = expr.expr_list if isinstance(expr, SglExprList) else (expr,)
         program = self._program
         assert isinstance(program, TraceProgram)
         program.exprs += [(self._sequence.seq, part) for part in parts]
@@ -96,10 +101,10 @@ class TracerProgramState(ProgramState):
         value = self._sequence.value(name)
         if not list(value.leaves()) and not isinstance(value, Span):
             return value.read()
-        return self.ref(name) if name is not None else ir.SglVariable("None", value)
+        return self.ref(name) if name is not None else SglVariable("None", value)
 
     def text(self, *, partial: bool = False) -> Any:
-        return ir.SglVariable("text()", Span(tuple(self._sequence.pieces)))
+        return SglVariable("text()", Span(tuple(self._sequence.pieces)))
 
     def fork(self, size: int = 1, position_ids_offset: Any = None) -> Any:
         group = super().fork(size, position_ids_offset)
@@ -107,15 +112,15 @@ class TracerProgramState(ProgramState):
         return group
 
     @property
-    def variables(self) -> dict[str | None, ir.SglVariable]:
-        return {name: ir.SglVariable(str(name), value) for name, value in self._sequence.variables.items()}
+    def variables(self) -> dict[str | None, SglVariable]:
+        return {name: SglVariable(str(name), value) for name, value in self._sequence.variables.items()}
 
-    def flatten_nodes(self) -> list[ir.SglExpr]:
+    def flatten_nodes(self) -> list[SglExpr]:
         """Every expression, in the order in which the body gave them."""
         return [expr for _, expr in self._exprs]
 
     @property
-    def _exprs(self) -> list[tuple[int, ir.SglExpr]]:
+    def _exprs(self) -> list[tuple[int, SglExpr]]:
         program = self._program
         assert isinstance(program, TraceProgram)
         return program.exprs

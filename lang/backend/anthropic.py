@@ -7,7 +7,7 @@ from typing import Any
 
 from ...protocol.errors import Unsupported
 from ..chat_template import get_chat_template
-from ..ir import SglSamplingParams
+from ..expressions import SglSamplingParams
 from .base_backend import BaseBackend
 from .chat_api import chat_messages, with_dtype
 from .executor import StreamExecutor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.errors import Unsupported
 from ..chat_template import ChatTemplate, get_chat_template
 from ..choices import ChoicesDecision, ChoicesSamplingMethod
-from ..ir import SglSamplingParams
+from ..expressions import SglSamplingParams
 from ..nodes import Leading
 
 if TYPE_CHECKING:

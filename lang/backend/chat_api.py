@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from ...protocol.errors import InvalidRequest
-from ..ir import REGEX_OF_DTYPE, SglSamplingParams
+from ..expressions import REGEX_OF_DTYPE, SglSamplingParams
 from ..types import ParseError
 from .executor import StreamExecutor
 

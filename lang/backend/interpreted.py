@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...protocol.errors import Cancelled, DeadlineExceeded, DependencyFailed, PhloemError, Unsupported
 from ..chat_template import ChatTemplate
+from ..expressions import SglSamplingParams, to_sgl_params
 from ..images import data_url
-from ..ir import SglSamplingParams, to_sgl_params
 from ..nodes import (
     CloseNode,
     DefaultSystemNode,

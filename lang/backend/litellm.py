@@ -7,7 +7,7 @@ from typing import Any
 
 from ...protocol.errors import Unsupported
 from ..chat_template import ChatTemplate, get_chat_template_by_model_path
-from ..ir import SglSamplingParams
+from ..expressions import SglSamplingParams
 from .base_backend import BaseBackend
 from .chat_api import chat_messages, with_dtype
 from .executor import StreamExecutor

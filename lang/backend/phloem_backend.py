@@ -35,7 +35,7 @@ from ...protocol.messages import (
     RuntimeMessage,
     Submit,
 )
-from ..ir import SglGen, merge_sampling
+from ..expressions import SglGen, merge_sampling
 from ..nodes import (
     CloseNode,
     DefaultSystemNode,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from ...protocol.errors import InvalidRequest, PhloemError
-from ..ir import SglSamplingParams
+from ..expressions import SglSamplingParams
 from ..nodes import GenNode, Node, RoleNode, TextNode
 from ..values import Leaf
 

@@ -14,7 +14,14 @@ import msgspec
 
 from ...protocol.errors import InvalidRequest
 from ...protocol.tool_format import ToolFormat
-from .. import ir
+from ..expressions import (
+    SglConstantText,
+    SglExprList,
+    SglGen,
+    SglMacro,
+    SglRoleBegin,
+    SglRoleEnd,
+)
 from .calls import ToolCall, ToolCalls, ToolResult, read_calls
 from .tool import Tool, as_tools
 
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
     from ..state import ProgramState
 
 
-class SglToolPrompt(ir.SglMacro, frozen=True, eq=False):
+class SglToolPrompt(SglMacro, frozen=True, eq=False):
     """What the model is told of its tools, in its own way."""
 
     tools: tuple[Tool, ...]
@@ -37,10 +44,10 @@ class SglToolPrompt(ir.SglMacro, frozen=True, eq=False):
         return f"Tools({', '.join(tool.name for tool in self.tools)})"
 
 
-class SglToolGen(ir.SglMacro, frozen=True, eq=False):
+class SglToolGen(SglMacro, frozen=True, eq=False):
     """A generation in which ``tools`` may be called."""
 
-    gen: ir.SglGen
+    gen: SglGen
     tools: tuple[Tool, ...]
     choice: str
     parallel: bool
@@ -80,7 +87,7 @@ def append_results(state: ProgramState, results: Sequence[ToolResult]) -> None:
     format = state._sequence.program.session.tool_format()
     role = format.template.result_role
     for content in format.result_turns([result.text for result in results]):
-        state += ir.SglRoleBegin(role) + content + ir.SglRoleEnd(role)
+        state += SglRoleBegin(role) + content + SglRoleEnd(role)
 
 
 def _calls(value: Any, name: str) -> ToolCalls:
@@ -230,4 +237,4 @@ def begin_conversation(s: ProgramState, tools: Iterable[Any], system: str = "") 
     """The system message: ``system``, then what the model has to know of its tools."""
     checked = as_tools(tools)
     if system or checked:
-        s.system(ir.SglExprList((ir.SglConstantText(system), SglToolPrompt(checked))))
+        s.system(SglExprList((SglConstantText(system), SglToolPrompt(checked))))

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from phloem import assistant, function, gen, select, system, user
 from phloem.lang.backend.base_backend import BaseBackend
-from phloem.lang.ir import TraceError
+from phloem.lang.expressions import TraceError
 from phloem.protocol import errors, ops
 from phloem.tests.lang.fakes import echo
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 from phloem import assistant, function, gen, gen_int, global_config, system, user
-from phloem.lang.ir import SglArgument, SglVariable
+from phloem.lang.expressions import SglArgument, SglVariable
 from phloem.protocol import errors
 from phloem.protocol.ops import Gen
 from phloem.tests.lang.fakes import Fake, run, says

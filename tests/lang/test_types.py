@@ -10,8 +10,8 @@ from typing import Annotated, Literal, TypedDict
 import phloem
 import pytest
 from phloem import function, gen
+from phloem.lang.expressions import to_sgl_params
 from phloem.lang.grammar import integer, one_of, regex, text, words
-from phloem.lang.ir import to_sgl_params
 from phloem.lang.number_patterns import integer_pattern
 from phloem.lang.types import ParseError, typed_text
 from phloem.protocol import errors, ops

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from phloem import RuntimeEndpoint, assistant, function, gen, image, select, user
-from phloem.lang.ir import TraceError
+from phloem.lang.expressions import TraceError
 from phloem.lang.sequence import UnknownVariable
 from phloem.protocol import errors
 

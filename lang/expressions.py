@@ -1,0 +1,382 @@
+"""What a program is written in: frozen expressions that add up with ``+``, and the sampling they ask for.
+
+Never runs anything: an expression says what to append, ``program.Program`` appends it.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ..constrained.spec import GrammarSpec
+from ..protocol.errors import InvalidRequest
+from ..protocol.sampling import SamplingParams
+from .choices import ChoicesSamplingMethod, token_length_normalized
+from .grammar import Grammar
+from .sampling_params import SglSamplingParams
+from .types import Ending
+
+REGEX_INT = r"[-+]?[0-9]+[ \n]*"
+REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
+REGEX_BOOL = r"(True|False)"
+REGEX_STR = r"\"[\w\d\s]*\""
+REGEX_OF_DTYPE: dict[Any, str] = {
+    int: REGEX_INT,
+    "int": REGEX_INT,
+    float: REGEX_FLOAT,
+    "float": REGEX_FLOAT,
+    bool: REGEX_BOOL,
+    "bool": REGEX_BOOL,
+    str: REGEX_STR,
+    "str": REGEX_STR,
+}
+NUMBER_STOPS = (" ", "\n")  # a number of a ``dtype`` ends at a blank, which is not part of it
+
+
+class TraceError(InvalidRequest, TypeError):
+    """A program looked at what is not known yet."""
+
+
+# -- expressions ------------------------------------------------------------------------------------------------------
+
+
+class SglExpr(msgspec.Struct, frozen=True, eq=False):
+    """Something to append to a program's text."""
+
+    def __add__(self, other: "SglExpr | str") -> "SglExprList":
+        parts = _parts(other)
+        return NotImplemented if parts is None else SglExprList((*(_parts(self) or ()), *parts))
+
+    def __format__(self, spec: str) -> str:
+        raise TraceError(f'{self!r} cannot go into an f-string, where it would be lost: write "..." + gen(...) + "..."')
+
+    def __radd__(self, other: "SglExpr | str") -> "SglExprList":
+        parts = _parts(other)
+        return NotImplemented if parts is None else SglExprList((*parts, *(_parts(self) or ())))
+
+
+class SglMacro(SglExpr, frozen=True, eq=False):
+    """Something that becomes other expressions once it is appended, when the backend is known."""
+
+    def append_to(self, sequence: Any) -> None:
+        raise NotImplementedError
+
+
+class SglLooking(SglMacro, frozen=True, eq=False):
+    """A macro that looks at values on its way. ``steps`` yields what it has to know before it goes on: leaves, or
+    something to be awaited, whose result is sent back."""
+
+    def steps(self, sequence: Any) -> Generator[Any, Any, None]:
+        raise NotImplementedError
+
+    def append_to(self, sequence: Any) -> None:
+        sequence.program.allow_looking(self)
+        sequence.program.follow(self.steps(sequence))
+
+
+def _parts(value: object) -> tuple["SglExpr", ...] | None:
+    if isinstance(value, SglExprList):
+        return value.expr_list
+    if isinstance(value, SglExpr):
+        return (value,)
+    return (SglConstantText(value),) if isinstance(value, str) else None
+
+
+class SglExprList(SglExpr, frozen=True, eq=False):
+    expr_list: tuple[SglExpr, ...]
+
+    def __repr__(self) -> str:
+        return f"ExprList({list(self.expr_list)})"
+
+
+class SglConstantText(SglExpr, frozen=True, eq=False, gc=False):
+    value: str
+
+    def __repr__(self) -> str:
+        return f"Constant({self.value!r})"
+
+
+class SglGen(SglExpr, frozen=True, eq=False, gc=False):
+    """Generate. ``overrides`` are this gen's own, under the names of ``SamplingParams`` (and ``n``, ``dtype``)."""
+
+    name: str | None = None
+    overrides: dict[str, Any] = {}
+    grammar: GrammarSpec | None = None
+    parse: Callable[[str], Any] | None = None
+    retries: int = 0
+    captures: Grammar | None = None
+    ending: Ending | None = None
+
+    def free_ended(self) -> tuple[GrammarSpec | None, tuple[str, ...]]:
+        """The grammar, and patterns that end the text before them: a number ends where the model stops writing it."""
+        if self.ending is None or self.grammar is None:
+            return self.grammar, ()
+        return replace(self.grammar, text=f"({self.grammar.text}){self.ending.rest}"), (self.ending.pattern,)
+
+    @property
+    def sampling_params(self) -> SglSamplingParams:
+        return to_sgl_params({}, self)
+
+    def __repr__(self) -> str:
+        return f"Gen({self.name!r})"
+
+
+class SglSelect(SglExpr, frozen=True, eq=False, gc=False):
+    name: str | None
+    choices: tuple[str, ...]
+    temperature: float = 0.0
+    choices_method: ChoicesSamplingMethod = token_length_normalized
+
+    def __repr__(self) -> str:
+        return f"Select({self.name!r}, choices={list(self.choices)})"
+
+
+class SglImage(SglExpr, frozen=True, eq=False, gc=False):
+    path: str | bytes
+
+    def __repr__(self) -> str:
+        return f"Image({self.path if isinstance(self.path, str) else len(self.path)})"
+
+
+class SglVideo(SglExpr, frozen=True, eq=False, gc=False):
+    path: str
+    num_frames: int
+
+    def __repr__(self) -> str:
+        return f"Video({self.path!r}, {self.num_frames})"
+
+
+class SglRoleBegin(SglExpr, frozen=True, eq=False, gc=False):
+    role: str
+
+    def __repr__(self) -> str:
+        return f"RoleBegin({self.role})"
+
+
+class SglRoleEnd(SglExpr, frozen=True, eq=False, gc=False):
+    role: str
+
+    def __repr__(self) -> str:
+        return f"RoleEnd({self.role})"
+
+
+class SglVarScopeBegin(SglExpr, frozen=True, eq=False, gc=False):
+    name: str
+
+
+class SglVarScopeEnd(SglExpr, frozen=True, eq=False, gc=False):
+    name: str
+
+
+class SglCommitLazy(SglExpr, frozen=True, eq=False):
+    """Run the prompt so far, generate nothing. Needed by no runtime of ours: a fork already says it."""
+
+
+class SglSeparateReasoning(SglExpr, frozen=True, eq=False):
+    """A gen whose reasoning (``<think>...</think>``) becomes a variable of its own."""
+
+    expr: SglExpr
+    model_type: str = ""
+
+    def process_name_for_reasoning(self, name: str) -> str:
+        return f"{name}_reasoning_content"
+
+
+class SglVariable(SglExpr, frozen=True, eq=False):
+    """The text of a variable that may not exist yet: pasted where this is appended, without waiting for it.
+
+    ``source`` is a value of ``values.py``, or gives it when this is appended; several are pasted with ``sep`` between.
+    """
+
+    name: str
+    source: Any
+    sep: str = ""
+
+    def __str__(self) -> str:
+        raise TraceError(
+            f"the text of {self.name!r} is not known yet, so it cannot go into an f-string or str(); "
+            f's += "..." + s.ref({self.name!r}) pastes it, s[{self.name!r}] waits for it'
+        )
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+    def __bool__(self) -> bool:
+        raise TraceError(f"{self.name!r} is not known yet; use s[{self.name!r}], which waits, to branch on it")
+
+    def __getitem__(self, index: int) -> "SglVariable":
+        """Of a variable that a join gathered: that of one fork."""
+        values = getattr(self.source, "values", None)
+        if values is None:
+            raise TraceError(f"{self.name!r} is not known yet: no part {index!r}; read s[{self.name!r}] first")
+        return SglVariable(f"{self.name}[{index}]", values[index])
+
+    def __iter__(self) -> Iterator["SglVariable"]:
+        values = getattr(self.source, "values", None)
+        if values is None:
+            raise TraceError(f"{self.name!r} is not known yet and cannot be iterated; read s[{self.name!r}] first")
+        return (SglVariable(f"{self.name}[{i}]", value) for i, value in enumerate(values))
+
+    def __repr__(self) -> str:
+        return f"Variable({self.name!r})"
+
+
+class SglArgument(SglExpr, frozen=True, eq=False):
+    """An argument of a program that is traced: a hole, to be filled when it runs."""
+
+    name: str
+
+    def _refuse(self, what: str) -> Any:
+        raise TraceError(
+            f"{what}: argument {self.name!r} is not known while the program is traced; give it to compile() or trace() "
+            f"as a constant ({self.name}=...), or write the program so that it is only appended"
+        )
+
+    def __format__(self, spec: str) -> str:
+        raise TraceError(
+            "Cannot put argument inside a f-string. This is not compatible with the tracer: "
+            f'write s += "..." + {self.name} instead of f"...{{{self.name}}}"'
+        )
+
+    def __str__(self) -> str:
+        return self._refuse("str()")
+
+    def __bool__(self) -> bool:
+        return self._refuse("a branch")
+
+    def __len__(self) -> int:
+        return self._refuse("len()")
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._refuse("a loop")
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._refuse("indexing")
+
+    def __eq__(self, other: object) -> bool:
+        return self._refuse("a comparison")
+
+    def __int__(self) -> int:
+        return self._refuse("int()")
+
+    def __float__(self) -> float:
+        return self._refuse("float()")
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"Argument({self.name})"
+
+
+class SglVariables(SglExpr, frozen=True, eq=False):
+    """One ``SglVariable`` per fork; appended as a whole they are pasted in order."""
+
+    items: tuple[SglVariable, ...]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[SglVariable]:
+        return iter(self.items)
+
+    def __getitem__(self, index: int) -> SglVariable:
+        return self.items[index]
+
+    def join(self, sep: str) -> SglExprList:
+        """All of them with ``sep`` between."""
+        parts: list[SglExpr] = []
+        for i, item in enumerate(self.items):
+            parts += [SglConstantText(sep), item] if i else [item]
+        return SglExprList(tuple(parts))
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+_PROTOCOL_FIELDS = frozenset(SamplingParams.__struct_fields__)
+# name in a program or in SGLang -> name in the protocol
+_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+_BACK = {new: old for old, new in _RENAMED.items()}
+SAMPLING_NAMES = frozenset(
+    (*_PROTOCOL_FIELDS, *_RENAMED, "n", "return_text_in_logprobs")
+)  # what run() takes besides arguments
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """One stop (or token id), or several."""
+    return (value,) if isinstance(value, str | int) else tuple(value)
+
+
+def sampling_overrides(given: dict[str, Any]) -> dict[str, Any]:
+    """What was given and is not None, under the protocol's names and types."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in ("stop", "stop_token_ids", "stop_regex"):
+            value = as_tuple(value)
+        found[_RENAMED.get(name, name)] = value
+    return found
+
+
+_FORK_SEED_STEP = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: multiples of it lie far apart
+
+
+def sampling_of_fork(sampling: Mapping[str, Any], seq: int) -> Mapping[str, Any]:
+    """A run's defaults on its sequence ``seq``: forks draw from the run's seed each in its own way.
+
+    Otherwise all forks of one text would write the same. What ``gen(seed=...)`` says stays as it is.
+    """
+    if seq and "seed" in sampling:
+        return {**sampling, "seed": (sampling["seed"] + seq * _FORK_SEED_STEP) % 2**63}
+    return sampling
+
+
+def merge_sampling(defaults: Mapping[str, Any], gen: SglGen) -> SamplingParams:
+    """The parameters of one gen: the run's, overridden by its own. A prompt that ends in text is healed by default."""
+    merged = {"heal": True, **defaults, **gen.overrides}
+    merged.pop("n", None)
+    merged.pop("return_text_in_logprobs", None)  # our log-probabilities always carry their text
+    if merged.pop("dtype", None) in _NUMBERS:
+        merged["stop"] = (*merged.get("stop", ()), *NUMBER_STOPS)
+    try:
+        return SamplingParams(**merged)
+    except TypeError:
+        unknown = sorted(set(merged) - _PROTOCOL_FIELDS)
+        raise InvalidRequest(f"unknown sampling parameter {', '.join(unknown)}") from None
+
+
+_NUMBERS = (int, float, "int", "float")
+
+
+def to_sgl_params(
+    defaults: Mapping[str, Any], gen: SglGen, *, extra_stop: Sequence[str] = (), dtype_as_regex: bool = False
+) -> SglSamplingParams:
+    """The same merge under SGLang's names, for a ``BaseBackend``."""
+    merged = {**defaults, **gen.overrides}
+    dtype = merged.pop("dtype", None)
+    for name in ("heal", "speculative", "skip_special_tokens"):
+        merged.pop(name, None)
+    for new, old in _BACK.items():
+        if new in merged:
+            merged[old] = merged.pop(new)
+    params = SglSamplingParams(**merged)
+    params.dtype = dtype
+    if extra_stop:
+        params.stop = (*params.stop, *extra_stop)
+    if gen.grammar is not None:
+        if gen.grammar.options:
+            named = ", ".join(gen.grammar.options)
+            raise InvalidRequest(f"grammar_options ({named}) are not served by this backend; leave them out")
+        match gen.grammar.kind:
+            case "regex" if dtype is not None and not dtype_as_regex:
+                pass
+            case "regex":
+                params.regex = gen.grammar.text
+            case "json_schema":
+                params.json_schema = gen.grammar.text
+            case "ebnf":
+                params.ebnf = gen.grammar.text
+            case kind:
+                raise InvalidRequest(f"{kind} grammars are not served by this backend; use regex, json_schema or ebnf")
+    return params
