@@ -97,10 +97,10 @@ def completion(matcher: Matcher) -> bytes:
     raise AssertionError(f"no way on from {machine.configs[start]}")
 
 
-def walk_all(grammar: CompiledGrammar, matches: Callable[[str], bool], *, walks: int, seed: int = 0) -> None:
-    for i in range(walks):
-        text = wander(grammar, random.Random(seed + i))
-        assert matches(text), text
+def mismatches(grammar: CompiledGrammar, matches: Callable[[str], bool], *, walks: int, seed: int = 0) -> list[str]:
+    """The texts of ``walks`` random walks through ``grammar`` that ``matches`` refuses."""
+    texts = [wander(grammar, random.Random(seed + i)) for i in range(walks)]
+    return [text for text in texts if not matches(text)]
 
 
 def as_json(value: object) -> str:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from phloem.constrained import Compiler, GrammarError, GrammarSpec, GrammarTooComplex, Vocabulary, compile
 
-from .conftest import as_json, takes, walk_all
+from .conftest import as_json, mismatches, takes
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -67,7 +67,7 @@ def test_takes_exactly_the_valid_values(vocabulary: Vocabulary, schema: Any) -> 
 def test_random_walks_are_valid(vocabulary: Vocabulary, schema: Any, order: str) -> None:
     validator = jsonschema.Draft202012Validator(schema)
     grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order=order, format="annotate")
-    walk_all(grammar, lambda text: validator.is_valid(json.loads(text)) or is_rounded(text), walks=3)
+    assert mismatches(grammar, lambda text: validator.is_valid(json.loads(text)) or is_rounded(text), walks=3) == []
 
 
 def has_twin(text: str) -> bool:
@@ -138,11 +138,14 @@ def test_any_schema_agrees_with_the_reference(vocabulary: Vocabulary, schema: An
         assert takes(grammar, as_json(value)) == validator.is_valid(value), value
         assert validator.is_valid(value) or not takes(in_order, as_json(value)), value
     for either in (grammar, in_order):
-        walk_all(
-            either,
-            lambda text: validator.is_valid(json.loads(text)) or has_twin(text) or is_rounded(text),
-            walks=2,
-            seed=seed,
+        assert (
+            mismatches(
+                either,
+                lambda text: validator.is_valid(json.loads(text)) or has_twin(text) or is_rounded(text),
+                walks=2,
+                seed=seed,
+            )
+            == []
         )
 
 
@@ -232,7 +235,10 @@ def test_items_of_few_values_are_unique(vocabulary: Vocabulary, items: Any, good
     assert not grammar.unchecked
     assert all(takes(grammar, as_json(value)) for value in good)
     assert not any(takes(grammar, as_json(value)) for value in bad)
-    walk_all(grammar, lambda text: jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), walks=5)
+    assert (
+        mismatches(grammar, lambda text: jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), walks=5)
+        == []
+    )
 
 
 def test_a_property_may_be_asked_many_schemas_that_exclude_each_other(vocabulary: Vocabulary) -> None:

@@ -1,24 +1,20 @@
 """What answers in the language's tests: words of the prompt, on the compiled and on the interpreted path."""
 
-import time
-
 from phloem import function
 from phloem.lang.backend.base_backend import BaseBackend
 
 
 class Fake(BaseBackend):
-    """Answers " <last word>" after ``delay_s``; fails where the text holds ``bad``."""
+    """Answers " <last word>"; fails where the text holds ``bad``."""
 
     precache_in_batch = False
 
-    def __init__(self, delay_s=0.0):
-        self.delay_s = delay_s
+    def __init__(self):
         self.params = []
         self.prefixes = []
 
     def generate(self, s, sampling_params):
         self.params.append(sampling_params)
-        time.sleep(self.delay_s)
         if "bad" in s.text_:
             raise OSError("the line is dead")
         texts = [f" <{last_word(s.text_)}{i or ''}>" for i in range(sampling_params.n)]

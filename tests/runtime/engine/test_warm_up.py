@@ -45,4 +45,5 @@ def test_nothing_of_the_trial_is_counted_or_kept(tiny_model_path: Path) -> None:
 def test_a_small_engine_is_ready_too(tiny_model_path: Path, limits: dict[str, int]) -> None:
     engine = ready_engine(config(tiny_model_path, **limits))
     engine.check()
+    assert engine.step([]) == []
     engine.close()

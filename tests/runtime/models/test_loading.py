@@ -46,10 +46,11 @@ def test_a_tensor_too_many_is_another_model(folder: Path) -> None:
 
 
 def test_stored_rope_tables_are_no_strangers(folder: Path) -> None:
+    plain = load_model(folder, config())
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
     save_file(tensors, folder / "model.safetensors")
-    load_model(folder, config())
+    assert load_model(folder, config()).config == plain.config
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
