@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from phloem.constrained import Compiler, GrammarError, GrammarSpec, GrammarTooComplex, Vocabulary, compile
-from phloem.constrained.machine.machine.item_texts import crossing_tokens, is_in_string
+from phloem.constrained.machine.item_texts import crossing_tokens, is_in_string
 
 from .conftest import as_json, is_set, mismatches, takes
 
