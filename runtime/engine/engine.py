@@ -247,7 +247,7 @@ class EngineCore:
                 self.drop_client(client)
 
     def _answer(self, query: Query) -> Answer:
-        self.loop.steady.tell_all()
+        self.loop.vectorised.synchronise_all()
         match query.what:
             case "info":
                 return Answer(query.id, self.report.info(self))

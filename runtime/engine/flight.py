@@ -49,9 +49,9 @@ def _none() -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class SteadyDraws:
-    """Tokens to be drawn for steady rows, int64 [R]: draw ``ats[i]`` is of ``row_ids[i]``, if that still is the row of
-    ``seq_ids[i]``.
+class VectorDraws:
+    """Tokens to be drawn for vectorised rows, int64 [R]. Draw ``ats[i]`` belongs to ``row_ids[i]`` if that row still
+    belongs to sequence ``seq_ids[i]``.
     """
 
     row_ids: np.ndarray = field(default_factory=_none)
@@ -61,9 +61,9 @@ class SteadyDraws:
     def __len__(self) -> int:
         return len(self.row_ids)
 
-    def joined(self, other: SteadyDraws) -> SteadyDraws:
+    def joined(self, other: VectorDraws) -> VectorDraws:
         parts = ((self.row_ids, other.row_ids), (self.seq_ids, other.seq_ids), (self.ats, other.ats))
-        return SteadyDraws(*map(np.concatenate, parts))
+        return VectorDraws(*map(np.concatenate, parts))
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Flight:
     start_s: float
     is_cold: bool = False  # it takes longer than others of its shape will
     draws: list[Draw] = field(default_factory=list)
-    steady: SteadyDraws = field(default_factory=SteadyDraws)  # the draws that are not in ``draws``
+    vectorised: VectorDraws = field(default_factory=VectorDraws)  # the draws that are not in ``draws``
     rows: list[SampleRow] = field(default_factory=list)
     drawn: Drawn | None = None
     wants: list[tuple[list[torch.Tensor], Callable[[list[torch.Tensor]], None]]] = field(default_factory=list)

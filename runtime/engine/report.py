@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...radix_cache import NodeSnapshot
     from ..tokenizer import Tokenizer
     from .engine import EngineCore
-    from .steady import SteadyDecoding
+    from .vectorised_decode import VectorisedDecode
 
 
 @dataclass(slots=True)
@@ -33,10 +33,10 @@ class EngineReport:
     step_s: float = 0.0
     wait_s: float = 0.0
 
-    def count_step(self, plan: StepPlan, live: dict[int, Sequence], steady: SteadyDecoding) -> None:
+    def count_step(self, plan: StepPlan, live: dict[int, Sequence], vectorised: VectorisedDecode) -> None:
         self.steps += 1
         self.forward_tokens += plan.num_tokens
-        self.forward_rows += len(plan.rows) + plan.num_steady
+        self.forward_rows += len(plan.rows) + plan.num_vectorised
         programs = set()
         for row in plan.rows:
             match live[row.seq_id].tag:
@@ -44,9 +44,9 @@ class EngineReport:
                     programs.add(candidate.generation.owner.program)
                 case ScoreRow() as score_row:
                     programs.add(score_row.scoring.owner.program)
-        if plan.steady is not None:
-            steady.count_forwards(plan.steady)
-            programs = {program for program in programs if not steady.is_counted(program)}
+        if plan.vectorised is not None:
+            vectorised.count_forwards(plan.vectorised)
+            programs = {program for program in programs if not vectorised.is_counted(program)}
         for program in programs:
             program.counters.forwards += 1
 

@@ -18,8 +18,8 @@ from .flight import Draw, Flight
 from .generation import Candidate
 from .logprobs import token_logprob, want_prompt_logprobs, want_scores
 from .scoring import ScoreRow
-from .steady import SteadyDecoding
 from .tracing import traced_params
+from .vectorised_decode import VectorisedDecode
 
 if TYPE_CHECKING:
     from ...protocol.messages import RuntimeMessage
@@ -64,7 +64,7 @@ class StepLoop:
         self.flight: Flight | None = None  # given to the device and not read yet
         self._send = send
         self._collected_s = -math.inf
-        self.steady = SteadyDecoding(
+        self.vectorised = VectorisedDecode(
             scheduler,
             interpreter.tokenizer,
             context_len=interpreter.context_len,
@@ -88,14 +88,14 @@ class StepLoop:
 
     def _run(self) -> bool:
         """A step from beginning to end."""
-        self.steady.check_room(None)
+        self.vectorised.check_room(None)
         plan = self._without_failed(self.scheduler.plan())
         if plan is None:
             return False
         flight = self._start(plan)
         self._draw(flight)
         self._collect(flight)
-        self.steady.enter(flight)
+        self.vectorised.add_from(flight)
         return True
 
     def _run_ahead(self) -> bool:
@@ -108,7 +108,7 @@ class StepLoop:
         turned out to be over was in vain: nothing is drawn from it, and its slot is free already.
         """
         before, self.flight = self.flight, None
-        self.steady.check_room(before)
+        self.vectorised.check_room(before)
         if before is not None:
             self._expect_draws(before)
         plan = self._without_failed(self.scheduler.plan())
@@ -130,16 +130,16 @@ class StepLoop:
         if plan is None:
             return None
         rows = tuple(row for row in plan.rows if row.seq_id in self.interpreter.live)
-        return StepPlan(plan.step, rows, plan.steady) if rows or plan.steady is not None else None
+        return StepPlan(plan.step, rows, plan.vectorised) if rows or plan.vectorised is not None else None
 
     def _expect_draws(self, flight: Flight) -> None:
         """Say which of the tokens that are being drawn the next plan may stand on: those that cannot be the last.
 
         Few sequences wait for their token where guesses at the ones after it have been good: a draft is then more.
         """
-        is_few = len(flight.draws) + len(flight.steady) <= MOST_WAITING_FOR_DRAFTS
-        self.steady.enter(flight)
-        self.steady.expect(flight)
+        is_few = len(flight.draws) + len(flight.vectorised) <= MOST_WAITING_FOR_DRAFTS
+        self.vectorised.add_from(flight)
+        self.vectorised.expect(flight)
         for draw in flight.draws:
             candidate = draw.candidate
             params = candidate.generation.op.params
@@ -158,16 +158,16 @@ class StepLoop:
         plan, drafts = self._with_drafts(plan)
         logits = self.executor.forward(plan)  # [L, V]
         self.scheduler.complete(plan, live)
-        self.report.count_step(plan, live, self.steady)
+        self.report.count_step(plan, live, self.vectorised)
         owners = [(live[row.seq_id], live[row.seq_id].tag) for row in plan.rows]
         return Flight(plan, drafts, owners, logits, self.executor.features, start_s, self.executor.is_cold)
 
     def _draw(self, flight: Flight) -> None:
         """Give the draws of a step to the device. All tokens before them are known."""
-        first, rows, arrays = flight.plan.num_steady, flight.rows, None
-        if flight.plan.steady is not None:
-            flight.steady, arrays = self.steady.draws(flight.plan.steady)
-        num_steady = len(flight.steady)
+        first, rows, arrays = flight.plan.num_vectorised, flight.rows, None
+        if flight.plan.vectorised is not None:
+            flight.vectorised, arrays = self.vectorised.draws(flight.plan.vectorised)
+        num_vectorised = len(flight.vectorised)
         for row, (seq, tag) in zip(flight.plan.rows, flight.owners, strict=True):
             part = slice(first, first + row.num_logits - row.num_draft)
             first += row.num_logits
@@ -179,7 +179,7 @@ class StepLoop:
                         want_prompt_logprobs(flight, candidate, row, part, self.executor, self.tokenizer)
                     if row.tokens_end == len(seq.tokens):
                         draft = flight.drafts.get(row.seq_id)
-                        flight.draws.append(Draw(candidate, row, draft, num_steady + len(rows), seq.lease))
+                        flight.draws.append(Draw(candidate, row, draft, num_vectorised + len(rows), seq.lease))
                         self._note_prefilled(candidate)
                         if candidate.generation.op.params.max_tokens > 0:
                             rows.append(self._sample_row(candidate, part.stop - 1))
@@ -188,7 +188,7 @@ class StepLoop:
                                 rows += draft_rows(draft, rows[-1], min_tokens_left=left)
                 case ScoreRow() as score_row if self.interpreter.live.get(row.seq_id) is seq:
                     want_scores(flight, score_row, row, part, self.executor, self.interpreter)
-        if rows or num_steady:
+        if rows or num_vectorised:
             flight.drawn = self.executor.draw(flight.logits, rows, arrays)
         flight.readback = self.executor.read(flight.tensors())
 
@@ -217,8 +217,8 @@ class StepLoop:
             if generation.op.params.max_tokens == 0 and not draw.candidate.finish_reason:
                 draw.candidate.finish_reason = "length"
                 self.interpreter.generations.finish_candidate(draw.candidate)
-        if drawn is not None and len(flight.steady):
-            self.steady.take(flight.steady, ids)
+        if drawn is not None and len(flight.vectorised):
+            self.vectorised.accept(flight.vectorised, ids)
         for draw in flight.draws:
             if not draw.candidate.finish_reason:  # else it was cancelled, or a sibling's grammar failed in this step
                 self.scheduler.settle(draw.candidate.seq)

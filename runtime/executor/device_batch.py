@@ -59,20 +59,20 @@ class DeviceBatch:
 
     def forward_batch(self, plan: StepPlan) -> ForwardBatch:
         """Of any plan, at addresses of its own."""
-        table, steady = self.slot_table, plan.steady
+        table, vectorised = self.slot_table, plan.vectorised
         step = StepArrays.of(plan, table_len=self.max_rows + MAX_DRAFT_TOKENS)
         places = [self._places(step.changes)]
         slots = [slots for _, _, slots in step.changes]
-        if steady is not None:
-            places.append(steady.row_ids * table.shape[1] + steady.starts)
-            slots.append(steady.slot_ids)
+        if vectorised is not None:
+            places.append(vectorised.row_ids * table.shape[1] + vectorised.starts)
+            slots.append(vectorised.slot_ids)
         wide = {name: getattr(step, name) for name in WIDE} | {"places": np.concatenate(places)}
         narrow = {name: getattr(step, name) for name in NARROW} | {"slots": np.concatenate(slots)}
         prefixes = None
         if self.prefixes is not None:
             self.prefixes.note(step.changes)
-            if steady is not None:
-                self.prefixes.note_decode(steady)
+            if vectorised is not None:
+                self.prefixes.note_decode(vectorised)
             prefixes = self.prefixes.of(step.row_ids, step.kv_lens, np.diff(step.query_starts))
         if prefixes is not None:
             narrow |= {"order": prefixes.order, "own_from": prefixes.own_from, "pieces": prefixes.pieces.reshape(-1)}

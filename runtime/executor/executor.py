@@ -148,7 +148,7 @@ class Executor:
         self.features = torch.empty(0)  # [L, C] of the last step, what its logits were made from; good until the next
         self._num_tokens = num_tokens or model.config.vocab_size
         self._mask_words = (model.config.vocab_size + 31) // 32
-        self._row_adapters = np.full(max_rows, -1, dtype=np.int64)  # of steady rows, which the plan does not say
+        self._row_adapters = np.full(max_rows, -1, dtype=np.int64)  # of vectorised rows, which the plan does not say
         self._replays: Replays | None = None
         self.graphs: DecodeGraphs | None = None
         self.inputs: DeviceBatch | None = None
@@ -210,8 +210,8 @@ class Executor:
         own = np.array([row.adapter for row in rows], dtype=np.int64)
         self._row_adapters[[row.row_id for row in rows]] = own
         ids = np.repeat(own, [len(row.token_ids) for row in rows])
-        if plan.steady is not None:
-            ids = np.concatenate((self._row_adapters[plan.steady.row_ids], ids))
+        if plan.vectorised is not None:
+            ids = np.concatenate((self._row_adapters[plan.vectorised.row_ids], ids))
         return ids if (ids >= 0).any() else None
 
     def _adapted(self, batch: ForwardBatch, adapters: np.ndarray | None) -> ForwardBatch:
@@ -234,15 +234,15 @@ class Executor:
         return out
 
     @torch.inference_mode()
-    def draw(self, step: StepLogits, rows: list[SampleRow], steady: DrawArrays | None = None) -> Drawn:
-        """One token for each of ``steady``, then one a row; the step's logits may be changed in place.
+    def draw(self, step: StepLogits, rows: list[SampleRow], vectorised: DrawArrays | None = None) -> Drawn:
+        """One token for each of ``vectorised``, then one a row; the step's logits may be changed in place.
 
         The next plan may stand on these draws.
         """
-        num_steady = 0 if steady is None else len(steady)
-        masks = self._masks(rows, steady)
-        arrays = arrays_of(rows) if rows or steady is None else None
-        drawn = _joined([part for part in (steady, arrays) if part is not None])
+        num_vectorised = 0 if vectorised is None else len(vectorised)
+        masks = self._masks(rows, vectorised)
+        arrays = arrays_of(rows) if rows or vectorised is None else None
+        drawn = _joined([part for part in (vectorised, arrays) if part is not None])
         edits = kernels.LogitEdits.from_params(
             [row.params for row in rows], [row.token_ids for row in rows], [row.prompt_len for row in rows]
         )
@@ -260,7 +260,7 @@ class Executor:
             batch, masks = batch.take(order), masks.take(order)
         self._constrain(logits, masks if wants_top else None)
         if edits is not None:
-            kernels.apply_edits(logits[num_steady:], edits)
+            kernels.apply_edits(logits[num_vectorised:], edits)
         if masks is None or wants_top:
             sampled = kernels.sample(logits, batch)
         else:  # few tokens allowed are few logits read
@@ -272,7 +272,7 @@ class Executor:
             self.inputs.take_draws(sampled.token_ids)
         tops = {
             i: kernels.top_logprobs(logits[i : i + 1], row.params.top_logprobs_num)
-            for i, row in enumerate(rows, start=num_steady)
+            for i, row in enumerate(rows, start=num_vectorised)
             if row.params.return_logprob and row.params.top_logprobs_num
         }
         return Drawn(sampled.token_ids, sampled.logprobs, tops)
@@ -291,19 +291,19 @@ class Executor:
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array) if self.accelerator is None else self.accelerator.upload(array)
 
-    def _masks(self, rows: list[SampleRow], steady: DrawArrays | None) -> Masks | None:
+    def _masks(self, rows: list[SampleRow], vectorised: DrawArrays | None) -> Masks | None:
         """What grammars allow and nothing has banned, of the draws where that is not everything."""
-        num_steady, num_masks = (0, 0) if steady is None else (len(steady), len(steady.masks))
+        num_vectorised, num_masks = (0, 0) if vectorised is None else (len(vectorised), len(vectorised.masks))
         masked = [i for i, row in enumerate(rows) if row.matcher is not None or row.mask is not None or row.banned]
         if not masked and not num_masks:
             return None
         words = np.full((num_masks + len(masked), self._mask_words), 0xFFFFFFFF, dtype=np.uint32)
-        indices = np.array(masked, np.int64) + num_steady
+        indices = np.array(masked, np.int64) + num_vectorised
         ids = np.arange(num_masks, len(words))
-        if steady is not None and num_masks:
-            np.stack(steady.masks, out=words[:num_masks])
-            indices = np.concatenate((steady.masked, indices))
-            ids = np.concatenate((steady.mask_ids, ids))
+        if vectorised is not None and num_masks:
+            np.stack(vectorised.masks, out=words[:num_masks])
+            indices = np.concatenate((vectorised.masked, indices))
+            ids = np.concatenate((vectorised.mask_ids, ids))
         for line, i in zip(words[num_masks:], masked, strict=True):
             row = rows[i]
             if row.matcher is not None:

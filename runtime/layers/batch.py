@@ -47,8 +47,8 @@ class ForwardBatch:
         """
         device = torch.device(device)
         step = StepArrays.of(plan, table_len=len(slot_table))
-        if plan.steady is not None:
-            slot_table[plan.steady.row_ids, plan.steady.starts] = plan.steady.slot_ids
+        if plan.vectorised is not None:
+            slot_table[plan.vectorised.row_ids, plan.vectorised.starts] = plan.vectorised.slot_ids
         for row_id, start, slots in step.changes:
             slot_table[row_id, start : start + len(slots)] = slots
         wide = {name: getattr(step, name).astype(np.int64, copy=False) for name in WIDE}
@@ -81,7 +81,7 @@ NARROW = ("row_ids", "query_starts", "kv_lens")
 class StepArrays:
     """The integers of a ``ForwardBatch``, of any integer type, and what changes in the slot table before it is read.
 
-    ``changes`` (row, first position, slots) leave out the slots of the plan's steady rows.
+    ``changes`` (row, first position, slots) leave out the slots of the plan's vectorised rows.
     """
 
     token_ids: np.ndarray
@@ -123,7 +123,7 @@ class StepArrays:
         token_ids = _joined([row.token_ids for row in rows])
         out_slots = _joined([row.slot_ids[row.start : row.end] for row in rows])
         found = cls(token_ids, positions, out_slots, logits_rows, row_ids, starts, ends, changes)
-        return found if plan.steady is None else found._after(plan.steady)
+        return found if plan.vectorised is None else found._after(plan.vectorised)
 
     def _after(self, first: DecodePart) -> "StepArrays":
         """With the rows of ``first`` before all others."""

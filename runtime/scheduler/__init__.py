@@ -6,7 +6,6 @@ from .draft import MAX_DRAFT_TOKENS, Draft
 from .plan import DecodePart, PlanRow, StepPlan
 from .scheduler import Scheduler
 from .sequence import PoolTooSmall, Sequence, TokenBuffer
-from .steady import UNTOLD
 from .waiting import ORDERS, PREEMPTIVE
 
 __all__ = [
@@ -23,6 +22,5 @@ __all__ = [
     "SchedulerCounters",
     "Sequence",
     "StepPlan",
-    "UNTOLD",
     "TokenBuffer",
 ]

@@ -33,7 +33,7 @@ class PlanRow(msgspec.Struct, frozen=True, eq=False, gc=False):
     num_logits: int
     num_draft: int = 0
     draft_parents: np.ndarray | None = None  # int32 [num_draft]
-    adapter: int = -1  # of its tokens, by number; a steady row has the one that its row had last
+    adapter: int = -1  # of its tokens, by number; a vectorised row has the one that its row had last
 
     @property
     def end(self) -> int:
@@ -64,23 +64,23 @@ class DecodePart:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """In the step the rows of ``steady`` come first, then ``rows``."""
+    """In the step the rows of ``vectorised`` come first, then ``rows``."""
 
     step: int
     rows: tuple[PlanRow, ...]
-    steady: DecodePart | None = None
+    vectorised: DecodePart | None = None
 
     @property
-    def num_steady(self) -> int:
-        return 0 if self.steady is None else len(self.steady)
+    def num_vectorised(self) -> int:
+        return 0 if self.vectorised is None else len(self.vectorised)
 
     @property
     def num_tokens(self) -> int:
-        return self.num_steady + sum(len(row.token_ids) for row in self.rows)
+        return self.num_vectorised + sum(len(row.token_ids) for row in self.rows)
 
     @property
     def num_logits(self) -> int:
-        return self.num_steady + sum(row.num_logits for row in self.rows)
+        return self.num_vectorised + sum(row.num_logits for row in self.rows)
 
     @property
     def num_draft(self) -> int:
@@ -90,7 +90,7 @@ class StepPlan:
         """The whole step as arrays, if each of its rows is of one token that wants its logits."""
         rows = self.rows
         if not rows:
-            return self.steady
+            return self.vectorised
         if any(len(row.token_ids) != 1 or row.num_logits != 1 for row in rows):
             return None
         part = DecodePart(
@@ -100,7 +100,7 @@ class StepPlan:
             np.array([row.token_ids.item(0) for row in rows], np.int32),
             np.array([row.slot_ids.item(row.start) for row in rows], np.int32),
         )
-        return part if self.steady is None else joined(self.steady, part)
+        return part if self.vectorised is None else joined(self.vectorised, part)
 
 
 def joined(first: DecodePart, second: DecodePart) -> DecodePart:

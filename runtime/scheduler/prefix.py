@@ -77,5 +77,5 @@ def shorten(seq: Sequence, missing: int) -> bool:
     commit(seq)
     kept = lease.num_slots - missing
     lease.truncate(kept)
-    seq.num_computed, seq.synced = min(seq.num_computed, kept), min(seq.synced, kept)
+    seq.num_computed, seq.table_len = min(seq.num_computed, kept), min(seq.table_len, kept)
     return True

@@ -13,8 +13,8 @@ def plan_row(seq: Sequence, n: int) -> PlanRow:
     assert lease is not None
     start = seq.num_computed
     end = start + n
-    stale_from = min(seq.synced, lease.stale_from, start)
-    seq.synced = end
+    stale_from = min(seq.table_len, lease.stale_from, start)
+    seq.table_len = end
     lease.mark_fresh()
     num_logits = end - max(seq.logits_from, start)
     return PlanRow(
@@ -36,7 +36,7 @@ def drafted_row(row: PlanRow, seq: Sequence, draft: Draft) -> PlanRow:
     k, end = len(draft), row.end + len(draft)
     if lease.num_slots < end:
         lease.extend(end - lease.num_slots)
-    seq.synced = end
+    seq.table_len = end
     stale_from = min(row.stale_from, lease.stale_from)
     lease.mark_fresh()
     return PlanRow(

@@ -12,6 +12,7 @@ import math
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -24,13 +25,26 @@ from .drain import Drain
 from .held import Held
 from .lengths import PROMPT_COST, Lengths
 from .parked import Parked
-from .plan import PlanRow, StepPlan
+from .plan import DecodePart, PlanRow, StepPlan
 from .prefix import attach, commit, matched_len, read_ahead, shorten
 from .rows import drafted_row, plan_row
 from .sequence import PoolTooSmall, Sequence, slots_missing, slots_to_come, urgency
-from .steady import SteadyRows
 from .waiting import ORDERS, Waiting
 from .yielding import Yielding
+
+
+class VectorisedRows(Protocol):
+    """The running sequences whose state the engine keeps as arrays by row: each takes one token a step.
+
+    ``plan`` gives their rows of the next step, ``complete`` returns how many tokens each tenant has run in it, and
+    ``remove`` synchronises a sequence, which is then planned by itself.
+    """
+
+    def __len__(self) -> int: ...
+    def plan(self) -> DecodePart | None: ...
+    def complete(self, part: DecodePart) -> dict[str, int]: ...
+    def slots_to_come(self, *, usual: int, least: int) -> int: ...
+    def remove(self, seq: Sequence) -> None: ...
 
 
 class Scheduler:
@@ -50,7 +64,7 @@ class Scheduler:
             max_overtaken=config.max_overtaken,
             tenant_weights=config.tenant_weights,
         )
-        self.steady = SteadyRows(config.max_running, cache, slot_chunk=config.slot_chunk)  # among those that run
+        self.vectorised: VectorisedRows | None = None  # set by the engine; its sequences are in ``running`` too
         self.running: list[Sequence] = []  # most urgent, then longest waited, first
         self.parked = Parked()
         self.counters = SchedulerCounters()
@@ -107,7 +121,7 @@ class Scheduler:
         seq.arrival_s = self.clock()
         self.drain.begin(seq.arrival_s)
         seq.admitted_s = 0.0
-        seq.num_cached = seq.num_run = seq.num_forwards = 0
+        seq.num_cached = seq.num_run = 0
         seq.state = "waiting"
         seq.blocked_on = None
         seq.has_asked = False
@@ -120,8 +134,9 @@ class Scheduler:
 
     def park(self, seq: Sequence) -> None:
         """``seq`` has nothing to compute for now; its KV goes to the cache, locked while nobody needs the room."""
-        if seq.is_steady:
-            self.steady.leave(seq)
+        if seq.is_vectorised:
+            assert self.vectorised is not None
+            self.vectorised.remove(seq)
         seq.coming = 0
         seq.num_computed = min(seq.num_computed, len(seq.tokens))
         if seq.state == "running":
@@ -170,7 +185,7 @@ class Scheduler:
         seq.tokens.truncate(length)
         if seq.num_computed > length:
             seq.num_computed = length
-        seq.synced = min(seq.synced, length)
+        seq.table_len = min(seq.table_len, length)
         if seq.lease is not None and len(seq.lease.slot_ids) > length:
             seq.lease.truncate(length)
 
@@ -195,13 +210,14 @@ class Scheduler:
                 self.waiting.add(seq)
         rows: dict[int, PlanRow] = {}
         prefills: list[Sequence] = []
-        if not len(self.steady) and self._yielding.may_be(self.running):
+        num_vectorised = 0 if self.vectorised is None else len(self.vectorised)
+        if not num_vectorised and self._yielding.may_be(self.running):
             self._make_way()
         self.cache.free_up(len(self.running))  # what decodes take of slots in a step, by the chunk, on average
         # Decodes first: they are short and somebody is reading along.
-        steady = self.steady.plan() if len(self.steady) else None
-        budget -= 0 if steady is None else len(steady)
-        others = [seq for seq in self.running if not seq.is_steady] if len(self.steady) < len(self.running) else ()
+        vectorised = self.vectorised.plan() if self.vectorised is not None and num_vectorised else None
+        budget -= 0 if vectorised is None else len(vectorised)
+        others = [seq for seq in self.running if not seq.is_vectorised] if num_vectorised < len(self.running) else ()
         for seq in others:
             pending = seq.num_pending
             if pending > 1:
@@ -216,14 +232,14 @@ class Scheduler:
                 budget -= n
         if budget > 0 and self._free_rows and len(self.waiting):
             self._admit(budget, rows, [seq for seq in prefills if seq.state == "running"])
-        if not rows and steady is None:
+        if not rows and vectorised is None:
             self.drain.pause()
             return None
         self._step += 1
-        return StepPlan(self._step, tuple(rows.values()), steady)
+        return StepPlan(self._step, tuple(rows.values()), vectorised)
 
     @property
-    def may_be_steady(self) -> bool:
+    def can_vectorise(self) -> bool:
         """Whether nobody that runs can be preempted in the next step, nor run short of its tokens."""
         config, num_running = self.config, len(self.running)
         if num_running > config.max_step_tokens or self._yielding.may_be(self.running):
@@ -232,13 +248,15 @@ class Scheduler:
 
     def complete(self, plan: StepPlan, sequences: dict[int, Sequence]) -> None:
         """The KV of ``plan`` is in its slots."""
-        num_tokens: dict[str, int] = self.steady.complete(plan.steady) if plan.steady is not None else {}
+        num_tokens: dict[str, int] = {}
+        if plan.vectorised is not None:
+            assert self.vectorised is not None
+            num_tokens = self.vectorised.complete(plan.vectorised)
         are_some_held = len(self._held) > 0
-        work = float(plan.num_steady)
+        work = float(plan.num_vectorised)
         for row in plan.rows:
             seq = sequences[row.seq_id]
             n = len(row.token_ids) - row.num_draft
-            seq.num_forwards += 1
             seq.num_run += n
             seq.num_computed = computed = row.start + n
             work += 1.0 if n == 1 else PROMPT_COST * n
@@ -282,7 +300,7 @@ class Scheduler:
             if length > 0:
                 rows[i] = drafted_row(row, seq, draft.cut(length).in_preorder())
                 budget -= length
-        return StepPlan(plan.step, tuple(rows), plan.steady)
+        return StepPlan(plan.step, tuple(rows), plan.vectorised)
 
     def accept_draft(self, row: PlanRow, seq: Sequence, path: list[int]) -> None:
         """Of ``row``'s draft the tokens ``path``, each the child of the one before, came true: their KV is computed.
@@ -321,8 +339,10 @@ class Scheduler:
             if seq.seq_id == stuck_id and len(self.running) >= num_running > 0 and self._room <= room:
                 return  # nothing has become better since it found no room
             if reserve < 0:
-                reserve = self.steady.slots_to_come(usual=usual, least=least)
-                reserve += slots_to_come([o for o in self.running if not o.is_steady], usual=usual, least=least)
+                others = [other for other in self.running if not other.is_vectorised]
+                reserve = slots_to_come(others, usual=usual, least=least)
+                if self.vectorised is not None:
+                    reserve += self.vectorised.slots_to_come(usual=usual, least=least)
             n = self._try_admit(seq, budget, reserve + slots_missing(prefills))
             if n > 0:
                 rows[seq.seq_id] = plan_row(seq, n)
@@ -393,7 +413,7 @@ class Scheduler:
         self._holding.pop(seq.seq_id, None)
         seq.state = "running"
         seq.row_id = self._free_rows.pop()
-        seq.synced = 0
+        seq.table_len = 0
         insort(self.running, seq, key=urgency)
         return n
 
@@ -482,7 +502,7 @@ class Scheduler:
 
     def _leave(self, seq: Sequence) -> None:
         """Give up the row; whoever waited for this sequence's tokens waits no more."""
-        assert not seq.is_steady, seq
+        assert not seq.is_vectorised, seq
         index = bisect_left(self.running, urgency(seq), key=urgency)
         assert self.running[index] is seq, seq
         del self.running[index]

@@ -82,9 +82,9 @@ class Sequence:
     """Owned by the engine; the scheduler alone changes ``lease``, ``row_id`` and ``num_computed``.
 
     ``kind`` names what pauses alike: programs of one name. ``logits_from``: logits are wanted for every pending
-    position at or after it. ``tag`` is the engine's own. ``synced``: positions whose slots the executor's table already
+    position at or after it. ``tag`` is the engine's own. ``table_len``: positions whose slots the executor's slot table
     holds. Since the last submit ``num_cached`` tokens were found in the cache (with those ``num_restored`` from host
-    memory or disk, after preemptions too) and ``num_run`` were computed, in ``num_forwards`` steps. ``min_new`` and
+    memory or disk, after preemptions too) and ``num_run`` were computed. ``min_new`` and
     ``max_new`` bound the tokens that will be made (-1: not known) and ``prompt_len`` is the length at submit. ``rank``,
     ``due`` and the orders are the waiting queue's.
     """
@@ -98,7 +98,7 @@ class Sequence:
         "deadline_s",
         "due",
         "has_asked",
-        "is_steady",
+        "is_vectorised",
         "kind",
         "lease",
         "logits_from",
@@ -108,7 +108,6 @@ class Sequence:
         "namespace",
         "num_cached",
         "num_computed",
-        "num_forwards",
         "num_preempted",
         "num_restored",
         "num_run",
@@ -122,7 +121,7 @@ class Sequence:
         "row_id",
         "seq_id",
         "state",
-        "synced",
+        "table_len",
         "tag",
         "tenant",
         "tokens",
@@ -168,15 +167,14 @@ class Sequence:
         self.prompt_len = 0
         self.arrival_s = 0.0
         self.parked_s = 0.0
-        self.is_steady = False  # among ``SteadyRows``, which know more of it than it does itself
+        self.is_vectorised = False  # its newest tokens may be in ``Scheduler.vectorised`` alone
         self.has_asked = False  # the cache for its tokens, since it was submitted
         self.admitted_s = 0.0
-        self.synced = 0
+        self.table_len = 0
         self.num_cached = 0
         self.num_run = 0
         self.num_restored = 0
         self.num_preempted = 0
-        self.num_forwards = 0
 
     @property
     def length(self) -> int:

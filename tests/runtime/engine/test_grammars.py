@@ -64,9 +64,9 @@ def wish(engine: EngineCore, text: str) -> None:
     executor = engine.executor
     find_masks, constrain, drawn = executor._masks, executor._constrain, []
 
-    def note(rows: Any, steady: Any) -> Any:
+    def note(rows: Any, vectorised: Any) -> Any:
         drawn[:] = rows
-        return find_masks(rows, steady)
+        return find_masks(rows, vectorised)
 
     def wishful(logits: Any, masks: Any) -> None:
         for i, row in enumerate(drawn):

@@ -144,7 +144,7 @@ def test_a_sequence_that_just_fits_its_pool_ends_as_it_would_a_step_at_a_time(ti
     raise AssertionError("no pool was large enough")
 
 
-def test_steady_decoding_waits_once_a_step_and_reads_nothing_else(tiny_model_path: Path) -> None:
+def test_vectorised_decode_waits_once_a_step_and_reads_nothing_else(tiny_model_path: Path) -> None:
     device = StandIn()
     engine = engine_of(tiny_model_path, device, max_running=10)
     driver = Driver(engine)

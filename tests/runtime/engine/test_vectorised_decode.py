@@ -1,4 +1,4 @@
-"""Sequences kept as arrays decode as they would one by one: same plans, same answers, same counters."""
+"""Vectorised decoding gives the same plans, answers, deltas and counters as decoding one sequence at a time."""
 
 import random
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from phloem.protocol import messages as m
 from phloem.protocol.ops import AnyOp, Close, Gen, GrammarSpec, Text
 from phloem.protocol.sampling import SamplingParams
-from phloem.runtime.engine import EngineCore, grammar_states, steady
+from phloem.runtime.engine import EngineCore, grammar_states, vectorised_decode
 from phloem.runtime.scheduler import StepPlan
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.engine.test_overlap import GREEDY, engine_of, mixed, replace_max, shown
@@ -21,11 +21,11 @@ GRAMMARS = [
 
 
 def rows_of(plan: StepPlan) -> list[tuple[int, int, tuple[int, ...], int]]:
-    """Each row's sequence, start, tokens (-1: one that is being drawn) and number of logits, steady or not."""
+    """Each row's sequence, start, tokens (-1: one that is being drawn) and number of logits, vectorised or not."""
     found = [
         (row.seq_id, row.start, tuple(max(i, -1) for i in row.token_ids.tolist()), row.num_logits) for row in plan.rows
     ]
-    part = plan.steady
+    part = plan.vectorised
     if part is not None:
         triples = zip(part.seq_ids.tolist(), part.starts.tolist(), part.token_ids.tolist(), strict=True)
         found += [(seq_id, start, (max(token, -1),), 1) for seq_id, start, token in triples]
@@ -33,19 +33,19 @@ def rows_of(plan: StepPlan) -> list[tuple[int, int, tuple[int, ...], int]]:
 
 
 class Watched:
-    """An engine whose plans are kept, with how many of their rows were steady."""
+    """An engine whose plans are kept, with how many of their rows were vectorised."""
 
     def __init__(self, engine: EngineCore) -> None:
         self.engine = engine
         self.plans: list[list[tuple[int, int, tuple[int, ...], int]]] = []
-        self.num_steady = 0
+        self.num_vectorised = 0
         plan_of = engine.scheduler.plan
 
         def plan() -> StepPlan | None:
             found = plan_of()
             if found is not None:
                 self.plans.append(rows_of(found))
-                self.num_steady += found.num_steady
+                self.num_vectorised += found.num_vectorised
             return found
 
         engine.scheduler.plan = plan  # type: ignore[method-assign]
@@ -116,24 +116,24 @@ def run(engine: EngineCore, seed: int) -> tuple[Watched, list[object]]:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("num_slots", [400, 4000])
-def test_plans_answers_and_counters_are_those_without_arrays(
+def test_plans_answers_and_counters_equal_those_of_decoding_one_by_one(
     tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, ahead: bool, num_slots: int
 ) -> None:
     options = {"max_running": 12, "num_slots": num_slots, "speculative": "off", "max_step_tokens": 64}
     found = []
-    for fewest in (1, 4, 1000):
-        monkeypatch.setattr(steady, "FEWEST", fewest)
+    for min_rows in (1, 4, 1000):
+        monkeypatch.setattr(vectorised_decode, "MIN_ROWS", min_rows)
         found.append(run(engine_of(tiny_model_path, StandIn() if ahead else None, **options), seed))
     for watched, answers in found[:2]:
         assert watched.plans == found[2][0].plans
         assert answers == found[2][1]
-    assert found[0][0].num_steady > (400 if num_slots == 4000 else 0)
-    assert found[2][0].num_steady == 0
+    assert found[0][0].num_vectorised > (400 if num_slots == 4000 else 0)
+    assert found[2][0].num_vectorised == 0
 
 
 def test_grammar_states_may_be_forgotten_at_any_time(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"max_running": 12, "num_slots": 4000, "speculative": "off", "max_step_tokens": 64}
-    monkeypatch.setattr(steady, "FEWEST", 1)
+    monkeypatch.setattr(vectorised_decode, "MIN_ROWS", 1)
     found = []
     for most in (3, 8_192):
         monkeypatch.setattr(grammar_states, "MOST_STATES", most)
@@ -148,8 +148,8 @@ def test_every_kind_of_op_answers_the_same(
     tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch, speculative: str, ahead: bool
 ) -> None:
     answers = []
-    for fewest in (1, 1000):
-        monkeypatch.setattr(steady, "FEWEST", fewest)
+    for min_rows in (1, 1000):
+        monkeypatch.setattr(vectorised_decode, "MIN_ROWS", min_rows)
         engine = engine_of(tiny_model_path, StandIn() if ahead else None, speculative=speculative, num_slots=4000)
         driver = Driver(engine)
         outcomes = [driver.submit(ops) for ops in mixed()]
