@@ -6,9 +6,7 @@ from collections import OrderedDict
 
 from .ebnf import compile_ebnf
 from .grammar import CompiledGrammar
-from .json.json_schema import Schemas
-from .json.scalars import Scalars
-from .json.values import Values
+from .json import JsonSchemas
 from .lark_grammar import compile_lark
 from .machine.machine import Machine
 from .options import option_values
@@ -17,43 +15,22 @@ from .spec import GRAMMAR_KINDS, GrammarError, GrammarKind, GrammarSpec, Grammar
 from .tags import Tags, read_tags
 from .vocabulary import Vocabulary
 
-JSON_OPTIONS = ("property_order", "whitespace", "format", "numbers", "on_unsupported")
 MAX_TEXT_BYTES = 4 << 20
 PRIVATE_SCHEMA_BYTES = 256 << 10
 PRIVATE_BYTES = 16 << 10  # of other kinds, which are rarely as long
-PREPARED_VALUES = 5  # made ready while compiling; others when first met
 
 
 class Workshop:
-    """One machine and what builds states on it."""
+    """One machine and the JSON schemas on it."""
 
     def __init__(self, vocabulary: Vocabulary, max_states: int) -> None:
         self.machine = Machine(vocabulary, max_states=max_states)
-        self.scalars = Scalars(self.machine)
-        self._schemas: dict[tuple[str, ...], Schemas] = {}
+        self.schemas = JsonSchemas(self.machine)
 
     @property
     def is_full(self) -> bool:
         """Whether new grammars should begin in another."""
-        sizes = [len(schemas.formulas.nodes) / schemas.formulas.max_formulas for schemas in self._schemas.values()]
-        return self.machine.is_full or max(sizes, default=0.0) > 0.5
-
-    def schemas(self, options: dict[str, str]) -> Schemas:
-        order, formats = options.get("property_order", "any"), options.get("format", "annotate")
-        spelling = options.get("numbers", "any")  # JSON of any kind is taken as it comes
-        style = (order, options["whitespace"], formats, spelling)
-        found = self._schemas.get(style)
-        if found is None:
-            flexible = options["whitespace"] == "flexible"
-            values = Values(
-                self.machine,
-                self.scalars,
-                flexible=flexible,
-                any_order=order == "any",
-                canonical=spelling == "canonical",
-            )
-            found = self._schemas[style] = Schemas(values, enforce_formats=formats == "enforce")
-        return found
+        return self.machine.is_full or self.schemas.is_full
 
 
 class Compiler:
@@ -107,66 +84,50 @@ class Compiler:
             raise GrammarError(f"unknown grammar kind {spec.kind!r}; there are {', '.join(GRAMMAR_KINDS)}")
         if len(spec.text) > MAX_TEXT_BYTES:
             raise GrammarTooComplex(f"the grammar has {len(spec.text):,} characters; the limit is {MAX_TEXT_BYTES:,}")
-        machine = shop.machine
+        machine, options = shop.machine, option_values(spec)
         unchecked: list[str] = []
         try:
             match spec.kind:
                 case "json_schema" | "json":
-                    start = self._json(spec, shop, unchecked)
+                    text = spec.text if spec.kind == "json_schema" else "true"
+                    start, unchecked = shop.schemas.start(text, options)
                 case "structural_tags":
-                    start = self._tags(spec, shop, unchecked)
+                    start = self._tags(spec, shop, options, unchecked)
                 case "regex":
                     start = self._regex(spec, shop)
                 case "choices":
                     start = self._choices(spec, shop)
                 case "ebnf":
-                    rule = str(_one_option(spec, "start", "root"))
                     with machine.lock:
-                        start = machine.start(compile_ebnf(spec.text, machine, start=rule), 0)
+                        start = machine.start(compile_ebnf(spec.text, machine, start=options["start"]), 0)
                 case _:
-                    rule = str(_one_option(spec, "start", "start"))
-                    start = machine.start(compile_lark(spec.text, machine, start=rule), 0)
+                    start = machine.start(compile_lark(spec.text, machine, start=options["start"]), 0)
             machine.masks.of(start)  # the first answer is ready when the first token is asked for
         except RecursionError:
             raise GrammarTooComplex(f"the {spec.kind} grammar nests too deep") from None
         return CompiledGrammar(spec, machine, start, tuple(unchecked))
 
-    def _json(self, spec: GrammarSpec, shop: Workshop, unchecked: list[str]) -> int:
-        options = option_values(dict(spec.options), JSON_OPTIONS if spec.kind == "json_schema" else ("whitespace",))
-        with shop.machine.lock:
-            schemas = shop.schemas(options)
-        text = spec.text if spec.kind == "json_schema" else "true"
-        root, left = schemas.compile(text, check_after=options.get("on_unsupported") == "check_after")
-        unchecked += left
-        with shop.machine.lock:
-            schemas.values.prepare(root, most=PREPARED_VALUES)
-            return shop.machine.start(*schemas.values.accept_root(root))
-
-    def _tags(self, spec: GrammarSpec, shop: Workshop, unchecked: list[str]) -> int:
-        options = option_values(dict(spec.options), JSON_OPTIONS)
+    @staticmethod
+    def _tags(spec: GrammarSpec, shop: Workshop, options: dict[str, str], unchecked: list[str]) -> int:
         machine = shop.machine
-        with machine.lock:
-            schemas = shop.schemas(options)
 
         def value_of(schema: str) -> int:
-            root, left = schemas.compile(schema, check_after=options["on_unsupported"] == "check_after")
-            unchecked.extend(left)
-            return schemas.values.value(root)
+            state, unenforced = shop.schemas.value(schema, options)
+            unchecked.extend(unenforced)
+            return state
 
         def regex_of(pattern: str, where: str) -> int:
             return compile_regex(pattern, machine.expressions, anchored=True, where=where)
 
         tags = read_tags(spec.text)
         with machine.lock:
-            return machine.start(Tags(tags, machine, shop.scalars, value_of, regex_of).start, 0)
+            return machine.start(Tags(tags, machine, value_of, regex_of).start, 0)
 
     def _regex(self, spec: GrammarSpec, shop: Workshop) -> int:
-        option_values(dict(spec.options), ())
         with shop.machine.lock:
             return self._language(spec, shop, compile_regex(spec.text, shop.machine.expressions, anchored=True))
 
     def _choices(self, spec: GrammarSpec, shop: Workshop) -> int:
-        option_values(dict(spec.options), ())
         try:
             choices = json.loads(spec.text)
         except json.JSONDecodeError as error:
@@ -187,13 +148,6 @@ class Compiler:
 def _reads_items(spec: GrammarSpec) -> bool:
     """Whether items may have to be read to be kept apart: on a machine of its own, all others need no reading."""
     return spec.kind in ("json_schema", "structural_tags") and '"uniqueItems"' in spec.text
-
-
-def _one_option(spec: GrammarSpec, name: str, default: str) -> str | int | bool:
-    for key in spec.options:
-        if key != name:
-            raise GrammarError(f"unknown option {key!r}; there is {name}")
-    return spec.options.get(name, default)
 
 
 def compiler_of(vocabulary: Vocabulary) -> Compiler:

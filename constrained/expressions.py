@@ -7,11 +7,11 @@ reached: ``.{0,500}`` costs what the text walked through it costs.
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from math import gcd
 
 import numpy as np
 
 from .code_points import ANY, Ranges, intersection
-from .emptiness import can_reach_multiple, has_text
 from .fuel import Fuel
 from .spec import GrammarTooComplex
 
@@ -19,6 +19,7 @@ NOTHING = 0  # no text at all
 EMPTY = 1  # the empty text only
 
 FULL = (1 << 256) - 1
+MAX_FREE_DIGITS = 400
 UTF8_LEADS = ((0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12), (0x10000, 0x10FFFF, 0xF0, 18))
 
 
@@ -466,9 +467,85 @@ class Expressions:
         """Whether any text is in the language. Free for plain expressions; a search for ``and`` and ``not``."""
         if expr == NOTHING:
             return False
-        if self.is_plain[expr] or self.nullable[expr] or can_reach_multiple(self, expr):
+        if self.is_plain[expr] or self.nullable[expr] or self._can_reach_multiple(expr):
             return True
-        return has_text(self, expr, self._alive, fuel)
+        return self._has_text(expr, fuel)
+
+    def _has_text(self, expr: int, fuel: int) -> bool:
+        """Search at most ``fuel`` derivatives for one that accepts; ``_alive`` keeps what the search finds of each."""
+        known = self._alive
+        found = known.get(expr)
+        if found is not None:
+            return found
+        parents: dict[int, int] = {expr: expr}
+        queue = [expr]
+        for at in queue:
+            reachable = self._can_reach_multiple(at)
+            if known.get(at) or self.nullable[at] or self.is_plain[at] or reachable:
+                while True:  # every expression on the path to this one has a text
+                    known[at] = True
+                    if parents[at] == at:
+                        return True
+                    at = parents[at]
+            if len(queue) > fuel:
+                raise GrammarTooComplex(
+                    f"an intersection of regular expressions has more than {fuel:,} states; a pattern that guesses "
+                    "how far its end is ((a|b)*a(a|b){18}) doubles them with each character"
+                )
+            if reachable is False:
+                continue
+            for lo, hi in self.classes(at):
+                byte = self._available_in(lo, hi)
+                if byte < 0:
+                    continue
+                to = self.derive(at, byte)
+                if to != NOTHING and to not in parents and known.get(to) is not False:
+                    parents[to] = at
+                    queue.append(to)
+        for at in queue:
+            known[at] = False
+        return False
+
+    def _can_reach_multiple(self, expr: int) -> bool | None:
+        """Whether some digits complete a multiple, computed where a search would try every remainder.
+
+        None where the other parts of the intersection do not treat all digits alike, so that a search has to tell.
+        """
+        node = self.nodes[expr]
+        multiples = [part for part in node[1:] if self.nodes[part][0] == "multiple"] if node[0] == "and" else []
+        if len(multiples) != 1:
+            return None
+        _, modulus, scale, remainder, fraction = self.nodes[multiples[0]]
+        others = [part for part in node[1:] if part != multiples[0]]
+        has_fraction = False  # the arithmetic below does not follow digits behind a point
+        for count in range(MAX_FREE_DIGITS):
+            behind_point = [self.derive(part, 0x2E) for part in others]
+            has_fraction = has_fraction or self._share_a_digit(behind_point, 1)
+            if all(self.nullable[part] for part in others):  # the number may end after any ``count`` digits
+                places = scale - max(fraction, 0) - (count if fraction >= 0 else 0)
+                if places < 0:
+                    return None
+                step = modulus // gcd(modulus, 10**places)
+                if -remainder * 10**count % step < 10**count:
+                    return True
+                if not has_fraction and not self._share_a_digit(others, 0):
+                    return False
+            elif NOTHING not in behind_point:
+                return None
+            after = [self._after_any_digit(part) for part in others]
+            if NOTHING in after or (after == others and not all(self.nullable[part] for part in others)):
+                return None
+            others = after
+        return None
+
+    def _after_any_digit(self, expr: int) -> int:
+        """The derivative by a digit if all ten digits have the same one; else NOTHING."""
+        after = {self.derive(expr, digit) for digit in range(0x30, 0x3A)}
+        return after.pop() if len(after) == 1 else NOTHING
+
+    def _share_a_digit(self, exprs: list[int], least: int) -> bool:
+        """Whether one digit of at least ``least`` can follow in all the expressions."""
+        return any(NOTHING not in [self.derive(expr, 0x30 + digit) for expr in exprs] for digit in range(least, 10))
 
     def num_bytes_in(self, lo: int, hi: int) -> int:
         return (self.available >> lo & ((1 << hi - lo) - 1)).bit_count()
@@ -483,3 +560,21 @@ class Expressions:
 
     def is_subset(self, left: int, right: int) -> bool:
         return not self.is_nonempty(self.intersect(left, self.complement(right)))
+
+    def num_texts(self, expr: int, most: int) -> int:
+        """How many texts are in the language, counted up to ``most``."""
+        total = 0
+        level = {expr: 1} if self.is_nonempty(expr) else {}  # derivatives, and how many prefixes lead to each
+        while level:
+            total += sum(count for rest, count in level.items() if self.nullable[rest])
+            following: dict[int, int] = {}
+            for rest, count in level.items():
+                for lo, hi in self.classes(rest):
+                    byte = self._available_in(lo, hi)
+                    to = self.alive(self.derive(rest, byte)) if byte >= 0 else NOTHING
+                    if to != NOTHING:
+                        following[to] = min(most, following.get(to, 0) + count * self.num_bytes_in(lo, hi))
+            if total + sum(following.values()) >= most:
+                return most  # each prefix has a text of its own
+            level = following
+        return min(total, most)

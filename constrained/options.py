@@ -1,24 +1,34 @@
-"""The options of JSON grammars with what each can be. Never acts on one."""
+"""The options of each kind of grammar, with the values each can have."""
 
-from collections.abc import Iterable
+from .spec import GrammarError, GrammarSpec
 
-from .spec import GrammarError
-
-OPTIONS = {
+# The first value of each is the default.
+JSON_OPTIONS: dict[str, tuple[str, ...]] = {
     "property_order": ("schema", "any"),
     "whitespace": ("flexible", "compact"),
     "format": ("enforce", "annotate"),
     "numbers": ("canonical", "any"),
     "on_unsupported": ("refuse", "check_after"),
 }
+ANY_JSON = {"property_order": "any", "format": "annotate", "numbers": "any", "on_unsupported": "refuse"}
+START_RULES = {"ebnf": "root", "lark": "start"}  # the defaults of the option ``start``
 
 
-def option_values(options: dict[str, object], allowed: Iterable[str]) -> dict[str, str]:
-    """The options of a grammar with their defaults (the first of each), or a refusal by name."""
-    known = {name: OPTIONS[name] for name in allowed}
-    for name, value in options.items():
-        if name not in known:
-            raise GrammarError(f"unknown option {name!r}; there are {', '.join(known)}")
-        if value not in known[name]:
-            raise GrammarError(f"option {name} is {value!r}; it can be {' or '.join(map(repr, known[name]))}")
-    return {name: str(options.get(name, choices[0])) for name, choices in known.items()}
+def option_values(spec: GrammarSpec) -> dict[str, str]:
+    """The grammar's options with their defaults. Raises GrammarError for an option or a value that there is not."""
+    choices: dict[str, tuple[str, ...]] = {}
+    match spec.kind:
+        case "json_schema" | "structural_tags":
+            choices = JSON_OPTIONS
+        case "json":
+            choices = {"whitespace": JSON_OPTIONS["whitespace"]}
+        case "ebnf" | "lark":
+            choices = {"start": (START_RULES[spec.kind],)}
+    for name, value in spec.options.items():
+        if name not in choices:
+            known = f"there is {' or '.join(choices)}" if choices else f"a grammar of kind {spec.kind} takes none"
+            raise GrammarError(f"unknown option {name!r}; {known}")
+        if name != "start" and value not in choices[name]:
+            raise GrammarError(f"option {name} is {value!r}; it can be {' or '.join(map(repr, choices[name]))}")
+    values = {name: str(spec.options.get(name, known[0])) for name, known in choices.items()}
+    return {**ANY_JSON, **values} if spec.kind == "json" else values

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from .expressions import EMPTY, NOTHING
-from .json.scalars import Scalars
 from .machine.machine import Machine
 from .spec import GrammarError
 
@@ -116,13 +115,11 @@ class Tags:
         self,
         tags: TagSet,
         machine: Machine,
-        scalars: Scalars,
         value_of: Callable[[str], int],
         regex_of: Callable[[str, str], int],
     ) -> None:
         self.tags = tags
         self.machine = machine
-        self.scalars = scalars
         self.ex = machine.expressions
         self._triggers = [t.encode() for t in tags.triggers]
         self._begins = [t.begin.encode() for t in tags.tags]

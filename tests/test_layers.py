@@ -41,30 +41,12 @@ ONLY = {
 NOT_LANG = {"lang", "engines"}
 # Circles that stay, each with the reason: the files that import one another.
 CIRCLES: dict[frozenset[str], str] = {
-    frozenset(["constrained.emptiness", "constrained.expressions"]): "not yet undone",
     frozenset(
         [
             "constrained.machine.lazy_masks",
             "constrained.machine.machine",
             "constrained.machine.masks",
             "constrained.machine.tables",
-        ]
-    ): "not yet undone",
-    frozenset(
-        [
-            "constrained.json.arrays",
-            "constrained.json.completions",
-            "constrained.json.objects",
-            "constrained.json.properties",
-            "constrained.json.values",
-        ]
-    ): "not yet undone",
-    frozenset(
-        [
-            "constrained.json.evaluated",
-            "constrained.json.json_schema",
-            "constrained.json.schema_reader",
-            "constrained.json.unheld",
         ]
     ): "not yet undone",
     frozenset(["radix_cache.cache", "radix_cache.lease", "radix_cache.tiers"]): "not yet undone",

@@ -1,1 +1,56 @@
-"""Reads JSON Schema and builds the machine states of the values that it allows."""
+"""JSON Schema as states of a machine. The rest of the package imports from here alone."""
+
+from ..machine.machine import Machine
+from .json_schema import Schemas
+from .scalars import Scalars
+
+PREPARED_VALUES = 5  # values whose first rows are made while compiling; the rows of others are made when first met
+
+
+class JsonSchemas:
+    """The schemas compiled on one machine. Schemas with equal options share their states.
+
+    ``options`` are those of ``options.JSON_OPTIONS``, every one with a value. The methods take the machine's lock.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._scalars = Scalars(machine)
+        self._styles: dict[tuple[str, ...], Schemas] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a store of formulas is more than half full, so that new schemas should begin on another machine."""
+        return any(schemas.formulas.is_half_full for schemas in self._styles.values())
+
+    def start(self, text: str, options: dict[str, str]) -> tuple[int, list[str]]:
+        """The configuration before a text that is one value of the schema, and what of the schema is not enforced.
+
+        Raises GrammarError.
+        """
+        schemas, root, unenforced = self._compile(text, options)
+        with self._machine.lock:
+            schemas.values.prepare(root, most=PREPARED_VALUES)
+            return self._machine.start(*schemas.values.accept_root(root)), unenforced
+
+    def value(self, text: str, options: dict[str, str]) -> tuple[int, list[str]]:
+        """As ``start``, but the state before a value inside another text."""
+        schemas, root, unenforced = self._compile(text, options)
+        with self._machine.lock:
+            return schemas.values.value(root), unenforced
+
+    def _compile(self, text: str, options: dict[str, str]) -> tuple[Schemas, int, list[str]]:
+        style = tuple(options[name] for name in ("property_order", "whitespace", "format", "numbers"))
+        with self._machine.lock:
+            schemas = self._styles.get(style)
+            if schemas is None:
+                schemas = self._styles[style] = Schemas(
+                    self._machine,
+                    self._scalars,
+                    any_order=options["property_order"] == "any",
+                    flexible=options["whitespace"] == "flexible",
+                    canonical=options["numbers"] == "canonical",
+                    enforce_formats=options["format"] == "enforce",
+                )
+        root, unenforced = schemas.compile(text, check_after=options["on_unsupported"] == "check_after")
+        return schemas, root, unenforced

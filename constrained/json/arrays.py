@@ -6,16 +6,13 @@ Leaves: ``("items", prefix, rest, at)`` item ``at`` satisfies ``prefix[at]`` or 
 """
 
 from collections.abc import Callable, Set
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..spec import GrammarTooComplex
 from .documents import read_json
 from .formulas import FALSE, TRUE, Leaf
-
-if TYPE_CHECKING:
-    from .values import Values
+from .inner_values import InnerValues
 
 CLOSE = 1 << 30  # the result of a first item that is the closing bracket
 Answers = Callable[[int], bool]
@@ -30,9 +27,7 @@ class UniqueItems:
         self.is_sole = len(context) == 1 and arrays.formulas.positive_clause(context[0]) is not None
 
     def after(self, state: int, text: bytes) -> int:
-        source = self._arrays.values.source
-        assert source is not None
-        return self._arrays.after_value(state, source.constant(read_json(text.decode())))
+        return self._arrays.after_value(state, self._arrays.values.constant(read_json(text.decode())))
 
     def has_others(self) -> bool:
         if self._has_others is None:
@@ -41,7 +36,7 @@ class UniqueItems:
 
 
 class Arrays:
-    def __init__(self, values: "Values") -> None:
+    def __init__(self, values: InnerValues) -> None:
         self.values = values
         self.formulas = values.formulas
         self._plans: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}

@@ -2,14 +2,11 @@
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..spec import GrammarTooComplex
-from .formulas import FALSE, TRUE, Leaf, Literal
-from .properties import Properties, Shape
-
-if TYPE_CHECKING:
-    from .values import Values
+from .formulas import FALSE, TRUE, Leaf, SignedLeaf
+from .inner_values import InnerValues
+from .properties import NamePartition, Properties
 
 MAX_PLACINGS = 5_000
 MANY = 1 << 30  # as an upper count: none
@@ -19,7 +16,7 @@ MANY = 1 << 30  # as an upper count: none
 class Context:
     """An object at some point: ``seen`` has a bit per name that may not come again."""
 
-    shape: Shape
+    partition: NamePartition
     seen: int
     formulas: tuple[int, ...]
 
@@ -47,16 +44,16 @@ class Clause:
 
 
 class Completions:
-    def __init__(self, values: "Values", properties: Properties) -> None:
+    def __init__(self, values: InnerValues, properties: Properties) -> None:
         self.values = values
         self.formulas = values.formulas
         self.properties = properties
-        self._plains: dict[tuple[Shape, int], Plain | None] = {}
-        self._possible: dict[tuple[Shape, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
+        self._plains: dict[tuple[NamePartition, int], Plain | None] = {}
+        self._possible: dict[tuple[NamePartition, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
         self._demands: dict[tuple[Context, int], tuple[int, tuple[int, ...]]] = {}
         self._settled: dict[int, int] = {}
         self._sure_breaks: dict[tuple[int, int], bool] = {}
-        self._rule_demands: dict[tuple[Shape, tuple[int, ...], int], int] = {}
+        self._rule_demands: dict[tuple[NamePartition, tuple[int, ...], int], int] = {}
 
     # -- whole objects --------------------------------------------------------------------------------------------
 
@@ -75,25 +72,25 @@ class Completions:
         nodes = formulas.nodes
         if not any(not sign and nodes[p][1][0] == "props" for p, sign in formulas.polarities(formula)):
             return formula
-        shape = self.properties.shape((formula,))
+        partition = self.properties.partition((formula,))
         parts = formulas.parts(formula, "and")
         certain = [p for p in parts if nodes[p][0] == "leaf"]
         settled = []
         for part in parts:
             options = formulas.parts(part, "or")
-            settled.append(formulas.disjunction([self._without_sure_breaks(p, certain, shape) for p in options]))
+            settled.append(formulas.disjunction([self._without_sure_breaks(p, certain, partition) for p in options]))
         return formulas.conjunction(settled)
 
-    def _without_sure_breaks(self, formula: int, certain: list[int], shape: Shape) -> int:
+    def _without_sure_breaks(self, formula: int, certain: list[int], partition: NamePartition) -> int:
         """The formula without what is broken by any object that keeps its own leaves and the ``certain`` ones."""
         nodes = self.formulas.nodes
         leaves = {*certain, *(p for p in self.formulas.parts(formula, "and") if nodes[p][0] == "leaf")}
-        clause = self._clause(shape, tuple((p, True) for p in sorted(leaves)))
+        clause = self._clause(partition, tuple((p, True) for p in sorted(leaves)))
         rules, used = tuple(clause.rules), classes_of(clause.needed)
 
         def change_negated(leaf: Leaf) -> int:
             found = self.formulas.leaf(*leaf)
-            is_broken = leaf[0] == "props" and self._is_sure_to_be_broken(found, shape, rules, used)
+            is_broken = leaf[0] == "props" and self._is_sure_to_be_broken(found, partition, rules, used)
             return FALSE if is_broken else found
 
         return self.formulas.replace(formula, lambda leaf: self.formulas.leaf(*leaf), change_negated)
@@ -103,20 +100,20 @@ class Completions:
         if formula <= TRUE:
             return formula == TRUE
         formula = self.settled(formula)
-        return self.is_alive(self.properties.shape((formula,)), 0, formula)
+        return self.is_alive(self.properties.partition((formula,)), 0, formula)
 
-    def is_alive(self, shape: Shape, seen: int, formula: int) -> bool:
+    def is_alive(self, partition: NamePartition, seen: int, formula: int) -> bool:
         """Whether the object can be completed from here."""
         if formula == FALSE:
             return False
         if formula == TRUE or self.properties.ends(formula):
             return True
-        key = ("object", shape, seen, formula)
+        key = ("object", partition, seen, formula)
         return self.values.prove(
-            key, lambda: self.formulas.some_clause(formula, lambda c: self._clause_is_alive(shape, seen, c))
+            key, lambda: self.formulas.some_clause(formula, lambda c: self._clause_is_alive(partition, seen, c))
         )
 
-    def _clause(self, shape: Shape, literals: tuple[Literal, ...]) -> Clause:
+    def _clause(self, partition: NamePartition, literals: tuple[SignedLeaf, ...]) -> Clause:
         out = Clause()
         for formula, is_positive in literals:
             leaf = self.formulas.nodes[formula][1]
@@ -126,54 +123,62 @@ class Completions:
                 case (("props" | "names"), False):
                     out.broken.append(formula)
                 case "has", True:
-                    out.needed |= 1 << shape.index[leaf[1]]
+                    out.needed |= 1 << partition.index[leaf[1]]
                 case "has", False:
-                    out.banned |= 1 << shape.index[leaf[1]]
+                    out.banned |= 1 << partition.index[leaf[1]]
                 case ("minp", True) | ("maxp", False):
                     out.low = max(out.low, leaf[1] if is_positive else leaf[1] + 1)
                 case ("maxp", True) | ("minp", False):
                     out.high = min(out.high, leaf[1] if is_positive else leaf[1] - 1)
         return out
 
-    def _clause_is_alive(self, shape: Shape, seen: int, literals: tuple[Literal, ...]) -> bool:
-        clause = self._clause(shape, literals)
+    def _clause_is_alive(self, partition: NamePartition, seen: int, literals: tuple[SignedLeaf, ...]) -> bool:
+        clause = self._clause(partition, literals)
         rules = tuple(clause.rules)
         if clause.needed & (seen | clause.banned) or clause.needed.bit_count() > clause.high:
             return False
         used = classes_of(clause.needed)
-        if not all(self._fits(shape, rules, cls) for cls in used):
+        if not all(self._fits(partition, rules, cls) for cls in used):
             return False
         if not clause.broken and clause.low <= len(used):
             return True
         # Rules are broken by a property that is needed anyway, or by one more.
-        unseen = self.properties.unseen_classes(shape, seen | clause.banned | clause.needed)
-        broken = [rule for rule in clause.broken if not self._is_sure_to_be_broken(rule, shape, rules, used)]
-        if clause.low <= len(used) and self._break_greedily(broken, shape, rules, used, unseen, clause.high):
+        unseen = self.properties.unseen_classes(partition, seen | clause.banned | clause.needed)
+        broken = [rule for rule in clause.broken if not self._is_sure_to_be_broken(rule, partition, rules, used)]
+        if clause.low <= len(used) and self._break_greedily(broken, partition, rules, used, unseen, clause.high):
             return True
-        free = [cls for cls in unseen if self._fits(shape, rules, cls)]
+        free = [cls for cls in unseen if self._fits(partition, rules, cls)]
         wanted = []
         for rule in broken:
-            asks = [(cls, self._asked(rule, shape, cls)) for cls in (*used, *free)]
-            ways = [(cls, asked) for cls, asked in asks if self._can_break(self._demanded(shape, rules, cls), asked)]
+            asks = [(cls, self._asked(rule, partition, cls)) for cls in (*used, *free)]
+            ways = [
+                (cls, asked) for cls, asked in asks if self._can_break(self._demanded(partition, rules, cls), asked)
+            ]
             if not ways:
                 return False
             wanted.append([(cls, self.formulas.negation(asked)) for cls, asked in ways])
         wanted.sort(key=len)
-        has_others = bool(free) and shape.name_of(free[-1]) is None  # of which there are any number
+        has_others = bool(free) and partition.name_of(free[-1]) is None  # of which there are any number
         most = min(clause.high, MANY if has_others else len(used) + len(free))
-        placing = Placing(self.values, lambda cls: self._demanded(shape, rules, cls), wanted, clause.low, most)
+        placing = Placing(self.values, lambda cls: self._demanded(partition, rules, cls), wanted, clause.low, most)
         return placing.exists(frozenset(used))
 
     def _break_greedily(
-        self, broken: list[int], shape: Shape, rules: tuple[int, ...], used: list[int], free: list[int], most: int
+        self,
+        broken: list[int],
+        partition: NamePartition,
+        rules: tuple[int, ...],
+        used: list[int],
+        free: list[int],
+        most: int,
     ) -> bool:
         """Whether each rule can be broken by the first property that can, after those before it: then all can."""
         extra: dict[int, int] = {}
         conjunction = self.formulas.conjunction
         for rule in broken:
             for cls in (*used, *free):
-                asked = self._asked(rule, shape, cls)
-                demand = self._demanded(shape, rules, cls)
+                asked = self._asked(rule, partition, cls)
+                demand = self._demanded(partition, rules, cls)
                 if self._can_break(conjunction([demand, extra[cls]]) if cls in extra else demand, asked):
                     extra[cls] = conjunction([extra.get(cls, TRUE), self.formulas.negation(asked)])
                     break
@@ -181,10 +186,12 @@ class Completions:
                 return False
         return len(extra.keys() | used) <= most
 
-    def _is_sure_to_be_broken(self, rule: int, shape: Shape, rules: tuple[int, ...], used: list[int]) -> bool:
+    def _is_sure_to_be_broken(
+        self, rule: int, partition: NamePartition, rules: tuple[int, ...], used: list[int]
+    ) -> bool:
         """Whether a rule is broken whatever is written for some property that is needed."""
         for cls in used:
-            key = (self._demanded(shape, rules, cls), self._asked(rule, shape, cls))
+            key = (self._demanded(partition, rules, cls), self._asked(rule, partition, cls))
             found = self._sure_breaks.get(key)
             if found is None:
                 found = self.values.is_surely_impossible(self.formulas.conjunction(key))
@@ -202,26 +209,26 @@ class Completions:
 
         return self.values.prove(("breaks", demand, asked), rule)
 
-    def _asked(self, rule: int, shape: Shape, cls: int) -> int:
+    def _asked(self, rule: int, partition: NamePartition, cls: int) -> int:
         """What a rule on names or values asks of a property's value; FALSE if it forbids its name."""
         leaf = self.formulas.nodes[rule][1]
         if leaf[0] != "names":
-            return self.properties.asked(leaf, shape, cls)
-        return TRUE if self.properties.matches(self.values.expression(leaf[1], "string"), shape, cls) else FALSE
+            return self.properties.asked(leaf, partition, cls)
+        return TRUE if self.properties.matches(self.values.expression(leaf[1], "string"), partition, cls) else FALSE
 
-    def _demanded(self, shape: Shape, rules: tuple[int, ...], cls: int) -> int:
+    def _demanded(self, partition: NamePartition, rules: tuple[int, ...], cls: int) -> int:
         """What rules on names and values ask of a property's value together."""
-        key = (shape, rules, cls)
+        key = (partition, rules, cls)
         found = self._rule_demands.get(key)
         if found is None:
             found = self._rule_demands[key] = self.formulas.conjunction(
-                [self._asked(rule, shape, cls) for rule in rules]
+                [self._asked(rule, partition, cls) for rule in rules]
             )
         return found
 
-    def _fits(self, shape: Shape, rules: tuple[int, ...], cls: int) -> bool:
+    def _fits(self, partition: NamePartition, rules: tuple[int, ...], cls: int) -> bool:
         """Whether a property of this class may stand in an object of these rules, and has a value."""
-        return self.values.satisfiable(self._demanded(shape, rules, cls))
+        return self.values.satisfiable(self._demanded(partition, rules, cls))
 
     # -- the next property ----------------------------------------------------------------------------------------
 
@@ -232,39 +239,39 @@ class Completions:
         if found is not None:
             return found
         formulas = self.formulas
-        shape, must = context.shape, context.formulas[0]
+        partition, must = context.partition, context.formulas[0]
         certain: set[int] = set()
         if formulas.positive_clause(must) is not None:
-            seen = self.properties.seen_after(shape, context.seen, cls)
-            certain = self._asked_by(shape, cls, must)
-            is_alive = self.is_alive(shape, seen, self.properties.step(must, shape, cls, None))
+            seen = self.properties.seen_after(partition, context.seen, cls)
+            certain = self._asked_by(partition, cls, must)
+            is_alive = self.is_alive(partition, seen, self.properties.step(must, partition, cls, None))
             demand = formulas.conjunction(certain) if is_alive else FALSE
-            observed = self._asked_by(shape, cls, *context.formulas[1:]) - certain
+            observed = self._asked_by(partition, cls, *context.formulas[1:]) - certain
         else:
             demand = self._weakest_demand(context, cls)
-            observed = self._asked_by(shape, cls, *context.formulas)
+            observed = self._asked_by(partition, cls, *context.formulas)
         if not self.values.satisfiable(demand):
             demand = FALSE
         found = self._demands[key] = demand, tuple(sorted(observed))
         return found
 
-    def _asked_by(self, shape: Shape, cls: int, *formulas: int) -> set[int]:
-        asked = {self.properties.asked(leaf, shape, cls) for _, leaf in self.formulas.leaves(*formulas)}
+    def _asked_by(self, partition: NamePartition, cls: int, *formulas: int) -> set[int]:
+        asked = {self.properties.asked(leaf, partition, cls) for _, leaf in self.formulas.leaves(*formulas)}
         return asked - {TRUE, FALSE}
 
     def _weakest_demand(self, context: Context, cls: int) -> int:
         """The weakest schema for the next property that leaves what must hold within reach."""
         formulas, properties = self.formulas, self.properties
-        shape, must = context.shape, context.formulas[0]
-        seen = properties.seen_after(shape, context.seen, cls)
+        partition, must = context.partition, context.formulas[0]
+        seen = properties.seen_after(partition, context.seen, cls)
 
         def is_alive(true: Set[int], unknown: Set[int], at_worst: bool) -> bool:
             either = true | unknown
-            after = properties.step(must, shape, cls, *((true, either) if at_worst else (either, true)))
-            return self.is_alive(shape, seen, after)
+            after = properties.step(must, partition, cls, *((true, either) if at_worst else (either, true)))
+            return self.is_alive(partition, seen, after)
 
         signs = formulas.polarities(must)
-        asked = self._asked_by(shape, cls, must)
+        asked = self._asked_by(partition, cls, must)
         if any(formulas.nodes[p][1][0] == "props" and not sign for p, sign in signs):
             return self.values.weakest(sorted(asked), is_alive, "one property")
         if is_alive(set(), asked, True):
@@ -272,16 +279,16 @@ class Completions:
         parts = []
         for clause in formulas.clauses(must):
             whole = formulas.conjunction([p if sign else formulas.negation(p) for p, sign in clause])
-            if self.is_alive(shape, seen, properties.step(whole, shape, cls, None)):
-                parts.append(formulas.conjunction(self._asked_by(shape, cls, whole)))
+            if self.is_alive(partition, seen, properties.step(whole, partition, cls, None)):
+                parts.append(formulas.conjunction(self._asked_by(partition, cls, whole)))
         return formulas.disjunction(parts)
 
     def allowed_demand(self, context: Context, cls: int) -> tuple[int, tuple[int, ...]]:
         """``demand`` for a class known to be allowed."""
-        plain = self._plain(context.shape, context.formulas[0])
+        plain = self._plain(context.partition, context.formulas[0])
         if plain is None or len(context.formulas) > 1:
             return self.demand(context, cls)
-        return self._demanded(context.shape, plain.rules, cls), ()
+        return self._demanded(context.partition, plain.rules, cls), ()
 
     def demands_at_start(self, formula: int) -> list[int]:
         """What the values of the properties of note must satisfy that may come first."""
@@ -295,7 +302,7 @@ class Completions:
 
     def _start(self, formula: int) -> Context:
         formula = self.settled(formula)
-        return Context(self.properties.shape((formula,)), 0, (formula,))
+        return Context(self.properties.partition((formula,)), 0, (formula,))
 
     def allowed(self, context: Context) -> tuple[int, tuple[int, ...]]:
         """The names that may come next, as bits, and the other classes that may."""
@@ -303,9 +310,9 @@ class Completions:
         if fast is not None:
             return fast
         names, others = 0, []
-        for cls in self.properties.unseen_classes(context.shape, context.seen):
+        for cls in self.properties.unseen_classes(context.partition, context.seen):
             if self.demand(context, cls)[0] != FALSE:
-                if 1 <= cls <= len(context.shape.names):
+                if 1 <= cls <= len(context.partition.names):
                     names |= 1 << (cls - 1)
                 else:
                     others.append(cls)
@@ -313,27 +320,27 @@ class Completions:
 
     # -- plain conjunctions, in a few operations on bits ----------------------------------------------------------
 
-    def _plain(self, shape: Shape, formula: int) -> Plain | None:
-        key = (shape, formula)
+    def _plain(self, partition: NamePartition, formula: int) -> Plain | None:
+        key = (partition, formula)
         if key in self._plains:
             return self._plains[key]
         leaves = self.formulas.positive_clause(formula)
         found = None
         if leaves is not None:
-            clause = self._clause(shape, tuple((p, True) for p in leaves))
+            clause = self._clause(partition, tuple((p, True) for p in leaves))
             found = Plain(tuple(clause.rules), clause.needed, clause.low, clause.high)
         self._plains[key] = found
         return found
 
     def _allowed_plain(self, context: Context) -> tuple[int, tuple[int, ...]] | None:
         """As ``allowed`` for a plain conjunction without lower counts."""
-        plain = self._plain(context.shape, context.formulas[0])
+        plain = self._plain(context.partition, context.formulas[0])
         if plain is None or plain.low:
             return None
         missing, room = plain.missing, plain.room
         if room == 0:
             return 0, ()
-        possible, others = self._possible_of(context.shape, plain.rules)
+        possible, others = self._possible_of(context.partition, plain.rules)
         names = possible & ~context.seen
         if room <= missing.bit_count():
             names &= missing
@@ -343,23 +350,23 @@ class Completions:
             others = ()
         return names, others
 
-    def _possible_of(self, shape: Shape, rules: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    def _possible_of(self, partition: NamePartition, rules: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         """The names as bits and the other classes of which a property may stand in an object of these rules."""
-        key = (shape, rules)
+        key = (partition, rules)
         found = self._possible.get(key)
         if found is None:
-            names = sum(1 << (c - 1) for c in range(1, len(shape.names) + 1) if self._fits(shape, rules, c))
-            others = tuple(c for c in self.properties.other_classes(shape) if self._fits(shape, rules, c))
+            names = sum(1 << (c - 1) for c in range(1, len(partition.names) + 1) if self._fits(partition, rules, c))
+            others = tuple(c for c in self.properties.other_classes(partition) if self._fits(partition, rules, c))
             found = self._possible[key] = names, others
         return found
 
     def after_plain(self, context: Context, cls: int) -> tuple[int, ...] | None:
         """The formulas after a property of a plain object without observers and counts; None for others."""
-        shape, (formula, *others) = context.shape, context.formulas
-        plain = self._plain(shape, formula)
+        partition, (formula, *others) = context.partition, context.formulas
+        plain = self._plain(partition, formula)
         if plain is None or others or plain.low or plain.room < MANY:
             return None
-        name = shape.name_of(cls)
+        name = partition.name_of(cls)
         if name is None or not plain.missing >> (cls - 1) & 1:
             return context.formulas
         done = self.properties.has(name)
@@ -374,7 +381,7 @@ class Placing:
 
     def __init__(
         self,
-        values: "Values",
+        values: InnerValues,
         demanded: Callable[[int], int],
         wanted: list[list[tuple[int, int]]],
         low: int,

@@ -57,6 +57,7 @@ _POINTER = "(?:/(?:[^/~]|~[01])*)*"
 _DAYS = "(?:[0-9]+D|[0-9]+M(?:[0-9]+D)?|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?)"
 _CLOCK_SPAN = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 
+# The standard's ``regex`` and ``uri-template`` are no regular languages: annotations, as any unknown name is.
 FORMATS: dict[str, str] = {
     "date": _DATE,
     "time": _TIME,
@@ -76,5 +77,3 @@ FORMATS: dict[str, str] = {
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
 }
-# Formats of the standard that are no regular language, or not worth one: always annotations, as is any unknown name.
-ANNOTATIONS = ("regex", "uri-template")

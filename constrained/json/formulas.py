@@ -15,7 +15,7 @@ FALSE, TRUE = 0, 1
 MAX_CLAUSES = 512
 FEW_CASES = 8  # so many are tried one after another; of more, choices that fail by themselves are dropped first
 Leaf = tuple  # ("kind", ...)
-Literal = tuple[int, bool]  # leaf formula, is positive
+SignedLeaf = tuple[int, bool]  # leaf formula, is positive
 
 
 def _too_many_cases(limit: int) -> GrammarTooComplex:
@@ -32,7 +32,7 @@ class Formulas:
         self.nodes: list[tuple] = [("or",), ("and",)]
         self._ids: dict[tuple, int] = {("or",): FALSE, ("and",): TRUE}
         self._negations: dict[int, int] = {FALSE: TRUE, TRUE: FALSE}
-        self._clauses: dict[int, list[tuple[Literal, ...]]] = {}
+        self._clauses: dict[int, list[tuple[SignedLeaf, ...]]] = {}
 
     def _make(self, node: tuple) -> int:
         found = self._ids.get(node)
@@ -42,6 +42,10 @@ class Formulas:
             found = self._ids[node] = len(self.nodes)
             self.nodes.append(node)
         return found
+
+    @property
+    def is_half_full(self) -> bool:
+        return 2 * len(self.nodes) > self.max_formulas
 
     def leaf(self, *data: object) -> int:
         return self._make(("leaf", data))
@@ -149,7 +153,7 @@ class Formulas:
                 stack.extend(reversed(node[1:]))
         return list(found.items())
 
-    def clauses(self, formula: int) -> list[tuple[Literal, ...]]:
+    def clauses(self, formula: int) -> list[tuple[SignedLeaf, ...]]:
         """The disjunctive normal form: any one clause, all its literals."""
         found = self._clauses.get(formula)
         if found is None:
@@ -182,7 +186,7 @@ class Formulas:
             self._clauses[formula] = found
         return found
 
-    def some_clause(self, formula: int, holds: Callable[[tuple[Literal, ...]], bool], *, fuel: int = 4096) -> bool:
+    def some_clause(self, formula: int, holds: Callable[[tuple[SignedLeaf, ...]], bool], *, fuel: int = 4096) -> bool:
         """Whether ``holds`` is true of any clause; they are made one by one, so the first to hold ends the search.
 
         What holds of a clause has to hold of any part of it too.
@@ -223,13 +227,13 @@ class Formulas:
             formula = self.conjunction(parts)
         return search((formula,), {})
 
-    def _literal(self, formula: int) -> Literal:
+    def _literal(self, formula: int) -> SignedLeaf:
         node = self.nodes[formula]
         return (node[1], False) if node[0] == "not" else (formula, True)
 
-    def polarities(self, formula: int) -> list[Literal]:
+    def polarities(self, formula: int) -> list[SignedLeaf]:
         """Every leaf of the formula with the signs it appears under."""
-        found: dict[Literal, None] = {}
+        found: dict[SignedLeaf, None] = {}
         stack, seen = [formula], set()
         while stack:
             at = stack.pop()

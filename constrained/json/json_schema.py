@@ -1,29 +1,22 @@
 """JSON Schema 2020-12, with the spellings of draft 4 to 2019-09, as formulas. Never deals with bytes or states."""
 
 import hashlib
-import json
 from decimal import Decimal
 
-from ..regex_syntax import compile_regex
+from ..machine.machine import Machine
 from ..spec import GrammarError, GrammarTooComplex
-from .documents import Document, Json, Place, escape, read_json
+from .documents import Document, Place, escape, read_json
 from .formats import FORMATS
-from .formulas import FALSE, TRUE
-from .keywords import (
-    ANNOTATIONS,
-    BOUNDS,
-    FIRST_KINDS,
-    OBSTACLES,
-    SURE_KEYWORDS,
-    check_shape,
-    has_type,
-    number_bounds,
-)
-from .schema_reader import Reader
-from .unheld import unheld_unique_items
-from .values import Kind, Values
+from .formulas import FALSE, Formulas
+from .inner_values import Kind
+from .keywords import ANNOTATIONS, BOUNDS, check_keyword, has_type, number_bounds
+from .scalars import Scalars
+from .schema_nodes import SchemaNodes
+from .schema_reader import SchemaReader
+from .values import Values
 
-UNHELD = (
+OF_NO_VALUE = ("has", "names", "minp", "maxp")  # leaves that ask nothing of an object's values
+UNENFORCED = (
     "uniqueItems that may have to be broken: under not, if or contains, in a branch of oneOf that others overlap, "
     "beside contains, or within the items of such an array"
 )
@@ -32,16 +25,28 @@ UNHELD = (
 class Schemas:
     """The schemas met on one machine in one style. ``compile`` gives the formula of a document's root."""
 
-    def __init__(self, values: Values, *, enforce_formats: bool) -> None:
-        self.values = values
-        self.ex = values.ex
-        self.formulas = values.formulas
-        self.enforce_formats = enforce_formats
-        self.nodes: list[tuple[Document, str, Place]] = []
-        self._ids: dict[object, int] = {}
-        self._expanding: set[tuple[int, Kind]] = set()
-        self._patterns: dict[tuple[str, bool], int] = {}
-        values.source = self
+    def __init__(
+        self,
+        machine: Machine,
+        scalars: Scalars,
+        *,
+        flexible: bool,
+        any_order: bool,
+        canonical: bool,
+        enforce_formats: bool,
+    ) -> None:
+        self.formulas = Formulas(fuel=machine.fuel)
+        self._nodes = SchemaNodes(self.formulas, machine.expressions, enforce_formats=enforce_formats)
+        self.values = Values(
+            machine,
+            scalars,
+            self._nodes,
+            self._read,
+            flexible=flexible,
+            any_order=any_order,
+            canonical=canonical,
+        )
+        self._reading: set[tuple[int, Kind]] = set()
 
     def compile(self, text: str, *, check_after: bool) -> tuple[int, list[str]]:
         """The root's formula, and what of it is left to check afterwards."""
@@ -55,13 +60,13 @@ class Schemas:
         if not document.is_of_known_dialect:
             unsupported.append((f"the dialect $schema {document.dialect!r}", "#/$schema"))
         with lock:
-            root = self.node(document, key, document.root_place)
+            root = self._nodes.node(document, key, document.root_place)
             if any("uniqueItems" in place.schema for place in document.places):
-                unheld = unheld_unique_items(self, root)
-                unsupported += [(UNHELD, where) for where in unheld]
-                if unheld and check_after:
+                unenforced = _unenforced_unique_items(self.values, root)
+                unsupported += [(UNENFORCED, where) for where in unenforced]
+                if unenforced and check_after:
                     document = Document(document.root, keeps_unique_items=False)
-                    root = self.node(document, f"{key} without uniqueItems", document.root_place)
+                    root = self._nodes.node(document, f"{key} without uniqueItems", document.root_place)
             if unsupported and not check_after:
                 what, where = unsupported[0]
                 way_out = 'on_unsupported="check_after" lets it pass unchecked'
@@ -76,129 +81,79 @@ class Schemas:
         """Every keyword of one schema is well formed and known to be enforced."""
         schema, where = place.schema, place.pointer
         if "$ref" in schema and document.ref_stands_alone:
-            check_shape("$ref", schema["$ref"], f"{where}/$ref")
-            self.target(document, place, "$ref")
+            check_keyword("$ref", schema["$ref"], f"{where}/$ref")
+            self._nodes.target(document, place, "$ref")
             return
         for key, value in schema.items():
             if key in ANNOTATIONS:
                 continue
             at = f"{where}/{escape(key)}"
-            check_shape(key, value, at)
+            check_keyword(key, value, at)
             match key:
                 case "pattern":
-                    self.pattern(value, at)
+                    self._nodes.pattern(value, at)
                 case "patternProperties":
                     for pattern in value:
-                        self.pattern(pattern, f"{at}/{escape(pattern)}")
+                        self._nodes.pattern(pattern, f"{at}/{escape(pattern)}")
                 case "multipleOf":
                     self.values.numbers.multiple_of(Decimal(value), where=at)
                 case "$ref" | "$dynamicRef" | "$recursiveRef":
-                    self.target(document, place, key)
+                    self._nodes.target(document, place, key)
                 case "format":
-                    if self.enforce_formats and value in FORMATS:
-                        self.format(value)
+                    if self._nodes.enforce_formats and value in FORMATS:
+                        self._nodes.format(value)
         if not BOUNDS.isdisjoint(schema):
             self.values.numbers.between(*number_bounds(schema), where=where)
 
-    def target(self, document: Document, place: Place, key: str) -> Place:
-        """Where the reference under ``key`` leads."""
-        if key == "$recursiveRef" and any(p.schema.get("$recursiveAnchor") for p in document.places):
-            raise GrammarError(
-                "$recursiveRef with $recursiveAnchor is not supported; write $dynamicRef", where=place.pointer
-            )
-        return document.resolve(place.schema[key], place, dynamic=key == "$dynamicRef")
-
-    def pattern(self, pattern: str, where: str) -> int:
-        key = (pattern, True)
-        found = self._patterns.get(key)
-        if found is None:
-            found = compile_regex(pattern, self.ex, anchored=False, where=where, ecma=True)
-            self._patterns[key] = found
-        return found
-
-    def format(self, name: str) -> int:
-        key = (name, False)
-        found = self._patterns.get(key)
-        if found is None:
-            found = self._patterns[key] = compile_regex(FORMATS[name], self.ex, anchored=True, ecma=True)
-        return found
-
-    # -- nodes ----------------------------------------------------------------------------------------------------
-
-    def node(self, document: Document, key: str, place: Place) -> int:
-        """The formula that a value satisfies the schema."""
-        schema = place.schema
-        if schema is True or schema == {}:
-            return TRUE
-        if schema is False:
+    def _read(self, schema: int, kind: Kind) -> int:
+        """The formula of leaves that a schema, by its number, is for values of one kind."""
+        document, _, place = self._nodes.nodes[schema]
+        if not has_type(place.schema, kind) and not ("$ref" in place.schema and document.ref_stands_alone):
             return FALSE
-        simple = _simple_key(schema)
-        identity: object = ("simple", simple) if simple is not None else (key, place)
-        found = self._ids.get(identity)
-        if found is None:
-            found = self._ids[identity] = len(self.nodes)
-            self.nodes.append((document, key, place))
-        return self.formulas.leaf("schema", found)
-
-    def constant(self, value: Json) -> int:
-        """The formula that a value equals ``value``."""
-        text = json.dumps(value, sort_keys=True, default=str)
-        document = Document({"const": value})
-        return self.node(document, "const " + text + repr(type(value)), document.root_place)
-
-    def kinds_first(self, node: int) -> tuple[Kind, ...]:
-        """The kinds its ``type`` names (``values.Source``)."""
-        return FIRST_KINDS.get(str(self.nodes[node][2].schema.get("type")), ())
-
-    def pointer(self, node: int) -> str:
-        """Where the schema stands in its document (``values.Source``)."""
-        return self.nodes[node][2].pointer
-
-    def is_surely_satisfiable(self, node: int) -> bool:
-        """Whether some value satisfies the schema, as far as can be told at sight (``values.Source``)."""
-        schema = self.nodes[node][2].schema
-        if not SURE_KEYWORDS.issuperset(schema):
-            return False
-        types = schema.get("type", "null")
-        return any(
-            kind in ("null", "boolean") or not any(key in schema for key in OBSTACLES[kind])
-            for kind in (types if isinstance(types, list) else [types])
-        )
-
-    def expand(self, node: int, kind: Kind) -> int:
-        """The formula of leaves for values of one kind (``values.Source``)."""
-        place = self.nodes[node][2]
-        if not has_type(place.schema, kind) and not ("$ref" in place.schema and self.nodes[node][0].ref_stands_alone):
-            return FALSE
-        key = (node, kind)
-        if key in self._expanding:
-            raise GrammarError("the schema refers to itself without end", where=self.nodes[node][2].pointer)
-        self._expanding.add(key)
+        key = (schema, kind)
+        if key in self._reading:
+            raise GrammarError("the schema refers to itself without end", where=place.pointer)
+        self._reading.add(key)
         try:
-            document, doc_key, place = self.nodes[node]
-            return Reader(self, document, doc_key, place, kind).read()
+            return SchemaReader(self.values, schema, kind).read()
         except RecursionError:
             raise GrammarTooComplex("the schema's references nest too deep") from None
         except GrammarTooComplex as error:
             raise error.at(place.pointer) from None
         finally:
-            self._expanding.discard(key)
+            self._reading.discard(key)
 
 
-def _simple_key(schema: Json) -> tuple | None:
-    """A key by content for schemas of scalars only, so that equal ones are one in all grammars."""
-    items: list[tuple[str, object]] = []
-    for key, value in schema.items():
-        if key in ANNOTATIONS or key in ("$id", "id"):
-            continue
-        if key.startswith("$"):
-            return None
-        if isinstance(value, dict):
-            return None
-        if isinstance(value, list):
-            if key not in ("enum", "required", "type") or any(isinstance(v, (dict, list)) for v in value):
-                return None
-            items.append((key, tuple((type(v).__name__, v) for v in value)))
-        else:
-            items.append((key, (type(value).__name__, value)))
-    return tuple(sorted(items, key=lambda item: item[0]))
+def _unenforced_unique_items(values: Values, root: int) -> list[str]:
+    """Where ``uniqueItems`` stands in schemas that ``root`` may ask to be broken. Raises GrammarTooComplex for arrays
+    of more items than there may be different ones."""
+    formulas = values.formulas
+    found: dict[str, None] = {}
+    todo = [(root, True)]
+    seen: set[tuple[int, bool]] = set()
+
+    def is_positive(formula: int) -> bool:
+        literals = [(formulas.nodes[p][1][0], sign) for p, sign in formulas.polarities(formula)]
+        return all(leaf != "contains" and (sign or leaf in OF_NO_VALUE) for leaf, sign in literals)
+
+    for formula, is_asked in todo:
+        is_asked = is_asked and is_positive(formula)
+        for schema, (_, node) in formulas.leaves(formula):
+            if (schema, is_asked) in seen:
+                continue
+            seen.add((schema, is_asked))
+            members, array = values.expand(schema, "object"), values.expand(schema, "array")
+            rules = [leaf[1] for _, leaf in formulas.leaves(members) if leaf[0] == "props"]
+            of_members = is_asked and is_positive(members)
+            todo += [(inner, of_members) for rule in rules for inner in values.objects.properties.rules[rule].values]
+            leaves = [leaf for _, leaf in formulas.leaves(array)]
+            of_items = is_asked and is_positive(array)
+            if any(leaf[0] == "unique" for leaf in leaves):
+                if not of_items:
+                    found[values.schemas.pointer(node)] = None
+                else:
+                    values.arrays.check_clauses(array)
+                of_items = False  # of which each must not equal those before it
+            todo += [(inner, of_items) for leaf in leaves if leaf[0] == "items" for inner in (*leaf[1], leaf[2])]
+            todo += [(leaf[1], False) for leaf in leaves if leaf[0] == "contains"]
+    return list(found)

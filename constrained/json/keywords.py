@@ -5,8 +5,8 @@ from decimal import Decimal
 
 from ..spec import GrammarError
 from .documents import Json, escape
+from .inner_values import Kind
 from .numbers import Bound
-from .values import Kind
 
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 COUNTS = frozenset(low + what for what in ("Length", "Items", "Properties", "Contains") for low in ("min", "max"))
@@ -48,7 +48,7 @@ SURE_KEYWORDS = ANNOTATIONS | {key for keys in OBSTACLES.values() for key in key
 }  # fmt: skip
 
 
-def check_shape(key: str, value: Json, where: str) -> None:
+def check_keyword(key: str, value: Json, where: str) -> None:
     """Refuse a keyword's value that is not of the kind the keyword takes."""
     match key:
         case "type":
@@ -71,7 +71,7 @@ def check_shape(key: str, value: Json, where: str) -> None:
             _expect(isinstance(value, dict), key, "an object", value, where)
             for name, needs in value.items():
                 if key == "dependentRequired" or isinstance(needs, list):
-                    check_shape("required", needs, f"{where}/{escape(name)}")
+                    check_keyword("required", needs, f"{where}/{escape(name)}")
         case _ if key in COUNTS:
             is_count = is_number(value) and value >= 0 and value == int(value)
             _expect(is_count, key, "a whole number of at least 0", value, where)

@@ -4,14 +4,11 @@ Never knows what may follow a name. Each state stands for a node of the names' t
 """
 
 import json
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..machine.machine import Machine
 from ..vocabulary import flat_trie
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 QUOTE = 0x22
 EAGER_NODES = 4096  # rows of a bigger trie are made one by one, when met
@@ -20,7 +17,7 @@ EAGER_NODES = 4096  # rows of a bigger trie are made one by one, when met
 class NameTrie:
     """The trie of ``names`` (class 1 is the first); ``other`` is the state within any other name."""
 
-    def __init__(self, machine: "Machine", other: int, names: tuple[str, ...]) -> None:
+    def __init__(self, machine: Machine, other: int, names: tuple[str, ...]) -> None:
         self.machine = machine
         spelled = [json.dumps(name, ensure_ascii=False)[1:-1].encode() for name in names]
         self._sorted = np.array(sorted(range(len(names)), key=spelled.__getitem__), np.int32)

@@ -1,36 +1,32 @@
 """The states of JSON objects under formulas of what they are asked. Never deals with a value's bytes."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from ..tagged_words import one_of_tagged
 from .completions import Completions, Context
+from .inner_values import InnerValues
 from .names import NameTrie
-from .properties import Properties, Shape
-
-if TYPE_CHECKING:
-    from .values import Values
+from .properties import NamePartition, Properties
+from .scalars import one_of_tagged
 
 QUOTE = 0x22
 
 
 class Objects:
-    def __init__(self, values: "Values", *, any_order: bool) -> None:
+    def __init__(self, values: InnerValues, *, any_order: bool) -> None:
         self.values = values
         self.ex = values.ex
         self.formulas = values.formulas
         self.properties = Properties(values, any_order=any_order)
         self.completions = Completions(values, self.properties)
-        self._tries: dict[Shape, NameTrie] = {}
+        self._tries: dict[NamePartition, NameTrie] = {}
         self._beginnings: dict[Context, int] = {}
 
     def open(self, formulas: tuple[int, ...]) -> int:
         """The row code of ``{``; 0 if no object fits."""
         formulas = (self.completions.settled(formulas[0]), *formulas[1:])
-        shape = self.properties.shape(formulas)
-        context = Context(shape, 0, formulas)
-        if not self.completions.is_alive(shape, 0, formulas[0]):
+        partition = self.properties.partition(formulas)
+        context = Context(partition, 0, formulas)
+        if not self.completions.is_alive(partition, 0, formulas[0]):
             return 0
         machine, values = self.values.machine, self.values
 
@@ -57,44 +53,46 @@ class Objects:
         names, others = self.completions.allowed(context)
         if not names and not others:
             return 0
-        machine, shape = self.values.machine, context.shape
-        if shape.patterns:
+        machine, partition = self.values.machine, context.partition
+        if partition.patterns:
             return self._begin_patterned(context, names, others)
-        trie = self._trie(shape)
+        trie = self._trie(partition)
         filter_at = trie.filter(names, bool(others))
         frame = machine.add_frame(lambda result: self._colon(context, result, names, others), filter_at=filter_at)
         return machine.push(frame, trie.start)
 
-    def _trie(self, shape: Shape) -> NameTrie:
-        found = self._tries.get(shape)
+    def _trie(self, partition: NamePartition) -> NameTrie:
+        found = self._tries.get(partition)
         if found is None:
-            found = self._tries[shape] = NameTrie(self.values.machine, self.values.scalars.key_text, shape.names)
+            found = self._tries[partition] = NameTrie(
+                self.values.machine, self.values.scalars.key_text, partition.names
+            )
         return found
 
     def _begin_patterned(self, context: Context, names: int, others: tuple[int, ...]) -> int:
-        ex, shape = self.ex, context.shape
+        ex, partition = self.ex, context.partition
         machine, values = self.values.machine, self.values
-        words = [n.encode() for n in shape.names]
-        if set(others) == set(self.properties.other_classes(shape)):
+        words = [n.encode() for n in partition.names]
+        if set(others) == set(self.properties.other_classes(partition)):
             must = ex.text_without(ex.one_of([w for i, w in enumerate(words) if not names >> i & 1]))
         else:
             must = ex.union(
                 ex.one_of([w for i, w in enumerate(words) if names >> i & 1]),
-                *[self._other_names(shape, words, cls) for cls in others],
+                *[self._other_names(partition, words, cls) for cls in others],
             )
         must = ex.alive(must)
         frame = machine.add_frame(lambda result: self._colon(context, machine.bits(result), names, others))
-        return machine.push(frame, values.scalars.key(must, one_of_tagged(ex, words), shape.patterns))
+        return machine.push(frame, values.scalars.key(must, one_of_tagged(ex, words), partition.patterns))
 
-    def _other_names(self, shape: Shape, words: list[bytes], cls: int) -> int:
+    def _other_names(self, partition: NamePartition, words: list[bytes], cls: int) -> int:
         """The names of a class that is none of the names of note."""
         bits = cls - len(words) if cls else 0
-        marks = [p if bits >> i & 1 else self.ex.complement(p) for i, p in enumerate(shape.patterns)]
+        marks = [p if bits >> i & 1 else self.ex.complement(p) for i, p in enumerate(partition.patterns)]
         return self.ex.intersect(self.ex.text_without(self.ex.one_of(words)), *marks)
 
     def _colon(self, context: Context, cls: int, names: int, others: tuple[int, ...]) -> int:
         """The row code after a name's closing quote."""
-        allowed = names >> (cls - 1) & 1 if 1 <= cls <= len(context.shape.names) else cls in others
+        allowed = names >> (cls - 1) & 1 if 1 <= cls <= len(context.partition.names) else cls in others
         if not allowed:
             return 0
         machine, values = self.values.machine, self.values
@@ -109,9 +107,9 @@ class Objects:
 
     def _after(self, context: Context, cls: int, observed: tuple[int, ...], result: int) -> int:
         """The state after a property's value."""
-        shape = context.shape
+        partition = context.partition
         formulas = self.completions.after_plain(context, cls) or self._after_any(context, cls, observed, result)
-        following = Context(shape, self.properties.seen_after(shape, context.seen, cls), formulas)
+        following = Context(partition, self.properties.seen_after(partition, context.seen, cls), formulas)
         machine, values = self.values.machine, self.values
 
         def fill(row: np.ndarray) -> None:
@@ -124,17 +122,17 @@ class Objects:
         return machine.state(key, lambda: machine.add_state(fill, space=values.space))
 
     def _after_any(self, context: Context, cls: int, observed: tuple[int, ...], result: int) -> tuple[int, ...]:
-        shape = context.shape
+        partition = context.partition
         bits = self.values.machine.bits(result)
         plain = self.formulas.positive_clause(context.formulas[0]) is not None
         true = {schema for i, schema in enumerate(observed) if bits >> i & 1}
         certain: set[int] = set()
         if plain:
             leaves = self.formulas.leaves(context.formulas[0])
-            certain = {self.properties.asked(leaf, shape, cls) for _, leaf in leaves}
+            certain = {self.properties.asked(leaf, partition, cls) for _, leaf in leaves}
         return (
-            self.properties.step(context.formulas[0], shape, cls, None if plain else true),
-            *[self.properties.step(f, shape, cls, true | certain) for f in context.formulas[1:]],
+            self.properties.step(context.formulas[0], partition, cls, None if plain else true),
+            *[self.properties.step(f, partition, cls, true | certain) for f in context.formulas[1:]],
         )
 
     def _before_name(self, context: Context) -> int:

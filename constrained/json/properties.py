@@ -9,14 +9,11 @@ the patterns whose bits are set in m. No name of note is written twice.
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..expressions import NOTHING
 from ..spec import GrammarTooComplex
 from .formulas import FALSE, TRUE, Leaf
-
-if TYPE_CHECKING:
-    from .values import Values
+from .inner_values import InnerValues
 
 MAX_PATTERNS = 6
 
@@ -36,7 +33,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shape:
+class NamePartition:
     """The names and patterns that tell an object's properties apart. Equal ones are one object."""
 
     names: tuple[str, ...]
@@ -49,17 +46,17 @@ class Shape:
 
 
 class Properties:
-    def __init__(self, values: "Values", *, any_order: bool) -> None:
+    def __init__(self, values: InnerValues, *, any_order: bool) -> None:
         self.values = values
         self.ex = values.ex
         self.formulas = values.formulas
         self.any_order = any_order
         self.rules: list[Rule] = []
         self._rule_ids: dict[Rule, int] = {}
-        self._shapes: dict[tuple[int, ...], Shape] = {}
-        self._equal_shapes: dict[tuple[tuple[str, ...], tuple[int, ...]], Shape] = {}
-        self._asks: dict[tuple[Leaf, Shape, int], int] = {}
-        self._classes: dict[Shape, tuple[int, ...]] = {}
+        self._partitions: dict[tuple[int, ...], NamePartition] = {}
+        self._equal_partitions: dict[tuple[tuple[str, ...], tuple[int, ...]], NamePartition] = {}
+        self._asks: dict[tuple[Leaf, NamePartition, int], int] = {}
+        self._classes: dict[NamePartition, tuple[int, ...]] = {}
 
     # -- leaves ---------------------------------------------------------------------------------------------------
 
@@ -88,9 +85,9 @@ class Properties:
 
     # -- classes --------------------------------------------------------------------------------------------------
 
-    def shape(self, formulas: tuple[int, ...]) -> Shape:
+    def partition(self, formulas: tuple[int, ...]) -> NamePartition:
         """What some formulas tell apart."""
-        found = self._shapes.get(formulas)
+        found = self._partitions.get(formulas)
         if found is not None:
             return found
         names: dict[str, None] = {}
@@ -119,79 +116,84 @@ class Properties:
             )
         listed = tuple(names)
         key = (listed, tuple(patterns))
-        found = self._equal_shapes.get(key)
+        found = self._equal_partitions.get(key)
         if found is None:
-            found = self._equal_shapes[key] = Shape(*key, {name: i for i, name in enumerate(listed)})
-        self._shapes[formulas] = found
+            found = self._equal_partitions[key] = NamePartition(*key, {name: i for i, name in enumerate(listed)})
+        self._partitions[formulas] = found
         return found
 
-    def other_classes(self, shape: Shape) -> tuple[int, ...]:
+    def other_classes(self, partition: NamePartition) -> tuple[int, ...]:
         """The classes of names that are not of note which hold any name at all."""
-        found = self._classes.get(shape)
+        found = self._classes.get(partition)
         if found is None:
             ex = self.ex
-            others = ex.text_without(ex.one_of([n.encode() for n in shape.names])) if shape.names else ex.text
+            others = ex.text_without(ex.one_of([n.encode() for n in partition.names])) if partition.names else ex.text
             kept = []
-            for bits in range(1 << len(shape.patterns)):
-                parts = [p if bits >> i & 1 else ex.complement(p) for i, p in enumerate(shape.patterns)]
+            for bits in range(1 << len(partition.patterns)):
+                parts = [p if bits >> i & 1 else ex.complement(p) for i, p in enumerate(partition.patterns)]
                 if ex.is_nonempty(ex.intersect(others, *parts)):
-                    kept.append(len(shape.names) + bits if bits else 0)
-            found = self._classes[shape] = tuple(kept)
+                    kept.append(len(partition.names) + bits if bits else 0)
+            found = self._classes[partition] = tuple(kept)
         return found
 
-    def unseen_classes(self, shape: Shape, seen: int) -> list[int]:
+    def unseen_classes(self, partition: NamePartition, seen: int) -> list[int]:
         """The classes of which a property may still come."""
-        unseen = [i + 1 for i in range(len(shape.names)) if not seen >> i & 1]
-        return unseen + list(self.other_classes(shape))
+        unseen = [i + 1 for i in range(len(partition.names)) if not seen >> i & 1]
+        return unseen + list(self.other_classes(partition))
 
-    def seen_after(self, shape: Shape, seen: int, cls: int) -> int:
+    def seen_after(self, partition: NamePartition, seen: int, cls: int) -> int:
         """The names that may not come again after a property of a class, as bits."""
-        count = len(shape.names)
+        count = len(partition.names)
         if 1 <= cls <= count:
             return seen | (1 << (cls - 1)) if self.any_order else seen | ((1 << cls) - 1)
         return seen if self.any_order else (1 << count) - 1
 
-    def matches(self, pattern: int, shape: Shape, cls: int) -> bool:
-        """Whether the names of a class match a pattern of the shape."""
+    def matches(self, pattern: int, partition: NamePartition, cls: int) -> bool:
+        """Whether the names of a class match a pattern of the partition."""
         if pattern == self.ex.text:
             return True
         if pattern == NOTHING:
             return False
-        name = shape.name_of(cls)
+        name = partition.name_of(cls)
         if name is not None:
             return self.ex.matches(pattern, name.encode())
-        bits = cls - len(shape.names) if cls else 0
-        return bool(bits >> shape.patterns.index(pattern) & 1)
+        bits = cls - len(partition.names) if cls else 0
+        return bool(bits >> partition.patterns.index(pattern) & 1)
 
     # -- one property ---------------------------------------------------------------------------------------------
 
-    def asked(self, leaf: Leaf, shape: Shape, cls: int) -> int:
+    def asked(self, leaf: Leaf, partition: NamePartition, cls: int) -> int:
         """The schema whose answer the leaf needs for the value of a property of this class; TRUE if none."""
         if leaf[0] != "props":
             return TRUE
-        key = (leaf, shape, cls)
+        key = (leaf, partition, cls)
         found = self._asks.get(key)
         if found is None:
             rule = self.rules[leaf[1]]
-            name = shape.name_of(cls)
+            name = partition.name_of(cls)
             parts = [rule.by_name[name]] if name is not None and name in rule.by_name else []
-            parts += [f for p, f in rule.patterns if self.matches(p, shape, cls)]
+            parts += [f for p, f in rule.patterns if self.matches(p, partition, cls)]
             found = self._asks[key] = self.formulas.conjunction(parts) if parts else rule.additional
         return found
 
     def step(
-        self, formula: int, shape: Shape, cls: int, true: Set[int] | None, true_negated: Set[int] | None = None
+        self,
+        formula: int,
+        partition: NamePartition,
+        cls: int,
+        true: Set[int] | None,
+        true_negated: Set[int] | None = None,
     ) -> int:
         """What remains of a formula after a property whose value satisfies the schemas in ``true`` (None: all).
 
         Where ``true_negated`` is given, it is what counts for negated leaves.
         """
-        name = shape.name_of(cls)
+        name = partition.name_of(cls)
 
         def change(leaf: Leaf, known: Set[int] | None) -> int:
             match leaf[0]:
                 case "props":
-                    asked = self.asked(leaf, shape, cls)
+                    asked = self.asked(leaf, partition, cls)
                     if asked == FALSE or (known is not None and asked != TRUE and asked not in known):
                         return FALSE
                 case "has":
@@ -202,7 +204,7 @@ class Properties:
                 case "maxp":
                     return self.at_most(leaf[1] - 1)
                 case "names":
-                    if not self.matches(self.values.expression(leaf[1], "string"), shape, cls):
+                    if not self.matches(self.values.expression(leaf[1], "string"), partition, cls):
                         return FALSE
             return self.formulas.leaf(*leaf)
 

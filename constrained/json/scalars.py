@@ -4,14 +4,15 @@
 is in them too, as bits of the result. Never deals with arrays and objects.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from ..expressions import NOTHING
+from ..expressions import NOTHING, Expressions
 from ..machine.machine import Machine
 from ..machine.masks import SHORT_TOKEN
 from ..machine.walk import UNBOUNDED
 from ..prefixes import contains_all_texts_of, without_far_bounds
-from ..tagged_words import tag_here, tags
 
 QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F
 SHORT_ESCAPES = {0x22: 0x22, 0x5C: 0x5C, 0x62: 8, 0x66: 12, 0x6E: 10, 0x72: 13, 0x74: 9}
@@ -56,7 +57,9 @@ class Scalars:
         ``names`` is ``one_of_tagged``; the result is the tag + 1 of the name, or how many there are plus the patterns
         that match, as bits, or 0 if none does.
         """
-        return self._string((must, names, *patterns), free=False, counted=False, tagged=len(tags(self.ex, names)))
+        return self._string(
+            (must, names, *patterns), free=False, counted=False, tagged=len(self.ex.words_of(names) or ())
+        )
 
     def _string(self, exprs: tuple[int, ...], *, free: bool, counted: bool, tagged: int = -1) -> int:
         """``tagged``: how many names the first observer tells apart; -1 where it is an observer like the others."""
@@ -115,7 +118,7 @@ class Scalars:
             for i, e in enumerate(exprs[1:] if tagged < 0 else exprs[2:]):
                 bits |= ex.nullable[e] << i
             if tagged >= 0:
-                tag = tag_here(ex, exprs[1])
+                tag = _tag_here(ex, exprs[1])
                 bits = tag + 1 if tag >= 0 else tagged + bits if bits else 0
             row[QUOTE] = self.machine.end_state(self.machine.result(bits))
         if may_escape:
@@ -225,3 +228,19 @@ class Scalars:
             row[rest[0]] = self.literal(rest[1:], result)
 
         return machine.state(("literal", rest, result), lambda: machine.add_state(fill))
+
+
+def one_of_tagged(ex: Expressions, literals: Iterable[bytes]) -> int:
+    """The literals, each followed by its number in quotes: the tag by which ``Scalars.key`` tells which one has ended.
+
+    No other byte that may follow a literal here is a quote.
+    """
+    return ex.one_of([word + b'"%d"' % i for i, word in enumerate(literals)])
+
+
+def _tag_here(ex: Expressions, tagged: int) -> int:
+    """The number of the literal that ends here; -1 if none does."""
+    for tail in ex.words_of(ex.derive(tagged, 0x22)) or ():
+        if tail[-1:] == b'"' and tail[:-1].isdigit():
+            return int(tail[:-1])
+    return -1

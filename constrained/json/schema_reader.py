@@ -1,36 +1,55 @@
 """What one schema asks of values of one kind, as a formula, keyword by keyword. Never deals with bytes or states."""
 
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 from ..code_points import ANY
-from .documents import Document, Json, Place, escape
-from .evaluated import Evaluated
+from ..spec import GrammarTooComplex
+from .documents import Json, escape
 from .formats import FORMATS
 from .formulas import FALSE, TRUE
+from .inner_values import Kind
 from .keywords import is_number, item_values, number_bounds
-from .values import Kind
+from .values import Values
 
-if TYPE_CHECKING:
-    from .json_schema import Schemas
+MAX_CASES = 256
 
 
-class Reader:
-    """One schema, read for one kind of value."""
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What other keywords have evaluated: names and patterns of an object; of an array the first ``prefix`` items and
+    those that satisfy a formula of ``contains``."""
 
-    def __init__(self, schemas: "Schemas", document: Document, key: str, place: Place, kind: Kind) -> None:
-        self.schemas = schemas
-        self.values = schemas.values
-        self.formulas = schemas.formulas
-        self.document = document
-        self.key = key
-        self.place = place
-        self.schema = place.schema
+    everything: bool = False
+    names: frozenset[str] = frozenset()
+    patterns: frozenset[int] = frozenset()
+    prefix: int = 0
+    contains: tuple[int, ...] = ()
+
+    def __or__(self, other: "Evaluated") -> "Evaluated":
+        return Evaluated(
+            self.everything or other.everything,
+            self.names | other.names,
+            self.patterns | other.patterns,
+            max(self.prefix, other.prefix),
+            tuple(dict.fromkeys(self.contains + other.contains)),
+        )
+
+
+NOTHING_EVALUATED = Evaluated()
+Case = tuple[int, Evaluated]  # a formula that holds in this case, and what is evaluated then
+
+
+class SchemaReader:
+    """One schema, by its number, read for one kind of value."""
+
+    def __init__(self, values: Values, schema: int, kind: Kind) -> None:
+        self.values = values
+        self.schemas = values.schemas
+        self.formulas = values.formulas
+        self.document, self.key, self.place = self.schemas.nodes[schema]
+        self.schema = self.place.schema
         self.kind = kind
-
-    def of(self, document: Document, key: str, place: Place) -> "Reader":
-        """The reader of another schema for the same kind of value."""
-        return Reader(self.schemas, document, key, place, self.kind)
 
     def sub(self, schema: Json, *path: str | int) -> int:
         """The formula of a subschema."""
@@ -282,24 +301,110 @@ class Reader:
                 parts.append(formulas.disjunction([formulas.negation(properties.has(name)), consequence]))
         return parts
 
+    # -- unevaluated ----------------------------------------------------------------------------------------------
+
     def _unevaluated(self, key: str) -> int:
         rest = self.sub(self.schema[key], key)
-        evaluated = Evaluated(self.kind)
-        cases = evaluated.cases(self, skip=key)
         parts = []
-        for condition, known in cases:
-            if known.everything:
+        for condition, evaluated in self._cases(skip=key):
+            if evaluated.everything:
                 parts.append(condition)
                 continue
             if self.kind == "object":
                 leaf = self.values.objects.properties.rule(
-                    dict.fromkeys(sorted(known.names), TRUE), [(p, TRUE) for p in sorted(known.patterns)], rest
+                    dict.fromkeys(sorted(evaluated.names), TRUE), [(p, TRUE) for p in sorted(evaluated.patterns)], rest
                 )
             else:
-                each = self.formulas.disjunction([rest, *known.contains])
-                leaf = self.values.arrays.items((TRUE,) * known.prefix, each)
+                each = self.formulas.disjunction([rest, *evaluated.contains])
+                leaf = self.values.arrays.items((TRUE,) * evaluated.prefix, each)
             parts.append(self.formulas.conjunction([condition, leaf]))
         return self.formulas.disjunction(parts)
+
+    def _cases(self, *, skip: str = "") -> list[Case]:
+        """What the keywords but ``skip`` evaluate, case by case.
+
+        Each value that satisfies the schema is in exactly one case.
+        """
+        schema, formulas = self.schema, self.formulas
+        found: list[Case] = [(TRUE, self._evaluated_here(skip))]
+        for key in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if key in schema:
+                found = self._join(found, self._cases_of(self.target(key)))
+        if "$ref" in schema and self.document.ref_stands_alone:
+            return found
+        for i, branch in enumerate(schema.get("allOf", ())):
+            found = self._join(found, self._cases_of(self.sub(branch, "allOf", i)))
+        for key in ("anyOf", "oneOf"):
+            for i, branch in enumerate(schema.get(key, ())):
+                found = self._join(found, self._cases_if_true(self.sub(branch, key, i)))
+        if "if" in schema:
+            test = self.sub(schema["if"], "if")
+            then = self._cases_of(test)
+            if "then" in schema:
+                then = self._join(then, self._cases_of(self.sub(schema["then"], "then")))
+            other: list[Case] = [(TRUE, NOTHING_EVALUATED)]
+            if "else" in schema:
+                other = self._cases_of(self.sub(schema["else"], "else"))
+            if any(evaluated != NOTHING_EVALUATED for _, evaluated in then + other):
+                holds = self.inside(test)
+                fails = formulas.negation(holds)
+                split = [(formulas.conjunction([holds, c]), k) for c, k in then]
+                split += [(formulas.conjunction([fails, c]), k) for c, k in other]
+                found = self._join(found, split)
+        if self.kind == "object":
+            for key in ("dependentSchemas", "dependencies"):
+                for name, needs in schema.get(key, {}).items():
+                    if isinstance(needs, list):
+                        continue
+                    has = self.values.objects.properties.has(name)
+                    inner = self._cases_of(self.sub(needs, key, name))
+                    split = [(formulas.conjunction([has, c]), k) for c, k in inner]
+                    found = self._join(found, [*split, (formulas.negation(has), NOTHING_EVALUATED)])
+        return found
+
+    def _evaluated_here(self, skip: str) -> Evaluated:
+        """What the schema's own keywords on items and properties evaluate."""
+        schema = self.schema
+        if self.kind == "object":
+            everything = any(k in schema and k != skip for k in ("additionalProperties", "unevaluatedProperties"))
+            patterns = [self.schemas.pattern(p, self.place.pointer) for p in schema.get("patternProperties", {})]
+            return Evaluated(everything, frozenset(schema.get("properties", {})), frozenset(patterns))
+        items = schema.get("items")
+        prefix = len(schema.get("prefixItems", ()))
+        everything = "unevaluatedItems" in schema and skip != "unevaluatedItems"
+        if isinstance(items, list):
+            prefix = len(items)
+            everything = everything or "additionalItems" in schema
+        elif items is not None:
+            everything = True
+        contains = (self.sub(schema["contains"], "contains"),) if "contains" in schema else ()
+        return Evaluated(everything, prefix=prefix, contains=contains)
+
+    def _cases_of(self, formula: int) -> list[Case]:
+        """The cases of another schema, given as its formula."""
+        node = self.formulas.nodes[formula]
+        if node[0] != "leaf":
+            return [(TRUE, NOTHING_EVALUATED)]
+        return SchemaReader(self.values, node[1][1], self.kind)._cases()
+
+    def _cases_if_true(self, formula: int) -> list[Case]:
+        """The cases of a schema that need not hold."""
+        formulas = self.formulas
+        inner = self._cases_of(formula)
+        if all(evaluated == NOTHING_EVALUATED for _, evaluated in inner):
+            return [(TRUE, NOTHING_EVALUATED)]
+        holds = self.inside(formula)
+        split = [(formulas.conjunction([holds, condition]), evaluated) for condition, evaluated in inner]
+        return [*split, (formulas.negation(holds), NOTHING_EVALUATED)]
+
+    def _join(self, left: list[Case], right: list[Case]) -> list[Case]:
+        joined = [(self.formulas.conjunction([a, b]), j | k) for a, j in left for b, k in right]
+        if len(joined) > MAX_CASES:
+            raise GrammarTooComplex(
+                f"what unevaluatedProperties or unevaluatedItems leave depends on more than {MAX_CASES} cases of the "
+                "branches beside them; name the properties in one place, or use additionalProperties"
+            )
+        return joined
 
 
 def _is_encodable(text: str) -> bool:

@@ -5,62 +5,51 @@ Whatever is offered can be completed: a state is made only if some value is left
 """
 
 from collections.abc import Callable, Hashable, Sequence, Set
-from typing import Literal, Protocol
 
 import numpy as np
 
 from ..expressions import NOTHING
 from ..machine.machine import Machine
 from ..machine.tables import COMPACT, FLEXIBLE
-from ..sizes import num_texts
 from ..spec import GrammarTooComplex
 from .arrays import CLOSE, Arrays
 from .documents import Json
-from .formulas import FALSE, TRUE, Formulas
+from .formulas import FALSE, TRUE
+from .inner_values import KINDS, Kind
 from .numbers import Numbers
 from .objects import Objects
 from .scalars import Scalars
+from .schema_nodes import SchemaNodes
 
-Kind = Literal["null", "true", "false", "string", "number", "array", "object"]
-KINDS: tuple[Kind, ...] = ("null", "true", "false", "string", "number", "array", "object")
 MAX_CASES = 256
-
-
-class Source(Protocol):
-    """What knows the schemas: the formula of leaves that schema ``node`` is for values of one kind."""
-
-    def expand(self, node: int, kind: Kind) -> int: ...
-
-    def is_surely_satisfiable(self, node: int) -> bool:
-        """Whether some value satisfies the schema, as far as can be told at sight."""
-        ...
-
-    def kinds_first(self, node: int) -> tuple[Kind, ...]:
-        """The kinds its values most likely are of."""
-        ...
-
-    def constant(self, value: Json) -> int:
-        """The formula that a value equals ``value``."""
-        ...
-
-    def pointer(self, node: int) -> str:
-        """Where the schema stands."""
-        ...
+NUM_VALUES_DEPTH = 3  # levels of arrays and objects in which ``num_values`` counts
 
 
 class Values:
     """All JSON values in one style of white space and property order, on one machine."""
 
-    def __init__(self, machine: Machine, scalars: Scalars, *, flexible: bool, any_order: bool, canonical: bool) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        scalars: Scalars,
+        schemas: SchemaNodes,
+        read: Callable[[int, Kind], int],
+        *,
+        flexible: bool,
+        any_order: bool,
+        canonical: bool,
+    ) -> None:
+        """``read(schema, kind)`` is the formula of leaves that a schema's number is for values of a kind."""
         self.machine = machine
         self.ex = machine.expressions
         self.scalars = scalars
         self.numbers = Numbers(self.ex)
-        self.formulas = Formulas(fuel=machine.fuel)
+        self.schemas = schemas
+        self.formulas = schemas.formulas
+        self._read = read
         self.canonical = canonical  # integers are spelled one way only
         self.space = FLEXIBLE if flexible else COMPACT
         self.style = object()  # formulas mean nothing to other Values: states keyed by them are not shared with those
-        self.source: Source | None = None
         self.arrays = Arrays(self)
         self.objects = Objects(self, any_order=any_order)
         self._expanded: dict[tuple[int, Kind], int] = {}
@@ -79,13 +68,11 @@ class Values:
         key = (formula, kind)
         found = self._expanded.get(key)
         if found is None:
-            source = self.source
-            assert source is not None
             node = self.formulas.nodes[formula]
             if node[0] == "leaf":
-                found = source.expand(node[1][1], kind)
+                found = self._read(node[1][1], kind)
             else:
-                found = self.formulas.replace(formula, lambda leaf: source.expand(leaf[1], kind))
+                found = self.formulas.replace(formula, lambda leaf: self._read(leaf[1], kind))
             self._expanded[key] = found
         return found
 
@@ -116,6 +103,10 @@ class Values:
                 parts = {self.numbers.plain_integer}
         return ex.intersect(*parts) if parts else everything
 
+    def constant(self, value: Json) -> int:
+        """The formula that a value equals ``value``."""
+        return self.schemas.constant(value)
+
     def satisfiable(self, formula: int) -> bool:
         """Whether any value satisfies the formula."""
         if formula <= TRUE:
@@ -125,7 +116,7 @@ class Values:
         if known is not None:
             return known
         node = self.formulas.nodes[formula]
-        if node[0] == "leaf" and self.source is not None and self.source.is_surely_satisfiable(node[1][1]):
+        if node[0] == "leaf" and self.schemas.is_surely_satisfiable(node[1][1]):
             self._proved[key] = True
             return True
         return self.prove(key, lambda: self._satisfiable(formula))
@@ -178,8 +169,7 @@ class Values:
 
     def _satisfiable(self, formula: int) -> bool:
         node = self.formulas.nodes[formula]
-        assert self.source is not None
-        first = self.source.kinds_first(node[1][1]) if node[0] == "leaf" else ()
+        first = self.schemas.kinds_first(node[1][1]) if node[0] == "leaf" else ()
         try:
             return any(self.satisfiable_kind(formula, kind) for kind in dict.fromkeys((*first, *KINDS)))
         except GrammarTooComplex as error:
@@ -187,8 +177,7 @@ class Values:
 
     def _pointer(self, formula: int) -> str:
         """Where the first schema of a formula stands."""
-        assert self.source is not None
-        return next((self.source.pointer(leaf[1]) for _, leaf in self.formulas.leaves(formula)), "")
+        return next((self.schemas.pointer(leaf[1]) for _, leaf in self.formulas.leaves(formula)), "")
 
     def satisfiable_kind(self, formula: int, kind: Kind) -> bool:
         if kind in ("string", "number"):
@@ -200,31 +189,33 @@ class Values:
             return self.objects.completions.is_alive_at_start(inner)
         return inner == TRUE
 
-    def num_values(self, formula: int, most: int, *, depth: int = 3) -> int:
-        """That many different values satisfy the formula, up to ``most``, or more: looked for ``depth`` levels deep."""
+    def num_values(self, formula: int, most: int) -> int:
+        """A lower bound of how many different values satisfy the formula, at most ``most``."""
+        return self._num_values(formula, most, NUM_VALUES_DEPTH)
+
+    def _num_values(self, formula: int, most: int, depth: int) -> int:
         total = 0
         for kind in KINDS:
             if total < most and formula != FALSE:
-                total += self._num_values(formula, kind, most - total, depth)
+                total += self._num_values_of(formula, kind, most - total, depth)
         return total
 
     def has_another_of_each_kind(self, formula: int) -> bool:
         """Whether two values satisfy the formula of each kind that does, literals aside, and there is such a kind."""
         kinds: tuple[Kind, ...] = ("string", "number", "array", "object")
         live = [kind for kind in kinds if formula != FALSE and self.satisfiable_kind(formula, kind)]
-        return bool(live) and all(self._num_values(formula, kind, 2, 3) == 2 for kind in live)
+        return bool(live) and all(self._num_values_of(formula, kind, 2, NUM_VALUES_DEPTH) == 2 for kind in live)
 
-    def _num_values(self, formula: int, kind: Kind, most: int, depth: int) -> int:
+    def _num_values_of(self, formula: int, kind: Kind, most: int, depth: int) -> int:
         inner = self.expand(formula, kind)
         if inner == FALSE:
             return 0
         match kind:
             case "string":
-                return num_texts(self.ex, self.expression(formula, kind), most)
+                return self.ex.num_texts(self.expression(formula, kind), most)
             case "number":
-                return num_texts(
-                    self.ex, self.ex.intersect(self.expression(formula, kind), self.numbers.distinct), most
-                )
+                distinct = self.ex.intersect(self.expression(formula, kind), self.numbers.distinct)
+                return self.ex.num_texts(distinct, most)
             case "array" | "object":
                 if inner == TRUE:
                     return most
@@ -234,7 +225,7 @@ class Values:
                 if kind == "object" and completions.has_free_names(inner):
                     return most
                 firsts = [self.arrays.first_demand(inner)] if kind == "array" else completions.demands_at_start(inner)
-                found = [self.num_values(first, most, depth=depth - 1) for first in firsts] if depth else []
+                found = [self._num_values(first, most, depth - 1) for first in firsts] if depth else []
                 return max(found, default=1) or 1
         return 1
 

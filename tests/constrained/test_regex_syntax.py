@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from phloem.constrained import GrammarError, Vocabulary, compile
 from phloem.constrained.expressions import Expressions
 from phloem.constrained.regex_syntax import compile_regex
-from phloem.constrained.sizes import num_texts
 
 from .conftest import mismatches, takes
 
@@ -151,4 +150,4 @@ def test_a_byte_without_a_token_is_in_no_language() -> None:
 )
 def test_texts_are_counted_up_to_a_bound(pattern: str, count: int) -> None:
     ex = Expressions()
-    assert num_texts(ex, compile_regex(pattern, ex, anchored=True), 50) == count
+    assert ex.num_texts(compile_regex(pattern, ex, anchored=True), 50) == count

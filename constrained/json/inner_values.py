@@ -1,0 +1,61 @@
+"""The kinds of JSON values, and what arrays and objects ask of the values inside them."""
+
+from collections.abc import Callable, Hashable, Sequence, Set
+from typing import Literal, Protocol
+
+from ..expressions import Expressions
+from ..machine.machine import Machine
+from .documents import Json
+from .formulas import Formulas
+from .scalars import Scalars
+
+Kind = Literal["null", "true", "false", "string", "number", "array", "object"]
+KINDS: tuple[Kind, ...] = ("null", "true", "false", "string", "number", "array", "object")
+
+
+class InnerValues(Protocol):
+    """Any JSON value; formulas are over schemas. ``values.Values`` is the implementation, which holds the arrays and
+    objects that ask."""
+
+    machine: Machine
+    ex: Expressions
+    formulas: Formulas
+    scalars: Scalars
+    style: object
+    space: int
+
+    def expression(self, formula: int, kind: Kind) -> int:
+        """The language of the formula's strings (their content) or numbers."""
+        ...
+
+    def satisfiable(self, formula: int) -> bool:
+        """Whether any value satisfies the formula."""
+        ...
+
+    def is_surely_impossible(self, formula: int) -> bool:
+        """Whether no value satisfies the formula, told without looking into arrays and objects."""
+        ...
+
+    def num_values(self, formula: int, most: int) -> int:
+        """A lower bound of how many different values satisfy the formula, at most ``most``."""
+        ...
+
+    def has_another_of_each_kind(self, formula: int) -> bool:
+        """Whether two values satisfy the formula of each kind that does, literals aside, and there is such a kind."""
+        ...
+
+    def weakest(self, asked: Sequence[int], holds: Callable[[Set[int], Set[int], bool], bool], what: str) -> int:
+        """The formula of just those values whose answers to the schemas in ``asked`` make something hold."""
+        ...
+
+    def prove(self, key: Hashable, rule: Callable[[], bool]) -> bool:
+        """The answer of ``rule``, remembered by ``key``; False where it depends on itself."""
+        ...
+
+    def constant(self, value: Json) -> int:
+        """The formula that a value equals ``value``."""
+        ...
+
+    def value(self, must: int, observers: tuple[int, ...] = (), *, or_close: bool = False) -> int:
+        """The state before a value that satisfies ``must``; its result has a bit for each observer it satisfies."""
+        ...

@@ -1,0 +1,106 @@
+"""The schemas met on one machine, numbered: each is a leaf of formulas."""
+
+import json
+
+from ..expressions import Expressions
+from ..regex_syntax import compile_regex
+from ..spec import GrammarError
+from .documents import Document, Json, Place
+from .formats import FORMATS
+from .formulas import FALSE, TRUE, Formulas
+from .inner_values import Kind
+from .keywords import ANNOTATIONS, FIRST_KINDS, OBSTACLES, SURE_KEYWORDS
+
+
+class SchemaNodes:
+    """Schemas by number. Equal schemas of scalars have one number, wherever they stand; other schemas one a place."""
+
+    def __init__(self, formulas: Formulas, expressions: Expressions, *, enforce_formats: bool) -> None:
+        self.formulas = formulas
+        self.ex = expressions
+        self.enforce_formats = enforce_formats
+        self.nodes: list[tuple[Document, str, Place]] = []  # with the key of the document
+        self._ids: dict[object, int] = {}
+        self._patterns: dict[str, int] = {}
+        self._formats: dict[str, int] = {}
+
+    def node(self, document: Document, key: str, place: Place) -> int:
+        """The formula that a value satisfies the schema at ``place``."""
+        schema = place.schema
+        if schema is True or schema == {}:
+            return TRUE
+        if schema is False:
+            return FALSE
+        simple = _simple_key(schema)
+        identity: object = ("simple", simple) if simple is not None else (key, place)
+        found = self._ids.get(identity)
+        if found is None:
+            found = self._ids[identity] = len(self.nodes)
+            self.nodes.append((document, key, place))
+        return self.formulas.leaf("schema", found)
+
+    def constant(self, value: Json) -> int:
+        """The formula that a value equals ``value``."""
+        text = json.dumps(value, sort_keys=True, default=str)
+        document = Document({"const": value})
+        return self.node(document, "const " + text + repr(type(value)), document.root_place)
+
+    def pointer(self, node: int) -> str:
+        """Where the schema stands in its document."""
+        return self.nodes[node][2].pointer
+
+    def kinds_first(self, node: int) -> tuple[Kind, ...]:
+        """The kinds that the schema's ``type`` names: where to look for a value of it first."""
+        return FIRST_KINDS.get(str(self.nodes[node][2].schema.get("type")), ())
+
+    def is_surely_satisfiable(self, node: int) -> bool:
+        """Whether the schema's keywords alone show that some value satisfies it."""
+        schema = self.nodes[node][2].schema
+        if not SURE_KEYWORDS.issuperset(schema):
+            return False
+        types = schema.get("type", "null")
+        return any(
+            kind in ("null", "boolean") or not any(key in schema for key in OBSTACLES[kind])
+            for kind in (types if isinstance(types, list) else [types])
+        )
+
+    def target(self, document: Document, place: Place, key: str) -> Place:
+        """Where the reference under ``key`` leads."""
+        if key == "$recursiveRef" and any(p.schema.get("$recursiveAnchor") for p in document.places):
+            raise GrammarError(
+                "$recursiveRef with $recursiveAnchor is not supported; write $dynamicRef", where=place.pointer
+            )
+        return document.resolve(place.schema[key], place, dynamic=key == "$dynamicRef")
+
+    def pattern(self, pattern: str, where: str) -> int:
+        """The expression of the texts in which the pattern matches somewhere."""
+        found = self._patterns.get(pattern)
+        if found is None:
+            found = self._patterns[pattern] = compile_regex(pattern, self.ex, anchored=False, where=where, ecma=True)
+        return found
+
+    def format(self, name: str) -> int:
+        """The expression of the texts of a format in ``FORMATS``."""
+        found = self._formats.get(name)
+        if found is None:
+            found = self._formats[name] = compile_regex(FORMATS[name], self.ex, anchored=True, ecma=True)
+        return found
+
+
+def _simple_key(schema: Json) -> tuple | None:
+    """A key by content for schemas of scalars only, so that equal ones have one number in all grammars."""
+    items: list[tuple[str, object]] = []
+    for key, value in schema.items():
+        if key in ANNOTATIONS or key in ("$id", "id"):
+            continue
+        if key.startswith("$"):
+            return None
+        if isinstance(value, dict):
+            return None
+        if isinstance(value, list):
+            if key not in ("enum", "required", "type") or any(isinstance(v, (dict, list)) for v in value):
+                return None
+            items.append((key, tuple((type(v).__name__, v) for v in value)))
+        else:
+            items.append((key, (type(value).__name__, value)))
+    return tuple(sorted(items, key=lambda item: item[0]))
