@@ -28,11 +28,11 @@ from .protocol.errors import Cancelled, DeadlineExceeded, InvalidParams, Unsuppo
 from .protocol.messages import Closed, Delta, Done, Failed, GenMeta, Rejected, RuntimeMessage, Submit, Welcome
 from .protocol.sampling import SamplingParams
 from .runtime.config import EngineConfig, Progress
+from .runtime.engine_socket import EngineSocket
 from .runtime.process import EngineProcess, serve_engine
 from .runtime.process.launcher import ENGINE_TIMEOUT_S
 from .runtime.process.loop import publish_of, publisher_of
 from .runtime.server_args import ServerArgs, from_server_options
-from .runtime.transport import Router
 
 if TYPE_CHECKING:
     from .constrained.spec import GrammarSpec
@@ -313,8 +313,10 @@ class Engine(Connection):
         self._failure: str | None = None
         url = f"inproc://phloem-engine-{next(_engine_ids)}"
         # neither side can vanish without the other: silence means a long step, or a thread that computes
-        router = Router(url, engine.welcome(), context=self._context, client_timeout_s=float("inf"))
-        self._thread = threading.Thread(target=self._loop, args=(engine, router), name="phloem-engine", daemon=True)
+        engine_socket = EngineSocket(url, engine.welcome(), context=self._context, client_timeout_s=float("inf"))
+        self._thread = threading.Thread(
+            target=self._loop, args=(engine, engine_socket), name="phloem-engine", daemon=True
+        )
         self._thread.start()
         try:
             self.client = Client(
@@ -333,13 +335,13 @@ class Engine(Connection):
             return self._stream(prompt, sampling_params)
         return await asyncio.to_thread(self.generate, prompt, sampling_params)
 
-    def _loop(self, engine: EngineLike, router: Router) -> None:
+    def _loop(self, engine: EngineLike, engine_socket: EngineSocket) -> None:
         try:
-            serve_engine(engine, router, self._stopping.is_set, publish=publish_of(engine, self._publisher))
+            serve_engine(engine, engine_socket, self._stopping.is_set, publish=publish_of(engine, self._publisher))
         except Exception as error:
             self._failure = f"the engine's thread failed: {type(error).__name__}: {error}"
         finally:
-            router.close()
+            engine_socket.close()
             if self._publisher is not None:
                 self._publisher.close()
             engine.close()

@@ -9,8 +9,8 @@ from phloem.engines import make_config
 from phloem.protocol.address import ClientKeys, ServerKeys, new_key_pair
 from phloem.protocol.errors import EngineLost
 from phloem.runtime.config import EngineConfig
-from phloem.tests.runtime.server.doubles import wait_until
 from phloem.tests.runtime.string_engine import StringEngine
+from phloem.tests.runtime.wire import wait_until
 
 OPTIONS = {"precision": "float32", "num_slots": 2048}
 

@@ -16,7 +16,7 @@ NOT_LAYERED = {"tests", "examples", "benchmarks", "docs", "build", "dist"}
 ROWS: list[set[str] | list[str]] = [
     {"kernels", "radix_cache", "constrained"},
     {"protocol"},
-    {"lang", "runtime.config", "runtime.transport"},
+    {"lang", "runtime.config", "runtime.engine_socket"},
     ["runtime.server_args", "runtime.quant", "runtime.weights", "runtime.tokenizer"],
     {"runtime.memory", "runtime.scheduler"},
     {"runtime.layers"},
@@ -35,7 +35,7 @@ ONLY = {
     "protocol": {"constrained.spec"},
     "lang": {"protocol", "constrained.spec"},
     "runtime.config": {"protocol"},
-    "runtime.transport": {"protocol"},
+    "runtime.engine_socket": {"protocol"},
 }
 # The language and the runtime meet in `engines` alone.
 NOT_LANG = {"lang", "engines"}

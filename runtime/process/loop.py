@@ -18,7 +18,7 @@ from ...protocol.address import ServerKeys
 from ...protocol.errors import EngineLost, InternalError, PhloemError
 from ...protocol.messages import Answer, ClientMessage, Closed, Query, Rejected, RuntimeMessage, Submit, Welcome
 from ..config import EngineConfig, Progress
-from ..transport import Inbox, Outbox, Router
+from ..engine_socket import EngineSocket, Inbox, Outbox
 from .cache_publisher import CachePublisher
 from .garbage import Garbage
 
@@ -63,7 +63,7 @@ def publish_of(engine: Any, publisher: CachePublisher | None) -> Callable[[], No
 
 def serve_engine(
     engine: EngineLike,
-    router: Router,
+    engine_socket: EngineSocket,
     stop: Callable[[], bool],
     *,
     publish: Callable[[], None] | None = None,
@@ -76,7 +76,7 @@ def serve_engine(
     """
     faults = 0
     while not stop():
-        inbox = router.receive(0.0 if engine.has_work else IDLE_WAIT_S)
+        inbox = engine_socket.receive(0.0 if engine.has_work else IDLE_WAIT_S)
         is_trial = bool(inbox) or engine.has_work  # an idle step proves nothing
         try:
             outbox = engine.step(inbox)
@@ -86,17 +86,17 @@ def serve_engine(
             error = InternalError(f"a step of the engine failed: {type(failure).__name__}: {failure}")
             outbox = _end_all(engine, inbox, error)
             if faults >= MAX_FAULTS_IN_A_ROW:
-                router.send(outbox)
+                engine_socket.send(outbox)
                 raise EngineBroken(f"{faults} steps in a row failed: {type(failure).__name__}: {failure}") from failure
         else:
             faults = 0 if is_trial else faults
         if outbox:
-            router.send(outbox)
+            engine_socket.send(outbox)
         if publish is not None:
             publish()
         if garbage is not None:
             garbage.after_step(is_idle=not inbox and not engine.has_work)
-    router.send(_end_all(engine, [], EngineLost("the engine was stopped")))
+    engine_socket.send(_end_all(engine, [], EngineLost("the engine was stopped")))
 
 
 def _end_all(engine: EngineLike, inbox: Inbox, error: PhloemError) -> Outbox:
@@ -143,14 +143,16 @@ def run_engine(
     publisher: CachePublisher | None = None
     try:
         publisher = publisher_of(engine, config.cache_events_url, context)
-        router = Router(url, engine.welcome(), context=context, client_timeout_s=config.client_timeout_s, keys=keys)
+        engine_socket = EngineSocket(
+            url, engine.welcome(), context=context, client_timeout_s=config.client_timeout_s, keys=keys
+        )
         before.update({number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)})
         try:
             if on_ready is not None:
-                on_ready(router.url)
-            serve_engine(engine, router, stopping.is_set, publish=publish_of(engine, publisher), garbage=garbage)
+                on_ready(engine_socket.url)
+            serve_engine(engine, engine_socket, stopping.is_set, publish=publish_of(engine, publisher), garbage=garbage)
         finally:
-            router.close()
+            engine_socket.close()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -12,7 +12,7 @@ from phloem.protocol import errors
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.client import Client
-from phloem.runtime.transport import Router
+from phloem.runtime.engine_socket import EngineSocket
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.wire import WAIT_S, Heard, RawEngine, ask, failures, served, talking, welcome
 
@@ -118,7 +118,11 @@ def test_what_cannot_be_sent_is_raised_to_who_submits(tmp_path):
 
 
 def test_two_clients_may_use_one_name(tmp_path):
-    with served(StringEngine(), f"ipc://{tmp_path}/s") as router, Client(router.url) as a, Client(router.url) as b:
+    with (
+        served(StringEngine(), f"ipc://{tmp_path}/s") as engine_socket,
+        Client(engine_socket.url) as a,
+        Client(engine_socket.url) as b,
+    ):
         heard = Heard(), Heard()
         a.submit(ask("same", text="one"), heard[0])
         b.submit(ask("same", text="two"), heard[1])
@@ -331,16 +335,18 @@ def test_a_frame_that_is_not_of_the_protocol_ends_the_talk(talk):
 def test_a_client_the_engine_dropped_knows_it(request):
     now_s = itertools.count(0, 60)  # every look at the clock is a minute later
     engine = StringEngine(heartbeat_s=0.05)
-    router = Router(f"inproc://{request.node.name}", engine.welcome(), client_timeout_s=30.0, clock=lambda: next(now_s))
+    engine_socket = EngineSocket(
+        f"inproc://{request.node.name}", engine.welcome(), client_timeout_s=30.0, clock=lambda: next(now_s)
+    )
     over = threading.Event()
 
     def run() -> None:
         while not over.is_set():
-            router.send(engine.step(router.receive(0.01)))
+            engine_socket.send(engine.step(engine_socket.receive(0.01)))
 
     thread = threading.Thread(target=run)
     thread.start()
-    client = Client(router.url)
+    client = Client(engine_socket.url)
     heard = Heard()
     try:
         client.submit(ask(), heard)
@@ -357,7 +363,7 @@ def test_a_client_the_engine_dropped_knows_it(request):
     client.close()
     over.set()
     thread.join()
-    router.close()
+    engine_socket.close()
 
 
 def test_closing_fails_what_waits_once_and_says_goodbye(talk):

@@ -7,7 +7,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.client import Client
 from phloem.protocol.sampling import SamplingParams
+from phloem.runtime.engine_socket import EngineSocket
 from phloem.runtime.process import serve_engine
-from phloem.runtime.transport import Router
 
 WAIT_S = 20.0
 encode = msgspec.msgpack.encode
@@ -116,6 +116,14 @@ class Heard:
         return found
 
 
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Fails after ``WAIT_S``."""
+    end_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end_s, f"it did not become true within {WAIT_S:g} s"
+        time.sleep(0.005)
+
+
 def welcome(**changes: Any) -> m.Welcome:
     made = m.Welcome(
         version=m.PROTOCOL_VERSION,
@@ -145,21 +153,21 @@ def failures(messages: list[m.RuntimeMessage]) -> dict[int, str]:
 
 
 @contextlib.contextmanager
-def served(engine: Any, url: str, **options: Any) -> Iterator[Router]:
+def served(engine: Any, url: str, **options: Any) -> Iterator[EngineSocket]:
     """``engine`` behind ``url`` on a thread, through the real loop."""
-    router = Router(url, engine.welcome(), **options)
+    engine_socket = EngineSocket(url, engine.welcome(), **options)
     stopping = threading.Event()
-    thread = threading.Thread(target=serve_engine, args=(engine, router, stopping.is_set), daemon=True)
+    thread = threading.Thread(target=serve_engine, args=(engine, engine_socket, stopping.is_set), daemon=True)
     thread.start()
     try:
-        yield router
+        yield engine_socket
     finally:
         stopping.set()
         thread.join(WAIT_S)
-        router.close()
+        engine_socket.close()
 
 
 @contextlib.contextmanager
 def talking(engine: Any, url: str, **options: Any) -> Iterator[Client]:
-    with served(engine, url) as router, Client(router.url, **options) as client:
+    with served(engine, url) as engine_socket, Client(engine_socket.url, **options) as client:
         yield client

@@ -1,5 +1,6 @@
 """Engines that a child process can be told to run instead of the real one."""
 
+import logging
 import os
 import time
 
@@ -33,10 +34,17 @@ def dying(config: EngineConfig, progress: Progress | None) -> StringEngine:
 
 
 def hanging(config: EngineConfig, progress: Progress | None) -> StringEngine:
-    """Its step never ends once there is something to do."""
+    """Its first step with a message does not return; the log says when it begins."""
     engine = StringEngine()
     step = engine.step
-    engine.step = lambda inbox: time.sleep(600) if inbox else step(inbox)  # type: ignore[method-assign,return-value]
+
+    def hang(inbox: list[tuple[bytes, messages.ClientMessage]]) -> Outbox:
+        if inbox:
+            logging.getLogger(__name__).critical("the step hangs")
+            time.sleep(600)
+        return step(inbox)
+
+    engine.step = hang  # type: ignore[method-assign]
     return engine
 
 

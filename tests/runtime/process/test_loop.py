@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from phloem.protocol import errors
 from phloem.protocol import messages as m
+from phloem.runtime.engine_socket import EngineSocket, Inbox, Outbox
 from phloem.runtime.process.loop import EngineBroken, serve_engine
-from phloem.runtime.transport import Inbox, Outbox, Router
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.wire import RawClient, ask, failures
 
@@ -39,7 +39,7 @@ class Fragile(StringEngine):
 
 class Loop:
     def __init__(self, engine: StringEngine, url: str) -> None:
-        self.router = Router(url, engine.welcome())
+        self.socket = EngineSocket(url, engine.welcome())
         self.failure: Exception | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(engine,))
@@ -50,7 +50,7 @@ class Loop:
 
     def _run(self, engine: StringEngine) -> None:
         try:
-            serve_engine(engine, self.router, self._stopping.is_set)
+            serve_engine(engine, self.socket, self._stopping.is_set)
         except Exception as error:
             self.failure = error
 
@@ -73,7 +73,7 @@ def loop(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> It
         yield loop
         loop.stop()
     loop.client.close()
-    loop.router.close()
+    loop.socket.close()
 
 
 @pytest.mark.parametrize("loop", ["after"], indirect=True)

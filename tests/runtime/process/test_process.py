@@ -5,7 +5,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from phloem.protocol import messages as m
 from phloem.protocol.client import Client
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.process import EngineProcess
-from phloem.tests.runtime.wire import WAIT_S, Heard, ask
+from phloem.tests.runtime.wire import Heard, ask, wait_until
 
 ENGINES = "phloem.tests.runtime.process.engines"
 CONFIG = EngineConfig(model="none")
@@ -56,13 +55,11 @@ def test_a_killed_engine_fails_every_waiting_op_once_and_says_how_it_died(start)
         client.submit(ask(f"p{i}"), handler)
         handler.until(m.Done)
     os.kill(process.pid, signal.SIGKILL)
-    began_s = time.monotonic()
     for handler in heard:
         messages = handler.until(m.Closed)
         failed = [message for message in messages if isinstance(message, m.Failed)]
         assert [message.op for message in failed] == [1, 2]
         assert failed[0].error.kind == "EngineLost" and "SIGKILL" in failed[0].error.message
-    assert time.monotonic() - began_s < 5.0
     with pytest.raises(errors.EngineLost, match="SIGKILL"):
         client.submit(ask("later"), Heard())
     with pytest.raises(errors.EngineLost, match="SIGKILL"):
@@ -113,10 +110,7 @@ def test_a_child_told_to_end_tells_its_clients_and_removes_its_socket(start):
     os.kill(process.pid, signal.SIGTERM)
     failed = [message for message in heard.until(m.Closed) if isinstance(message, m.Failed)]
     assert failed[0].error.kind == "EngineLost" and failed[0].error.message == "the engine was stopped"
-    end_s = time.monotonic() + WAIT_S
-    while process.death() is None:
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    wait_until(lambda: process.death() is not None)
     assert "exited with code 0" in process.death()
     assert not Path(process.url.removeprefix("ipc://")).exists()
 
@@ -125,6 +119,7 @@ def test_stop_ends_a_step_that_hangs(start):
     process, client = start("hanging")
     heard = Heard()
     client.submit(ask(), heard)
+    wait_until(lambda: "the step hangs" in process.log_tail())
     process.stop(timeout_s=0.3)
     assert "was ended by SIGKILL" in process.death()
     assert "SIGKILL" in heard.until(m.Closed)[0].error.message
@@ -158,11 +153,15 @@ os.kill(os.getpid(), 9)
 """
     made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     pid, url = made.stdout.split()
-    end_s = time.monotonic() + WAIT_S
-    while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < end_s, "the child outlives its parent"
-        time.sleep(0.05)
+    wait_until(lambda: not is_running(pid))
     assert not Path(url.removeprefix("ipc://")).parent.exists()
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_cancel_ends_a_program_with_what_it_had(start):

@@ -8,16 +8,16 @@ import contextlib
 import itertools
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
 from phloem.protocol import errors, messages, ops
 from phloem.protocol.client import Client
-from phloem.runtime.transport import Router
+from phloem.runtime.engine_socket import EngineSocket
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.string_tokens import CHATML, ROLE_IDS, SPECIAL_TEXT, piece_id, pieces_of
+from phloem.tests.runtime.wire import wait_until
 
 MODEL = "string"
 _engine_ids = itertools.count()
@@ -140,30 +140,23 @@ def live_server(app: Any) -> Iterator[str]:
         listener.close()
 
 
-def wait_until(holds: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < end, "it never came to hold"
-        time.sleep(0.002)
-
-
 @contextlib.contextmanager
 def connected(engine: StringEngine) -> Iterator[Client]:
     """A client of ``engine``, which runs on a thread behind the real transport."""
-    router = Router(f"inproc://string-engine-{next(_engine_ids)}", engine.welcome())
+    engine_socket = EngineSocket(f"inproc://string-engine-{next(_engine_ids)}", engine.welcome())
     is_over = threading.Event()
 
     def run() -> None:
         while not is_over.is_set():
-            router.send(engine.step(router.receive(0.0 if engine.has_work else 0.02)))
+            engine_socket.send(engine.step(engine_socket.receive(0.0 if engine.has_work else 0.02)))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    client = Client(router.url)
+    client = Client(engine_socket.url)
     try:
         yield client
     finally:
         client.close()
         is_over.set()
         thread.join()
-        router.close()
+        engine_socket.close()

@@ -13,8 +13,9 @@ import openai
 import pytest
 from phloem.protocol import errors
 from phloem.protocol.ops import Gen
-from phloem.tests.runtime.server.doubles import ScriptedClient, rejecting, wait_until
+from phloem.tests.runtime.server.doubles import ScriptedClient, rejecting
 from phloem.tests.runtime.string_engine import StringEngine
+from phloem.tests.runtime.wire import wait_until
 
 HELLO = [{"role": "user", "content": "hello there"}]
 
@@ -302,7 +303,7 @@ def test_a_client_that_goes_away_cancels_its_program_at_once(serve, stream):
         wait_until(lambda: bool(engine.programs))
         if stream:
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
-    wait_until(lambda: not engine.programs, timeout_s=2.0)
+    wait_until(lambda: not engine.programs)
     assert server.http.get("/server_info").json()["server"]["requests_in_flight"] == 0
 
 
@@ -319,7 +320,7 @@ def test_a_slow_reader_holds_nobody_up_and_misses_nothing(serve):
         for _ in range(3):
             assert server.openai.completions.create(model="string", prompt="a").choices[0].text == "short"
         assert time.monotonic() - start < 3.0
-        wait_until(lambda: not server.engine.programs, timeout_s=10.0)  # the engine does not wait for the reader
+        wait_until(lambda: not server.engine.programs)  # the engine does not wait for the reader
         received = bytearray()
         while part := slow.recv(1 << 20):
             received += part

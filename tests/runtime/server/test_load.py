@@ -8,7 +8,8 @@ import pytest
 from phloem.protocol import errors
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
-from phloem.tests.runtime.server.doubles import ScriptedClient, rejecting, wait_until
+from phloem.tests.runtime.server.doubles import ScriptedClient, rejecting
+from phloem.tests.runtime.wire import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 PROMPT = {"prompt": "to be", "max_tokens": 5, "ignore_eos": True}

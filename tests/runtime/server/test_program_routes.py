@@ -8,8 +8,9 @@ import httpx
 import pytest
 from phloem import RuntimeEndpoint, assistant, function, gen, select, user
 from phloem.protocol import errors
-from phloem.tests.runtime.server.doubles import ScriptedClient, failing, rejecting, wait_until
+from phloem.tests.runtime.server.doubles import ScriptedClient, failing, rejecting
 from phloem.tests.runtime.string_engine import StringEngine
+from phloem.tests.runtime.wire import wait_until
 
 OPS = [
     {"t": "text", "op": 0, "seq": 0, "text": "hello"},

@@ -19,7 +19,7 @@ from phloem.protocol.errors import InvalidRequest, PhloemError
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.server import serve
 from phloem.runtime.server.listener import listen
-from phloem.tests.runtime.server.doubles import wait_until
+from phloem.tests.runtime.wire import wait_until
 
 PROGRAM = """
 import sys
@@ -79,7 +79,7 @@ def test_a_model_that_cannot_be_loaded_is_the_engines_own_error():
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_signal_while_the_model_loads_leaves_no_process_behind(tiny_model_path):
     with process(tiny_model_path) as started:
-        wait_until(lambda: bool(children(started.pid)), timeout_s=30.0)
+        wait_until(lambda: bool(children(started.pid)))
         engines = children(started.pid)
         started.send_signal(signal.SIGTERM)
         assert started.wait(timeout=20) == 0
@@ -114,7 +114,7 @@ def test_a_killed_engine_is_503_for_who_waits_and_who_comes_after(tiny_model_pat
 
         threading.Thread(target=wait, daemon=True).start()
         info = f"{url}/server_info"
-        wait_until(lambda: httpx.get(info).json()["server"]["requests_in_flight"] == 1, timeout_s=20.0)
+        wait_until(lambda: httpx.get(info).json()["server"]["requests_in_flight"] == 1)
         os.kill(engine, signal.SIGKILL)
         start = time.monotonic()
         for response in (waiting.get(timeout=10.0), httpx.post(f"{url}/v1/completions", json=body)):

@@ -1,6 +1,6 @@
-"""The router: the engine's ROUTER socket, the clients behind it, and what each of them still has to be told.
+"""The engine's ROUTER socket: the clients connected to it and the messages that wait for each of them.
 
-Belongs to one thread. Never blocks on a client: what a slow one cannot take waits here, its deltas merged.
+One thread owns it. A slow client never blocks the engine: its messages wait here, and its deltas are merged.
 """
 
 import logging
@@ -52,22 +52,7 @@ Inbox = list[tuple[bytes, ClientMessage]]
 Outbox = list[tuple[bytes, RuntimeMessage]]
 
 
-@dataclass(slots=True)
-class RouterCounts:
-    """Since the start. ``faults`` were answered with an error; ``merged_deltas`` travelled inside another one."""
-
-    frames_received: int = 0
-    frames_sent: int = 0
-    bytes_received: int = 0
-    bytes_sent: int = 0
-    faults: int = 0
-    clients_seen: int = 0
-    clients_dropped: int = 0
-    deltas: int = 0
-    merged_deltas: int = 0
-
-
-class Router:
+class EngineSocket:
     """Answers ``Hello``, ``Ping``, ``Bye`` and ``Credit`` itself; everything else goes through ``receive``.
 
     A client has unlimited credit until its first ``Credit``; from then on it is sent as many deltas as it has credit
@@ -87,7 +72,6 @@ class Router:
         keys: ServerKeys | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.counts = RouterCounts()
         self._welcome = welcome
         self._client_timeout_s = client_timeout_s
         self._keys = keys
@@ -152,8 +136,7 @@ class Router:
                 continue  # it left while the engine worked for it
             touched[client_id] = peer
             if isinstance(message, Delta):
-                self.counts.deltas += 1
-                self.counts.merged_deltas += peer.add_delta(message)
+                peer.add_delta(message)
             else:
                 peer.add(message)
         for client_id, peer in touched.items():
@@ -203,8 +186,6 @@ class Router:
 
     def _take(self, frames: list[bytes], inbox: Inbox) -> None:
         client_id, body = frames[0], frames[-1]
-        self.counts.frames_received += 1
-        self.counts.bytes_received += len(body)
         peer = self._peers.get(client_id)
         if peer is not None:
             peer.heard = self._clock()
@@ -243,7 +224,6 @@ class Router:
             return
         if client_id not in self._peers:
             self._peers[client_id] = _Peer(heard=self._clock())
-            self.counts.clients_seen += 1
         self._reply(client_id, self._welcome)
 
     def _refuse(self, client_id: bytes, body: bytes, error: PhloemError) -> None:
@@ -252,7 +232,6 @@ class Router:
         if head.m == "hello" and head.version != PROTOCOL_VERSION:
             self._greet(client_id, head.version)
             return
-        self.counts.faults += 1
         logger.debug("client %s: %s", client_id.hex(), error)
         if head.m == "submit" and isinstance(head.program, str) and client_id in self._peers:
             self._reply(client_id, Rejected(program=head.program, errors=[error.info()]))
@@ -276,7 +255,6 @@ class Router:
                 logger.warning("client %s was silent for %.1f s and is dropped", client_id.hex(), silence_s)
                 text = f"this client was silent for {silence_s:.1f} s, the limit is {self._client_timeout_s:g} s"
                 fault = ProtocolFault(error=ProtocolError(f"{text}; its programs were cancelled", where="hello").info())
-                self.counts.clients_dropped += 1
                 self._forget(client_id)
                 inbox.append((client_id, Bye()))
                 self._reply(client_id, fault)
@@ -318,12 +296,9 @@ class Router:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
                 logger.warning("client %s is gone", client_id.hex())
-                self.counts.clients_dropped += 1
                 self._forget(client_id)
                 self._departed.append(client_id)
                 return
-            self.counts.frames_sent += 1
-            self.counts.bytes_sent += len(frame)
 
 
 DeltaKey = tuple[str, int]  # program, op
@@ -372,13 +347,12 @@ class _Peer:
                 self._release(key)
         self.waiting.append(message)
 
-    def add_delta(self, delta: Delta) -> bool:
-        """True when it was merged into one that waits."""
+    def add_delta(self, delta: Delta) -> None:
         key = (delta.program, delta.op)
         if self.stuck is None and key not in self.held and (self.credit is None or self.credit > 0):
             self._spend()
             self.waiting.append(delta)
-            return False
+            return
         waiting = self.held.setdefault(key, [])
         last = next((held for held in reversed(waiting) if held.index == delta.index), None)
         if last is None or last.origin != delta.origin:
@@ -387,7 +361,6 @@ class _Peer:
         last.texts.append(delta.text)
         last.token_ids.extend(delta.token_ids)
         last.logprobs.extend(delta.logprobs)
-        return len(last.texts) > 1
 
     def add_credit(self, n: int) -> None:
         self.credit = (self.credit or 0) + max(0, n)
@@ -425,7 +398,9 @@ def _gate(context: zmq.Context[Any]) -> "zmq.Socket[bytes]":
         gate.bind(ZAP_ENDPOINT)
     except zmq.ZMQError as error:
         gate.close(linger=0)
-        raise InvalidParams("this ZeroMQ context has a router with keys already; give another", where="keys") from error
+        raise InvalidParams(
+            "this ZeroMQ context already has an engine socket with keys; give another", where="keys"
+        ) from error
     return gate
 
 
