@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from phloem.constrained import CompiledGrammar, GrammarError, Matcher, Vocabulary, compile
-from phloem.constrained.machine.machine import Machine
+from phloem.constrained.machine import Machine
 from phloem.constrained.machine.walk import ENDS
 
 PLAIN = bytes([*range(0x21, 0x5C), *range(0x5D, 0x7F), 0x20, 0x80, 0x90, 0xA0, 0xBF])

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from phloem.constrained import Vocabulary, compile
-from phloem.constrained.machine.machine import Machine
+from phloem.constrained.machine import Machine
 
 REFUSED = -1
 MAX_TRIED = 20_000  # properties written in search of an order

@@ -8,7 +8,7 @@ from .ebnf import compile_ebnf
 from .grammar import CompiledGrammar
 from .json import JsonSchemas
 from .lark_grammar import compile_lark
-from .machine.machine import Machine
+from .machine import Machine, Masks
 from .options import option_values
 from .regex_syntax import compile_regex
 from .spec import GRAMMAR_KINDS, GrammarError, GrammarKind, GrammarSpec, GrammarTooComplex
@@ -25,12 +25,13 @@ class Workshop:
 
     def __init__(self, vocabulary: Vocabulary, max_states: int) -> None:
         self.machine = Machine(vocabulary, max_states=max_states)
+        self.masks = Masks(self.machine)
         self.schemas = JsonSchemas(self.machine)
 
     @property
     def is_full(self) -> bool:
         """Whether new grammars should begin in another."""
-        return self.machine.is_full or self.schemas.is_full
+        return self.machine.is_full or self.masks.is_full or self.schemas.is_full
 
 
 class Compiler:
@@ -99,13 +100,13 @@ class Compiler:
                     start = self._choices(spec, shop)
                 case "ebnf":
                     with machine.lock:
-                        start = machine.start(compile_ebnf(spec.text, machine, start=options["start"]), 0)
+                        start = machine.start(compile_ebnf(spec.text, shop.masks, start=options["start"]), 0)
                 case _:
-                    start = machine.start(compile_lark(spec.text, machine, start=options["start"]), 0)
-            machine.masks.of(start)  # the first answer is ready when the first token is asked for
+                    start = machine.start(compile_lark(spec.text, shop.masks, start=options["start"]), 0)
+            shop.masks.of(start)  # the first answer is ready when the first token is asked for
         except RecursionError:
             raise GrammarTooComplex(f"the {spec.kind} grammar nests too deep") from None
-        return CompiledGrammar(spec, machine, start, tuple(unchecked))
+        return CompiledGrammar(spec, machine, shop.masks, start, tuple(unchecked))
 
     @staticmethod
     def _tags(spec: GrammarSpec, shop: Workshop, options: dict[str, str], unchecked: list[str]) -> int:

@@ -13,16 +13,12 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
 from .expressions import EMPTY, NOTHING
-from .machine.lazy_masks import LazyMasks
-from .machine.machine import Machine
-from .productions import Grammar, reduced
+from .machine import Lexer, Masks
+from .productions import ContextFreeGrammar, reduced
 from .spec import GrammarTooComplex
 
 Item = tuple[int, int, int]  # production, dot, origin set; OWN for the set itself
-Lexer = tuple[tuple[int, int], ...]  # (lexeme, what of it is left), sorted
 # What has ended at a byte, as (set, its lexemes), and what goes on, as (set, its lexer).
 Pending = tuple[tuple[tuple[int, tuple[int, ...]], ...], tuple[tuple[int, Lexer], ...]]
 LexerRow = tuple[list[int], list[tuple[Lexer, tuple[int, ...]] | None]]
@@ -93,16 +89,16 @@ class ParserState:
     def accepts(self) -> bool:
         return self.configuration.accepts
 
-    def mask(self, masks: LazyMasks) -> np.ndarray:
-        return masks.of(self.configuration.running, self._parser)
+    def threads(self) -> tuple["Parser", tuple[tuple[int, Lexer], ...]]:
+        return self._parser, self.configuration.running
 
 
 class Parser:
     """The states of one grammar on a machine."""
 
-    def __init__(self, grammar: Grammar, machine: Machine) -> None:
+    def __init__(self, grammar: ContextFreeGrammar, masks: Masks) -> None:
+        machine = self.machine = masks.machine
         self.ex = machine.expressions
-        self.machine = machine
         self.ignored = tuple(grammar.ignored)
         self._number(grammar)
         self.sets: list[EarleySet] = []
@@ -117,11 +113,11 @@ class Parser:
         self._shapes: dict[tuple[int, int], int] = {}
         self._shape_ids: dict[Hashable, int] = {}
         lexemes = {value for _, symbols in self.productions for kind, value in symbols if kind == "lexeme"}
-        machine.masks.lazy.prepare(sorted(lexemes), self.ignored)
+        masks.lazy.prepare(sorted(lexemes), self.ignored)
         start = frozenset((p, 0, OWN) for p in self.by_rule[0])
         self.start = machine.add_lazy_state(ParserState(self, ((), ()), self._make(self._set(start), ())))
 
-    def _number(self, grammar: Grammar) -> None:
+    def _number(self, grammar: ContextFreeGrammar) -> None:
         self.productions, self.nullable = reduced(grammar)
         self.by_rule: dict[int, list[int]] = {}
         for number, (rule, _) in enumerate(self.productions):
@@ -215,7 +211,7 @@ class Parser:
             found = self._predicted[rules] = Predicted(scan, waiting)
         return found
 
-    # -- as ``lazy_masks.Sets`` --------------------------------------------------------------------------------------
+    # -- as ``Sets`` --------------------------------------------------------------------------------------------------
 
     def after(self, number: int, lexeme: int) -> int:
         key = (number, lexeme)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from .code_points import ANY, Ranges, complement, union
 from .earley import Parser
 from .expressions import EMPTY, Expressions
-from .machine.machine import Machine
-from .productions import Grammar, Symbol
+from .machine import Masks
+from .productions import ContextFreeGrammar, Symbol
 from .spec import GrammarError
 
 MAX_REPEAT = 10_000
@@ -56,12 +56,12 @@ class Rep:
 Node = Text | Chars | Ref | Seq | Alt | Rep
 
 
-def compile_ebnf(text: str, machine: Machine, *, start: str = "root") -> int:
+def compile_ebnf(text: str, masks: Masks, *, start: str = "root") -> int:
     """The state a text of the grammar begins in."""
     rules = _Reader(text).read()
     if start not in rules:
         raise GrammarError(f"the grammar has no rule {start!r}, where a text would start")
-    return _Lowering(rules, machine.expressions).parser(start, machine)
+    return _Lowering(rules, masks.machine.expressions).parser(start, masks)
 
 
 class _Reader:
@@ -244,13 +244,13 @@ class _Lowering:
         self._exprs: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
 
-    def parser(self, start: str, machine: Machine) -> int:
+    def parser(self, start: str, masks: Masks) -> int:
         for name in self.rules:
             self.is_regular(name, ())
-        grammar = self.grammar = Grammar(self.ex)
+        grammar = self.grammar = ContextFreeGrammar(self.ex)
         top = grammar.rule(start)
         grammar.add(top, self.symbols(Ref(start, 0)))
-        return Parser(grammar, machine).start
+        return Parser(grammar, masks).start
 
     def is_regular(self, name: str, path: tuple[str, ...], line: int = 0) -> bool:
         """Whether a rule never leads back to itself, nor to one that does."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .machine.machine import Machine
+from .machine import Machine, Masks
 from .spec import GrammarError, GrammarSpec
 
 _MASK_TYPE = np.dtype(np.uint32)
@@ -17,6 +17,7 @@ class CompiledGrammar:
 
     spec: GrammarSpec
     machine: Machine
+    masks: Masks
     start: int
     unchecked: tuple[str, ...] = ()
 
@@ -40,13 +41,14 @@ def fill_masks(matchers: Sequence["Matcher"], rows: np.ndarray) -> None:
 class Matcher:
     """One text in the making. Cheap to clone and to roll back; an error is final and names its position."""
 
-    __slots__ = ("_configs", "_finished", "_known", "_machine", "error", "grammar")
+    __slots__ = ("_configs", "_finished", "_known", "_machine", "_masks", "error", "grammar")
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self.grammar = grammar
         self.error: str | None = None
         self._machine = grammar.machine
-        self._known = grammar.machine.masks.known
+        self._masks = grammar.masks
+        self._known = grammar.masks.known
         self._configs = [grammar.start]
         self._finished = False
 
@@ -77,7 +79,7 @@ class Matcher:
         """The mask itself, read-only and shared; see ``fill_mask``."""
         if not self._finished and self.error is None:
             try:
-                return self._machine.masks.of(self._configs[-1])
+                return self._masks.of(self._configs[-1])
             except GrammarError as error:
                 self.error = f"at position {self.num_tokens}: {error}"
         return self._only_end()
@@ -132,65 +134,16 @@ class Matcher:
     def clone(self) -> "Matcher":
         twin = Matcher.__new__(Matcher)
         twin.grammar, twin.error, twin._machine = self.grammar, self.error, self._machine
-        twin._known = self._known
+        twin._masks, twin._known = self._masks, self._known
         twin._configs = self._configs.copy()
         twin._finished = self._finished
         return twin
-
-    def fill_tree(self, parents: Sequence[int], tokens: Sequence[int], rows: np.ndarray) -> np.ndarray:
-        """Masks along a tree of drafts, and which of its nodes the grammar takes; the matcher stays where it is.
-
-        Node i is ``tokens[i]`` after node ``parents[i]``, which comes before it, or after the text so far for -1. Row 0
-        of ``rows`` (uint32 or int32 [n + 1, ceil(V / 32)]) is what may follow the text so far, row i + 1 what follows
-        node i: nothing where the grammar refuses it or one before it. Returns bool [n].
-        """
-        count = len(tokens)
-        if len(parents) != count or len(rows) != count + 1:
-            raise ValueError(f"{len(parents)} parents, {count} tokens and {len(rows)} rows; n, n and n + 1 are needed")
-        out = rows.view(np.uint32)
-        taken = np.zeros(count, bool)
-        out[0] = self.mask()
-        configs: list[int] = []  # per node; -1 refused, -2 the end
-        start = -2 if self._finished else -1 if self.error is not None else self._configs[-1]
-        for i, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
-            if not -1 <= parent < i:
-                raise ValueError(f"node {i} has parent {parent}; parents come before their children")
-            config = self._follow(start if parent < 0 else configs[parent], int(token))
-            configs.append(config)
-            taken[i] = config != -1
-            out[i + 1] = 0 if config == -1 else self._mask_of(config)
-        return taken
-
-    def _follow(self, config: int, token: int) -> int:
-        vocabulary = self._machine.vocabulary
-        if config < 0 or not 0 <= token < len(vocabulary):
-            return -1
-        try:
-            if token == vocabulary.eos:
-                return -2 if self._machine.may_end(config) else -1
-            return self._machine.advance(config, token)
-        except GrammarError:
-            return -1
-
-    def _mask_of(self, config: int) -> np.ndarray:
-        try:
-            if config >= 0:
-                return self._machine.masks.of(config)
-        except GrammarError:
-            pass
-        return self._only_end()
 
     def _only_end(self) -> np.ndarray:
         vocabulary = self._machine.vocabulary
         row = np.zeros(vocabulary.num_words, np.uint32)
         row[vocabulary.eos >> 5] = np.uint32(1 << (vocabulary.eos & 31))
         return row
-
-    def forced_bytes(self) -> bytes:
-        """The bytes that have to come next, whatever the model thinks."""
-        if self._finished or self.error is not None:
-            return b""
-        return self._machine.forced_bytes(self._configs[-1])
 
     def forced_tokens(self) -> list[int]:
         """Tokens that have to come next: at each of them no other token is allowed.
@@ -203,7 +156,7 @@ class Matcher:
         config = self._configs[-1]
         eos = self._machine.vocabulary.eos
         while len(out) < 1024:
-            only = self._machine.masks.only_token(config)
+            only = self._masks.only_token(config)
             if only < 0 or only == eos:
                 break
             out.append(only)
@@ -223,7 +176,7 @@ class Matcher:
         if self._finished:
             return True
         try:
-            return self._machine.masks.only_token(self._configs[-1]) == self._machine.vocabulary.eos
+            return self._masks.only_token(self._configs[-1]) == self._machine.vocabulary.eos
         except GrammarError:
             return False  # whoever asks for the mask is told
 

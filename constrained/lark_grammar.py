@@ -8,8 +8,8 @@ import re
 from typing import Any, NamedTuple, cast
 
 from .earley import Parser
-from .machine.machine import Machine
-from .productions import Grammar
+from .machine import Masks
+from .productions import ContextFreeGrammar
 from .regex_syntax import compile_regex
 from .spec import GrammarError
 
@@ -25,7 +25,7 @@ class Loaded(NamedTuple):
     ignored: list[str]
 
 
-def compile_lark(text: str, machine: Machine, *, start: str = "start") -> int:
+def compile_lark(text: str, masks: Masks, *, start: str = "start") -> int:
     """The state a text of the grammar begins in."""
     from lark.exceptions import LarkError
     from lark.load_grammar import load_grammar
@@ -39,8 +39,8 @@ def compile_lark(text: str, machine: Machine, *, start: str = "start") -> int:
         raise GrammarError(f"a terminal's regex: {error}") from None
     if not any(rule.origin.name == start for rule in loaded.rules):
         raise GrammarError(f"Lark cannot read the grammar: there is no rule {start!r}")
-    with machine.lock:
-        return _build(loaded, machine, start)
+    with masks.machine.lock:
+        return _build(loaded, masks, start)
 
 
 def _refuse_files(base_path: object, path: str) -> tuple[object, str]:
@@ -61,8 +61,8 @@ def _refuse_files(base_path: object, path: str) -> tuple[object, str]:
         ) from None
 
 
-def _build(loaded: Loaded, machine: Machine, start: str) -> int:
-    ex = machine.expressions
+def _build(loaded: Loaded, masks: Masks, start: str) -> int:
+    ex = masks.machine.expressions
     lexemes: dict[str, int] = {}
     for terminal in loaded.terminals:
         pattern, flags = terminal.pattern.value, set(terminal.pattern.flags)
@@ -82,7 +82,7 @@ def _build(loaded: Loaded, machine: Machine, start: str) -> int:
     for name, lexeme in lexemes.items():
         if ex.nullable[lexeme]:
             raise GrammarError("a terminal that may be empty; let rules leave it out", where=name)
-    grammar = Grammar(ex)
+    grammar = ContextFreeGrammar(ex)
     numbers: dict[str, int] = {}
     top = grammar.rule(start)
     for rule in loaded.rules:
@@ -99,4 +99,4 @@ def _build(loaded: Loaded, machine: Machine, start: str) -> int:
         )
     for name in loaded.ignored:
         grammar.ignore(lexemes[name])
-    return Parser(grammar, machine).start
+    return Parser(grammar, masks).start

@@ -12,7 +12,7 @@ Symbol = tuple[str, int]  # ("lexeme", expression) or ("rule", number)
 Production = tuple[int, tuple[Symbol, ...]]
 
 
-class Grammar:
+class ContextFreeGrammar:
     """Productions under construction. Rule 0 is the start, and no production refers to it."""
 
     def __init__(self, expressions: Expressions) -> None:
@@ -48,7 +48,7 @@ class Grammar:
             self.ignored.append(expression)
 
 
-def reduced(grammar: Grammar) -> tuple[list[Production], set[int]]:
+def reduced(grammar: ContextFreeGrammar) -> tuple[list[Production], set[int]]:
     """Productions of the same language, such that every prefix that parses can be completed; and the nullable rules."""
     productions = _productive(grammar)
     productions = _without_ambiguous_operators(productions, len(grammar.names))
@@ -56,7 +56,7 @@ def reduced(grammar: Grammar) -> tuple[list[Production], set[int]]:
     return productions, _nullable(productions)
 
 
-def _productive(grammar: Grammar) -> list[Production]:
+def _productive(grammar: ContextFreeGrammar) -> list[Production]:
     """Without productions that no text completes."""
     ex = grammar.ex
     productive: set[int] = set()

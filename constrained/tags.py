@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .expressions import EMPTY, NOTHING
-from .machine.machine import Machine
+from .machine import Machine
 from .spec import GrammarError
 
 MAX_TAGS = 512

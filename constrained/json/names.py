@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 
-from ..machine.machine import Machine
+from ..machine import Machine
 from ..vocabulary import flat_trie
 
 QUOTE = 0x22

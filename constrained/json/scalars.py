@@ -9,9 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..expressions import NOTHING, Expressions
-from ..machine.machine import Machine
-from ..machine.masks import SHORT_TOKEN
-from ..machine.walk import UNBOUNDED
+from ..machine import SHORT_TOKEN, UNBOUNDED, Machine
 from ..prefixes import contains_all_texts_of, without_far_bounds
 
 QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F

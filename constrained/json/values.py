@@ -9,8 +9,7 @@ from collections.abc import Callable, Hashable, Sequence, Set
 import numpy as np
 
 from ..expressions import NOTHING
-from ..machine.machine import Machine
-from ..machine.tables import COMPACT, FLEXIBLE
+from ..machine import COMPACT, FLEXIBLE, Machine
 from ..spec import GrammarTooComplex
 from .arrays import CLOSE, Arrays
 from .documents import Json

@@ -1,1 +1,12 @@
-"""The pushdown automaton over bytes, its tables, its walks over the token trie and its masks."""
+"""The pushdown automaton over bytes that all grammars of a vocabulary share, and its token masks.
+
+Builders of grammars add states and frames to a ``Machine``; ``Masks`` makes the masks of its configurations.
+"""
+
+from .item_texts import ItemReader
+from .machine import COMPACT, FLEXIBLE, Machine
+from .masks import SHORT_TOKEN, Masks
+from .parser_sets import Lexer
+from .walk import UNBOUNDED
+
+__all__ = ["COMPACT", "FLEXIBLE", "SHORT_TOKEN", "UNBOUNDED", "ItemReader", "Lexer", "Machine", "Masks"]

@@ -1,57 +1,33 @@
-"""Masks of context-free states: what lexemes allow, put together as a parser allows. Never walks a trie per state.
+"""Masks of context-free states: each lexeme is walked over the trie once, then combined as the parser allows.
 
-Which tokens a lexeme allows by itself, and at which of the trie's nodes it may end, does not depend on the parser: it
-is walked once and shared by all grammars. So is what a second lexeme allows from those nodes on, and so forth. What is
-left for each state is to ask the parser which lexemes may follow each other, as long as some token goes on.
+A token may hold several lexemes. Which tokens a lexeme allows by itself, and the trie nodes at which it may end, does
+not depend on the parser: the trie is walked once per lexeme, for all grammars of the machine. The same holds for a
+second lexeme that begins at those nodes, and so on. For each state, the parser then says which lexemes may follow each
+other, and the masks of those are combined.
 
-The answer depends on the sets that were looked up, and these lie only so far up among those that the state came from:
-states alike down to that depth share a mask.
+A mask depends on the Earley sets that were read to find the lexemes that follow. They are at most some number of steps
+away from the sets that the state stands for, so states that agree up to that depth share the mask.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
+import numba as nb
 import numpy as np
 
-from ..recent import Recent
 from . import walk
-from .reach import reached
+from .machine import Machine
+from .parser_sets import Lexer, Sets
+from .recent import Recent
+from .trie_walker import TrieWalker
 
-if TYPE_CHECKING:
-    from .machine import Machine
-    from .masks import Masks
-
-Lexer = tuple[tuple[int, int], ...]  # (lexeme, what of it is left)
-
-
-class Sets(Protocol):
-    """A parser's sets, as numbers."""
-
-    def after(self, number: int, lexeme: int) -> int:
-        """The set that a lexeme leads to."""
-        ...
-
-    def lexer(self, number: int) -> Lexer:
-        """The lexemes that may follow."""
-        ...
-
-    def came_from(self, number: int) -> Iterable[int]:
-        """The sets that its unfinished rules were begun in, all of lower numbers."""
-        ...
-
-    def looked_up(self, number: int) -> frozenset[int]:
-        """The sets that were asked what waits in them when this one was made."""
-        ...
-
-    def shape(self, number: int, depth: int) -> int:
-        """Equal for sets that differ only in what lies more than ``depth`` sets up."""
-        ...
+MANY_NOTED = 64  # with so many nodes, counting the tokens once costs less than looking at each subtree
 
 
 class Ends(NamedTuple):
-    """Nodes after which tokens go on: ``nodes[starts[b]:starts[b + 1]]`` are their children by byte b.
+    """Where lexemes may end within tokens: ``nodes[starts[b]:starts[b + 1]]`` are the next nodes of byte b.
 
-    Only children that lead to tokens outside ``covered`` are kept; ``firsts`` has a bit for each byte there is.
+    Only nodes that lead to tokens outside ``covered`` are kept; bit b of ``firsts`` says whether byte b has any.
     """
 
     number: int
@@ -62,7 +38,7 @@ class Ends(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """What a lexeme allows from some nodes on, as a mask or as some tokens, and where it may end with more to come."""
+    """The tokens that a lexeme allows from some nodes on, as a mask or a list, and where it may end within a token."""
 
     row: np.ndarray | None
     tokens: np.ndarray | None
@@ -70,7 +46,7 @@ class Reach(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What all lexemes that may follow allow from some nodes on, and which of them may end with more to come."""
+    """As ``Reach``, for all lexemes of a lexer together; ``further`` are (lexeme, where it may end within a token)."""
 
     row: np.ndarray | None
     tokens: np.ndarray | None
@@ -78,21 +54,21 @@ class Plan(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """Where a lexeme, or what is left of one, begins: the state, and a bit for each byte that may come first."""
+    """The state before a lexeme, or before what is left of one; bit b of ``firsts`` says whether byte b may come."""
 
     state: int
     firsts: int
 
 
-FEW_TOKENS = 512  # more are kept as a mask
+FEW_TOKENS = 512  # up to this many are kept as a list, more as a mask
 
 
 class LazyMasks:
     """The masks of one machine's lazy states."""
 
-    def __init__(self, machine: "Machine", masks: "Masks", capacity: int) -> None:
+    def __init__(self, machine: Machine, walker: TrieWalker, capacity: int) -> None:
         self.machine = machine
-        self.masks = masks
+        self.walker = walker
         trie = machine.vocabulary.trie
         self._known: Recent[tuple[object, int, frozenset], np.ndarray] = Recent(capacity)
         self._depths: dict[tuple[object, frozenset], tuple[int, ...]] = {}
@@ -101,14 +77,13 @@ class LazyMasks:
         nothing = np.zeros(machine.vocabulary.num_words, np.uint32)
         self._begin = Ends(0, -1, nothing, np.zeros(257, np.int32), np.zeros(0, np.int32))  # the whole trie
         self._num_ends = 1
-        self.num_bytes = 0  # of what lexemes allow; it is never forgotten, the machine is
+        self.num_bytes = 0  # held for lexemes; freed with the machine only
         self._beginnings: dict[int, Beginning] = {}
         self._marks = np.zeros(trie.num_nodes, np.int32)
         self._mark = 0
 
-    def of(self, threads: Iterable[tuple[int, Lexer]], sets: Sets) -> np.ndarray:
-        """The mask, read-only and without the end token, of lexemes under way since some sets."""
-        threads = tuple(threads)
+    def of(self, sets: Sets, threads: tuple[tuple[int, Lexer], ...]) -> np.ndarray:
+        """The mask, read-only and without the end token, of lexemes under way: (set where they began, lexer)."""
         rough = (sets, frozenset((sets.shape(number, 0), lexer) for number, lexer in threads))
         depths = self._depths.get(rough, ())
         for depth in depths:
@@ -123,7 +98,7 @@ class LazyMasks:
         return row
 
     def prepare(self, lexemes: Iterable[int], between: Iterable[int]) -> None:
-        """Walk some lexemes from their beginning, from their second byte, and after what may stand ``between`` any."""
+        """Walk ``lexemes`` ahead of time: from their first byte, from their second, and after each of ``between``."""
         ex = self.machine.expressions
         lexemes = tuple(lexemes)
         for lexeme in between:
@@ -187,16 +162,16 @@ class LazyMasks:
         return Plan(row, np.concatenate(tokens) if tokens else None, tuple(further))
 
     def _reach(self, begin: Ends, state: int) -> Reach:
-        """Walk a lexeme's own automaton from some nodes on."""
+        """Walk the automaton of a lexeme from the nodes of ``begin`` on."""
         row = np.zeros(self.machine.vocabulary.num_words, np.uint32)
         if begin.number == 0:
-            num_noted = self.masks.walk_from(row, state)
+            noted = self.walker.ends_from(row, state)
         else:
-            num_noted = self.masks.walk_below(row, state, begin.starts, begin.nodes)
+            noted = self.walker.ends_below(row, state, begin.starts, begin.nodes)
         self._mark += 1
         trie = self.machine.vocabulary.trie
         tokens, covered, starts, nodes, firsts = reached(
-            trie.node_byte, trie.node_end, trie.first_token, trie.token_order, self.masks.noted(num_noted), row,
+            trie.node_byte, trie.node_end, trie.first_token, trie.token_order, noted, row,
             begin.covered, self._marks, self._mark, FEW_TOKENS,
         )  # fmt: skip
         ends = None
@@ -222,7 +197,7 @@ class LazyMasks:
 
 
 def _depth_of(looked_up: set[int], numbers: Iterable[int], sets: Sets) -> int:
-    """How far up the furthest of the sets that were looked up is, on any way there."""
+    """The largest number of ``came_from`` steps, on any way, from ``numbers`` to a set of ``looked_up``."""
     lowest = min(looked_up, default=1 << 60)
     found = depth = 0
     level = {number for number in numbers if number >= lowest}
@@ -232,3 +207,89 @@ def _depth_of(looked_up: set[int], numbers: Iterable[int], sets: Sets) -> int:
         level = {o for number in level for o in sets.came_from(number) if o >= lowest}
         depth += 1
     return found
+
+
+@nb.njit(inline="always")
+def _lacks(covered, order, first, end):
+    """Whether a token of ``order[first:end]`` is not in the mask ``covered``."""
+    for i in range(first, end):
+        token = order[i]
+        if covered[token >> 5] >> np.uint32(token & 31) & 1 == 0:
+            return True
+    return False
+
+
+@nb.njit(cache=True)
+def reached(node_byte, ends, first, order, noted, row, covered_before, marks, mark, limit):
+    """The tokens of ``row``, and the children of the noted nodes that lead to tokens which no mask has yet.
+
+    Returns the tokens (``[-1]`` if they are more than ``limit``), ``row | covered_before``, and the children in order
+    of their bytes: where each byte's children begin [257], the children, one bit per byte that has any [32]. A node
+    may be noted twice; ``marks[node] = mark`` says that it has been looked at.
+    """
+    num_nodes = len(node_byte)
+    covered = row | covered_before
+    # the tokens of the subtree [n, end) are order[first[n]:first[end]]
+    num_order = len(order)
+    lacking = np.zeros(num_order + 1 if len(noted) > MANY_NOTED else 0, np.int32)
+    for i in range(len(lacking) - 1):
+        token = order[i]
+        lacking[i + 1] = lacking[i] + (covered[token >> 5] >> np.uint32(token & 31) & 1 == 0)
+    starts = np.zeros(257, np.int32)
+    found = np.zeros(256, np.int32)
+    count = 0
+    for n in noted:
+        if marks[n] == mark:
+            continue
+        marks[n] = mark
+        end = ends[n]
+        if len(lacking) > 0 and lacking[first[end] if end < num_nodes else num_order] == lacking[first[n]]:
+            continue
+        at = n + 1
+        while at < ends[n]:
+            end = ends[at]
+            last = first[end] if end < num_nodes else num_order
+            if len(lacking) > 0:
+                goes_on = lacking[last] > lacking[first[at]]
+            else:
+                goes_on = _lacks(covered, order, first[at], last)
+            if goes_on:
+                if count == len(found):
+                    more = np.zeros(4 * count, np.int32)
+                    more[:count] = found
+                    found = more
+                found[count] = at
+                count += 1
+                starts[node_byte[at] + 1] += 1
+            at = np.int64(end)
+    firsts = np.zeros(32, np.uint8)
+    for b in range(256):
+        if starts[b + 1] > 0:
+            firsts[b >> 3] |= np.uint8(1 << (b & 7))
+        starts[b + 1] += starts[b]
+    room = starts[:256].copy()
+    children = np.zeros(count, np.int32)
+    for i in range(count):
+        byte = node_byte[found[i]]
+        children[room[byte]] = found[i]
+        room[byte] += 1
+    return _tokens_of(row, limit), covered, starts, children, firsts
+
+
+@nb.njit(cache=True)
+def _tokens_of(mask, limit):
+    """The tokens of a mask; ``[-1]`` if they are more than ``limit``."""
+    out = np.zeros(limit, np.int32)
+    count = 0
+    for word in range(len(mask)):
+        bits = mask[word]
+        if bits == 0:
+            continue
+        for i in range(32):
+            if bits >> np.uint32(i) & 1:
+                if count == limit:
+                    out[0] = -1
+                    return out[:1].copy()
+                out[count] = 32 * word + i
+                count += 1
+    return out[:count].copy()

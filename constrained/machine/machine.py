@@ -1,28 +1,129 @@
-"""A pushdown automaton over bytes that texts are led through. Never knows a grammar.
+"""The automaton: its tables of states and frames, and the configurations that texts lead to.
 
-A configuration (state, aux, stack, item) is an int; ``advance`` remembers what it found for it. What states and frames
-mean is in the tables. ``item`` is the text so far of an item that an ``ItemReader`` waits for; 0 where none does.
+States are ints. A builder gives a state a ``fill``, which writes its row of 256 codes when the row is first needed:
+
+    0 (REFUSED once stored)   the byte is refused
+    1 .. PUSH - 1             the next state
+    push(frame, state)        push ``frame`` on the stack and go to ``state``
+
+A state that ends a value has a result: an int that tells the frame on top of the stack what the value was. The machine
+then pops the frame, and ``returns(result)`` names the state where the text goes on. States and frames are found by
+keys that say what they mean, so all grammars of one vocabulary share them.
+
+A configuration (state, aux, stack, item) is an int as well. ``aux`` is the state of the white space automaton, or the
+number of characters in a string whose length is bounded. ``item`` is the text so far of an array item that an
+``ItemReader`` waits for, 0 where none does.
 """
 
+import threading
+from collections.abc import Callable, Hashable
 from functools import partial
 
 import numpy as np
 
+from ..expressions import NOTHING, Expressions
+from ..fuel import Fuel
+from ..prefixes import without_far_bounds
 from ..spec import GrammarTooComplex
 from ..vocabulary import Vocabulary
 from . import walk
-from .masks import MASK_WORK, Masks
-from .tables import DEAD_STATE, Tables, only
+from .item_texts import ItemReader
+from .parser_sets import LazyState
 from .walk import PUSH
 
-MAX_LEXEME_BYTES = 128 << 20
+Fill = Callable[[np.ndarray], None]
+Returns = Callable[[int], int]
+
+DEAD_STATE = 0
+MASK_WORK = 100_000  # fuel for one mask: 0.1 to 0.2 s, during which other texts wait
+MAX_CONFIGS = 1_000_000
+MAX_EDGES = 1_000_000
+MAX_INDENT = 40
+# The white space that may stand before a state's bytes: none, or one space, or a line end and up to MAX_INDENT
+# characters of indentation. The value is the state in which the white space automaton starts.
+COMPACT, FLEXIBLE = 0, 1
+_SPACE_STATES = 5 + MAX_INDENT
 
 
-class Machine(Tables):
-    """The automaton of one vocabulary. All public methods hold its lock."""
+def _space_automaton() -> np.ndarray:
+    delta = np.zeros((_SPACE_STATES, 8), dtype=np.uint8)  # classes: 1 space, 2 tab, 3 line feed, 4 carriage return
+    delta[FLEXIBLE, 1], delta[FLEXIBLE, 3], delta[FLEXIBLE, 4] = 2, 4, 3
+    delta[3, 3] = 4
+    for i in range(4, _SPACE_STATES - 1):
+        delta[i, 1] = delta[i, 2] = i + 1
+    return delta
 
-    def __init__(self, vocabulary: Vocabulary, *, max_states: int = 60_000, max_mask_bytes: int = 96 << 20) -> None:
-        super().__init__(vocabulary, max_states=max_states)
+
+def _fill_one_byte(byte: int, state: int, row: np.ndarray) -> None:
+    row[byte] = state
+
+
+def _fill_numbered(fill: Callable[[np.ndarray, int], None], state: int, row: np.ndarray) -> None:
+    fill(row, state)
+
+
+def _no_row(row: np.ndarray) -> None:
+    raise AssertionError("the row of a lazy state is made byte by byte")
+
+
+class Machine:
+    """The automaton of one vocabulary. Public methods that follow texts hold its lock; builders hold it themselves."""
+
+    def __init__(self, vocabulary: Vocabulary, *, max_states: int = 60_000) -> None:
+        self.vocabulary = vocabulary
+        self.lock = threading.RLock()
+        self.fuel = Fuel()
+        self.expressions = Expressions(vocabulary.has_byte, fuel=self.fuel)
+        self.max_states = max_states
+        self.hard_limit = 4 * max_states
+        self.num_states = 0
+        self._fills: list[Fill | None] = []
+        self.lazy: dict[int, LazyState] = {}
+        self._states: dict[Hashable, int] = {}
+        self._frames: dict[Hashable, int] = {}
+        self._returns: list[Returns] = []
+        self._actions: dict[tuple[int, int], int] = {}
+        self._filters: dict[bytes, int] = {}
+        self._num_filter_bytes = 0
+        self.accepting: set[int] = set()
+
+        self.control = np.zeros(walk.CONTROL_SIZE, dtype=np.int64)
+        self.arrays: dict[int, np.ndarray] = {}
+        self._results: dict[int, int] = {}
+        self._result_bits: list[int] = []
+        self._missing = np.array([not b for b in vocabulary.has_byte])
+        self._any_missing = bool(self._missing.any())
+        # These have room for the hard limit from the start: pages that are never touched cost no memory.
+        for slot, dtype in (
+            (walk.ENDS, np.int32),  # result + 1, 0 for none
+            (walk.FINAL, np.uint8),
+            (walk.SPACE, np.uint8),
+            (walk.LOCAL, np.int32),
+            (walk.COUNTED, np.uint8),
+            (walk.LAZY, np.uint8),
+            (walk.LOOPS, np.uint8),
+            (walk.ACCEPTING, np.uint8),
+        ):
+            self.set_array(slot, np.zeros(self.hard_limit, dtype))
+        self.set_array(walk.DELTA, np.zeros((self.hard_limit, 256), np.int32))
+        self.set_array(walk.ACT_FRAME, np.zeros(256, np.int32))
+        self.set_array(walk.ACT_STATE, np.zeros(256, np.int32))
+        self.set_array(walk.FRAME_FILTER, np.full(256, -1, np.int64))
+        self.set_array(walk.FRAME_LOW, np.zeros(256, np.int64))
+        self.set_array(walk.FRAME_HIGH, np.zeros(256, np.int64))
+        self.set_array(walk.FILTERS, np.zeros(4096, np.uint8))
+        self._resize_hash(1 << 16)
+        self._afters: dict[int, int] = {}  # the same entries as the hash table, for Python
+        self.set_array(walk.SPACE_DELTA, _space_automaton())
+        classes = np.zeros(256, np.uint8)
+        classes[[32, 9, 10, 13]] = (1, 2, 3, 4)
+        self.set_array(walk.SPACE_CLASS, classes)
+        self.inside_string: dict[int, int] = {}
+        self.counted_states: set[int] = set()
+        self.twins: dict[int, Callable[[], int]] = {}
+        self.item_readers: dict[int, ItemReader] = {}  # by frame
+        self.all_sole = True  # whether every reader is_sole
+
         self.set_array(walk.TOKEN_BYTES, vocabulary.token_bytes)
         self.set_array(walk.TOKEN_OFFSETS, vocabulary.token_offsets)
         depth = vocabulary.trie.max_depth + 2
@@ -33,29 +134,273 @@ class Machine(Tables):
         for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
             self.set_array(slot, np.zeros(2 * self._stack_room, np.int32))
 
-        # Stacks as (frame, parent) pairs, id 0 the empty one; the mirror lists are for reading single entries fast.
+        # A stack is a (frame, parent stack) pair; 0 is the empty one. Python reads single entries faster from these
+        # lists than from the arrays, which hold the same.
         self.stack_frames = [0]
         self.stack_parents = [0]
         self.stack_depths = [0]
-        self.item_stacks = [0]  # of each the one below it, or itself, whose top frame waits for an item's text
+        self.item_stacks = [0]  # per stack: the nearest one, itself included, whose top frame has an ItemReader
         self._stacks: dict[tuple[int, int], int] = {}
         self._items: dict[tuple[int, bytes], int] = {}
-        self._item_parts: list[tuple[int, bytes]] = [(0, b"")]  # what came before, and what then
+        self._item_parts: list[tuple[int, bytes]] = [(0, b"")]  # (item before, bytes added)
         self._configs: dict[tuple[int, int, int, int], int] = {}
         self.configs: list[tuple[int, int, int, int]] = []
         self._edges: dict[tuple[int, int], int] = {}
         self._may_end: dict[int, bool] = {}
         self.control[walk.NUM_NOTED] = -1
-        self.masks = Masks(self, max_mask_bytes)
+
+        self.add_state(None)  # DEAD_STATE
+        self.add_frame(lambda result: DEAD_STATE)  # frame 0, the bottom of every stack
+
+    def set_array(self, slot: int, array: np.ndarray) -> None:
+        self.arrays[slot] = array
+        self.control[slot] = array.ctypes.data
+
+    def _grow(self, slot: int, needed: int, fill: int = 0) -> None:
+        old = self.arrays[slot]
+        if needed <= len(old):
+            return
+        new = np.full((max(needed, 2 * len(old)), *old.shape[1:]), fill, old.dtype)
+        new[: len(old)] = old
+        self.set_array(slot, new)
+
+    def add_state(
+        self,
+        fill: Fill | None,
+        *,
+        ends: int = -1,
+        final: bool = False,
+        space: int = COMPACT,
+        local: int = 0,
+        counted: int = 0,
+        accepting: bool = False,
+        inside_string: int = -1,
+        loops: bool = False,
+    ) -> int:
+        """A new state. Without ``fill`` every byte is refused.
+
+        ``ends``: the value may end here with this result. ``final``: it ends here at once.
+        ``space``: the white space allowed before the state's bytes (``COMPACT``, ``FLEXIBLE``).
+        ``local``: the index that a frame's filter looks up.
+        ``counted``: 1 between two characters of a string whose characters are counted in aux, 2 within a character.
+        ``accepting``: the text may end here.
+        ``inside_string``: a state that allows the same tokens within a string; the state itself if it is the first.
+        ``loops``: every character of a string that needs no escape leads back to this state.
+        """
+        state = self.num_states
+        if state >= self.hard_limit:
+            raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
+        self.num_states += 1
+        self._fills.append(fill)
+        arrays = self.arrays
+        if fill is None:
+            arrays[walk.DELTA][state] = walk.REFUSED
+        if ends >= 0:
+            arrays[walk.ENDS][state] = ends + 1
+        if final:
+            arrays[walk.FINAL][state] = 1
+        if space:
+            arrays[walk.SPACE][state] = space
+        if local:
+            arrays[walk.LOCAL][state] = local
+        if counted:
+            arrays[walk.COUNTED][state] = counted
+            self.counted_states.add(state)
+        if accepting:
+            self.accepting.add(state)
+            arrays[walk.ACCEPTING][state] = 1
+        if loops:
+            arrays[walk.LOOPS][state] = 1
+        if inside_string >= 0:
+            self.inside_string[state] = inside_string
+        return state
+
+    def add_states(self, count: int, fill: Callable[[np.ndarray, int], None], *, inside_string: int = -1) -> None:
+        """``count`` new states with local numbers from 1 on; ``fill(row, state)`` writes the row of each."""
+        first = self.num_states
+        if first + count > self.hard_limit:
+            raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
+        self.num_states += count
+        self._fills += [partial(_fill_numbered, fill, state) for state in range(first, first + count)]
+        self.arrays[walk.LOCAL][first : first + count] = np.arange(1, count + 1)
+        if inside_string >= 0:
+            self.inside_string.update(dict.fromkeys(range(first, first + count), inside_string))
+
+    def rows_like(self, row: np.ndarray, first: int, count: int) -> np.ndarray:
+        """Set the rows of ``count`` states to ``row`` and return them; the caller changes them and calls
+        ``refuse_missing``."""
+        rows = self.arrays[walk.DELTA][first : first + count]
+        rows[:] = row
+        return rows
+
+    def refuse_missing(self, rows: np.ndarray) -> None:
+        """Refuse the bytes that are no token by themselves."""
+        if self._any_missing:
+            rows[:, self._missing] = walk.REFUSED
+
+    def set_twin(self, state: int, twin: Callable[[], int]) -> None:
+        """Make masks of ``state`` from ``twin()``, a state that allows the same tokens and whose masks are shared."""
+        self.twins[state] = twin
+
+    def add_lazy_state(self, lazy: LazyState) -> int:
+        state = self.add_state(_no_row)
+        self.lazy[state] = lazy
+        self.arrays[walk.LAZY][state] = 1
+        return state
+
+    def state(self, key: Hashable, make: Callable[[], int]) -> int:
+        """The state of ``key``; ``make`` makes it the first time."""
+        found = self._states.get(key)
+        if found is None:
+            found = self._states[key] = make()
+        return found
+
+    def add_frame(
+        self, returns: Returns, *, low: int = 0, high: int = 0, filter_at: int = -1, reader: ItemReader | None = None
+    ) -> int:
+        """A new frame; ``returns(result)`` is the state, or the push, after a value that ended with ``result``.
+
+        ``low`` and ``high`` bound the characters of a counted string. ``filter_at``: see ``add_filter``. A
+        ``reader`` sees the value's text too, and replaces the state that ``returns`` names.
+        """
+        frame = len(self._returns)
+        self._returns.append(returns)
+        if reader is not None:
+            self.item_readers[frame] = reader
+            self.all_sole = self.all_sole and reader.is_sole
+        if frame >= len(self.arrays[walk.FRAME_FILTER]):
+            self._grow(walk.FRAME_FILTER, frame + 1, -1)
+            self._grow(walk.FRAME_LOW, frame + 1)
+            self._grow(walk.FRAME_HIGH, frame + 1)
+        self.arrays[walk.FRAME_FILTER][frame] = filter_at
+        self.arrays[walk.FRAME_LOW][frame] = low
+        self.arrays[walk.FRAME_HIGH][frame] = high
+        return frame
+
+    def frame(self, key: Hashable, make: Callable[[], int]) -> int:
+        found = self._frames.get(key)
+        if found is None:
+            found = self._frames[key] = make()
+        return found
+
+    def push(self, frame: int, state: int) -> int:
+        """The row code that pushes ``frame`` and goes to ``state``."""
+        if state == DEAD_STATE:
+            return 0
+        action = self._actions.get((frame, state))
+        if action is None:
+            action = self._actions[(frame, state)] = len(self._actions)
+            self._grow(walk.ACT_FRAME, action + 1)
+            self._grow(walk.ACT_STATE, action + 1)
+            self.arrays[walk.ACT_FRAME][action] = frame
+            self.arrays[walk.ACT_STATE][action] = state
+        return PUSH + action
+
+    def add_filter(self, allowed: np.ndarray) -> int:
+        """The offset of a frame's filter: ``allowed[local]`` says whether states of that local number are allowed."""
+        data = allowed.tobytes()
+        found = self._filters.get(data)
+        if found is None:
+            found = self._filters[data] = self._num_filter_bytes
+            self._num_filter_bytes += len(allowed)
+            self._grow(walk.FILTERS, self._num_filter_bytes)
+            self.arrays[walk.FILTERS][found : self._num_filter_bytes] = allowed
+        return found
+
+    def row(self, state: int) -> np.ndarray:
+        """The 256 codes of a state; made the first time."""
+        row = self.arrays[walk.DELTA][state]
+        if row[0] in (walk.UNKNOWN, walk.ASKED):
+            fill = self._fills[state]
+            assert fill is not None
+            fresh = np.zeros(256, np.int32)
+            fill(fresh)
+            if self._any_missing:
+                fresh[self._missing] = 0
+            fresh[fresh == 0] = walk.REFUSED
+            row[:] = fresh
+        return row
+
+    def entry(self, state: int, byte: int) -> None:
+        """Make one entry of a lazy state's row, or the whole row of any other state."""
+        lazy = self.lazy.get(state)
+        if lazy is None:
+            self.row(state)
+            return
+        row = self.arrays[walk.DELTA][state]
+        if row[byte] in (walk.UNKNOWN, walk.ASKED):
+            low, high, target = lazy.step(byte)
+            row[low:high] = target or walk.REFUSED
+            if self._any_missing:
+                row[low:high][self._missing[low:high]] = walk.REFUSED
+
+    def after(self, frame: int, result: int) -> int:
+        """``returns(result)`` of ``frame``, remembered: a state, or a push that replaces the frame."""
+        key = frame << 32 | result
+        found = self._afters.get(key)
+        if found is None:
+            found = self._afters[key] = self._returns[frame](result)
+            if 2 * len(self._afters) > self._hash_size:
+                self._resize_hash(4 * self._hash_size)
+            walk.set_after(self.control, key, found)
+        return found
+
+    def _resize_hash(self, size: int) -> None:
+        keys, values = np.full(size, -1, np.int64), np.zeros(size, np.int32)
+        if walk.HASH_KEYS in self.arrays:
+            walk.hash_copy(self.arrays[walk.HASH_KEYS], self.arrays[walk.HASH_VALUES], keys, values, size - 1)
+        self.set_array(walk.HASH_KEYS, keys)
+        self.set_array(walk.HASH_VALUES, values)
+        self.control[walk.HASH_MASK] = size - 1
+        self._hash_size = size
+
+    def result(self, bits: int) -> int:
+        """The result that stands for ``bits``, an integer of any size."""
+        if bits < 1 << 24:
+            return bits
+        found = self._results.get(bits)
+        if found is None:
+            found = self._results[bits] = (1 << 24) + len(self._result_bits)
+            self._result_bits.append(bits)
+        return found
+
+    def bits(self, result: int) -> int:
+        return result if result < 1 << 24 else self._result_bits[result - (1 << 24)]
+
+    def text(self, expr: int) -> int:
+        """The state before a text of the language ``expr``, with which the whole text ends."""
+        ex = self.expressions
+
+        def fill(row: np.ndarray) -> None:
+            for lo, hi in ex.classes(expr):
+                byte = ex._available_in(lo, hi)
+                if byte >= 0:
+                    to = ex.alive(ex.derive(expr, byte))
+                    if to != NOTHING:
+                        row[lo:hi] = self.text(to)
+
+        def make() -> int:
+            state = self.add_state(fill, accepting=ex.nullable[expr])
+            far = without_far_bounds(ex, expr, self.vocabulary.trie.max_depth)
+            if far != expr:
+                self.set_twin(state, lambda: self.text(far))
+            return state
+
+        return self.state(("text", expr), make)
+
+    def end_state(self, result: int) -> int:
+        """The state in which a value has just ended."""
+        return self.state(("end", result), lambda: self.add_state(None, ends=result, final=True))
+
+    # -- configurations -------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
-        """Whether it has grown so far that new grammars should begin on another."""
+        """Whether it has grown so large that new grammars should use another machine."""
         return (
             self.num_states > self.max_states
             or len(self.expressions.nodes) > self.expressions.max_expressions // 2
-            or len(self.configs) > 1_000_000
-            or self.masks.lazy.num_bytes > MAX_LEXEME_BYTES
+            or len(self.configs) > MAX_CONFIGS
         )
 
     def stack(self, frame: int, parent: int) -> int:
@@ -84,19 +429,22 @@ class Machine(Tables):
         return found
 
     def start(self, state: int, root_frame: int) -> int:
-        """The configuration a text begins in."""
+        """The configuration before a text."""
         with self.lock:
             return self.config(state, 0, self.stack(root_frame, 0))
 
     def start_after(self, text: bytes, config: int) -> int:
-        """The configuration before ``text``, which leads to ``config``."""
+        """The configuration from which ``text`` leads to ``config``."""
         with self.lock:
             state, aux, stack, _ = self.configs[config]
             for byte in reversed(text):
-                state = self.state(("literal", byte, state), partial(self.add_state, partial(only, byte, state)))
+                state = self.state(
+                    ("literal", byte, state), partial(self.add_state, partial(_fill_one_byte, byte, state))
+                )
             return self.config(state, aux, stack)
 
     def begin(self) -> None:
+        """Prepare the compiled walk: stacks it pushes are kept behind the lasting ones until the next ``begin``."""
         control = self.control
         room = len(self.stack_frames)
         control[walk.SCRATCH] = room
@@ -104,7 +452,7 @@ class Machine(Tables):
         control[walk.LOWEST] = 1 << 40
 
     def _keep_stack(self, stack: int) -> int:
-        """A scratch stack as a lasting one."""
+        """The lasting stack equal to a stack that a compiled walk has pushed."""
         kept = len(self.stack_frames)
         if stack < kept:
             return stack
@@ -119,6 +467,7 @@ class Machine(Tables):
         return at
 
     def _supply(self, status: int) -> None:
+        """Make the entry that a compiled walk lacked."""
         control = self.control
         if status == walk.MISS_ROW:
             self.entry(int(control[walk.MISS_A]), int(control[walk.MISS_B]))
@@ -159,19 +508,19 @@ class Machine(Tables):
             return self._remember(config, token, out)
 
     def _remember(self, config: int, token: int, out: int) -> int:
-        if len(self._edges) > 1_000_000:
+        if len(self._edges) > MAX_EDGES:
             self._edges.clear()
         if out >= 0:
             self._edges[(config, token)] = out
         return out
 
     def _read_on(self, config: int, data: bytes) -> int:
-        """As ``advance_bytes``, byte by byte: an item that is waited for goes on as its text tells."""
+        """As ``advance_bytes``, one byte at a time: where an item ends, its reader chooses the next state."""
         state, aux, stack, item = self.configs[config]
-        begin = 0  # of what the item has got in these bytes
+        begin = 0  # where the part of ``data`` that belongs to the item begins
         for at, byte in enumerate(data):
             waiting = self.item_stacks[stack]
-            if waiting == stack and waiting and self._ends_before(state, byte):  # a number, say
+            if waiting == stack and waiting and self._ends_before(state, byte):  # such as a number
                 text = self.item_text(item) + data[begin:at]
                 after = self.after(self.stack_frames[stack], int(self.arrays[walk.ENDS][state]) - 1)
                 state, aux, stack, waiting = self._after_item(waiting, after, text), 0, self.stack_parents[stack], 0
@@ -183,7 +532,7 @@ class Machine(Tables):
                 continue
             if waiting:
                 text = self.item_text(item) + data[begin : at + 1]
-                if text.strip() != b"]":  # which ends an array without items
+                if text.strip() != b"]":  # an array without items
                     state, aux, stack = self._after_item(waiting, state, text), 0, self.stack_parents[waiting]
                     if state == DEAD_STATE:
                         return -1
@@ -214,7 +563,7 @@ class Machine(Tables):
             return self.item_readers[self.stack_frames[stack]].after(state, text)
 
     def _step(self, state: int, aux: int, stack: int, byte: int) -> tuple[int, int, int] | None:
-        """The state, aux and stack after a byte; None if it is refused."""
+        """The state, aux and stack after one byte; None if it is refused."""
         array = np.array([byte], np.uint8)
         control = self.control
         while True:
@@ -247,24 +596,6 @@ class Machine(Tables):
                     return -1
                 self._supply(status)
 
-    def forced_bytes(self, config: int, limit: int = 4096) -> bytes:
-        """The bytes that must follow: as long as there is one way only, and the text may not end."""
-        with self.lock:
-            out = bytearray()
-            control = self.control
-            while len(out) < limit and not self.may_end(config):
-                state, aux, stack, _ = self.configs[config]
-                self.begin()
-                byte, status = walk.only_byte(control, state, aux, stack)
-                if byte == -2:
-                    self._supply(status)
-                    continue
-                if byte < 0:
-                    break
-                config = self.advance_bytes(config, bytes([byte]))
-                out.append(byte)
-            return bytes(out)
-
     def may_end(self, config: int) -> bool:
         """Whether the text may end here."""
         found = self._may_end.get(config)
@@ -283,6 +614,6 @@ class Machine(Tables):
                     state = self.after(self.stack_frames[stack], result)
                     stack = self.stack_parents[stack]
                     if state >= PUSH:
-                        break  # the frame goes on
+                        break  # another frame takes this one's place: the text goes on
                 self._may_end[config] = found
         return found

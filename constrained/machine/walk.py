@@ -262,23 +262,6 @@ def step_bytes(control, data, start, s, aux, k):
 
 
 @nb.njit(cache=True)
-def only_byte(control, s, aux, k):
-    """The one byte that may follow; -1 if there are more or none, -2 if an entry is missing."""
-    found = -1
-    for byte in range(256):
-        mark = control[SCRATCH]
-        status, _, _, _ = _transition(control, s, aux, k, np.int64(byte))
-        control[SCRATCH] = mark
-        if status == OK:
-            if found >= 0:
-                return -1, 0
-            found = byte
-        elif status != DEAD:
-            return -2, status
-    return found, 0
-
-
-@nb.njit(cache=True)
 def enter_exits(exits, targets, out):
     """Turn exits into regions of ``walk_trie``, given where each result leads (``targets`` [n, 3]: result, state,
     stack); returns their number."""

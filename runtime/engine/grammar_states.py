@@ -12,7 +12,7 @@ import numpy as np
 from ...constrained.grammar import Matcher
 
 if TYPE_CHECKING:
-    from ...constrained.machine.machine import Machine
+    from ...constrained.machine import Machine
 
 MOST_STATES = 8_192  # each may hold a mask of its own
 MOST_STEPS = 1_000_000

@@ -1,4 +1,4 @@
-"""What was put in last, by key. Never holds more than twice its capacity."""
+"""A cache of bounded size that keeps what was put in most recently."""
 
 from typing import Generic, TypeVar
 
@@ -7,7 +7,10 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Key, Value]):
-    """What was put in last: at least ``capacity`` entries, at most twice as many."""
+    """Keeps at least the last ``capacity`` entries, at most twice as many.
+
+    Two dictionaries: entries go into ``young``; when it is full, it replaces the old one, whose entries are dropped.
+    """
 
     __slots__ = ("_old", "capacity", "young")
 

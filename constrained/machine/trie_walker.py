@@ -1,0 +1,153 @@
+"""Walks of a machine over the token trie: compiled code that is resumed until every entry it needs has been made."""
+
+import numpy as np
+
+from ..spec import GrammarTooComplex
+from ..vocabulary import Trie
+from . import walk
+from .machine import Machine
+from .text_slices import text_slices
+
+
+class TrieWalker:
+    """One machine's walks, and the buffers that the compiled code reads and writes. Callers hold the machine's lock."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        vocabulary = self.vocabulary = machine.vocabulary
+        # Each turn of a walk reads its regions from one of these and writes the regions of the next turn to the other.
+        self._pending = [np.zeros((1024, 5), np.int64), np.zeros((1024, 5), np.int64)]
+        self._turn = 0
+        self._wanted = np.zeros((2048, 3), np.int64)
+        machine.set_array(walk.WANTED, self._wanted)
+        machine.control[walk.WANTED_SIZE] = len(self._wanted)
+        self._exits = np.zeros((0, 3), np.int64)
+        self._room_for_exits(256)
+        self._noted = np.zeros(0, np.int64)
+        self._room_for_notes(vocabulary.trie.num_nodes)  # pages that are never touched cost no memory
+        # A continuation byte that is no token may leave a character without an end; then text is walked byte by byte.
+        self.has_slices = bool(vocabulary.has_byte[0x80:0xC0].all())
+        self._kept: list[tuple[np.ndarray, ...]] = []  # the arrays whose addresses were handed out
+        self.text_tokens = np.zeros(0, np.int32)  # tokens of whole characters that a JSON string needs no escape for
+        self.whole = self.addresses(vocabulary.trie)
+
+    def addresses(self, trie: Trie) -> np.ndarray:
+        """The trie as ``walk_trie`` takes it: the addresses of its arrays."""
+        nodes = (trie.node_byte, trie.node_depth, trie.node_end, trie.first_token, trie.num_tokens, trie.token_order)
+        out = np.zeros(walk.TRIE_SIZE, np.int64)
+        out[: len(nodes)] = [array.ctypes.data for array in nodes]
+        out[walk.T_NODES] = trie.num_nodes
+        out[walk.T_TOKENS] = len(trie.token_order)
+        kept = nodes
+        if self.has_slices:
+            slices = text_slices(*nodes, self.vocabulary.has_byte)
+            for slot, array in zip(
+                (walk.T_INSIDE, walk.T_COVERED, walk.T_COVERED_BEFORE, walk.T_BOUNDARIES, walk.T_BOUNDARIES_BEFORE),
+                slices,
+                strict=True,
+            ):
+                out[slot] = array.ctypes.data
+            kept += slices
+            if not self._kept:
+                self.text_tokens = slices[1]
+        self._kept.append(kept)
+        return out
+
+    def from_state(self, trie: np.ndarray, mask: np.ndarray, state: int, aux: int, stack: int) -> np.ndarray:
+        """Set the bits of the trie's tokens that a configuration allows; the exits [n, 3] that the walk met, valid
+        until the next walk."""
+        self.machine.begin()
+        self._from_root(trie, mask, state, aux, stack)
+        return self._exits[: int(self.machine.control[walk.NUM_EXITS])]
+
+    def from_exits(self, trie: np.ndarray, mask: np.ndarray, exits: np.ndarray, targets: np.ndarray) -> None:
+        """Continue a walk behind its exits; ``targets`` [n, 3] has the state and the stack behind each result."""
+        self._room_for_pending(len(exits))
+        self._walk(trie, mask, walk.enter_exits(exits, targets, self._pending[self._turn]))
+
+    def ends_from(self, mask: np.ndarray, state: int) -> np.ndarray:
+        """Set the bits of all tokens that a state allows on the empty stack; the inner nodes where the state reached
+        accepts, valid until the next walk. A node may occur twice."""
+        self.machine.begin()
+        self.machine.control[walk.NUM_NOTED] = 0
+        self._from_root(self.whole, mask, state, 0, 0)
+        return self._notes()
+
+    def ends_below(self, mask: np.ndarray, state: int, starts: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+        """As ``ends_from``, from the nodes ``nodes[starts[b]:starts[b + 1]]`` of each byte b, which ``state`` reads."""
+        self.machine.begin()
+        self.machine.control[walk.NUM_NOTED] = 0
+        self._room_for_pending(len(nodes))
+        count = walk.regions_at(self.machine.control, starts, nodes, state, self._pending[self._turn])
+        self._walk(self.whole, mask, count)
+        return self._notes()
+
+    def _notes(self) -> np.ndarray:
+        control = self.machine.control
+        count = int(control[walk.NUM_NOTED])
+        control[walk.NUM_NOTED] = -1
+        return self._noted[:count]
+
+    def _from_root(self, trie: np.ndarray, mask: np.ndarray, state: int, aux: int, stack: int) -> None:
+        self._pending[self._turn][0] = (-1, state, aux, stack, 0)
+        self._walk(trie, mask, 1)
+
+    def _walk(self, trie: np.ndarray, mask: np.ndarray, num_pending: int) -> None:
+        """Walk the pending regions, make the entries that were missing, and resume there until none is missing."""
+        control = self.machine.control
+        control[walk.NUM_EXITS] = 0
+        while num_pending:
+            pending, out = self._pending[self._turn], self._pending[self._turn ^ 1]
+            count, num_wanted = walk.walk_trie(control, trie, mask, pending, num_pending, out)
+            if not count:
+                return
+            scratch, lowest = control[walk.SCRATCH], control[walk.LOWEST]
+            self._supply(num_wanted)
+            control[walk.SCRATCH], control[walk.LOWEST] = scratch, lowest
+            if count >= 0:
+                self._turn ^= 1
+                num_pending = count
+            # A buffer was too small: enlarge it and walk the same regions again. Setting a bit twice does no harm.
+            elif count == walk.SHORT_OF_NOTES:
+                self._room_for_notes(2 * len(self._noted))
+            elif count == walk.SHORT_OF_EXITS:
+                self._room_for_exits(4 * len(self._exits))
+            else:
+                self._pending[self._turn ^ 1] = np.zeros((4 * len(out), 5), np.int64)
+
+    def _supply(self, num_wanted: int) -> None:
+        """Make the rows and returns that a walk lacked."""
+        machine = self.machine
+        wanted = self._wanted[:num_wanted].tolist()
+        try:
+            for kind, a, b in wanted:
+                if kind == walk.MISS_ROW:
+                    machine.entry(a, b)
+                elif kind == walk.MISS_AFTER:
+                    machine.after(a, b)
+                else:
+                    raise GrammarTooComplex("one token opens too many nested values")
+        except BaseException:
+            delta = machine.arrays[walk.DELTA]
+            for kind, a, b in wanted:
+                if kind == walk.MISS_ROW and delta[a, b] == walk.ASKED:
+                    delta[a, b] = walk.UNKNOWN
+            raise
+
+    def _room_for_pending(self, count: int) -> None:
+        if count > len(self._pending[self._turn]):
+            self._pending[self._turn] = np.zeros((2 * count, 5), np.int64)
+
+    def _room_for_exits(self, size: int) -> None:
+        exits = np.zeros((size, 3), np.int64)
+        exits[: len(self._exits)] = self._exits
+        self._exits = exits
+        self.machine.set_array(walk.EXITS, exits)
+        self.machine.control[walk.EXITS_SIZE] = size
+
+    def _room_for_notes(self, size: int) -> None:
+        noted = np.zeros(size, np.int64)
+        noted[: len(self._noted)] = self._noted
+        self._noted = noted
+        self.machine.set_array(walk.NOTED, noted)
+        self.machine.control[walk.NOTED_SIZE] = size
