@@ -269,7 +269,7 @@ class Parser:
             starts = sorted({lo for _, rest in lexer for lo, _ in ex.classes(rest)} or {0})
             entries: list[tuple[Lexer, tuple[int, ...]] | None] = []
             for lo, hi in pairwise([*starts, 256]):
-                byte = ex._available_in(lo, hi)
+                byte = ex.available_in(lo, hi)
                 under_way, ended = [], []
                 for lexeme, rest in lexer if byte >= 0 else ():
                     left = ex.alive(ex.derive(rest, byte))

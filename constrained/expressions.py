@@ -495,7 +495,7 @@ class Expressions:
             if reachable is False:
                 continue
             for lo, hi in self.classes(at):
-                byte = self._available_in(lo, hi)
+                byte = self.available_in(lo, hi)
                 if byte < 0:
                     continue
                 to = self.derive(at, byte)
@@ -550,7 +550,7 @@ class Expressions:
     def num_bytes_in(self, lo: int, hi: int) -> int:
         return (self.available >> lo & ((1 << hi - lo) - 1)).bit_count()
 
-    def _available_in(self, lo: int, hi: int) -> int:
+    def available_in(self, lo: int, hi: int) -> int:
         bits = self.available >> lo & ((1 << hi - lo) - 1)
         return lo + (bits & -bits).bit_length() - 1 if bits else -1
 
@@ -570,7 +570,7 @@ class Expressions:
             following: dict[int, int] = {}
             for rest, count in level.items():
                 for lo, hi in self.classes(rest):
-                    byte = self._available_in(lo, hi)
+                    byte = self.available_in(lo, hi)
                     to = self.alive(self.derive(rest, byte)) if byte >= 0 else NOTHING
                     if to != NOTHING:
                         following[to] = min(most, following.get(to, 0) + count * self.num_bytes_in(lo, hi))

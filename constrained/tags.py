@@ -230,7 +230,7 @@ class Tags:
 
         def fill(row: np.ndarray) -> None:
             for lo, hi in ex.classes(expr):
-                byte = ex._available_in(lo, hi)
+                byte = ex.available_in(lo, hi)
                 if byte >= 0:
                     to = ex.alive(ex.derive(expr, byte))
                     if to != NOTHING:

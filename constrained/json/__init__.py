@@ -1,6 +1,6 @@
 """JSON Schema as states of a machine. The rest of the package imports from here alone."""
 
-from ..machine.machine import Machine
+from ..machine import Machine
 from .json_schema import Schemas
 from .scalars import Scalars
 

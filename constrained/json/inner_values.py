@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Literal, Protocol
 
 from ..expressions import Expressions
-from ..machine.machine import Machine
+from ..machine import Machine
 from .documents import Json
 from .formulas import Formulas
 from .scalars import Scalars

@@ -3,7 +3,7 @@
 import hashlib
 from decimal import Decimal
 
-from ..machine.machine import Machine
+from ..machine import Machine
 from ..spec import GrammarError, GrammarTooComplex
 from .documents import Document, Place, escape, read_json
 from .formats import FORMATS

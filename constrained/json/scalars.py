@@ -100,7 +100,7 @@ class Scalars:
         ex = self.ex
         may_escape = False
         for lo, hi in ex.classes(*exprs):
-            byte = ex._available_in(lo, hi)
+            byte = ex.available_in(lo, hi)
             if byte < 0:
                 continue
             to = self._derive(exprs, bytes([byte]))
@@ -152,7 +152,7 @@ class Scalars:
         for lo, hi in self.ex.classes(*exprs):
             if lo >= 0x20:
                 break
-            byte = self.ex._available_in(lo, hi)
+            byte = self.ex.available_in(lo, hi)
             to = self._derive(exprs, bytes([byte])) if byte >= 0 else (NOTHING,)
             found += [to if self.ex.available >> b & 1 else (NOTHING,) for b in range(lo, min(hi, 0x20))]
         return found
@@ -197,7 +197,7 @@ class Scalars:
         ex = self.ex
         exprs = (must, *observers)
         for lo, hi in ex.classes(*exprs):
-            byte = ex._available_in(lo, hi)
+            byte = ex.available_in(lo, hi)
             if byte >= 0:
                 to = self._derive(exprs, bytes([byte]))
                 if to[0] != NOTHING:
