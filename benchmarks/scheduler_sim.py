@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from phloem.radix_cache import POLICIES, Policy, RadixCache
-from phloem.radix_cache.node import Node
+from phloem.radix_cache.node import RadixNode
 from phloem.runtime.scheduler import Scheduler, SchedulerConfig, Sequence, TokenBuffer
 
 from . import RESULTS, header
@@ -225,7 +225,7 @@ class Needs:
         for span in call.prompt:
             self._num_served[span.index] += 1
 
-    def furthest(self, leaf: Node, age: float) -> tuple[float, ...]:
+    def furthest(self, leaf: RadixNode, age: float) -> tuple[float, ...]:
         """Belady's rule as a policy: evict what is needed furthest in the future."""
         index = bisect_right(self._firsts, leaf.tokens.item(-1)) - 1
         uses, num_served = self._uses[index], self._num_served[index]
@@ -241,7 +241,7 @@ def by_law(trace: Trace, others: list[Trace]) -> Policy:
         uses.update(names[span.index] for program in other.programs for call in program.calls for span in call.prompt)
     num_uses = [uses[name] for name in trace.paths.names()]
 
-    def least_asked_for(leaf: Node, age: float) -> tuple[float, ...]:
+    def least_asked_for(leaf: RadixNode, age: float) -> tuple[float, ...]:
         return (num_uses[bisect_right(firsts, leaf.tokens.item(-1)) - 1], leaf.last_use)
 
     return least_asked_for

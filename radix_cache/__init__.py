@@ -1,11 +1,10 @@
 """Which KV slot belongs to whom: a token-granular radix tree with leases, eviction and tiers. Never imports torch."""
 
 from .blocks import block_names
-from .cache import CacheCounters, NodeSnapshot, RadixCache
+from .cache import CacheCounters, Lease, NodeSnapshot, RadixCache
 from .disk_tier import DiskTier
 from .events import Event, Evicted, Stored
 from .host_tier import HostTier
-from .lease import Lease
 from .policies import POLICIES, Policy
 from .slots import OutOfSlots
 from .tiers import ReadAhead, TierCounters, Tiers

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .node import Namespace, Node
+from .node import Namespace, RadixNode
 
 NAME_BYTES = 16
 
@@ -22,8 +22,8 @@ class Follower(Protocol):
     """Is told which blocks came, and which go (before they do). Names follow each other; the first block's last token
     is at position ``first_end - 1``, the others' at steps of the block's length, all in the edge of ``node``."""
 
-    def stored(self, node: Node, names: list[bytes], *, parent: bytes, first_end: int) -> None: ...
-    def evicted(self, node: Node, names: list[bytes], *, first_end: int, cause: str) -> None: ...
+    def stored(self, node: RadixNode, names: list[bytes], *, parent: bytes, first_end: int) -> None: ...
+    def evicted(self, node: RadixNode, names: list[bytes], *, first_end: int, cause: str) -> None: ...
 
 
 class BlockNames:
@@ -35,10 +35,10 @@ class BlockNames:
         self.block_len = block_len
         self._followers = tuple(followers)
 
-    def rooted(self, root: Node) -> None:
+    def rooted(self, root: RadixNode) -> None:
         root.names = [root_name(root.namespace)]
 
-    def stored(self, node: Node, start: int) -> None:
+    def stored(self, node: RadixNode, start: int) -> None:
         first = start - start % self.block_len  # [first, start) of the block begun above, then [start, end)
         pieces, at = [], node
         while at.end > first:
@@ -52,7 +52,7 @@ class BlockNames:
             for follower in self._followers:
                 follower.stored(node, names, parent=parent, first_end=first + self.block_len)
 
-    def evicted(self, node: Node, start: int, cause: str) -> None:
+    def evicted(self, node: RadixNode, start: int, cause: str) -> None:
         assert node.names is not None
         keep = start // self.block_len - node.start // self.block_len
         gone = node.names[keep:]
@@ -62,14 +62,14 @@ class BlockNames:
             for follower in self._followers:
                 follower.evicted(node, gone, first_end=first_end, cause=cause)
 
-    def split(self, head: Node, tail: Node) -> None:
+    def split(self, head: RadixNode, tail: RadixNode) -> None:
         assert tail.names is not None
         keep = head.end // self.block_len - head.start // self.block_len
         head.names, tail.names = tail.names[:keep], tail.names[keep:]
 
-    def _name_before(self, node: Node) -> bytes:
+    def _name_before(self, node: RadixNode) -> bytes:
         """The last name on the path to ``node``, its own included; a root has one."""
-        at: Node | None = node
+        at: RadixNode | None = node
         while at is not None and not at.names:
             at = at.parent
         assert at is not None and at.names

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .node import Namespace, Node
+from .node import Namespace, RadixNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class BlockEvents:
         self._on_event = on_event
         self._seq = 0
 
-    def stored(self, node: Node, names: list[bytes], *, parent: bytes, first_end: int) -> None:
+    def stored(self, node: RadixNode, names: list[bytes], *, parent: bytes, first_end: int) -> None:
         self._seq += 1
         self._on_event(Stored(self._seq, node.namespace, parent, tuple(names)))
 
-    def evicted(self, node: Node, names: list[bytes], *, first_end: int, cause: str) -> None:
+    def evicted(self, node: RadixNode, names: list[bytes], *, first_end: int, cause: str) -> None:
         self._seq += 1
         self._on_event(Evicted(self._seq, node.namespace, tuple(names), cause))

@@ -6,7 +6,7 @@ out when the dead outnumber the living, so every call costs O(log leaves) amorti
 
 from heapq import heapify, heappop, heappush
 
-from .node import Node
+from .node import RadixNode
 from .policies import Key, Policy
 
 
@@ -15,10 +15,10 @@ class EvictionQueue:
         self.policy = policy
         self.num_leaves = 0
         self.age = 0.0
-        self._heap: list[tuple[Key, int, Node]] = []
+        self._heap: list[tuple[Key, int, RadixNode]] = []
         self._tickets = 0
 
-    def offer(self, leaf: Node) -> None:
+    def offer(self, leaf: RadixNode) -> None:
         """Put an unlocked leaf up for eviction, or give it a new place."""
         if leaf.ticket == 0:
             self.num_leaves += 1
@@ -29,12 +29,12 @@ class EvictionQueue:
             self._heap = [entry for entry in self._heap if entry[2].ticket == entry[1]]
             heapify(self._heap)
 
-    def withdraw(self, leaf: Node) -> None:
+    def withdraw(self, leaf: RadixNode) -> None:
         if leaf.ticket:
             leaf.ticket = 0
             self.num_leaves -= 1
 
-    def pop(self) -> Node:
+    def pop(self) -> RadixNode:
         """The leaf that goes first; it is no longer in the queue."""
         while True:
             key, ticket, leaf = heappop(self._heap)

@@ -9,7 +9,7 @@ with conservative update, halved after every so many counts, as TinyLFU has it (
 
 import numpy as np
 
-from .node import Namespace, Node
+from .node import Namespace, RadixNode
 
 BLOCK = 16
 PER_BLOCK = 32  # counters of a row for each block that the cache has slots for; half as many counts halve them all
@@ -64,7 +64,7 @@ class History:
             self._counts >>= 1
             self._is_end &= self._counts[0] > 0
 
-    def times(self, node: Node) -> tuple[int, int]:
+    def times(self, node: RadixNode) -> tuple[int, int]:
         """How often the path to ``node`` was asked for, and from which position of its edge on no more often."""
         start, end = node.start, node.end - node.end % BLOCK
         if end == 0:
@@ -81,7 +81,7 @@ class History:
         num_above = int((times <= times[-1]).argmax())  # blocks whose prefix was asked for more often
         return int(times[-1]), start + (first + BLOCK * (num_above - 1) if num_above else 0)
 
-    def _sum(self, node: Node, end: int) -> int:
+    def _sum(self, node: RadixNode, end: int) -> int:
         """What the first ``end`` tokens of the path to ``node`` sum up to, from which their counters are found."""
         at, total = node, hash(node.namespace)
         while at.parent is not None:

@@ -1,12 +1,13 @@
-"""A node of the radix tree: one edge of tokens and the slots that hold their KV. Never changes by itself.
+"""A node of the radix tree: one edge of tokens, and the slots that hold their KV.
 
 parent.end                    end
     |<------ tokens -------->|          positions of the edge in its sequence
     |<------ slots --------->|
 """
 
+from __future__ import annotations
+
 from collections.abc import Hashable
-from typing import Optional
 
 import numpy as np
 
@@ -15,7 +16,7 @@ Namespace = Hashable
 EMPTY = np.empty(0, np.int32)
 
 
-class Node:
+class RadixNode:
     """``lock_count`` counts the leases and pins on this node or below it, ``pin_count`` the pins among them.
 
     ``times`` is how often the path was asked for, as of when the node came up for eviction, and from ``cut_from`` on
@@ -43,10 +44,10 @@ class Node:
         "tokens",
     )
 
-    def __init__(self, namespace: Namespace, parent: Optional["Node"], tokens: np.ndarray, slots: np.ndarray) -> None:
+    def __init__(self, namespace: Namespace, parent: RadixNode | None, tokens: np.ndarray, slots: np.ndarray) -> None:
         self.namespace = namespace
         self.parent = parent
-        self.children: dict[int, Node] = {}  # by first token
+        self.children: dict[int, RadixNode] = {}  # by first token
         self.tokens = tokens  # int32 [n]
         self.slots = slots  # int32 [n]
         self.end: int = (parent.end if parent is not None else 0) + len(tokens)
@@ -70,4 +71,4 @@ class Node:
         return self.end - len(self.tokens)
 
     def __repr__(self) -> str:
-        return f"Node([{self.start}, {self.end}), locks={self.lock_count}, children={len(self.children)})"
+        return f"RadixNode([{self.start}, {self.end}), locks={self.lock_count}, children={len(self.children)})"

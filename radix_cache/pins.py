@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 
-from .node import Node
+from .node import RadixNode
 from .tree import RadixTree
 
 
@@ -16,14 +16,14 @@ class Pins:
     def __init__(self, tree: RadixTree, *, max_tokens: int, clock: Callable[[], float]) -> None:
         self.max_tokens = max_tokens
         self.num_tokens = 0
-        self.nodes: dict[Hashable, Node] = {}  # by owner, where each pin ends
+        self.nodes: dict[Hashable, RadixNode] = {}  # by owner, where each pin ends
         self._tree = tree
         self._clock = clock
         self._tickets: dict[Hashable, int] = {}
         self._queue: list[tuple[float, int, Hashable]] = []  # pins renewed or removed leave dead entries
         self._num_queued = 0
 
-    def pin(self, node: Node, *, owner: Hashable | None, ttl_s: float) -> int:
+    def pin(self, node: RadixNode, *, owner: Hashable | None, ttl_s: float) -> int:
         """Keep the path to ``node``, or as much of its front as the budget allows; returns the tokens kept.
 
         ``ttl_s=0`` ends the owner's pin; without an owner, all such pins that end on the path.
@@ -33,13 +33,13 @@ class Pins:
         if owner is not None:
             self.unpin(owner)
         elif ttl_s == 0.0:
-            above: Node | None = node
+            above: RadixNode | None = node
             while above is not None:
                 self.unpin(above)
                 above = above.parent
         if ttl_s == 0.0:
             return 0
-        pinned: Node | None = node  # the part of the path that others have pinned
+        pinned: RadixNode | None = node  # the part of the path that others have pinned
         while pinned is not None and pinned.pin_count == 0:
             pinned = pinned.parent
         room = self.max_tokens - self.num_tokens + (pinned.end if pinned is not None else 0)
@@ -51,7 +51,7 @@ class Pins:
             owner = node
             self.unpin(owner)
         self._tree.lock(node)
-        at: Node | None = node
+        at: RadixNode | None = node
         while at is not None:
             if at.pin_count == 0:
                 self.num_tokens += len(at.tokens)
@@ -70,7 +70,7 @@ class Pins:
         if node is None:
             return
         del self._tickets[owner]
-        at: Node | None = node
+        at: RadixNode | None = node
         while at is not None:
             at.pin_count -= 1
             if at.pin_count == 0:

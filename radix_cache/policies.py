@@ -9,23 +9,23 @@ shrinks or one of its programs ends.
 from collections.abc import Callable
 from math import log2
 
-from .node import Node
+from .node import RadixNode
 
 Key = tuple[float, ...]
-Policy = Callable[[Node, float], Key]
+Policy = Callable[[RadixNode, float], Key]
 
 
-def lru(leaf: Node, age: float) -> Key:
+def lru(leaf: RadixNode, age: float) -> Key:
     """Least recently used first."""
     return (leaf.last_use,)
 
 
-def lfu(leaf: Node, age: float) -> Key:
+def lfu(leaf: RadixNode, age: float) -> Key:
     """Least often matched first, then least recently used."""
     return (leaf.hits, leaf.last_use)
 
 
-def size_aware(leaf: Node, age: float) -> Key:
+def size_aware(leaf: RadixNode, age: float) -> Key:
     """Least loss per slot first: GreedyDual-Size-Frequency (Cherkasova, 1998), H = L + F * C / S.
 
     C is the cost of computing the edge again. A token costs one unit plus attention to all before it, so C / S grows
@@ -35,12 +35,12 @@ def size_aware(leaf: Node, age: float) -> Key:
     return (age + (1 + leaf.hits) * (1 + mean_depth / ATTENTION_DEPTH), leaf.last_use)
 
 
-def priority(leaf: Node, age: float) -> Key:
+def priority(leaf: RadixNode, age: float) -> Key:
     """Least urgent first (a lower number is more urgent), then least recently used."""
     return (-leaf.priority, leaf.last_use)
 
 
-def program_aware(leaf: Node, age: float) -> Key:
+def program_aware(leaf: RadixNode, age: float) -> Key:
     """What no running program has touched first, then by how lately it was used and how often it was asked for.
 
     Being asked for twice as often is worth HALF_LIFE uses of the cache. All fades alike, so that the difference of two

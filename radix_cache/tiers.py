@@ -22,9 +22,7 @@ import numpy as np
 from .blocks import block_names
 from .disk_tier import DiskTier
 from .host_tier import HostTier
-from .lease import Lease
-from .node import Namespace, Node
-from .tree import as_tokens
+from .node import Namespace, RadixNode
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +92,7 @@ class Tiers:
         self._num_refused = 0
         self._save = save
         self._load = load
-        self._pending: dict[bytes, tuple[Node, int]] = {}  # blocks of the tree not saved yet: node, end position
+        self._pending: dict[bytes, tuple[RadixNode, int]] = {}  # blocks of the tree not saved yet: node, end position
         self._leaving: dict[bytes, np.ndarray] = {}  # blocks being evicted, and their slots
         self._reading: set[bytes] = set()  # queued for the worker
         self._writing: set[bytes] = set()
@@ -106,11 +104,11 @@ class Tiers:
 
     # -- out: what the cache tells ------------------------------------------------------------------------------------
 
-    def stored(self, node: Node, names: list[bytes], *, parent: bytes, first_end: int) -> None:
+    def stored(self, node: RadixNode, names: list[bytes], *, parent: bytes, first_end: int) -> None:
         for i, name in enumerate(names):
             self._pending[name] = (node, first_end + i * self.block_len)
 
-    def evicted(self, node: Node, names: list[bytes], *, first_end: int, cause: str) -> None:
+    def evicted(self, node: RadixNode, names: list[bytes], *, first_end: int, cause: str) -> None:
         for i, name in enumerate(names):
             self._pending.pop(name, None)
             if cause == "space" and not self._is_kept(name):
@@ -149,7 +147,7 @@ class Tiers:
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
-    def read_ahead(self, tokens: np.ndarray, *, start: int = 0, namespace: Namespace = "") -> "ReadAhead":
+    def read_ahead(self, tokens: np.ndarray, *, start: int = 0, namespace: Namespace = "") -> ReadAhead:
         """Begin to read from disk what a sequence will want beyond its first ``start`` tokens."""
         first = start // self.block_len
         reading, count = set(), 0
@@ -161,46 +159,22 @@ class Tiers:
             count += 1
         return ReadAhead(max(start, (first + count) * self.block_len) if count else start, reading, self._reading)
 
-    def restore(self, lease: Lease, tokens: np.ndarray, *, limit: int | None = None) -> int:
-        """Fill slots from the blocks in host memory that follow what ``lease`` shares; returns the tokens gained.
-
-        The lease must hold no private slots; afterwards it shares at most ``limit`` tokens. Slots are taken as by
-        ``extend``, but no more than there are.
-        """
-        assert lease.num_private == 0, "restore comes before extend"
-        tokens = as_tokens(tokens)
-        limit = len(tokens) if limit is None else limit
-        before = lease.num_shared
-        if before >= limit or not lease.cache.reuse:
-            return 0
-        first = before // self.block_len
-        names = block_names(tokens, namespace=lease.node.namespace, block_len=self.block_len)[first:]
-        room = lease.cache.num_free + lease.cache.num_evictable
+    def blocks_of(self, tokens: np.ndarray, *, first: int, limit: int, namespace: Namespace = "") -> list[bytes]:
+        """The blocks of ``tokens`` from number ``first`` on that host memory has without a gap, ``limit`` at most."""
         blocks: list[bytes] = []
-        for name in names[: room // self.block_len]:
+        for name in block_names(tokens, namespace=namespace, block_len=self.block_len)[first : first + limit]:
             block = self.host.get(name)
             if block is None:
                 break
             blocks.append(block)
-        start, end = first * self.block_len, (first + len(blocks)) * self.block_len
-        if min(end, limit) <= before:
-            return 0
-        # [0, start) stays; [start, before) is loaded again beside the tree's own, which commit then prefers.
-        lease.truncate(start)
-        lease.extend(end - start)
+        return blocks
+
+    def load(self, slots: np.ndarray, blocks: Sequence[bytes]) -> None:
+        """Fill ``slots``, int32 [blocks * block_len], from ``blocks``."""
         start_s = perf_counter()
-        try:
-            self._load(lease.slot_ids[start:end].reshape(len(blocks), self.block_len), blocks)
-        except BaseException:
-            lease.truncate(start)
-            raise
+        self._load(slots.reshape(len(blocks), self.block_len), blocks)
         self._load_s = _lately(self._load_s, (perf_counter() - start_s) / len(blocks))
-        lease.commit(tokens[:end])
         self.counters.restored += len(blocks)
-        if end > limit:
-            lease.truncate(limit)
-        lease.num_cached = lease.num_shared
-        return lease.num_shared - before
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -292,7 +266,7 @@ class Tiers:
         finally:
             self._reading.discard(name)
 
-    def _slots_of(self, node: Node, end: int) -> np.ndarray:
+    def _slots_of(self, node: RadixNode, end: int) -> np.ndarray:
         """The slots of the block that ends at ``end`` on the path to ``node``."""
         result = np.empty(self.block_len, np.int32)
         start, at = end - self.block_len, node

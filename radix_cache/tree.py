@@ -14,7 +14,7 @@ import numpy as np
 
 from .eviction import EvictionQueue
 from .history import History
-from .node import EMPTY, Namespace, Node
+from .node import EMPTY, Namespace, RadixNode
 from .policies import Policy
 
 FIRST_COMPARED = 512  # tokens compared at once; then four times as many, and so on
@@ -50,17 +50,17 @@ def compact(view: np.ndarray) -> np.ndarray:
 class Observer(Protocol):
     """Is told of a new root, after tokens [start, end) of a node came, before they go, and after an edge was cut."""
 
-    def rooted(self, root: Node) -> None: ...
-    def stored(self, node: Node, start: int) -> None: ...
-    def evicted(self, node: Node, start: int, cause: str) -> None: ...
-    def split(self, head: Node, tail: Node) -> None: ...
+    def rooted(self, root: RadixNode) -> None: ...
+    def stored(self, node: RadixNode, start: int) -> None: ...
+    def evicted(self, node: RadixNode, start: int, cause: str) -> None: ...
+    def split(self, head: RadixNode, tail: RadixNode) -> None: ...
 
 
 class RadixTree:
     """``history``, where there is one, is asked how often a leaf was asked for when it comes up for eviction."""
 
     def __init__(self, policy: Policy, observer: Observer | None = None, *, history: History | None = None) -> None:
-        self.roots: dict[Namespace, Node] = {}
+        self.roots: dict[Namespace, RadixNode] = {}
         self.queue = EvictionQueue(policy)
         self.num_tokens = 0
         self.num_locked = 0
@@ -69,25 +69,25 @@ class RadixTree:
         self.version = 0  # changes whenever tokens come or go
         self.observer = observer
         self.history = history
-        self._touched: dict[str, set[Node]] = {}  # by running program
+        self._touched: dict[str, set[RadixNode]] = {}  # by running program
 
-    def root(self, namespace: Namespace) -> Node:
+    def root(self, namespace: Namespace) -> RadixNode:
         """The root of ``namespace``, made where there is none: the caller locks it or lets it go."""
         found = self.roots.get(namespace)
         if found is None:
-            found = Node(namespace, None, EMPTY, EMPTY)
+            found = RadixNode(namespace, None, EMPTY, EMPTY)
             if self.observer is not None:
                 self.observer.rooted(found)
             self.roots[namespace] = found
         return found
 
-    def drop_root_if_unused(self, root: Node) -> None:
+    def drop_root_if_unused(self, root: RadixNode) -> None:
         if not root.children and root.lock_count == 0:
             self.roots.pop(root.namespace, None)
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
-    def find(self, node: Node, tokens: np.ndarray) -> tuple[Node, int]:
+    def find(self, node: RadixNode, tokens: np.ndarray) -> tuple[RadixNode, int]:
         """Where the longest match of ``tokens`` below ``node`` ends, and its length; it may end inside the edge."""
         at, n = 0, len(tokens)
         while at < n:
@@ -101,14 +101,14 @@ class RadixTree:
                 break
         return node, at
 
-    def node_at(self, node: Node, position: int) -> Node:
+    def node_at(self, node: RadixNode, position: int) -> RadixNode:
         """The node on the path to ``node`` that ends at ``position``; an edge is split where it must."""
         assert 0 <= position <= node.end
         while node.parent is not None and node.parent.end >= position:
             node = node.parent
         return node if node.end == position else self._split(node, position)
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[RadixNode]:
         """Every node but the roots, parents first."""
         waiting = list(self.roots.values())
         while waiting:
@@ -119,7 +119,7 @@ class RadixTree:
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
-    def append(self, node: Node, tokens: np.ndarray, slots: np.ndarray) -> Node:
+    def append(self, node: RadixNode, tokens: np.ndarray, slots: np.ndarray) -> RadixNode:
         """Put ``tokens`` below ``node``, which has no child that begins like them; returns the node that ends there.
 
         The caller holds a lock on ``node``; where that is the only one, a leaf's edge may grow in place. A new node is
@@ -134,7 +134,7 @@ class RadixTree:
             node.end += len(tokens)
             self.num_locked += len(tokens)
         else:
-            added = Node(node.namespace, node, tokens.copy(), slots.copy())
+            added = RadixNode(node.namespace, node, tokens.copy(), slots.copy())
             start = node.end
             node.children[tokens.item(0)] = added
             self.num_nodes += 1
@@ -173,7 +173,7 @@ class RadixTree:
         self.version += 1
         return np.concatenate(freed) if freed else EMPTY
 
-    def _remove(self, leaf: Node) -> None:
+    def _remove(self, leaf: RadixNode) -> None:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.tokens.item(0)]
@@ -183,23 +183,23 @@ class RadixTree:
         if not parent.children and parent.lock_count == 0:
             self._let_go(parent)
 
-    def _let_go(self, leaf: Node) -> None:
+    def _let_go(self, leaf: RadixNode) -> None:
         """An unlocked node without children goes into the queue; a root goes away."""
         if leaf.parent is not None:
             self._offer(leaf)
         else:
             self.drop_root_if_unused(leaf)
 
-    def _offer(self, leaf: Node) -> None:
+    def _offer(self, leaf: RadixNode) -> None:
         if self.history is not None:
             leaf.times, leaf.cut_from = self.history.times(leaf)
         self.queue.offer(leaf)
 
-    def _split(self, node: Node, position: int) -> Node:
+    def _split(self, node: RadixNode, position: int) -> RadixNode:
         """Cut the edge at ``position``. ``node`` keeps its identity as the lower half, where leases may end."""
         parent, head_len = node.parent, position - node.start
         assert parent is not None and 0 < head_len < len(node.tokens)
-        head = Node(node.namespace, parent, compact(node.tokens[:head_len]), compact(node.slots[:head_len]))
+        head = RadixNode(node.namespace, parent, compact(node.tokens[:head_len]), compact(node.slots[:head_len]))
         parent.children[node.tokens.item(0)] = head
         node.tokens = compact(node.tokens[head_len:])
         node.slots = compact(node.slots[head_len:])
@@ -216,9 +216,9 @@ class RadixTree:
 
     # -- locks and use ------------------------------------------------------------------------------------------------
 
-    def lock(self, node: Node, *, below: Node | None = None) -> None:
+    def lock(self, node: RadixNode, *, below: RadixNode | None = None) -> None:
         """Count one more lock on the path from ``node`` up to the root, or to the child of ``below``."""
-        at: Node | None = node
+        at: RadixNode | None = node
         while at is not below and at is not None:
             if at.lock_count == 0:
                 self.num_locked += len(at.tokens)
@@ -226,8 +226,8 @@ class RadixTree:
             at.lock_count += 1
             at = at.parent
 
-    def unlock(self, node: Node, *, below: Node | None = None) -> None:
-        at: Node | None = node
+    def unlock(self, node: RadixNode, *, below: RadixNode | None = None) -> None:
+        at: RadixNode | None = node
         while at is not below and at is not None:
             assert at.lock_count > 0
             at.lock_count -= 1
@@ -237,9 +237,9 @@ class RadixTree:
                     self._let_go(at)
             at = at.parent
 
-    def touch(self, node: Node, *, hits: int, priority: int, program: str, below: Node | None = None) -> None:
+    def touch(self, node: RadixNode, *, hits: int, priority: int, program: str, below: RadixNode | None = None) -> None:
         """Note a use of the path: now, by ``program``, at ``priority`` (the most urgent is kept)."""
-        at: Node | None = node
+        at: RadixNode | None = node
         while at is not below and at is not None:
             at.priority = min(at.priority, priority) if at.last_use else priority
             at.last_use = self.now
@@ -248,7 +248,7 @@ class RadixTree:
                 self._touch_for(at, program)
             at = at.parent
 
-    def _touch_for(self, node: Node, program: str) -> None:
+    def _touch_for(self, node: RadixNode, program: str) -> None:
         if node.programs is None:
             node.programs = set()
         if program not in node.programs:

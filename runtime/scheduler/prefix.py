@@ -51,9 +51,8 @@ def attach(seq: Sequence, cache: RadixCache) -> int:
             is_again=seq.has_asked,
         )
         seq.has_asked = True
-        if cache.tiers is not None:
-            num_restored = cache.tiers.restore(seq.lease, seq.tokens.ids, limit=limit)
-            seq.num_restored += num_restored
+        num_restored = cache.restore(seq.lease, seq.tokens.ids, limit=limit)
+        seq.num_restored += num_restored
         seq.num_computed = seq.lease.num_cached
     elif seq.num_computed < limit:
         # A sibling may have computed more of our tokens than we hold.

@@ -265,15 +265,6 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
-    def fork(self, data):
-        s = self.pick(data)
-        child = Sequence(s.lease.fork(), s.namespace, s.tokens[: s.num_shared])
-        child.num_computed = s.num_shared
-        assert child.num_slots == child.num_shared == s.num_shared
-        self.sequences.append(child)
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
     def release(self, data):
         self.release_one(self.pick(data))
 

@@ -39,7 +39,7 @@ class Engine:
         reading = self.tiers.read_ahead(tokens, start=lease.num_shared, namespace=namespace)
         self.tiers.wait()
         assert reading.is_done
-        self.tiers.restore(lease, tokens, limit=limit)
+        self.cache.restore(lease, tokens, limit=limit)
         self.cache.check()
         start = lease.num_shared
         assert (start == lease.num_cached) and (limit is None or start <= limit)
@@ -131,7 +131,7 @@ def test_restore_takes_no_more_slots_than_there_are():
     engine.run(text(50, 12))
     held = engine.cache.acquire(text(50, 5))
     lease = engine.cache.acquire(text(0, 12))
-    assert engine.tiers.restore(lease, text(0, 12)) == 4
+    assert engine.cache.restore(lease, text(0, 12)) == 4
     engine.cache.check()
     assert held.num_slots == 5
 
@@ -144,7 +144,7 @@ def test_a_load_that_fails_leaves_the_lease_as_it_was():
         engine.tiers.host.put(name, b"short")
     lease = engine.cache.acquire(text(0, 12))
     with pytest.raises(ValueError, match="buffer size"):
-        engine.tiers.restore(lease, text(0, 12))
+        engine.cache.restore(lease, text(0, 12))
     assert lease.num_slots == 0
     engine.cache.check()
 
