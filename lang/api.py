@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from .backend.base_backend import BaseBackend, as_backend
+from .backend.base_backend import BaseBackend
+from .backend.resolve import as_backend
 from .expressions import (
     SglExpr,
     SglExprList,

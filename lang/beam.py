@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..protocol.errors import InvalidRequest, Unsupported
 from ..protocol.sampling import MAX_LOGPROBS
@@ -19,11 +19,10 @@ from .expressions import (
     as_tuple,
 )
 from .nodes import CloseNode, GenNode, JoinNode, MarkNode, RollbackNode, TextNode, TextSinceNode, TokensNode
+from .program import SequenceLog
 from .values import Leaf
 
-if TYPE_CHECKING:
-    from .sequence import Sequence
-
+Steps = Generator[Any, Any, None]
 MAX_WIDTH = MAX_LOGPROBS // 2  # each beam is asked for twice as many tokens: some of them end it
 
 
@@ -49,7 +48,7 @@ class Hypothesis:
 class _Beam:
     """A hypothesis that goes on, on ``sequence``; the likeliest next token stands there after ``mark``."""
 
-    sequence: Sequence
+    sequence: SequenceLog
     hypothesis: Hypothesis
     mark: Leaf
     look: Leaf
@@ -62,7 +61,7 @@ class SglBeam(SglLooking, frozen=True, eq=False):
     length_penalty: float
     stop: tuple[str, ...]
 
-    def steps(self, sequence: Sequence) -> Generator[Any, Any, None]:
+    def steps(self, sequence: SequenceLog) -> Steps:
         program = sequence.program
         eos_ids = program.session.eos_ids
         if eos_ids is None:
@@ -94,7 +93,7 @@ class SglBeam(SglLooking, frozen=True, eq=False):
             beam.sequence.close()
         yield from self._finish(sequence, finished, stop)
 
-    def _look(self, sequence: Sequence, hypothesis: Hypothesis) -> _Beam:
+    def _look(self, sequence: SequenceLog, hypothesis: Hypothesis) -> _Beam:
         """Ask for the likeliest next tokens."""
         lock, log = sequence.program.lock, sequence.log
         beam = _Beam(sequence, hypothesis, Leaf(lock, None), Leaf(lock, self.name))
@@ -133,7 +132,7 @@ class SglBeam(SglLooking, frozen=True, eq=False):
 
     def _advance(self, live: list[_Beam], kept: list[tuple[_Beam, Hypothesis]]) -> list[_Beam]:
         """The sequences of the next step: a beam goes on where it is, its twins on forks of it."""
-        ahead: list[tuple[Sequence, Hypothesis]] = []
+        ahead: list[tuple[SequenceLog, Hypothesis]] = []
         for beam in live:
             sequence, log = beam.sequence, beam.sequence.log
             here = [hypothesis for owner, hypothesis in kept if owner is beam]
@@ -151,7 +150,9 @@ class SglBeam(SglLooking, frozen=True, eq=False):
                 ahead.append((sequence, here[0]))
         return [self._look(sequence, hypothesis) for sequence, hypothesis in ahead]
 
-    def _finish(self, sequence: Sequence, best: list[Hypothesis], stop: tuple[str, ...]) -> Generator[Any, Any, None]:
+    def _finish(
+        self, sequence: SequenceLog, best: list[Hypothesis], stop: tuple[str, ...]
+    ) -> Generator[Any, Any, None]:
         """Read the texts off the tokens as a whole, and go on with the best."""
         program, log = sequence.program, sequence.log
         forks = sequence.fork(len(best))

@@ -1,6 +1,6 @@
-"""Selections that Python decides: the runtime scores the choices, a rule or a draw picks one.
+"""Leaves that Python resolves, as soon as the leaves that they depend on have resolved.
 
-Happens as soon as the scores are there; nothing waits for it but what needs its text. Never asks the runtime anything.
+``DecidedLeaf``: the runtime scores choices and Python picks one. ``DecodedLeaf``: a rule picks one of several forks.
 """
 
 from __future__ import annotations
@@ -8,21 +8,22 @@ from __future__ import annotations
 import random
 import threading
 import weakref
-from collections.abc import Sequence as ListLike
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import msgspec
+
+from ..protocol.errors import InvalidRequest, Unsupported
 from ..protocol.messages import SelectMeta
-from .choices import draw, token_length_normalized
+from .choices import draw, values_of
+from .distribution import DistributionLeaf
 from .expressions import SglSelect
 from .meta import meta_info
-from .nodes import SelectNode, SettleNode
-from .values import Leaf
-
-if TYPE_CHECKING:
-    from .sequence import Sequence
+from .values import Leaf, Picked, TextSpan, Value
 
 
-class _Answer(Leaf):
+class _PickedChoice(Leaf):
     """What is picked by the scores."""
 
     __slots__ = ("_scores",)
@@ -45,14 +46,14 @@ class DecidedLeaf(Leaf):
         super().__init__(lock, expr.name)
         self._expr = expr
         self._seed = seed
-        self.answer = _Answer(lock, self)
+        self.answer = _PickedChoice(lock, self)
 
     def again(self, lock: threading.Lock, choices: tuple[str, ...], seed: str | None) -> DecidedLeaf:
         """The same for another program."""
         expr = SglSelect(self._expr.name, choices, self._expr.temperature, self._expr.choices_method)
         return DecidedLeaf(lock, expr, seed)
 
-    def resolve(self, texts: ListLike[str], meta: Any = None) -> None:
+    def resolve(self, texts: Sequence[str], meta: Any = None) -> None:
         super().resolve(texts, meta)
         try:
             decision, info = self._decide(meta)
@@ -61,7 +62,7 @@ class DecidedLeaf(Leaf):
         else:
             self.answer.resolve((decision,), info)
 
-    def fail(self, error: BaseException, partial: ListLike[str] = ()) -> None:
+    def fail(self, error: BaseException, partial: Sequence[str] = ()) -> None:
         super().fail(error, partial)
         self.answer.fail(error)
 
@@ -91,13 +92,128 @@ def seed_of(sampling: Any, *place: int) -> str | None:
     return None if seed is None else f"{seed}/{place}"
 
 
-def append_decided(sequence: Sequence, expr: SglSelect) -> None:
-    """Score, and go on with what is picked."""
-    program = sequence.program
-    leaf = DecidedLeaf(program.lock, expr, seed_of(program.sampling, sequence.seq, len(sequence.log)))
-    method = expr.choices_method if expr.choices_method.wire_name else token_length_normalized
-    sequence.log.append(SelectNode(sequence.seq, leaf, expr.choices, method, expr.temperature, append=False))
-    sequence.log.append(SettleNode(sequence.seq, leaf.answer))
-    sequence.leaves.append(leaf.answer)
-    sequence.bind(expr.name, leaf.answer)
-    sequence.pieces.append(leaf.answer)
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One fork as a rule sees it. ``asked`` are its generations and selections."""
+
+    span: TextSpan
+    values: Mapping[str | None, Value]
+    asked: tuple[Leaf, ...]
+
+    @property
+    def text(self) -> str:
+        """What was written, constants included."""
+        return self.span.read()
+
+    def __getitem__(self, name: str | None) -> Any:
+        if name not in self.values:
+            known = ", ".join(sorted(repr(n) for n in self.values if n is not None)) or "none"
+            raise InvalidRequest(f"no variable {name!r} was set in the branch; it has: {known}")
+        return self.values[name].read()
+
+    def logprobs(self) -> list[float]:
+        """Of every token that was generated in it."""
+        return [value for leaf in self.asked for value in _logprobs_of(leaf)]
+
+    def leaves(self) -> tuple[Leaf, ...]:
+        return (*self.asked, *[leaf for value in self.values.values() for leaf in value.leaves()])
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """``index`` of the branch that is picked; ``info`` is told under the decoder's name."""
+
+    index: int
+    info: dict[str, Any]
+
+
+def _logprobs_of(leaf: Leaf) -> list[float]:
+    leaf.raise_error()
+    if isinstance(leaf, DistributionLeaf):
+        return []  # it writes nothing
+    if isinstance(leaf, DecodedLeaf):
+        return leaf.picked.logprobs()
+    info = leaf.told() or {}
+    if "input_token_logprobs" in info and "index" in info:  # a selection: those of the choice that it took
+        tokens = info["input_token_logprobs"][info["index"]]
+    else:
+        tokens = info.get("output_token_logprobs")
+    if tokens is None:
+        raise Unsupported("best_of() compares log-probabilities, and this backend gave none; give best_of(score=...)")
+    return [value for value in values_of(tokens) if value is not None]
+
+
+Rule = Callable[[Sequence[Branch]], Decision]
+
+
+class DecodedLeaf(Leaf):
+    """What ``rule`` picks of ``branches``, as soon as they are there: ``index``, and its text."""
+
+    __slots__ = ("_branches", "_pending", "_rule")
+
+    def __init__(self, lock: threading.Lock, name: str | None, branches: Sequence[Branch], rule: Rule) -> None:
+        super().__init__(lock, name)
+        self._branches = branches
+        self._rule = rule
+        self._pending: list[Leaf] = []
+
+    def again(self, lock: threading.Lock, copy: Callable[[Branch], Branch]) -> DecodedLeaf:
+        """The same for another program."""
+        leaf = DecodedLeaf(lock, self.name, [copy(branch) for branch in self._branches], self._rule)
+        leaf.watch()
+        return leaf
+
+    def watch(self) -> None:
+        """Decide when all is there. Called once."""
+        self._pending = [leaf for branch in self._branches for leaf in branch.leaves()]
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._pending:
+            leaf = self._pending[-1]
+            if not leaf.subscribe(leaf.done, self._advance):
+                return
+            self._pending.pop()
+        try:
+            self.decide(self._rule(self._branches))
+        except Exception as error:  # of a generation, or of a key that a user wrote
+            self.fail(error)
+
+    def sources(self) -> tuple[Leaf, ...]:
+        return tuple([source for branch in self._branches for leaf in branch.leaves() for source in leaf.sources()])
+
+    @property
+    def picked(self) -> Branch:
+        return self._branches[self.index]
+
+    def decide(self, decision: Decision) -> None:
+        self.index = decision.index
+        self.resolve((self._branches[decision.index].text,), {"index": decision.index, **decision.info})
+
+
+class PickedLeaf(Leaf):
+    """The text of a variable of whichever fork is picked, to be pasted before that is known."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, lock: threading.Lock, value: Picked) -> None:
+        super().__init__(lock, value.name)
+        self._value = value
+        self._advance()
+
+    def again(self, lock: threading.Lock, copy: Callable[[Picked], Value]) -> PickedLeaf:
+        """The same for another program."""
+        value = copy(self._value)
+        assert isinstance(value, Picked)
+        return PickedLeaf(lock, value)
+
+    def sources(self) -> tuple[Leaf, ...]:
+        return self._value.decision.sources()
+
+    def _advance(self) -> None:
+        decision = self._value.decision
+        if not decision.subscribe(decision.done, self._advance):
+            return
+        try:
+            self.resolve((self._value.text(),))
+        except Exception as error:
+            self.fail(error)

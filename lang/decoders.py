@@ -7,155 +7,22 @@ count votes hold nothing up: the program waits only where something is generated
 from __future__ import annotations
 
 import inspect
-import threading
-from collections.abc import Callable, Generator, Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
-
-from ..protocol.errors import InvalidRequest, Unsupported
-from .choices import values_of
-from .distribution import DistributionLeaf
+from ..protocol.errors import InvalidRequest
+from .deciding import Branch, Decision, DecodedLeaf, Rule
 from .expressions import SglExpr, SglLooking, SglMacro
 from .function import SglFunction
 from .nodes import CloseNode, JoinNode, SettleNode
+from .program import SequenceLog
+from .tracer import state_of
 from .types import ParseError
-from .values import Gathered, Leaf, Picked, Span, Value
-
-if TYPE_CHECKING:
-    from .sequence import Sequence
+from .values import Gathered, Picked, TextSpan
 
 Body = SglExpr | str | Callable[[Any], Any]
 MAX_BRANCHES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """One fork as a rule sees it. ``asked`` are its generations and selections."""
-
-    span: Span
-    values: Mapping[str | None, Value]
-    asked: tuple[Leaf, ...]
-
-    @property
-    def text(self) -> str:
-        """What was written, constants included."""
-        return self.span.read()
-
-    def __getitem__(self, name: str | None) -> Any:
-        if name not in self.values:
-            known = ", ".join(sorted(repr(n) for n in self.values if n is not None)) or "none"
-            raise InvalidRequest(f"no variable {name!r} was set in the branch; it has: {known}")
-        return self.values[name].read()
-
-    def logprobs(self) -> list[float]:
-        """Of every token that was generated in it."""
-        return [value for leaf in self.asked for value in _logprobs_of(leaf)]
-
-    def leaves(self) -> tuple[Leaf, ...]:
-        return (*self.asked, *[leaf for value in self.values.values() for leaf in value.leaves()])
-
-
-class Decision(msgspec.Struct, frozen=True):
-    """``index`` of the branch that is picked; ``info`` is told under the decoder's name."""
-
-    index: int
-    info: dict[str, Any]
-
-
-def _logprobs_of(leaf: Leaf) -> list[float]:
-    leaf.raise_error()
-    if isinstance(leaf, DistributionLeaf):
-        return []  # it writes nothing
-    if isinstance(leaf, DecodedLeaf):
-        return leaf.picked.logprobs()
-    info = leaf.told() or {}
-    if "input_token_logprobs" in info and "index" in info:  # a selection: those of the choice that it took
-        tokens = info["input_token_logprobs"][info["index"]]
-    else:
-        tokens = info.get("output_token_logprobs")
-    if tokens is None:
-        raise Unsupported("best_of() compares log-probabilities, and this backend gave none; give best_of(score=...)")
-    return [value for value in values_of(tokens) if value is not None]
-
-
-Rule = Callable[[ListLike[Branch]], Decision]
-
-
-class DecodedLeaf(Leaf):
-    """What ``rule`` picks of ``branches``, as soon as they are there: ``index``, and its text."""
-
-    __slots__ = ("_branches", "_pending", "_rule")
-
-    def __init__(self, lock: threading.Lock, name: str | None, branches: ListLike[Branch], rule: Rule) -> None:
-        super().__init__(lock, name)
-        self._branches = branches
-        self._rule = rule
-        self._pending: list[Leaf] = []
-
-    def again(self, lock: threading.Lock, copy: Callable[[Branch], Branch]) -> DecodedLeaf:
-        """The same for another program."""
-        leaf = DecodedLeaf(lock, self.name, [copy(branch) for branch in self._branches], self._rule)
-        leaf.watch()
-        return leaf
-
-    def watch(self) -> None:
-        """Decide when all is there. Called once."""
-        self._pending = [leaf for branch in self._branches for leaf in branch.leaves()]
-        self._advance()
-
-    def _advance(self) -> None:
-        while self._pending:
-            leaf = self._pending[-1]
-            if not leaf.subscribe(leaf.done, self._advance):
-                return
-            self._pending.pop()
-        try:
-            self.decide(self._rule(self._branches))
-        except Exception as error:  # of a generation, or of a key that a user wrote
-            self.fail(error)
-
-    def sources(self) -> tuple[Leaf, ...]:
-        return tuple([source for branch in self._branches for leaf in branch.leaves() for source in leaf.sources()])
-
-    @property
-    def picked(self) -> Branch:
-        return self._branches[self.index]
-
-    def decide(self, decision: Decision) -> None:
-        self.index = decision.index
-        self.resolve((self._branches[decision.index].text,), {"index": decision.index, **decision.info})
-
-
-class PickedLeaf(Leaf):
-    """The text of a variable of whichever fork is picked, to be pasted before that is known."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, lock: threading.Lock, value: Picked) -> None:
-        super().__init__(lock, value.name)
-        self._value = value
-        self._advance()
-
-    def again(self, lock: threading.Lock, copy: Callable[[Picked], Value]) -> PickedLeaf:
-        """The same for another program."""
-        value = copy(self._value)
-        assert isinstance(value, Picked)
-        return PickedLeaf(lock, value)
-
-    def sources(self) -> tuple[Leaf, ...]:
-        return self._value.decision.sources()
-
-    def _advance(self) -> None:
-        decision = self._value.decision
-        if not decision.subscribe(decision.done, self._advance):
-            return
-        try:
-            self.resolve((self._value.text(),))
-        except Exception as error:
-            self.fail(error)
 
 
 class SglDecode(SglMacro, frozen=True, eq=False):
@@ -167,7 +34,7 @@ class SglDecode(SglMacro, frozen=True, eq=False):
     name: str | None = None
     needs_logprobs: bool = False
 
-    def append_to(self, sequence: Sequence) -> None:
+    def append_to(self, sequence: SequenceLog) -> None:
         children, branches = _try(sequence, self.body, self.n, needs_logprobs=self.needs_logprobs)
         leaf = DecodedLeaf(sequence.program.lock, self.name, branches, self.rule)
         _go_on(sequence, leaf, children, branches)
@@ -186,7 +53,7 @@ class SglScored(SglLooking, frozen=True, eq=False):
     score: Callable[[Branch], Any]
     name: str | None = None
 
-    def steps(self, sequence: Sequence) -> Generator[Any, Any, None]:
+    def steps(self, sequence: SequenceLog) -> Generator[Any, Any, None]:
         children, branches = _try(sequence, self.body, self.n)
         yield [leaf for branch in branches for leaf in branch.leaves()]
         scores: list[float] = []
@@ -213,7 +80,7 @@ class SglSample(SglMacro, frozen=True, eq=False):
     body: Any
     n: int
 
-    def append_to(self, sequence: Sequence) -> None:
+    def append_to(self, sequence: SequenceLog) -> None:
         children, branches = _try(sequence, self.body, self.n)
         first = children[0]
         log = sequence.log
@@ -230,8 +97,8 @@ class SglSample(SglMacro, frozen=True, eq=False):
 
 
 def _try(
-    sequence: Sequence, body: Body, n: int, *, needs_logprobs: bool = False
-) -> tuple[list[Sequence], list[Branch]]:
+    sequence: SequenceLog, body: Body, n: int, *, needs_logprobs: bool = False
+) -> tuple[list[SequenceLog], list[Branch]]:
     """``body`` in ``n`` forks of ``sequence``."""
     children = sequence.fork(n)
     for child in children:
@@ -245,7 +112,7 @@ def _try(
             )
     branches = [
         Branch(
-            Span(child.pieces[child.fork_at :]),
+            TextSpan(child.pieces[child.fork_at :]),
             {name: child.variables[name] for name in child.fresh},
             tuple(child.leaves),
         )
@@ -254,11 +121,11 @@ def _try(
     return children, branches
 
 
-def _write(child: Sequence, body: Body) -> None:
+def _write(child: SequenceLog, body: Body) -> None:
     if isinstance(body, SglExpr | str):
         child.append(body)
         return
-    state = child.program.state_of(child)
+    state = state_of(child)
     said = body.func(state, **body.bind_arguments) if isinstance(body, SglFunction) else body(state)
     if inspect.iscoroutine(said):
         said.close()
@@ -267,7 +134,7 @@ def _write(child: Sequence, body: Body) -> None:
         child.append(said)
 
 
-def _go_on(sequence: Sequence, leaf: DecodedLeaf, children: list[Sequence], branches: list[Branch]) -> None:
+def _go_on(sequence: SequenceLog, leaf: DecodedLeaf, children: list[SequenceLog], branches: list[Branch]) -> None:
     """``sequence`` takes the place of whichever fork ``leaf`` picks."""
     for child in children:
         child.is_closed = True  # ended where the decision is settled
@@ -282,7 +149,7 @@ def _go_on(sequence: Sequence, leaf: DecodedLeaf, children: list[Sequence], bran
 # -- rules ------------------------------------------------------------------------------------------------------------
 
 
-def _logprob_rule(branches: ListLike[Branch]) -> Decision:
+def _logprob_rule(branches: Sequence[Branch]) -> Decision:
     """The branch whose tokens are likeliest on average."""
     scores = []
     for branch in branches:
@@ -298,7 +165,7 @@ class Vote:
     on: str
     key: Callable[[Any], Any] | None
 
-    def __call__(self, branches: ListLike[Branch]) -> Decision:
+    def __call__(self, branches: Sequence[Branch]) -> Decision:
         ballots: list[Any] = []
         last: ParseError | None = None
         for branch in branches:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..protocol.errors import InvalidRequest, Unsupported
@@ -77,7 +76,7 @@ class Distribution(Mapping[str, float]):
 
 
 def fit_temperature(
-    distributions: ListLike[Distribution], answers: ListLike[str], *, prior: Prior | None = None
+    distributions: Sequence[Distribution], answers: Sequence[str], *, prior: Prior | None = None
 ) -> float:
     """The temperature under which ``distributions`` give their right ``answers`` the best likelihood: 0.05 to 20.
 

@@ -1,6 +1,6 @@
 """What a program is written in: frozen expressions that add up with ``+``, and the sampling they ask for.
 
-Never runs anything: an expression says what to append, ``program.Program`` appends it.
+Never runs anything: an expression says what to append, ``program.SequenceLog`` appends it.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

@@ -10,22 +10,25 @@ import contextvars
 import difflib
 import inspect
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..protocol.errors import InvalidRequest
 from ..protocol.messages import ProgramSettings
-from .backend.base_backend import BaseBackend, as_backend
+from .backend.base_backend import BaseBackend
+from .backend.resolve import resolve_backend
+from .batch import Batch, iter_in_loop, iter_states, run_in_loop, run_states
 from .expressions import SAMPLING_NAMES, SglArgument, sampling_overrides
 from .global_config import global_config
-from .program import Program
+from .graph import Graph
+from .nodes import Leading
+from .program import ProgramRun
+from .replay import replay
 from .state import ProgramState
+from .tracer import TracerProgramState, current_trace, leading_nodes, trace_call, trace_program
 
-if TYPE_CHECKING:
-    from .compiler import CompiledFunction
-    from .graph import Graph
-    from .tracer import TracerProgramState
-
+MIN_PREFIX_CHARS = 64  # run_batch() has a common beginning that is longer than this computed first
 _SETTINGS = frozenset(ProgramSettings.__struct_fields__) - {"name"}  # a program is called as its function is
 _RUN_OPTIONS = frozenset(("backend", "stream", "use_thread"))
 _BATCH_OPTIONS = frozenset(("backend", "num_threads", "progress_bar", "generator_style"))
@@ -132,16 +135,8 @@ class SglFunction:
         if stream:
             self._refuse_to_stream()
         arguments = {**options.arguments, **self.bind_arguments}
-        program = Program(
-            backend,
-            sampling=options.sampling,
-            stream=stream,
-            settings=options.settings,
-            inline=inline,
-            arguments=arguments,
-            num_api_spec_tokens=self.num_api_spec_tokens,
-        )
-        state = ProgramState(program.root)
+        state = self._begin(backend, options, arguments, stream=stream, inline=inline)
+        program = state._program
         if stream and not inline:
             program.body_thread = None
             context = contextvars.copy_context()
@@ -154,6 +149,31 @@ class SglFunction:
             if program.error is not None:
                 raise program.error
         return state
+
+    def _begin(
+        self,
+        backend: BaseBackend,
+        options: RunOptions,
+        arguments: dict[str, Any],
+        *,
+        stream: bool = False,
+        inline: bool = False,
+        is_awaited: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> ProgramState:
+        """The state of one run whose body has not begun."""
+        program = ProgramRun(
+            backend,
+            sampling=options.sampling,
+            stream=stream,
+            settings=options.settings,
+            inline=inline,
+            is_awaited=is_awaited,
+            loop=loop,
+            arguments=arguments,
+            num_api_spec_tokens=self.num_api_spec_tokens,
+        )
+        return ProgramState(program.root)
 
     def _refuse_to_stream(self) -> None:
         if self.num_api_spec_tokens is not None:
@@ -193,16 +213,9 @@ class SglFunction:
         arguments = {**options.arguments, **self.bind_arguments}
         if options.options.get("stream"):
             self._refuse_to_stream()
-        program = Program(
-            backend,
-            sampling=options.sampling,
-            stream=bool(options.options.get("stream", False)),
-            settings=options.settings,
-            arguments=arguments,
-            loop=loop,
-            num_api_spec_tokens=self.num_api_spec_tokens,
-        )
-        state = ProgramState(program.root)
+        stream = bool(options.options.get("stream", False))
+        state = self._begin(backend, options, arguments, stream=stream, loop=loop)
+        program = state._program
         if program.stream:
             program.body_task = loop.create_task(self._run_body_async(state, args, arguments))
             return state
@@ -227,18 +240,21 @@ class SglFunction:
 
     async def run_batch_async(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> list[ProgramState]:
         """``run_batch`` in the running event loop: everything in flight at once, or ``num_threads`` items at a time."""
-        from .batch import run_batch_in_loop
-
-        return await run_batch_in_loop(self, batch_kwargs, self._batch_options(kwargs))
+        options = self._batch_options(kwargs)
+        batch = self._batch(batch_kwargs, options)
+        if options.options.get("generator_style"):
+            raise InvalidRequest(
+                f"generator_style: write async for state in {self.__name__}.iter_batch_async(...), which yields each "
+                "state as it ends"
+            )
+        return await run_in_loop(batch) if batch.items else []
 
     def iter_batch_async(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> AsyncIterator[ProgramState]:
         """``async for state in program.iter_batch_async(items)``: each state as soon as it and those before it ended.
 
         Leaving the loop early cancels what still runs.
         """
-        from .batch import iter_batch_in_loop
-
-        return iter_batch_in_loop(self, batch_kwargs, self._batch_options(kwargs))
+        return iter_in_loop(self._batch(batch_kwargs, self._batch_options(kwargs)))
 
     def run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> list[ProgramState] | Iterator[ProgramState]:
         """Run once per item (a dict of arguments, or a tuple in their order); the states in that order.
@@ -248,9 +264,62 @@ class SglFunction:
         ``generator_style=True`` yields each state as soon as it and those before it have finished (of an async program:
         ``iter_batch_async``). Leaving it early, or Ctrl-C, cancels what still runs.
         """
-        from .batch import run_batch
+        options = self._batch_options(kwargs)
+        batch = self._batch(batch_kwargs, options)
+        is_generator = bool(options.options.get("generator_style"))
+        if not batch.items:
+            return []
+        if not self.is_async:
+            return iter_states(batch) if is_generator else run_states(batch)
+        if is_generator:
+            raise InvalidRequest(
+                f"generator_style: the states of an async program come in an event loop; "
+                f"write async for state in {self.__name__}.iter_batch_async(...)"
+            )
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(run_in_loop(batch))
+        raise InvalidRequest(
+            f"run_batch() of the async program {self.__name__}() cannot start a second event loop inside the running "
+            f"one; write await {self.__name__}.run_batch_async(...)"
+        )
 
-        return run_batch(self, batch_kwargs, self._batch_options(kwargs))
+    def _batch(self, given: Sequence[Any], options: RunOptions) -> Batch:
+        """``given`` as a checked batch. A long common beginning is cached first."""
+        if not isinstance(given, list | tuple):
+            raise InvalidRequest(f"run_batch() takes a list of items, not {type(given).__name__}")
+        items = [self.arguments_of(item) for item in given]
+        for item in items:
+            unknown = [name for name in item if name not in self.arg_names]
+            if unknown and not self.takes_any:
+                raise InvalidRequest(
+                    f"Given arguments mismatch the SGL function signature: {self.__name__}() has no argument "
+                    f"{unknown[0]!r}; it has {', '.join(self.arg_names)}"
+                )
+        limit = options.options.get("num_threads", "auto")
+        if limit != "auto" and (not isinstance(limit, int) or limit < 1):
+            raise InvalidRequest(f"num_threads={limit!r}: must be 'auto' or 1 or more")
+        backend = resolve_backend(options.options.get("backend")) if items else BaseBackend()
+        if len(items) > 1 and backend.precache_in_batch and global_config.enable_precache_with_tracing:
+            nodes = self._leading_nodes(backend)
+            if sum(len(node.text) for node in nodes) > MIN_PREFIX_CHARS:
+                backend.cache_nodes(nodes)
+
+        def begin(
+            arguments: dict[str, Any], *, is_awaited: bool = False, loop: asyncio.AbstractEventLoop | None = None
+        ) -> ProgramState:
+            return self._begin(backend, options, arguments, is_awaited=is_awaited, loop=loop)
+
+        return Batch(
+            name=self.__name__,
+            items=[{**item, **self.bind_arguments} for item in items],
+            begin=begin,
+            run_body=lambda state, arguments: self._run_body(state, (), arguments),
+            run_body_async=lambda state, arguments: self._run_body_async(state, (), arguments),
+            limit=None if limit == "auto" else limit,
+            shows_progress=bool(options.options.get("progress_bar")),
+        )
 
     def _batch_options(self, given: dict[str, Any]) -> RunOptions:
         options = RunOptions(self, given, _BATCH_OPTIONS)
@@ -277,27 +346,24 @@ class SglFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Run; inside another program's trace, become part of it."""
-        from .tracer import current_trace, trace_call
-
-        if current_trace() is not None:
-            return trace_call(self, args, kwargs)
+        if (outer := current_trace()) is not None:
+            return trace_call(outer, self.func, args, {**kwargs, **self.bind_arguments})
         return self.run(*args, **kwargs)
 
     # -- without running ----------------------------------------------------------------------------------------------
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> TracerProgramState:
-        """What the body says; arguments that are not given are holes. No model is asked."""
-        from .tracer import trace_program
+        """What the body says; arguments that are not given are holes. No model is asked.
 
-        return trace_program(self, kwargs, resolve_backend(backend))
+        The roles are those of ``backend``, of the default backend, or where there is none of SGLang's default template.
+        """
+        return trace_program(self.func, self.fill_arguments(kwargs), self._traceable(backend))
 
     def compile(self, *, backend: Any = None, **constants: Any) -> CompiledFunction:
         """Trace the body once; its runs are one message each and call the body no more.
 
         Raises ``TraceError`` where the body branches on a value or an argument. ``constants`` fixes arguments.
         """
-        from .compiler import CompiledFunction
-
         compiled = CompiledFunction(self, constants)
         if backend is not None or global_config.default_backend is not None:
             compiled.trace_for(resolve_backend(backend))
@@ -305,30 +371,32 @@ class SglFunction:
 
     def graph(self, *, backend: Any = None, **arguments: Any) -> Graph:
         """The program's operations: ``print(prog.graph())``, or ``prog.graph().svg()``."""
-        from .graph import Graph
-
-        return Graph.of(self.__name__, self.trace(backend=backend, **arguments))
+        return Graph.of(self.__name__, self.trace(backend=backend, **arguments)._program.log)
 
     def cache(self, backend: Any = None) -> None:
         """Compute what every run of this program begins with, so that the first one finds it."""
-        from .tracer import leading_nodes
-
         chosen = resolve_backend(backend)
-        nodes = leading_nodes(self, chosen)
+        nodes = self._leading_nodes(chosen)
         if nodes:
             chosen.cache_nodes(nodes)
 
     def pin(self, backend: Any = None, *, ttl_s: float = 3600.0) -> int | None:
         """Like ``cache``, and kept from eviction for ``ttl_s``; the number of tokens, where the backend tells it."""
-        from .tracer import leading_nodes
-
         chosen = resolve_backend(backend)
-        nodes = leading_nodes(self, chosen)
+        nodes = self._leading_nodes(chosen)
         return chosen.pin_nodes(nodes, ttl_s) if nodes else 0
 
     def unpin(self, backend: Any = None) -> None:
         """End a ``pin``."""
         self.pin(backend, ttl_s=0.0)
+
+    def _leading_nodes(self, backend: BaseBackend) -> list[Leading]:
+        return leading_nodes(self.func, self.fill_arguments({}), backend)
+
+    def _traceable(self, backend: Any) -> BaseBackend:
+        if backend is None and global_config.default_backend is None:
+            return BaseBackend()
+        return resolve_backend(backend)
 
     def fill_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every argument of the body: bound, given, or else a hole."""
@@ -360,11 +428,51 @@ class SglFunction:
         return f"<program {self.__name__}({', '.join(self.arg_names)})>"
 
 
-def resolve_backend(backend: Any) -> BaseBackend:
-    """``backend``, or the default one."""
-    chosen = backend if backend is not None else global_config.default_backend
-    if chosen is None:
-        raise InvalidRequest(
-            "no backend: phloem.set_default_backend(phloem.Runtime(model=...)) once, or run(..., backend=...)"
+class CompiledFunction(SglFunction):
+    """``run``, ``run_batch`` and ``bind`` as of any program; an argument may be any str (or number)."""
+
+    def __init__(self, function: SglFunction, constants: Mapping[str, Any]) -> None:
+        super().__init__(
+            function.func, function.num_api_spec_tokens, bind_arguments={**constants, **function.bind_arguments}
         )
-    return as_backend(chosen)
+        self._traces: weakref.WeakKeyDictionary[Any, TracerProgramState] = weakref.WeakKeyDictionary()
+        self._tracing = threading.Lock()
+
+    def trace_for(self, backend: BaseBackend) -> TracerProgramState:
+        with self._tracing:
+            trace = self._traces.get(backend.identity)
+            if trace is None:
+                trace = self._traces[backend.identity] = trace_program(self.func, self.fill_arguments({}), backend)
+            return trace
+
+    def bind(self, **kwargs: Any) -> SglFunction:
+        return CompiledFunction(super().bind(**kwargs), {})
+
+    def graph(self, *, backend: Any = None, **arguments: Any) -> Graph:
+        if arguments:
+            return super().graph(backend=backend, **arguments)
+        return Graph.of(self.__name__, self.trace_for(self._traceable(backend))._program.log)
+
+    def _repr_html_(self) -> str | None:
+        """Its graph, in a notebook; nothing before it was traced for a backend."""
+        traces = list(self._traces.values())
+        return Graph.of(self.__name__, traces[0]._program.log).svg() if traces else None
+
+    def _write(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        given = {**dict(zip(self._free_names(), args, strict=False)), **arguments}
+        replay(self.trace_for(state._program.backend), state, self._fill_holes(given, len(args)))
+
+    def _free_names(self) -> list[str]:
+        return [name for name in self.arg_names if name not in self.bind_arguments]
+
+    def _fill_holes(self, given: dict[str, Any], num_positional: int) -> dict[str, Any]:
+        free = self._free_names()
+        unknown = [name for name in given if name not in self.arg_names]
+        if unknown or num_positional > len(free):
+            what = repr(unknown[0]) if unknown else f"{num_positional} positional arguments"
+            takes = ", ".join(free) or "no arguments"
+            raise TypeError(f"{self.__name__}() compiled takes {takes}; it was given {what}")
+        missing = [name for name in free if name not in given and name not in self.default_of]
+        if missing:
+            raise TypeError(f"{self.__name__}() compiled is missing {', '.join(missing)}")
+        return {**self.default_of, **given}

@@ -235,7 +235,7 @@ def _check_names(name: str | None, given: dict[str, Any]) -> None:
 
 
 def _tool_gen(plain: ir.SglGen, tools: Sequence[Any], choice: str | None, parallel: bool | None) -> ir.SglExpr:
-    from .tools.agent import SglToolGen
+    from .tools.expressions import SglToolGen
     from .tools.tool import as_tools
 
     checked = as_tools(tools)
@@ -251,7 +251,7 @@ def _tool_gen(plain: ir.SglGen, tools: Sequence[Any], choice: str | None, parall
 
 def describe_tools(tools: Sequence[Any]) -> ir.SglExpr:
     """What the model has to be told of ``tools``, in its own way; it belongs at the end of the system message."""
-    from .tools.agent import SglToolPrompt
+    from .tools.expressions import SglToolPrompt
     from .tools.tool import as_tools
 
     return SglToolPrompt(as_tools(tools))

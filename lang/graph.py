@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
 from .expressions import SglExpr
 from .nodes import (
@@ -24,9 +23,6 @@ from .nodes import (
     TextNode,
 )
 from .values import Leaf
-
-if TYPE_CHECKING:
-    from .tracer import TracerProgramState
 
 _COLORS = {
     "text": "#eef1f5",
@@ -59,11 +55,7 @@ class Graph:
     parents: dict[int, int]
 
     @classmethod
-    def of(cls, name: str, trace: TracerProgramState) -> Graph:
-        return cls.of_log(name, trace._program.log)
-
-    @classmethod
-    def of_log(cls, name: str, log: list[Node]) -> Graph:
+    def of(cls, name: str, log: list[Node]) -> Graph:
         return cls(name, *_boxes(log))
 
     def __str__(self) -> str:

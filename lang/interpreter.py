@@ -1,7 +1,6 @@
-"""The names that programs written for SGLang import from ``lang.interpreter``. Holds nothing of its own."""
+"""The names that programs written for SGLang import from ``lang.interpreter``."""
 
 from .backend.executor import StreamExecutor
-from .batch import run_batch as run_program_batch
 from .state import ProgramState, ProgramStateGroup
 
-__all__ = ["ProgramState", "ProgramStateGroup", "StreamExecutor", "run_program_batch"]
+__all__ = ["ProgramState", "ProgramStateGroup", "StreamExecutor"]

@@ -6,19 +6,12 @@ The model thinks on a fork, so what follows in the program sees the answer alone
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import Any
 
 from ..protocol.errors import InvalidRequest
-from .expressions import SglGen, SglSeparateReasoning
-from .nodes import CloseNode, ForkNode, GenNode, SettleNode
 from .values import Leaf
-
-if TYPE_CHECKING:
-    from .sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +112,7 @@ class SplitLeaf(Leaf):
         super().push(text)
         self._hand_on(*self._splitter.push(text))
 
-    def resolve(self, texts: ListLike[str], meta: Any = None) -> None:
+    def resolve(self, texts: Sequence[str], meta: Any = None) -> None:
         whole = Splitter(self._style)
         reasoning, answer = whole.push(texts[0])
         rest_reasoning, rest_answer = whole.finish()
@@ -127,7 +120,7 @@ class SplitLeaf(Leaf):
         self.reasoning.resolve((reasoning + rest_reasoning,), meta)
         self.answer.resolve((answer + rest_answer,), meta)
 
-    def fail(self, error: BaseException, partial: ListLike[str] = ()) -> None:
+    def fail(self, error: BaseException, partial: Sequence[str] = ()) -> None:
         super().fail(error, partial)
         for leaf in (self.reasoning, self.answer):
             leaf.fail(error, ("".join(leaf.chunks or ()),))
@@ -139,28 +132,10 @@ class SplitLeaf(Leaf):
             self.answer.push(answer)
 
 
-def append_separated(sequence: Sequence, expr: SglSeparateReasoning) -> None:
-    """Think and answer on a fork; the answer alone becomes part of this sequence."""
-    style = STYLES.get(expr.model_type)
+def thinking_style(model_type: str) -> Style:
+    """Raises InvalidRequest for a ``model_type`` that is not in ``STYLES``."""
+    style = STYLES.get(model_type)
     if style is None:
         known = ", ".join(repr(name) for name in STYLES if name)
-        raise InvalidRequest(f"separate_reasoning: model_type {expr.model_type!r} is unknown; there are {known}")
-    gen = expr.expr
-    if not isinstance(gen, SglGen):
-        raise InvalidRequest(f"separate_reasoning takes one gen(...), not {gen!r}")
-    program = sequence.program
-    n = gen.overrides.get("n") or program.sampling.get("n", 1)
-    if n != 1 or gen.parse is not None or gen.captures is not None:
-        raise InvalidRequest("separate_reasoning takes a plain gen(...): no n, no type, no captures")
-    raw = SplitLeaf(program.lock, gen.name, style)
-    child = program.reserve_seq()
-    sequence.log.append(ForkNode(sequence.seq, (child,)))
-    plain = msgspec.structs.replace(gen, retries=0)
-    sequence.log.append(GenNode(child, raw, plain, program.sampling, 1, program.stream))
-    sequence.log.append(CloseNode(child))
-    sequence.log.append(SettleNode(sequence.seq, raw.answer))
-    sequence.leaves.append(raw.answer)
-    sequence.bind(gen.name, raw.answer)
-    if gen.name is not None:
-        sequence.bind(expr.process_name_for_reasoning(gen.name), raw.reasoning)
-    sequence.pieces.append(raw.answer)
+        raise InvalidRequest(f"separate_reasoning: model_type {model_type!r} is unknown; there are {known}")
+    return style

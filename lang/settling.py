@@ -5,7 +5,7 @@ Other sequences are not held. Never sends and never waits: says what can be sent
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 from ..protocol.errors import DependencyFailed
 from .nodes import (
@@ -35,7 +35,7 @@ class Settling:
         self._unborn: set[int] = set()  # of these, those that the runtime has never heard of
         self._gone: set[int] = set()  # ids of leaves that failed here
 
-    def settle(self, nodes: ListLike[Node], *, is_ending: bool) -> tuple[list[Node], list[Leaf]]:
+    def settle(self, nodes: Sequence[Node], *, is_ending: bool) -> tuple[list[Node], list[Leaf]]:
         """(what can be sent now, the values that the rest waits for). ``is_ending``: no more nodes will come."""
         nodes = [*self.held, *nodes]
         self.held = []
@@ -115,7 +115,7 @@ def _is_stopped(node: Node, stopped: set[int], stuck: set[int]) -> bool:
     return isinstance(node, JoinNode | SettleNode) and not stopped.isdisjoint(node.children)
 
 
-def _is_computed_on(seq: int, nodes: ListLike[Node]) -> bool:
+def _is_computed_on(seq: int, nodes: Sequence[Node]) -> bool:
     """Whether the model will run on this sequence again."""
     for i, node in enumerate(nodes):
         match node:

@@ -5,8 +5,8 @@ Appending never waits; reading a value sends what is queued and waits for that v
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from collections.abc import Sequence as ListLike
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
@@ -26,16 +26,14 @@ from .expressions import (
     SglVarScopeEnd,
     sampling_overrides,
 )
-from .program import Program
-from .sequence import Sequence
-from .values import Candidate, Gathered, Leaf, Picked, Span, Value
+from .program import ProgramRun, SequenceLog
+from .tools.calls import ToolCalls, ToolResult
+from .values import DrawnText, Gathered, Leaf, Picked, TextSpan, Value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
-
-    from .tools.calls import ToolResult
 
 
 class ProgramState:
@@ -43,7 +41,7 @@ class ProgramState:
 
     __slots__ = ("__dict__", "__weakref__", "_program", "_sequence", "ret_value")
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: SequenceLog) -> None:
         self._sequence = sequence
         self._program = sequence.program
         self.ret_value: Any = None
@@ -105,7 +103,7 @@ class ProgramState:
         yield
         self._sequence.append(SglVarScopeEnd(name))
 
-    def fork(self, size: int = 1, position_ids_offset: ListLike[int] | None = None) -> ProgramStateGroup:
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> ProgramStateGroup:
         """``size`` states that go on from here, each on its own; they share what was computed so far."""
         _refuse_offset(position_ids_offset)
         if size < 1:
@@ -114,7 +112,7 @@ class ProgramState:
         return ProgramStateGroup(children, self)
 
     @contextmanager
-    def copy(self, position_ids_offset: ListLike[int] | None = None) -> Iterator[ProgramState]:
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
         """A fork of one for the length of a block; its variables come back as lists of one."""
         group = self.fork(1, position_ids_offset)
         yield group[0]
@@ -147,15 +145,23 @@ class ProgramState:
 
         Waits for the calls. A tool that raises gives a result that says so.
         """
-        from .tools.agent import run_tools
-
-        return run_tools(self, name)
+        results = [call.result() for call in _calls(self[name], name)]
+        self._append_results(results)
+        return results
 
     async def run_tools_async(self, name: str) -> list[ToolResult]:
         """``run_tools`` of an async program; async tools of one turn run at the same time."""
-        from .tools.agent import run_tools_async
+        calls = _calls(await self.get(name), name)
+        results = list(await asyncio.gather(*[call.result_async() for call in calls]))
+        self._append_results(results)
+        return results
 
-        return await run_tools_async(self, name)
+    def _append_results(self, results: Sequence[ToolResult]) -> None:
+        """Append the turns in which the model reads ``results``."""
+        format = self._program.session.tool_format()
+        role = format.template.result_role
+        for content in format.result_turns([result.text for result in results]):
+            self += SglRoleBegin(role) + content + SglRoleEnd(role)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -189,7 +195,7 @@ class ProgramState:
         if isinstance(value, Leaf) and index:
             if not 0 <= index < value.n:
                 raise InvalidRequest(f"ref({name!r}, {index}): {name!r} has {value.n} candidate(s)")
-            return Candidate(value, index)
+            return DrawnText(value, index)
         return value.values[index] if isinstance(value, Gathered) and index else value
 
     def text(self, *, partial: bool = False) -> str:
@@ -251,13 +257,13 @@ class ProgramState:
     async def text_async(self, *, partial: bool = False) -> str:
         """``text()`` of an async program."""
         await self.sync_async()
-        await self._program.wait_leaves_async(Span(self._sequence.pieces).leaves())
+        await self._program.wait_leaves_async(TextSpan(self._sequence.pieces).leaves())
         return self.text(partial=partial)
 
     async def messages_async(self) -> list[dict[str, Any]]:
         """``messages()`` of an async program."""
         await self.sync_async()
-        await self._program.wait_leaves_async(Span(self._sequence.pieces).leaves())
+        await self._program.wait_leaves_async(TextSpan(self._sequence.pieces).leaves())
         return self.messages()
 
     async def error_async(self) -> BaseException | None:
@@ -368,19 +374,19 @@ class ProgramState:
         from .views.page import write_page
         from .views.record import record_of
 
-        write_page(record_of(self, title), path)
+        write_page(record_of(self._program, title), path)
 
     def show(self, console: Console | None = None) -> None:
         """Print the run in colours; of one that streams, text appears as it comes."""
         from .views.terminal import show
 
-        show(self, console)
+        show(self._sequence, console)
 
     def __rich__(self) -> Any:
         from .views.record import record_of
         from .views.terminal import render
 
-        return render(record_of(self))
+        return render(record_of(self._program))
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows; nothing yet while the program runs."""
@@ -389,7 +395,7 @@ class ProgramState:
         from .views.page import fragment
         from .views.record import record_of
 
-        return fragment(record_of(self))
+        return fragment(record_of(self._program))
 
     @property
     def stream_executor(self) -> Any:
@@ -432,7 +438,7 @@ class ProgramStateGroup:
     def __iter__(self) -> Iterator[ProgramState]:
         return iter(self.states)
 
-    def __iadd__(self, other: SglExpr | ListLike[SglExpr | str] | Callable[[int], SglExpr | str]) -> ProgramStateGroup:
+    def __iadd__(self, other: SglExpr | Sequence[SglExpr | str] | Callable[[int], SglExpr | str]) -> ProgramStateGroup:
         if isinstance(other, SglExpr):
             for state in self.states:
                 state += other
@@ -452,6 +458,12 @@ class ProgramStateGroup:
         return self
 
 
+def _calls(value: Any, name: str) -> ToolCalls:
+    if not isinstance(value, ToolCalls):
+        raise InvalidRequest(f"run_tools({name!r}): {name!r} was not made by gen({name!r}, tools=[...])")
+    return value
+
+
 def _refuse_offset(offset: object) -> None:
     if offset is not None:
         raise InvalidRequest("position_ids_offset is not supported: positions follow from the text; leave it out")
@@ -461,7 +473,7 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else value[0] if isinstance(value, list) else str(value)
 
 
-def _chunks_of(program: Program, value: Any) -> Iterator[str]:
+def _chunks_of(program: ProgramRun, value: Any) -> Iterator[str]:
     if isinstance(value, Leaf):
         if program.is_inside:
             program.ship()
@@ -471,7 +483,7 @@ def _chunks_of(program: Program, value: Any) -> Iterator[str]:
         yield value.text()
 
 
-async def _chunks_of_async(program: Program, value: Any) -> AsyncIterator[str]:
+async def _chunks_of_async(program: ProgramRun, value: Any) -> AsyncIterator[str]:
     if program.is_inside:
         await program.ship_async()
     if isinstance(value, Leaf):
@@ -487,7 +499,7 @@ def _meta(value: Any) -> Any:
         case Leaf():
             value.raise_error()
             return value.told()
-        case Candidate():
+        case DrawnText():
             return _meta(value.leaf)
         case Picked():
             return _meta(value.value())

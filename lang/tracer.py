@@ -6,30 +6,19 @@ Sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .expressions import (
-    SglConstantText,
-    SglExpr,
-    SglExprList,
-    SglVariable,
-    TraceError,
-)
+from ..protocol.tool_format import ToolFormat
+from .backend.base_backend import BaseBackend
+from .expressions import SglConstantText, SglExpr, SglExprList, SglVariable, TraceError
 from .nodes import DefaultSystemNode, Leading, Node, RoleNode, TextNode
-from .program import Program, Session
-from .sequence import Sequence
+from .program import ProgramRun, SequenceLog
+from .session import Session
 from .state import ProgramState
-from .values import Leaf, Span
-
-if TYPE_CHECKING:
-    from ..protocol.tool_format import ToolFormat
-    from .backend.base_backend import BaseBackend
-    from .function import SglFunction
-
-MIN_PREFIX_CHARS = 64  # a shorter common prefix is not worth a request of its own
+from .values import Leaf, TextSpan
 
 _tracing: ContextVar[TracerProgramState | None] = ContextVar("phloem_tracing", default=None)
 
@@ -59,7 +48,7 @@ class TraceSession:
         pass
 
 
-class TraceProgram(Program):
+class TraceProgram(ProgramRun):
     """A program whose values never come. ``exprs`` is what its sequences were given, in order."""
 
     __slots__ = ("exprs",)
@@ -75,9 +64,6 @@ class TraceProgram(Program):
                 f"the value of {leaf.name!r} is not known while the program is traced; "
                 f"paste it with s.ref({leaf.name!r}), or run the program instead of compiling it"
             )
-
-    def state_of(self, sequence: Sequence) -> ProgramState:
-        return TracerProgramState(sequence)
 
     def allow_looking(self, expr: object) -> None:
         raise TraceError(
@@ -99,12 +85,12 @@ class TracerProgramState(ProgramState):
 
     def __getitem__(self, name: str | None) -> Any:
         value = self._sequence.value(name)
-        if not list(value.leaves()) and not isinstance(value, Span):
+        if not list(value.leaves()) and not isinstance(value, TextSpan):
             return value.read()
         return self.ref(name) if name is not None else SglVariable("None", value)
 
     def text(self, *, partial: bool = False) -> Any:
-        return SglVariable("text()", Span(tuple(self._sequence.pieces)))
+        return SglVariable("text()", TextSpan(tuple(self._sequence.pieces)))
 
     def fork(self, size: int = 1, position_ids_offset: Any = None) -> Any:
         group = super().fork(size, position_ids_offset)
@@ -129,12 +115,9 @@ class TracerProgramState(ProgramState):
     def last_node(self) -> TracerProgramState:
         return self
 
-    def print_graph_dfs(self) -> None:
-        """Write the graph to the log's standard stream, one expression a line."""
-        import sys
-
-        for i, (seq, expr) in enumerate(self._exprs):
-            sys.stdout.write(f"%{i} = seq {seq}: {expr!r}\n")
+    def print_graph_dfs(self) -> str:
+        """The trace as text, one expression a line. Prints nothing, as in SGLang."""
+        return "".join(f"%{i} = seq {seq}: {expr!r}\n" for i, (seq, expr) in enumerate(self._exprs))
 
 
 @contextmanager
@@ -151,37 +134,37 @@ def current_trace() -> TracerProgramState | None:
     return _tracing.get()
 
 
-def trace_program(function: SglFunction, arguments: Mapping[str, Any], backend: BaseBackend) -> TracerProgramState:
-    """The body's trace; arguments that are missing are ``SglArgument`` holes."""
+def trace_program(body: Callable[..., Any], arguments: Mapping[str, Any], backend: BaseBackend) -> TracerProgramState:
+    """What ``body`` writes, given ``arguments``, of which some are ``SglArgument`` holes."""
     program = TraceProgram(backend)
     state = TracerProgramState(program.root)
     with TracingScope(state):
-        state.ret_value = function.func(state, **function.fill_arguments(arguments))
-    for sequence in state._program.sequences:
+        state.ret_value = body(state, **arguments)
+    for sequence in program.sequences:
         if sequence is not None:
             sequence.close()
-    state._program.is_over = True
+    program.is_over = True
     return state
 
 
-def trace_call(function: SglFunction, args: tuple[Any, ...], arguments: Mapping[str, Any]) -> TracerProgramState:
-    """A program called by the body of another while that is traced: a sequence of its own in the same program."""
-    outer = current_trace()
-    assert outer is not None
-    state = TracerProgramState(Sequence(outer._program))
-    state.ret_value = function.func(state, *args, **arguments, **function.bind_arguments)
+def trace_call(
+    outer: TracerProgramState, body: Callable[..., Any], args: tuple[Any, ...], arguments: Mapping[str, Any]
+) -> TracerProgramState:
+    """A program that the body of another one calls while that is traced: one more sequence of the same trace."""
+    state = TracerProgramState(SequenceLog(outer._program))
+    state.ret_value = body(state, *args, **arguments)
     return state
 
 
-def leading_nodes(function: SglFunction, backend: BaseBackend) -> list[Leading]:
-    """The nodes every run begins with: the constants before the first argument, value or fork."""
+def leading_nodes(body: Callable[..., Any], arguments: Mapping[str, Any], backend: BaseBackend) -> list[Leading]:
+    """The nodes that every run begins with: the constants before the first argument, value or fork."""
     program = TraceProgram(backend)
     state = TracerProgramState(program.root)
     try:
         with TracingScope(state):
-            function.func(state, **function.fill_arguments({}))
+            body(state, **arguments)
     except Exception:
-        pass  # what was said before is what counts: a body that looks at a value cannot be traced further
+        pass  # a body that reads a value cannot be traced further; the nodes before that are in the log
     leading: list[Leading] = []
     for node in program.log:
         if node.seq != 0 or not isinstance(node, TextNode | RoleNode | DefaultSystemNode):
@@ -190,6 +173,6 @@ def leading_nodes(function: SglFunction, backend: BaseBackend) -> list[Leading]:
     return leading
 
 
-def extract_prefix_by_tracing(function: SglFunction, backend: BaseBackend) -> str:
-    """The constant text that every run begins with."""
-    return "".join(node.text for node in leading_nodes(function, backend))
+def state_of(sequence: SequenceLog) -> ProgramState:
+    """A state to write on ``sequence`` with: a tracing one where its program is traced."""
+    return TracerProgramState(sequence) if isinstance(sequence.program, TraceProgram) else ProgramState(sequence)

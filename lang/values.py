@@ -280,7 +280,7 @@ class Leaf(Signal):
             yield self.texts[0][sent:]
 
 
-class Candidate:
+class DrawnText:
     """Candidate ``index`` of a leaf."""
 
     __slots__ = ("index", "leaf")
@@ -358,10 +358,10 @@ class Hole:
     partial_text = read
 
 
-Piece = str | Leaf | Candidate | Hole  # of a sequence's text
+Piece = str | Leaf | DrawnText | Hole  # of a sequence's text
 
 
-class Span:
+class TextSpan:
     """The text of some pieces, in order."""
 
     __slots__ = ("pieces",)

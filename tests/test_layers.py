@@ -48,33 +48,6 @@ CIRCLES: dict[frozenset[str], str] = {
     frozenset(["runtime.engine.generation", "runtime.engine.tracing"]): "not yet undone",
     frozenset(["runtime.engine.gen_ops", "runtime.engine.interpreter", "runtime.engine.score_ops"]): "not yet undone",
     frozenset(["runtime.engine.engine", "runtime.engine.report", "runtime.engine.step_loop"]): "not yet undone",
-    frozenset(
-        [
-            "lang.api",
-            "lang.backend.base_backend",
-            "lang.backend.drivers",
-            "lang.backend.executor",
-            "lang.backend.interpreted",
-            "lang.backend.phloem_backend",
-            "lang.backend.speculation",
-            "lang.batch",
-            "lang.compiler",
-            "lang.deciding",
-            "lang.decoders",
-            "lang.function",
-            "lang.gen",
-            "lang.graph",
-            "lang.program",
-            "lang.reasoning",
-            "lang.sequence",
-            "lang.state",
-            "lang.tools.agent",
-            "lang.tracer",
-            "lang.views.page",
-            "lang.views.record",
-            "lang.views.terminal",
-        ]
-    ): "not yet undone",
 }
 TORCH_FREE = [
     "phloem",

@@ -6,18 +6,16 @@ Subclass it and write ``generate`` (and ``generate_stream``, ``select`` where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ...protocol.errors import Unsupported
 from ..chat_template import ChatTemplate, get_chat_template
 from ..choices import ChoicesDecision, ChoicesSamplingMethod
 from ..expressions import SglSamplingParams
 from ..nodes import Leading
-
-if TYPE_CHECKING:
-    from ..program import Program, Session
-    from .executor import StreamExecutor
+from ..session import RunTerms, Session
+from .executor import StreamExecutor
 
 
 class BaseBackend:
@@ -30,11 +28,9 @@ class BaseBackend:
     max_threads: int = 256  # generations that may block at once
     chat_template: ChatTemplate | None = None
 
-    def open_session(self, program: Program) -> Session:
-        """This backend's side of one program: node by node, one call per generation."""
-        from .interpreted import InterpretedSession
-
-        return InterpretedSession(self, program)
+    def open_session(self, run: RunTerms) -> Session | None:
+        """This backend's side of one run. None: an ``InterpretedSession`` makes one call per generation."""
+        return None
 
     @property
     def identity(self) -> Any:
@@ -107,28 +103,3 @@ class BaseBackend:
 
     def get_server_info(self) -> dict[str, Any] | None:
         return None
-
-
-def as_backend(target: Any) -> BaseBackend:
-    """The backend behind what users hold: a backend, a Runtime or Engine (``.endpoint``, ``.client``), or a client."""
-    if isinstance(target, BaseBackend):
-        return target
-    for name in ("endpoint", "backend"):
-        inner = getattr(target, name, None)
-        if isinstance(inner, BaseBackend):
-            return inner
-    client = target if _is_client(target) else getattr(target, "client", None)
-    if client is not None and _is_client(client):
-        from .phloem_backend import PhloemBackend
-
-        return PhloemBackend(client)
-    if isinstance(target, str) and "://" in target:
-        raise Unsupported(f"{target!r} is an address, no backend; write backend=phloem.RuntimeEndpoint({target!r})")
-    raise Unsupported(
-        f"{target!r} is no backend; give a phloem.Runtime, a phloem.Engine, phloem.connect(...), or a BaseBackend"
-    )
-
-
-def _is_client(target: Any) -> bool:
-    submit: Callable[..., Any] | None = getattr(target, "submit", None)
-    return callable(submit) and hasattr(target, "welcome")

@@ -10,10 +10,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .base_backend import BaseBackend
+from .base_backend import BaseBackend
 
 _making = threading.Lock()
 

@@ -9,15 +9,12 @@ import itertools
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
+from ..chat_template import ChatTemplate
 from ..nodes import Node
-
-if TYPE_CHECKING:
-    from ..chat_template import ChatTemplate
-    from .base_backend import BaseBackend
-    from .speculation import Ahead
-
+from ..sampling_params import SglSamplingParams
 
 _sids = itertools.count()
 _PREFIX = uuid.uuid4().hex[:16]
@@ -26,6 +23,43 @@ _PREFIX = uuid.uuid4().hex[:16]
 def next_sid() -> str:
     """A name that no other sequence of any process has."""
     return f"{_PREFIX}{next(_sids):x}"
+
+
+@dataclass(slots=True)
+class Ahead:
+    """``text``: written, not yet asked for. It has ``max_tokens`` tokens at most; ``is_whole``: the model had ended."""
+
+    text: str
+    max_tokens: int
+    is_whole: bool
+    is_fresh: bool = True
+    num_asked: int = 0
+
+    def take(self, params: SglSamplingParams) -> str | None:
+        """What a gen with ``params`` would have written; None where that cannot be told for certain.
+
+        Its length in tokens is not known, but no more than its bytes, nor than what was generated in all.
+        """
+        ends = [at for stop in params.stop if (at := self.text.find(stop)) >= 0]
+        if ends:
+            text = self.text[: min(ends)]
+        elif self.text and (self.is_whole or (self.is_fresh and self.num_asked == params.max_new_tokens)):
+            text = self.text
+        else:
+            return None
+        if min(self.max_tokens, len(text.encode())) > params.max_new_tokens:
+            return None
+        self.text = self.text[len(text) :]
+        self.is_fresh = False
+        return text
+
+    def follow(self, constant: str) -> bool:
+        """The program says ``constant``: False where the model did not."""
+        self.is_fresh = False
+        if not self.text.startswith(constant):
+            return False
+        self.text = self.text[len(constant) :]
+        return True
 
 
 class StreamExecutor:
@@ -60,7 +94,7 @@ class StreamExecutor:
     )
 
     def __init__(
-        self, backend: BaseBackend, seq: int, chat_template: ChatTemplate, *, stream: bool, is_unborn: bool = False
+        self, backend: Any, seq: int, chat_template: ChatTemplate, *, stream: bool, is_unborn: bool = False
     ) -> None:
         self.backend = backend
         self.seq = seq

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ...protocol.errors import Cancelled, DeadlineExceeded, DependencyFailed, PhloemError, Unsupported
+from ...protocol.tool_format import ToolFormat
 from ..chat_template import ChatTemplate
 from ..expressions import SglSamplingParams, to_sgl_params
 from ..images import data_url
@@ -30,16 +31,12 @@ from ..nodes import (
     SelectNode,
     TextNode,
 )
+from ..session import RunTerms
 from ..values import Leaf
+from .base_backend import BaseBackend
 from .drivers import Alarm, loop_of, pool_of
 from .executor import StreamExecutor
 from .speculation import complete, converse
-
-if TYPE_CHECKING:
-    from ...protocol.tool_format import ToolFormat
-    from ..program import Program
-    from .base_backend import BaseBackend
-
 
 _Steps = Generator[GenNode | SelectNode, Any, None]
 
@@ -48,24 +45,24 @@ class InterpretedSession:
     decides_custom_choices = True
     eos_ids: frozenset[int] | None = None
 
-    def __init__(self, backend: BaseBackend, program: Program) -> None:
+    def __init__(self, backend: BaseBackend, run: RunTerms) -> None:
         self._backend = backend
-        self._arguments = program.arguments
-        self._stream = program.stream
-        self._inline = program.inline
-        self._num_api_spec_tokens = program.num_api_spec_tokens
-        self._loop = program.loop
+        self._arguments = run.arguments
+        self._stream = run.stream
+        self._inline = run.inline
+        self._num_api_spec_tokens = run.num_api_spec_tokens
+        self._loop = run.loop
         self._template: ChatTemplate = backend.get_chat_template()
         self._is_async = callable(getattr(backend, "generate_async", None))
-        self._lock = program.lock
+        self._lock = run.lock
         self._executors: dict[int, StreamExecutor] = {}
         self._joining: Sequence[StreamExecutor] = ()  # wait for forks to end
         self._ended: PhloemError | None = None  # cancelled, or past its deadline
         self._num_open = 0
         self._costs = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 0}
-        self.closed = Leaf(program.lock, None)
+        self.closed = Leaf(run.lock, None)
         self._alarm: Alarm | None = None
-        if program.settings is not None and (deadline_s := program.settings.deadline_s) is not None:
+        if run.settings is not None and (deadline_s := run.settings.deadline_s) is not None:
             self._alarm = Alarm(backend, deadline_s, self._expire)
 
     def executor(self, seq: int) -> StreamExecutor:
@@ -84,8 +81,6 @@ class InterpretedSession:
         return self._template.get_prefix_and_suffix(role, messages)[0 if is_begin else 1]
 
     def tool_format(self) -> ToolFormat:
-        from ...protocol.tool_format import ToolFormat
-
         return ToolFormat()
 
     # -- sending ------------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import re
+import threading
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -30,11 +31,15 @@ from ...protocol.messages import (
     Delta,
     Done,
     Failed,
+    ProgramSettings,
     Rejected,
     RoleTemplate,
     RuntimeMessage,
     Submit,
 )
+from ...protocol.tool_format import ToolFormat
+from ..chat_template import ChatTemplate
+from ..chat_template import from_info as template_from_info
 from ..expressions import SglGen, merge_sampling
 from ..nodes import (
     CloseNode,
@@ -55,14 +60,10 @@ from ..nodes import (
     TextSinceNode,
     TokensNode,
 )
+from ..session import RunTerms
 from ..settling import AskingNode
 from ..values import Leaf
 from .base_backend import BaseBackend
-
-if TYPE_CHECKING:
-    from ...protocol.tool_format import ToolFormat
-    from ..chat_template import ChatTemplate
-    from ..program import Program
 
 
 class PhloemBackend(BaseBackend):
@@ -86,15 +87,13 @@ class PhloemBackend(BaseBackend):
     def identity(self) -> Any:
         return self.client
 
-    def open_session(self, program: Program) -> CompiledSession:
-        return CompiledSession(self, program)
+    def open_session(self, run: RunTerms) -> CompiledSession:
+        return CompiledSession(self, run.lock, run.settings)
 
     def get_model_name(self) -> str:
         return self.client.welcome.model
 
     def get_chat_template(self) -> ChatTemplate:
-        from ..chat_template import from_info as template_from_info
-
         return template_from_info(self.client.welcome.template)
 
     def cache_prefix(self, prefix_str: str) -> None:
@@ -108,17 +107,14 @@ class PhloemBackend(BaseBackend):
         return self._prefill(nodes, ttl_s)
 
     def _prefill(self, nodes: Sequence[Leading], ttl_s: float | None) -> int | None:
-        from ..program import Program
-
-        program = Program(self)
-        sequence = program.root
-        program.log += nodes
-        done = Leaf(program.lock, None)
-        program.log.append(GenNode(0, done, SglGen(None, {"max_tokens": 0}), {}, 1, False))
+        lock = threading.Lock()
+        done = Leaf(lock, None)
+        shipped: list[Node] = [*nodes, GenNode(0, done, SglGen(None, {"max_tokens": 0}), {}, 1, False)]
         if ttl_s is not None:
-            done = sequence.pin(ttl_s)
-        program.end()
-        program.wait_leaves([done])
+            done = Leaf(lock, None)
+            shipped.append(PinNode(0, done, ttl_s))
+        CompiledSession(self, lock, None).ship([*shipped, CloseNode(0)])
+        done.wait_for(done.done)
         pinned = done.read()
         return pinned if ttl_s is not None else None
 
@@ -155,15 +151,15 @@ class CompiledSession:
 
     decides_custom_choices = False
 
-    def __init__(self, backend: PhloemBackend, program: Program) -> None:
+    def __init__(self, backend: PhloemBackend, lock: threading.Lock, settings: ProgramSettings | None) -> None:
         self._client = backend.client
-        self._settings = program.settings
+        self._settings = settings
         self._num_submits = 0
         self._template = backend.client.welcome.template
         welcome = backend.client.welcome
         self.eos_ids: frozenset[int] | None = frozenset((*welcome.eos_ids, *welcome.template.stop_token_ids))
         self.id = backend.new_program_id()
-        self.closed = Leaf(program.lock, None)
+        self.closed = Leaf(lock, None)
         self._leaves: dict[int, Leaf] = {}
         self._pending: list[list[Leaf]] = []  # per submit that was not yet accepted, its leaves
         self._errors: list[PhloemError] = []
@@ -184,8 +180,6 @@ class CompiledSession:
         return around.prefix_text if is_begin else around.suffix_text
 
     def tool_format(self) -> ToolFormat:
-        from ...protocol.tool_format import ToolFormat
-
         return ToolFormat(self._template.tools)
 
     def _role(self, role: str) -> RoleTemplate:

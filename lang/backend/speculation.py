@@ -7,8 +7,7 @@ agree. A chat model writes its whole turn, which has to follow the program's tex
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -16,15 +15,13 @@ from ...protocol.errors import InvalidRequest, PhloemError
 from ..expressions import SglSamplingParams
 from ..nodes import GenNode, Node, RoleNode, TextNode
 from ..values import Leaf
-
-if TYPE_CHECKING:
-    from .executor import StreamExecutor
+from .executor import Ahead, StreamExecutor
 
 MAX_TRIES = 3  # of a chat model's turn
 
 
-class Session(Protocol):
-    """What this needs of the session that drives the sequence."""
+class Caller(Protocol):
+    """The session that makes the calls and keeps their texts."""
 
     def params_of(self, node: GenNode) -> SglSamplingParams: ...
 
@@ -36,53 +33,16 @@ class Session(Protocol):
 Steps = Generator[GenNode, Any, None]  # yields calls to be made, takes their results
 
 
-@dataclass(slots=True)
-class Ahead:
-    """``text``: written, not yet asked for. It has ``max_tokens`` tokens at most; ``is_whole``: the model had ended."""
-
-    text: str
-    max_tokens: int
-    is_whole: bool
-    is_fresh: bool = True
-    num_asked: int = 0
-
-    def take(self, params: SglSamplingParams) -> str | None:
-        """What a gen with ``params`` would have written; None where that cannot be told for certain.
-
-        Its length in tokens is not known, but no more than its bytes, nor than what was generated in all.
-        """
-        ends = [at for stop in params.stop if (at := self.text.find(stop)) >= 0]
-        if ends:
-            text = self.text[: min(ends)]
-        elif self.text and (self.is_whole or (self.is_fresh and self.num_asked == params.max_new_tokens)):
-            text = self.text
-        else:
-            return None
-        if min(self.max_tokens, len(text.encode())) > params.max_new_tokens:
-            return None
-        self.text = self.text[len(text) :]
-        self.is_fresh = False
-        return text
-
-    def follow(self, constant: str) -> bool:
-        """The program says ``constant``: False where the model did not."""
-        self.is_fresh = False
-        if not self.text.startswith(constant):
-            return False
-        self.text = self.text[len(constant) :]
-        return True
-
-
-def complete(session: Session, executor: StreamExecutor, node: GenNode) -> Steps:
+def complete(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
     """A gen of a completion model."""
-    params = session.params_of(node)
+    params = caller.params_of(node)
     num_ahead = executor.num_api_spec_tokens
     assert num_ahead is not None
     if _is_plain(params, node):
         ahead = executor.ahead
         text = None if ahead is None else ahead.take(params)
         if text is not None:
-            session.take_text(executor, node, text, {"finish_reason": {"type": "stop"}, "is_speculated": True})
+            caller.take_text(executor, node, text, {"finish_reason": {"type": "stop"}, "is_speculated": True})
             return
         num_asked = max(params.max_new_tokens, num_ahead)
         written, meta = _checked((yield _asked(node, num_asked)))
@@ -91,21 +51,21 @@ def complete(session: Session, executor: StreamExecutor, node: GenNode) -> Steps
         text = ahead.take(params)
         if text is not None:
             executor.ahead = ahead
-            session.take_text(executor, node, text, meta)
+            caller.take_text(executor, node, text, meta)
             return
-        session.charge(meta)
+        caller.charge(meta)
     executor.ahead = None  # where this gen ends cannot be told from more text than it may have: ask for it alone
     text, meta = _checked((yield node))
-    session.take_text(executor, node, text, meta)
+    caller.take_text(executor, node, text, meta)
 
 
-def converse(session: Session, executor: StreamExecutor, node: GenNode) -> Steps:
+def converse(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
     """A gen of a chat model: the first of a turn asks for the turn, the others find theirs in it."""
     planned = executor.planned
     if planned is None:
         parts = [executor.text_[executor.cur_role_begin_pos :], *_rest_of_turn(executor.queue)]
         for part in parts:
-            if isinstance(part, GenNode) and not _is_plain(session.params_of(part), part):
+            if isinstance(part, GenNode) and not _is_plain(caller.params_of(part), part):
                 raise InvalidRequest(
                     f"gen({part.leaf.name!r}): several gens of one assistant turn (num_api_spec_tokens) are found in "
                     "one text, so they take stop and sampling, but no n, no grammar and no log-probabilities"
@@ -113,10 +73,10 @@ def converse(session: Session, executor: StreamExecutor, node: GenNode) -> Steps
         for attempt in range(1, MAX_TRIES + 1):
             assert executor.num_api_spec_tokens is not None
             written, meta = _checked((yield _asked(node, executor.num_api_spec_tokens)))
-            planned = match_turn(parts, written, session)
+            planned = match_turn(parts, written, caller)
             if planned is not None:
                 break
-            session.charge(meta)
+            caller.charge(meta)
             if attempt == MAX_TRIES:
                 wanted = "".join(p if isinstance(p, str) else f"{{{p.leaf.name}}}" for p in parts)
                 raise PhloemError(
@@ -124,17 +84,17 @@ def converse(session: Session, executor: StreamExecutor, node: GenNode) -> Steps
                     f"last was {written!r}; show the form in an example, give each gen a stop, or use one gen per turn"
                 )
         executor.planned = planned
-        session.charge(meta)
+        caller.charge(meta)
     assert planned is not None
     if (text := planned.pop(id(node.leaf), None)) is None:
         raise InvalidRequest(
             f"gen({node.leaf.name!r}) came after a value of its assistant turn was read; with num_api_spec_tokens a "
             "turn is one request: write all of it first, read the values behind its end"
         )
-    session.take_text(executor, node, text, {"finish_reason": {"type": "stop"}, "is_speculated": True})
+    caller.take_text(executor, node, text, {"finish_reason": {"type": "stop"}, "is_speculated": True})
 
 
-def match_turn(parts: Sequence[str | GenNode], text: str, session: Session) -> dict[int, str] | None:
+def match_turn(parts: Sequence[str | GenNode], text: str, caller: Caller) -> dict[int, str] | None:
     """The text of each gen by the id of its leaf, where ``text`` is what ``parts`` say; blanks around it are free."""
     found: dict[int, str] = {}
     at = 0
@@ -147,7 +107,7 @@ def match_turn(parts: Sequence[str | GenNode], text: str, session: Session) -> d
                 return None
             at += len(part)
             continue
-        stops = list(session.params_of(part).stop)
+        stops = list(caller.params_of(part).stop)
         after = parts[i + 1] if i + 1 < len(parts) else None
         if isinstance(after, str):
             stops.append(after)

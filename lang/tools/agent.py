@@ -5,98 +5,19 @@ Never retries and never judges: a tool's error is a result like any other.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import Any
 
 from ...protocol.errors import InvalidRequest
-from ...protocol.tool_format import ToolFormat
-from ..expressions import (
-    SglConstantText,
-    SglExprList,
-    SglGen,
-    SglMacro,
-    SglRoleBegin,
-    SglRoleEnd,
-)
-from .calls import ToolCall, ToolCalls, ToolResult, read_calls
+from ..api import assistant
+from ..expressions import SglConstantText, SglExprList
+from ..function import SglFunction
+from ..gen import gen
+from ..state import ProgramState
+from .calls import ToolCall, ToolCalls, ToolResult
+from .expressions import SglToolPrompt
 from .tool import Tool, as_tools
-
-if TYPE_CHECKING:
-    from ..state import ProgramState
-
-
-class SglToolPrompt(SglMacro, frozen=True, eq=False):
-    """What the model is told of its tools, in its own way."""
-
-    tools: tuple[Tool, ...]
-
-    def append_to(self, sequence: Any) -> None:
-        if self.tools:
-            format: ToolFormat = sequence.program.session.tool_format()
-            has_text = sequence.role is None or len(sequence.pieces) > sequence.role_start
-            sequence.append(format.prompt([tool.schema() for tool in self.tools], is_first=not has_text))
-
-    def __repr__(self) -> str:
-        return f"Tools({', '.join(tool.name for tool in self.tools)})"
-
-
-class SglToolGen(SglMacro, frozen=True, eq=False):
-    """A generation in which ``tools`` may be called."""
-
-    gen: SglGen
-    tools: tuple[Tool, ...]
-    choice: str
-    parallel: bool
-
-    def append_to(self, sequence: Any) -> None:
-        format: ToolFormat = sequence.program.session.tool_format()
-        grammar = format.grammar([tool.schema() for tool in self.tools], self.choice, parallel=self.parallel)
-        tools = () if grammar is None else self.tools
-
-        def parse(text: str) -> ToolCalls:
-            return read_calls(text, format, tools)
-
-        sequence.append(msgspec.structs.replace(self.gen, grammar=grammar, parse=parse))
-
-    def __repr__(self) -> str:
-        return f"Gen({self.gen.name!r}, tools={[tool.name for tool in self.tools]})"
-
-
-# -- results ----------------------------------------------------------------------------------------------------------
-
-
-def run_tools(state: ProgramState, name: str) -> list[ToolResult]:
-    results = [call.result() for call in _calls(state[name], name)]
-    append_results(state, results)
-    return results
-
-
-async def run_tools_async(state: ProgramState, name: str) -> list[ToolResult]:
-    calls = _calls(await state.get(name), name)
-    results = list(await asyncio.gather(*[call.result_async() for call in calls]))
-    append_results(state, results)
-    return results
-
-
-def append_results(state: ProgramState, results: Sequence[ToolResult]) -> None:
-    """The turns in which the model reads ``results``."""
-    format = state._sequence.program.session.tool_format()
-    role = format.template.result_role
-    for content in format.result_turns([result.text for result in results]):
-        state += SglRoleBegin(role) + content + SglRoleEnd(role)
-
-
-def _calls(value: Any, name: str) -> ToolCalls:
-    if not isinstance(value, ToolCalls):
-        raise InvalidRequest(f"run_tools({name!r}): {name!r} was not made by gen({name!r}, tools=[...])")
-    return value
-
-
-# -- the loop ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -154,7 +75,7 @@ def run_agent(
             run.finished = choice != "none" or tool_choice == "none"
             s[name] = run.answer
             return run
-        run.results += run_tools(s, turn)
+        run.results += s.run_tools(turn)
 
 
 async def run_agent_async(
@@ -180,7 +101,7 @@ async def run_agent_async(
             run.finished = choice != "none" or tool_choice == "none"
             s[name] = run.answer
             return run
-        run.results += await run_tools_async(s, turn)
+        run.results += await s.run_tools_async(turn)
 
 
 def _new_run(s: ProgramState, max_turns: int) -> AgentRun:
@@ -192,9 +113,6 @@ def _new_run(s: ProgramState, max_turns: int) -> AgentRun:
 def _append_turn(
     s: ProgramState, name: str, tools: tuple[Tool, ...], choice: str, parallel: bool, sampling: dict[str, Any]
 ) -> None:
-    from ..api import assistant
-    from ..gen import gen
-
     s += assistant(gen(name, tools=tools, tool_choice=choice, parallel_tool_calls=parallel, **sampling))
 
 
@@ -213,8 +131,6 @@ def agent(
 
     ``sampling`` as for ``run()``: ``temperature=``, ``max_new_tokens=``, ``deadline_s=`` and so on.
     """
-    from ..function import SglFunction
-
     checked = as_tools(tools)
 
     def program(s: ProgramState) -> AgentRun:

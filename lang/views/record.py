@@ -5,18 +5,15 @@ Read off a program's log and what the runtime told of it. Draws nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...protocol.messages import GenMeta, SelectMeta, TokenTrace
 from ..graph import Graph
 from ..nodes import ForkNode, GenNode, SelectNode
-from ..values import Candidate, Hole, Leaf, Piece
-
-if TYPE_CHECKING:
-    from ..sequence import Sequence
-    from ..state import ProgramState
+from ..program import ProgramRun, SequenceLog
+from ..values import DrawnText, Hole, Leaf, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +85,8 @@ class RunView:
         return max((op.end_s for op in self.ops), default=0.0)
 
 
-def record_of(state: ProgramState, title: str = "program") -> RunView:
-    """Of the whole run that ``state`` is a part of. Waits until all that was appended has been computed."""
-    program = state._program
+def record_of(program: ProgramRun, title: str = "program") -> RunView:
+    """Waits until everything that was appended has been computed."""
     program.wait_body()
     log = list(program.log)
     asked = [node for node in log if isinstance(node, GenNode | SelectNode)]
@@ -109,7 +105,7 @@ def record_of(state: ProgramState, title: str = "program") -> RunView:
         closed.wait_for(closed.done)
         stats |= closed.meta or {}
     is_traced = any(_trace(node.leaf) is not None for node in asked)
-    return RunView(title, ops, tuple(lanes), Graph.of_log(title, log), stats, is_traced)
+    return RunView(title, ops, tuple(lanes), Graph.of(title, log), stats, is_traced)
 
 
 def _trace(leaf: Leaf) -> Any:
@@ -161,7 +157,7 @@ def _op(number: int, node: GenNode | SelectNode) -> OpView:
     return OpView(number, node.seq, kind, name, error=error)
 
 
-def _stretches(sequence: Sequence, own: list[Leaf], number_of: dict[int, int]) -> tuple[Stretch, ...]:
+def _stretches(sequence: SequenceLog, own: list[Leaf], number_of: dict[int, int]) -> tuple[Stretch, ...]:
     """The tokens that the runtime told of, where it did; else the text as Python has it."""
     pieces = sequence.pieces[sequence.fork_at :]
     found: list[Stretch] = []
@@ -177,7 +173,7 @@ def _stretches(sequence: Sequence, own: list[Leaf], number_of: dict[int, int]) -
     return (*found, *_plain(pieces, own, number_of))
 
 
-def _plain(pieces: ListLike[Piece], own: list[Leaf], number_of: dict[int, int]) -> list[Stretch]:
+def _plain(pieces: Sequence[Piece], own: list[Leaf], number_of: dict[int, int]) -> list[Stretch]:
     mine = {id(leaf) for leaf in own}
     found: list[Stretch] = []
     for piece in pieces:
@@ -197,7 +193,7 @@ def _text(piece: Piece) -> str:
     match piece:
         case str():
             return piece
-        case Candidate(leaf=leaf, index=index):
+        case DrawnText(leaf=leaf, index=index):
             return leaf.texts[index] if index < len(leaf.texts) else ""
         case Hole(name=name):
             return f"{{{name}}}"

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..program import SequenceLog
 from ..values import Leaf
 from .page import cost_line
 from .palette import ORIGINS
 from .record import LaneView, OpView, RunView, record_of
-
-if TYPE_CHECKING:
-    from ..state import ProgramState
 
 
 def render(run: RunView) -> RenderableType:
@@ -66,26 +63,26 @@ def _style(origin: str) -> str:
     return ORIGINS.get(origin, ORIGINS["generated"])[2]
 
 
-def show(state: ProgramState, console: Console | None = None) -> None:
+def show(sequence: SequenceLog, console: Console | None = None) -> None:
     """Print the run. One that streams is printed as it comes, forks and costs after its own text."""
     console = console or Console()
-    if state._program.changed is None:
-        console.print(render(record_of(state)))
+    if sequence.program.changed is None:
+        console.print(render(record_of(sequence.program)))
         return
-    for text, is_given in _pieces(state):
+    for text, is_given in _pieces(sequence):
         console.print(Text(text, style=_style("prompt" if is_given else "generated")), end="", soft_wrap=True)
     console.print()
-    run = record_of(state)
-    forks = [lane for lane in run.lanes if lane.seq != state._sequence.seq and lane.stretches]
+    run = record_of(sequence.program)
+    forks = [lane for lane in run.lanes if lane.seq != sequence.seq and lane.stretches]
     for lane in forks:
         console.print(Text(f"── sequence {lane.seq} ──", style="dim"))
         console.print(_text(lane))
     console.print(costs(run))
 
 
-def _pieces(state: ProgramState) -> Iterator[tuple[str, bool]]:
+def _pieces(sequence: SequenceLog) -> Iterator[tuple[str, bool]]:
     """(text, whether it was given) as it comes."""
-    program, sequence = state._program, state._sequence
+    program = sequence.program
     changed = program.changed
     assert changed is not None
     taken = 0

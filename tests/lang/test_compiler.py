@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from phloem import assistant, function, gen, select, system, user
+from phloem import assistant, function, gen, global_config, select, system, user
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.lang.expressions import TraceError
 from phloem.protocol import errors, ops
@@ -113,12 +113,34 @@ def test_a_program_called_inside_a_trace_becomes_part_of_it(connect):
     assert s.stats()["messages"] == 1 == len(backend.client.submits)
 
 
-def test_a_trace_lists_what_the_body_said(connect, capsys):
+def test_a_trace_lists_what_the_body_said(connect):
     trace = tips.trace(backend=connect())
     assert repr(trace.flatten_nodes()[:2]) == "[Constant('Tips for '), Argument(topic)]"
     assert set(trace.variables) == {"tip", "version", "kind", "about"}
-    trace.last_node.print_graph_dfs()
-    assert "Gen('tip')" in capsys.readouterr().out
+    assert "Gen('tip')" in trace.last_node.print_graph_dfs()
+
+
+def test_a_trace_needs_no_backend_and_then_has_the_roles_of_the_default_template(monkeypatch):
+    monkeypatch.setattr(global_config, "default_backend", None)
+
+    @function
+    def chat(s, question):
+        s += user(question) + assistant(gen("answer"))
+
+    trace = chat.trace()
+    assert [repr(expr) for expr in trace.flatten_nodes()] == [
+        "RoleBegin(user)",
+        "Argument(question)",
+        "RoleEnd(user)",
+        "RoleBegin(assistant)",
+        "Gen('answer')",
+        "RoleEnd(assistant)",
+    ]
+    lines = trace.last_node.print_graph_dfs().splitlines()
+    assert len(lines) == 6 and lines[4] == "%4 = seq 0: Gen('answer')"
+    assert "begin user" in str(chat.graph())
+    with pytest.raises(errors.InvalidRequest, match="no backend"):
+        chat.run("?")
 
 
 def test_a_graph_is_drawn_as_text_and_as_svg(connect):

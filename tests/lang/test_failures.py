@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 from phloem import function, gen
-from phloem.lang.sequence import UnknownVariable
+from phloem.lang.program import UnknownVariable
 from phloem.protocol import errors
 
 

@@ -166,7 +166,7 @@ def test_the_default_backend_is_used():
         set_default_backend(None)
     with pytest.raises(errors.InvalidRequest, match="no backend"):
         function(lambda s: None).run()
-    with pytest.raises(errors.Unsupported, match="is no backend"):
+    with pytest.raises(errors.Unsupported, match="is not a backend"):
         function(lambda s: None).run(backend=3)
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from phloem import RuntimeEndpoint, assistant, function, gen, image, select, user
 from phloem.lang.expressions import TraceError
-from phloem.lang.sequence import UnknownVariable
+from phloem.lang.program import UnknownVariable
 from phloem.protocol import errors
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 16
@@ -181,8 +181,8 @@ def test_an_image_is_refused_by_a_model_without_vision(connect):
     ("backend", "message"),
     [
         ("http://localhost:1", r"is an address.*backend=phloem.RuntimeEndpoint\('http://localhost:1'\)"),
-        ("smollm2", "'smollm2' is no backend; give a phloem.Runtime"),
-        (3, "3 is no backend"),
+        ("smollm2", "'smollm2' is not a backend; give a phloem.Runtime"),
+        (3, "3 is not a backend"),
     ],
 )
 def test_what_is_no_backend_is_told_what_is(backend, message):

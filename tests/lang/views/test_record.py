@@ -19,7 +19,7 @@ def story(s):
 
 def test_ops_and_texts_stand_in_their_sequences(connect):
     state = story.run(backend=connect(reply=lambda prompt, op: " upon a time"))
-    run = record_of(state, "story")
+    run = record_of(state._program, "story")
     assert [(op.kind, op.name, op.seq) for op in run.ops] == [
         ("gen", "a", 0),
         ("select", "b", 1),
@@ -39,7 +39,7 @@ def test_a_failed_op_is_told_with_its_error(connect):
     def bad(s):
         s += "Once " + gen("a", max_tokens=-1)
 
-    run = record_of(bad.run(backend=connect(reply=lambda prompt, op: "x")))
+    run = record_of(bad.run(backend=connect(reply=lambda prompt, op: "x"))._program)
     assert "max_tokens=-1" in run.ops[0].error
 
 

@@ -25,7 +25,7 @@ def program(s):
 
 def test_the_tokens_told_are_the_text_of_each_sequence(engine):
     state = program.run(trace=True, backend=engine)
-    run = record_of(state)
+    run = record_of(state._program)
     assert run.is_traced
     root = "".join(token.text for stretch in run.lanes[0].stretches for token in stretch.tokens)
     assert root == state.text()
@@ -37,8 +37,8 @@ def test_the_tokens_told_are_the_text_of_each_sequence(engine):
 def test_origins_count_up_to_what_the_metas_say(engine):
     state = program.run(trace=True, backend=engine)
     meta = state.get_meta_info("c")[0]
-    (first, *_) = [op for op in record_of(state).ops if op.name == "c"]
-    run = record_of(state)
+    (first, *_) = [op for op in record_of(state._program).ops if op.name == "c"]
+    run = record_of(state._program)
     (written,) = [s.tokens for s in run.lanes[1].stretches if s.op == first.number]
     origins = [token.origin for token in written]
     assert origins.count("forced") == meta["forced_tokens"] > 5
@@ -51,7 +51,7 @@ def test_origins_count_up_to_what_the_metas_say(engine):
 
 
 def test_an_op_begins_before_it_waits_runs_and_ends(engine):
-    run = record_of(program.run(trace=True, backend=engine))
+    run = record_of(program.run(trace=True, backend=engine)._program)
     a, *branches, d = run.ops
     assert a.start_s >= 0 and all(op.is_timed and op.end_s >= op.start_s for op in run.ops)
     assert all(a.end_s <= op.start_s + 1e-6 and op.end_s <= d.start_s + 1e-6 for op in branches)
@@ -61,7 +61,7 @@ def test_an_op_begins_before_it_waits_runs_and_ends(engine):
 def test_tracing_changes_no_text_and_is_told_only_when_asked_for(engine):
     plain, traced = program.run(backend=engine), program.run(trace=True, backend=engine)
     assert plain.text() == traced.text() and plain["d"] == traced["d"]
-    assert not record_of(plain).is_traced
+    assert not record_of(plain._program).is_traced
     assert "output_token_logprobs" not in traced.get_meta_info("a")
 
 
@@ -78,5 +78,5 @@ def test_a_stop_string_that_cuts_a_token_leaves_tokens_that_spell_the_text(engin
         s += "abc" + phloem.gen("x", max_tokens=40, temperature=1, seed=3, stop=stop) + phloem.gen("y", max_tokens=2)
 
     state = stopped.run(trace=True, backend=engine)
-    (lane,) = record_of(state).lanes
+    (lane,) = record_of(state._program).lanes
     assert "".join(token.text for stretch in lane.stretches for token in stretch.tokens) == state.text()

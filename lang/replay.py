@@ -1,94 +1,21 @@
-"""A program traced once and run many times: its body is not called again, a run is one message.
-
-The trace is kept per backend, since role markers differ. Arguments that compile() was not given are holes.
-"""
+"""Replaying a trace: its nodes again, with the leaves of a new run and the holes filled."""
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from .deciding import DecidedLeaf, seed_of
-from .decoders import Branch, DecodedLeaf, PickedLeaf
+from .deciding import Branch, DecidedLeaf, DecodedLeaf, PickedLeaf, seed_of
 from .distribution import DistributionLeaf
-from .expressions import SglArgument, SglExpr, sampling_of_fork
-from .function import SglFunction, resolve_backend
-from .graph import Graph
-from .nodes import (
-    GenNode,
-    HoleNode,
-    Node,
-    PasteNode,
-    PinNode,
-    SelectNode,
-    SettleNode,
-    TextNode,
-)
-from .program import Program
+from .expressions import SglArgument, SglExpr, TraceError, sampling_of_fork
+from .nodes import GenNode, HoleNode, Node, PasteNode, PinNode, SelectNode, SettleNode, TextNode
+from .program import ProgramRun, SequenceLog, Turn
 from .reasoning import SplitLeaf
-from .sequence import Message, Sequence
 from .state import ProgramState
-from .tracer import TraceError, TracerProgramState, trace_program
-from .values import Candidate, Captured, Constant, Gathered, Hole, Leaf, Picked, Piece, Span, Value
-
-if TYPE_CHECKING:
-    from .backend.base_backend import BaseBackend
-
-
-class CompiledFunction(SglFunction):
-    """``run``, ``run_batch`` and ``bind`` as of any program; an argument may be any str (or number)."""
-
-    def __init__(self, function: SglFunction, constants: Mapping[str, Any]) -> None:
-        super().__init__(
-            function.func, function.num_api_spec_tokens, bind_arguments={**constants, **function.bind_arguments}
-        )
-        self._source = SglFunction(function.func, bind_arguments=self.bind_arguments)
-        self._traces: weakref.WeakKeyDictionary[Any, TracerProgramState] = weakref.WeakKeyDictionary()
-        self._tracing = threading.Lock()
-
-    def trace_for(self, backend: BaseBackend) -> TracerProgramState:
-        with self._tracing:
-            trace = self._traces.get(backend.identity)
-            if trace is None:
-                trace = self._traces[backend.identity] = trace_program(self._source, {}, backend)
-            return trace
-
-    def bind(self, **kwargs: Any) -> SglFunction:
-        return CompiledFunction(super().bind(**kwargs), {})
-
-    def graph(self, backend: Any = None, **arguments: Any) -> Graph:
-        return Graph.of(self.__name__, self.trace_for(resolve_backend(backend)))
-
-    def _repr_html_(self) -> str | None:
-        """Its graph, in a notebook; nothing before it was traced for a backend."""
-        traces = list(self._traces.values())
-        return Graph.of(self.__name__, traces[0]).svg() if traces else None
-
-    def print_graph(self, backend: Any = None) -> None:
-        self.trace_for(resolve_backend(backend)).print_graph_dfs()
-
-    def _write(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
-        given = {**dict(zip(self._free_names(), args, strict=False)), **arguments}
-        replay(self.trace_for(state._program.backend), state, self._fill_holes(given, len(args)))
-
-    def _free_names(self) -> list[str]:
-        return [name for name in self.arg_names if name not in self.bind_arguments]
-
-    def _fill_holes(self, given: dict[str, Any], num_positional: int) -> dict[str, Any]:
-        free = self._free_names()
-        unknown = [name for name in given if name not in self.arg_names]
-        if unknown or num_positional > len(free):
-            what = repr(unknown[0]) if unknown else f"{num_positional} positional arguments"
-            takes = ", ".join(free) or "no arguments"
-            raise TypeError(f"{self.__name__}() compiled takes {takes}; it was given {what}")
-        missing = [name for name in free if name not in given and name not in self.default_of]
-        if missing:
-            raise TypeError(f"{self.__name__}() compiled is missing {', '.join(missing)}")
-        return {**self.default_of, **given}
+from .tracer import TracerProgramState
+from .values import Captured, Constant, DrawnText, Gathered, Hole, Leaf, Picked, Piece, TextSpan, Value
 
 
 def replay(trace: TracerProgramState, state: ProgramState, arguments: Mapping[str, Any]) -> None:
@@ -102,20 +29,20 @@ def replay(trace: TracerProgramState, state: ProgramState, arguments: Mapping[st
 class _Replay:
     """One run's leaves and values in the place of the trace's."""
 
-    def __init__(self, trace: TracerProgramState, program: Program, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, trace: TracerProgramState, program: ProgramRun, arguments: Mapping[str, Any]) -> None:
         self._trace = trace
         self._program = program
         self._arguments = arguments
         self._leaves: dict[int, Leaf] = {}
 
-    def run(self, root: Sequence) -> None:
+    def run(self, root: SequenceLog) -> None:
         program, log = self._program, self._program.log
         traced = self._trace._program
         for source in traced.sequences[1:]:
             if source is None:
                 program.reserve_seq()
             else:
-                Sequence(program)
+                SequenceLog(program)
         for node in traced.log:
             log.append(self._node(node))
         for source, target in zip(traced.sequences, program.sequences, strict=True):
@@ -125,7 +52,7 @@ class _Replay:
             target.variables = {name: self._value(value) for name, value in source.variables.items()}
             target.leaves = [self._leaves[id(leaf)] for leaf in source.leaves]
             target.messages = tuple(
-                [Message(m.role, Span([self._piece(p) for p in m.content.pieces]), m.images) for m in source.messages]
+                [Turn(m.role, TextSpan([self._piece(p) for p in m.content.pieces]), m.images) for m in source.messages]
             )
             target.role = source.role
             target.is_closed = True  # the trace holds its Close
@@ -200,7 +127,7 @@ class _Replay:
     def _branch(self, branch: Branch) -> Branch:
         values = {name: self._value(value) for name, value in branch.values.items()}
         pieces = [self._piece(piece) for piece in branch.span.pieces]
-        return Branch(Span(pieces), values, tuple([self._leaves[id(leaf)] for leaf in branch.asked]))
+        return Branch(TextSpan(pieces), values, tuple([self._leaves[id(leaf)] for leaf in branch.asked]))
 
     def _piece(self, piece: Piece) -> Piece:
         if isinstance(piece, str):
@@ -209,18 +136,18 @@ class _Replay:
             return self._text(piece.name)
         if isinstance(piece, Leaf):
             return self._leaves[id(piece)]
-        return Candidate(self._leaves[id(piece.leaf)], piece.index)
+        return DrawnText(self._leaves[id(piece.leaf)], piece.index)
 
     def _value(self, value: Value) -> Value:
         match value:
             case Leaf():
                 return self._leaves[id(value)]
-            case Candidate():
-                return Candidate(self._leaves[id(value.leaf)], value.index)
+            case DrawnText():
+                return DrawnText(self._leaves[id(value.leaf)], value.index)
             case Captured():
                 return Captured(self._leaves[id(value.leaf)], value.grammar, value.name)
-            case Span():
-                return Span([self._piece(piece) for piece in value.pieces])
+            case TextSpan():
+                return TextSpan([self._piece(piece) for piece in value.pieces])
             case Picked():
                 values = [None if item is None else self._value(item) for item in value.values]
                 return Picked(self._leaves[id(value.decision)], value.name, values)
