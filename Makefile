@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+MODEL ?= smollm2
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
@@ -20,8 +21,8 @@ $(DEV_STAMP): $(RUN_STAMP)
 	@touch $@
 
 demo: $(RUN_STAMP)
-	$(PY) -m phloem pull smollm2
-	$(PY) examples/quickstart.py
+	$(PY) -m phloem pull $(MODEL)
+	$(PY) examples/quickstart.py --model $(MODEL)
 
 test: $(DEV_STAMP)
 	$(PY) -m phloem pull smollm2
@@ -43,7 +44,7 @@ check: $(DEV_STAMP)
 	MYPYPATH=$(VENV)/check $(PY) -m mypy -p phloem
 
 serve: $(RUN_STAMP)
-	$(PY) -m phloem serve smollm2 --port 8000
+	$(PY) -m phloem serve $(MODEL) --port 8000
 
 bench: $(DEV_STAMP)
 	$(PY) -m phloem pull smollm2

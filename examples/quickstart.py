@@ -1,6 +1,6 @@
-"""One program, one real model: gen, select, fork, a JSON answer and a two-turn chat, and what it all cost.
+"""Three programs, one real model: a chat of two turns, forks with a choice in each, a JSON answer, and their tokens.
 
-python examples/quickstart.py            # or: make demo
+python examples/quickstart.py            # or: make demo, make demo MODEL=qwen2.5-coder-1.5b
 """
 
 import argparse
@@ -10,25 +10,31 @@ import phloem
 from phloem import assistant, function, gen, select, system, user
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from rich.tree import Tree
 
-CITY_SCHEMA = {
+ORDER_SCHEMA = {
     "type": "object",
     "properties": {
-        "city": {"type": "string", "maxLength": 30},
-        "country": {"type": "string", "maxLength": 30},
-        "founded": {"type": "integer", "minimum": -3000, "maximum": 2026},
-        "coastal": {"type": "boolean"},
+        "customer": {"type": "string", "maxLength": 30},
+        "item": {"type": "string", "maxLength": 30},
+        "quantity": {"type": "integer", "minimum": 1, "maximum": 999},
+        "price": {"type": "number", "minimum": 0, "maximum": 9999},
     },
-    "required": ["city", "country", "founded", "coastal"],
+    "required": ["customer", "item", "quantity", "price"],
     "additionalProperties": False,
+}
+LABELS = {
+    "topic": ["food", "travel", "sport", "work"],
+    "mood": ["happy", "angry"],
+    "language": ["English", "French", "German"],
 }
 
 
 @function
 def chat(s, first, second):
     """Two turns; the second one's prompt is found in the cache, generated tokens included."""
-    s += system("You are a helpful assistant who answers in one short sentence.")
+    s += system("You answer in one short sentence.")
     s += user(first)
     s += assistant(gen("answer_1", max_tokens=40, temperature=0))
     s += user(second)
@@ -36,36 +42,25 @@ def chat(s, first, second):
 
 
 @function
-def judge(s, review):
-    """A choice between given words, by their probability: one prefill, nothing decoded."""
-    s += "Review: The soup was cold and the waiter rude.\nSentiment: negative\n\n"
-    s += "Review: A lovely evening, we will come back.\nSentiment: positive\n\n"
-    s += f"Review: {review}\nSentiment:"
-    s += select("sentiment", choices=[" positive", " negative"])
+def label(s, text):
+    """Three branches of one prompt, each a choice between words by their probability: nothing is decoded."""
+    s += "text: The train to Lyon was two hours late.\ntopic: travel\nmood: angry\nlanguage: English\n\n"
+    s += "text: Das Brot war warm und die Suppe wunderbar.\ntopic: food\nmood: happy\nlanguage: German\n\n"
+    s += f"text: {text}\n"
+    branches = s.fork(len(LABELS))
+    for branch, (name, choices) in zip(branches, LABELS.items(), strict=True):
+        branch += f"{name}: " + select(name, choices=choices)
+    branches.join()
 
 
 @function
-def brainstorm(s, topic):
-    """Three branches of one prompt decode together, then their answers are pasted without coming back to Python."""
-    s += system("You are a helpful assistant who answers in one short sentence.")
-    s += user(f"Give a tip about {topic}.")
-    forks = s.fork(3)
-    for i, fork in enumerate(forks):
-        fork += assistant(f"Tip {i + 1}:" + gen("tip", max_tokens=24, temperature=0.7, stop=["\n", ". "], seed=i))
-    forks.join()
-    s += assistant("Here are three tips.")
-    s += user("Repeat the best of them:\n" + "\n".join("-" + tip for tip in s["tip"]))
-    s += assistant(gen("best", max_tokens=32, temperature=0, stop="\n"))
-
-
-@function
-def describe(s, city):
-    """JSON that follows a schema because no other token can be chosen."""
-    s += system("You answer in JSON.")
-    s += user(
-        f"Describe the city of {city}: city, country, year in which it was founded, and whether it is on a coast."
-    )
-    s += assistant(gen("json", max_tokens=100, temperature=0, json_schema=json.dumps(CITY_SCHEMA)))
+def order(s, text):
+    """JSON that follows a schema, because no other token can be chosen."""
+    s += system("You turn orders into JSON.")
+    s += user("Please send 2 red lamps to Mary Jones. She pays 15 euros for each.")
+    s += assistant('{"customer": "Mary Jones", "item": "red lamp", "quantity": 2, "price": 15}')
+    s += user(text)
+    s += assistant(gen("json", max_tokens=100, temperature=0, json_schema=json.dumps(ORDER_SCHEMA)))
 
 
 def main() -> None:
@@ -79,30 +74,28 @@ def main() -> None:
         states = {}
 
         console.rule("two turns of chat")
-        states["chat"] = s = chat.run("What is the capital of France?", "And of Italy?")
-        console.print(f"[bold]What is the capital of France?[/]  {s['answer_1'].strip()}")
-        console.print(f"[bold]And of Italy?[/]  {s['answer_2'].strip()}")
+        questions = ("What is the capital of France?", "Which river runs through it?")
+        states["chat"] = s = chat.run(*questions)
+        for question, name in zip(questions, ("answer_1", "answer_2"), strict=True):
+            console.print(f"[bold]{question}[/] {s[name].strip()}")
 
-        console.rule("select")
-        for review in ("I loved every minute of it.", "What a waste of money."):
-            states["judge"] = s = judge.run(review)
-            console.print(f"[bold]{review}[/] {s['sentiment']}")
-
-        console.rule("fork and join")
-        states["brainstorm"] = s = brainstorm.run("staying healthy")
-        for i, tip in enumerate(s["tip"]):
-            console.print(f"[bold]tip {i + 1}[/]{tip.rstrip()}")
-        console.print(f"[bold]best[/]  {s['best'].strip()}")
+        console.rule("fork and select")
+        for text in ("The pizza was cold and the waiter rude.", "Le vol était agréable et le repas délicieux."):
+            states["label"] = s = label.run(text)
+            console.print(f"[bold]{text}[/] {', '.join(s[name][0] for name in LABELS)}")
 
         console.rule("JSON by schema")
-        states["describe"] = s = describe.run("Lisbon")
-        console.print_json(s["json"])
+        text = "Please send 3 wooden tables to Paul Martin. He pays 250 euros for each."
+        states["order"] = s = order.run(text)
+        console.print(f"[bold]{text}[/]\n{s['json']}")
 
-        console.rule("what each program cost")
-        counts = ("messages", "prompt_tokens", "cached_tokens", "prefilled_tokens", "generated_tokens", "forwards")
-        table = Table("program", *(name.replace("_", " ") for name in counts))
+        console.rule("tokens of each program")
+        table = Table("program")
+        for column in ("messages", "prompt", "cached", "computed", "generated", "steps"):
+            table.add_column(column, justify="right")
         for name, state in states.items():
             stats = state.stats()
+            counts = ("messages", "prompt_tokens", "cached_tokens", "prefilled_tokens", "generated_tokens", "forwards")
             table.add_row(name, *(str(stats[count]) for count in counts))
         console.print(table)
 
@@ -115,10 +108,9 @@ def main() -> None:
 
 
 def grow(tree: Tree, node: dict) -> None:
-    text = node["text"].replace("\n", "\\n").replace("[", r"\[")
-    branch = tree.add(
-        f"[dim]{node['tokens']:>4} tokens, used {node['hits']}x[/] {text}{'' if node['is_whole'] else '...'}"
-    )
+    label = Text(f"{node['tokens']:>3} tokens, used {node['hits']}x ", style="dim", no_wrap=True, overflow="ellipsis")
+    label.append(node["text"].replace("\n", "\\n") + ("" if node["is_whole"] else "..."), style="not dim")
+    branch = tree.add(label)
     for child in node["children"]:
         grow(branch, child)
 

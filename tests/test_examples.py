@@ -17,9 +17,9 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def run(smollm2_path, monkeypatch, capsys):
     """``run(name)`` runs ``examples/name.py`` as a user would and returns what it printed."""
 
-    def run(name: str, *arguments: str) -> str:
+    def run(name: str, *arguments: str, columns: int = 200) -> str:
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments, "--model", str(smollm2_path)])
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("COLUMNS", str(columns))
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
         importlib.import_module("phloem").set_default_backend(None)
         return capsys.readouterr().out
@@ -27,16 +27,21 @@ def run(smollm2_path, monkeypatch, capsys):
     return run
 
 
-def test_quickstart_prints_answers_costs_and_the_tree(run):
-    out = run("quickstart")
-    assert "Paris" in out and "Rome" in out
-    assert "I loved every minute of it.  positive" in out and "What a waste of money.  negative" in out
-    answer = json.loads(out[out.index("\n{") : out.index("\n}") + 2])
-    assert set(answer) == {"city", "country", "founded", "coastal"} and isinstance(answer["founded"], int)
+def test_quickstart_prints_right_answers_tokens_and_the_tree_in_80_columns(run):
+    out = run("quickstart", columns=80)
+    assert "The capital of France is Paris." in out and "Seine" in out
+    assert "The pizza was cold and the waiter rude. food, angry, English" in out
+    assert "Le vol était agréable et le repas délicieux. food, happy, French" in out
+    (answer,) = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert answer == {"customer": "Paul Martin", "item": "wooden table", "quantity": 3, "price": 250}
+    (header,) = [line for line in out.splitlines() if "program" in line and "┃" in line]
+    names = [cell.strip() for cell in header.split("┃")[1:-1]]
+    assert names == ["program", "messages", "prompt", "cached", "computed", "generated", "steps"]
     (chat_row,) = [line for line in out.splitlines() if line.startswith("│ chat")]
-    messages, prompt, cached, prefilled, *_ = (int(cell) for cell in chat_row.split("│")[2:-1])
-    assert messages == 1 and cached + prefilled == prompt and cached > 0
+    messages, prompt, cached, computed, *_ = (int(cell) for cell in chat_row.split("│")[2:-1])
+    assert messages == 1 and cached + computed == prompt and cached > 0
     assert "KV cache" in out and "used" in out
+    assert max(len(line) for line in out.splitlines()) <= 80
 
 
 def test_classify_answers_for_every_sentence_with_a_shared_prompt(run):
