@@ -1,4 +1,4 @@
-"""Sets of Unicode code points as sorted ranges, and their UTF-8 shape. Never knows a regex."""
+"""Sets of Unicode code points as sorted ranges, and the named sets that regexes use."""
 
 import functools
 import unicodedata
@@ -21,7 +21,7 @@ def union(*sets: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """Every code point outside; surrogates are in neither."""
+    """Every code point outside the ranges, but surrogates: UTF-8 has no bytes for them."""
     gaps, at = [], 0
     for lo, hi in union(ranges, (SURROGATES,)):
         if lo > at:
@@ -82,7 +82,7 @@ def _categories() -> dict[str, Ranges]:
     return {name: tuple(ranges) for name, ranges in found.items()}
 
 
-# Scripts by the first word of a character's Unicode name: what `\p{Script=...}` needs without a table of our own.
+# `\p{Script=...}` takes a script's characters by the first word of their Unicode names, without a table of scripts.
 HAN: Ranges = ((0x2E80, 0x2FD5), (0x3005, 0x3007), (0x3021, 0x3029), (0x3400, 0x4DBF), (0x4E00, 0x9FFF),
                 (0xF900, 0xFAFF), (0x20000, 0x323AF))  # fmt: skip
 SCRIPTS = ("latin", "greek", "cyrillic", "arabic", "hebrew", "thai", "hangul", "hiragana", "katakana", "devanagari")
@@ -122,9 +122,9 @@ def unicode_class(name: str) -> Ranges | None:
 
 @functools.cache
 def _alike() -> dict[int, tuple[int, ...]]:
-    """Letters that share their upper case with more than one other, as sigma and final sigma do: each with all."""
+    """The letters that share their upper case with two or more, as sigma and final sigma do: each with all of them."""
     by_upper: dict[str, list[int]] = {}
-    for code in range(0x80, 0x1E944):  # there are no cased letters beyond
+    for code in range(0x80, 0x1E944):  # the last cased letter is U+1E943
         by_upper.setdefault(chr(code).upper(), []).append(code)
     return {
         code: tuple(group) for upper, group in by_upper.items() if len(upper) == 1 and len(group) > 2 for code in group
@@ -132,7 +132,7 @@ def _alike() -> dict[int, tuple[int, ...]]:
 
 
 def fold_case(ranges: Ranges) -> Ranges:
-    """The set with every case of every letter in it (simple one-to-one folding)."""
+    """The set and every other case of its letters (simple folding); ranges of over 5,000 stay as is."""
     extra = []
     for lo, hi in ranges:
         if hi - lo > 5000:

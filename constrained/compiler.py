@@ -1,4 +1,4 @@
-"""Grammar text to a compiled grammar, with a cache by content. Never fills a mask."""
+"""Grammar text to a compiled grammar, with a cache by content."""
 
 import json
 import threading
@@ -16,8 +16,9 @@ from .tags import Tags, read_tags
 from .vocabulary import Vocabulary
 
 MAX_TEXT_BYTES = 4 << 20
+# Longer grammars get a machine of their own, so that their compilation holds no other grammar's lock.
 PRIVATE_SCHEMA_BYTES = 256 << 10
-PRIVATE_BYTES = 16 << 10  # of other kinds, which are rarely as long
+PRIVATE_BYTES = 16 << 10  # of other kinds of grammar
 
 
 class Workshop:
@@ -30,15 +31,15 @@ class Workshop:
 
     @property
     def is_full(self) -> bool:
-        """Whether new grammars should begin in another."""
+        """Whether new grammars should be compiled on another machine."""
         return self.machine.is_full or self.masks.is_full or self.schemas.is_full
 
 
 class Compiler:
-    """Compiles for one vocabulary. Thread-safe; holds the last ``capacity`` grammars, and one machine they share.
+    """Compiles grammars for one vocabulary and keeps the last ``capacity`` of them. Thread-safe.
 
-    A machine that has grown past its limit is left to the matchers at work on it, and a fresh one begun. A long
-    grammar gets a machine of its own, whose lock keeps nobody else waiting.
+    The grammars share one machine. When it has grown past its limit, the compiler begins a fresh one for new grammars;
+    matchers go on with the old one.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, capacity: int = 512, max_states: int = 60_000) -> None:
@@ -47,7 +48,7 @@ class Compiler:
         self.max_states = max_states
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, CompiledGrammar | GrammarError] = OrderedDict()
-        self._shops = {False: Workshop(vocabulary, max_states)}  # by ``_reads_items``
+        self._shops = {False: Workshop(vocabulary, max_states)}  # key: ``_reads_items``
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The grammar, from the cache if it was compiled before. Raises ``GrammarError``, also from the cache."""
@@ -73,7 +74,7 @@ class Compiler:
         try:
             found = self._compile(spec, shop)
         except GrammarError as error:
-            found = error.twin()  # its trace would keep the whole machine
+            found = error.twin()  # the caught error's traceback would keep the machine alive
         with self._lock:
             self._cache[key] = found
             while len(self._cache) > self.capacity:
@@ -103,7 +104,7 @@ class Compiler:
                         start = machine.start(compile_ebnf(spec.text, shop.masks, start=options["start"]), 0)
                 case _:
                     start = machine.start(compile_lark(spec.text, shop.masks, start=options["start"]), 0)
-            shop.masks.of(start)  # the first answer is ready when the first token is asked for
+            shop.masks.of(start)  # so the first mask is ready when it is asked for
         except RecursionError:
             raise GrammarTooComplex(f"the {spec.kind} grammar nests too deep") from None
         return CompiledGrammar(spec, machine, shop.masks, start, tuple(unchecked))
@@ -147,12 +148,12 @@ class Compiler:
 
 
 def _reads_items(spec: GrammarSpec) -> bool:
-    """Whether items may have to be read to be kept apart: on a machine of its own, all others need no reading."""
+    """Whether the grammar may have to compare items: such grammars share a machine that keeps the items' texts."""
     return spec.kind in ("json_schema", "structural_tags") and '"uniqueItems"' in spec.text
 
 
 def compiler_of(vocabulary: Vocabulary) -> Compiler:
-    """The vocabulary's own compiler, made at the first asking; it lives as long as the vocabulary does."""
+    """The vocabulary's own compiler, made on first use; it lives as long as the vocabulary."""
     with vocabulary.lock:
         if vocabulary.compiler is None:
             vocabulary.compiler = Compiler(vocabulary)

@@ -1,8 +1,8 @@
-"""Regular languages over bytes as hash-consed expressions with derivatives. Never reads regex syntax.
+"""Regular languages over bytes as hash-consed expressions with derivatives.
 
-An expression is an int; equal ints are equal expressions. The derivative of a language by a byte is what may follow
-that byte (Brzozowski 1964; Owens, Reppy, Turon 2009), so an automaton's states are expressions and are made only when
-reached: ``.{0,500}`` costs what the text walked through it costs.
+An expression is an int; equal ints are equal expressions. The derivative of a language by a byte is the language of
+what may follow that byte (Brzozowski 1964; Owens, Reppy, Turon 2009). An automaton's states are expressions, each made
+when a text first reaches it: ``.{0,500}`` costs no more than the texts that are walked through it.
 """
 
 from bisect import bisect_left
@@ -15,16 +15,19 @@ from .code_points import ANY, Ranges, intersection
 from .fuel import Fuel
 from .spec import GrammarTooComplex
 
-NOTHING = 0  # no text at all
-EMPTY = 1  # the empty text only
+NOTHING = 0  # the language without texts
+EMPTY = 1  # the language of the empty text alone
 
 FULL = (1 << 256) - 1
-MAX_FREE_DIGITS = 400
+MAX_FREE_DIGITS = 400  # digits that ``_can_reach_multiple`` looks ahead
 UTF8_LEADS = ((0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12), (0x10000, 0x10FFFF, 0xF0, 18))
 
 
 class Expressions:
-    """The store of expressions of one alphabet (the bytes that have a token). Grows; never forgets."""
+    """The expressions over one alphabet, the bytes that have a token. Every expression is kept as long as the store.
+
+    ``fuel`` counts the work of deriving and joining; ``max_expressions`` bounds the store.
+    """
 
     def __init__(
         self, has_byte: np.ndarray | None = None, *, fuel: Fuel | None = None, max_expressions: int = 400_000
@@ -36,9 +39,9 @@ class Expressions:
         self.fuel = Fuel() if fuel is None else fuel
         self.nodes: list[tuple] = []
         self.nullable: list[bool] = []
-        self.is_text: list[bool] = []  # known to hold whole UTF-8 characters only
-        self.is_plain: list[bool] = []  # no intersection or complement inside: never empty by construction
-        self._edges: list[int] = []  # bit b: byte b may act otherwise than byte b - 1
+        self.is_text: list[bool] = []  # known to hold texts of whole UTF-8 characters only
+        self.is_plain: list[bool] = []  # made without intersection and complement, so it has a text
+        self._edges: list[int] = []  # bit b: the derivatives by bytes b and b - 1 may differ
         self._ids: dict[tuple, int] = {}
         self._derived: dict[int, int] = {}
         self._alive: dict[int, bool] = {}
@@ -62,10 +65,10 @@ class Expressions:
         self._ids[node] = len(self.nodes) - 1
         return len(self.nodes) - 1
 
-    # -- making ---------------------------------------------------------------------------------------------------
+    # -- constructors -------------------------------------------------------------------------------------------------
 
     def bytes_in(self, bits: int) -> int:
-        """One byte out of the set whose bit ``b`` is byte b."""
+        """One byte out of a set; bit b of ``bits`` stands for byte b."""
         bits &= self.available
         if not bits:
             return NOTHING
@@ -75,7 +78,7 @@ class Expressions:
         return self.one_of([data])
 
     def one_of(self, literals: Iterable[bytes]) -> int:
-        """Any of the byte strings; made in the time of sorting them, walked by bisection."""
+        """Any of the byte strings. Costs a sort; a derivative costs a bisection."""
         words = tuple(sorted({w for w in literals if all(self.available >> b & 1 for b in set(w))}))
         return self._words(words, 0, len(words), 0)
 
@@ -106,7 +109,7 @@ class Expressions:
         return self._make(node, nullable, is_text, True, edges & FULL)
 
     def words_of(self, expr: int) -> tuple[bytes, ...] | None:
-        """The finite language's words if it is kept as a list of words."""
+        """The language's words, sorted, if it is stored as a list of words; None otherwise, even if it is finite."""
         if expr == NOTHING:
             return ()
         if expr == EMPTY:
@@ -146,7 +149,7 @@ class Expressions:
         return self._make(node, False, True, True, edges & FULL)
 
     def _tail(self, ranges: Ranges, remaining: int) -> int:
-        """``remaining`` continuation bytes that spell an offset in ``ranges`` out of [0, 64**remaining)."""
+        """``remaining`` continuation bytes of UTF-8 that spell an offset in ``ranges``, each in [0, 64**remaining)."""
         if not ranges:
             return NOTHING
         if remaining == 0:
@@ -160,7 +163,7 @@ class Expressions:
     def concat(self, *parts: int) -> int:
         """The parts one after another."""
         result = EMPTY
-        run: list[int] = []  # of single words, last first: one word, so that alternatives of them become a list
+        run: list[int] = []  # neighbouring single words, last first: joined to one, so a union of such makes a list
         for part in reversed(parts):
             if self._word_of(part):
                 run.append(part)
@@ -175,7 +178,7 @@ class Expressions:
         return self.literal(b"".join([self._word_of(part) for part in reversed(run)]))
 
     def _word_of(self, expr: int) -> bytes:
-        """The one text of a language known to hold no other; b"" if it is not known, or empty."""
+        """The only text of a language that is stored as one word or one byte; b"" for any other."""
         node = self.nodes[expr]
         if node[0] == "word":
             return node[1]
@@ -203,7 +206,7 @@ class Expressions:
         )
 
     def repeat(self, inner: int, low: int, high: int | None) -> int:
-        """``inner`` from ``low`` to ``high`` times (None: without end)."""
+        """``inner`` from ``low`` to ``high`` times (None: any number)."""
         if high == 0 or inner == EMPTY:
             return EMPTY
         if inner == NOTHING:
@@ -270,7 +273,7 @@ class Expressions:
         )
 
     def _merge_repeats(self, flat: set[int]) -> None:
-        """``x{0,3}y | x{1,5}y`` becomes ``x{0,5}y``: what keeps unions of bounded repeats short."""
+        """``x{0,3}y | x{1,5}y`` becomes ``x{0,5}y``, which keeps unions of bounded repeats short."""
         groups: dict[tuple[int, int], list[tuple[int, int | None, int]]] = {}
         for p in flat:
             node = self.nodes[p]
@@ -308,7 +311,7 @@ class Expressions:
         if not flat:
             return self.all_bytes
         refused = [p for p in flat if self.nodes[p][0] == "not" and self.words_of(self.nodes[p][1])]
-        if len(refused) > 1:  # all but these, and all but those
+        if len(refused) > 1:  # not a and not b: not (a or b)
             flat.difference_update(refused)
             flat.add(self.complement(self.union(*[self.nodes[p][1] for p in refused])))
         if len(flat) == 1:
@@ -340,7 +343,7 @@ class Expressions:
         )
 
     def complement(self, inner: int) -> int:
-        """Every byte string outside; ``intersect`` it with ``text`` for texts."""
+        """Every byte string outside the language; ``text_without`` gives those of whole characters."""
         node = self.nodes[inner]
         if node[0] == "not":
             return node[1]
@@ -350,8 +353,10 @@ class Expressions:
         return self.intersect(self.text, self.complement(inner))
 
     def multiple_of(self, modulus: int, scale: int) -> int:
-        """Plain decimals (``-``, digits, ``.``) that are a multiple of ``modulus / 10**scale``; to be intersected with
-        a language of well-formed numbers."""
+        """Multiples of ``modulus / 10**scale``, spelled with ``-``, digits and ``.`` in any order.
+
+        Intersect it with a language of well-formed numbers.
+        """
         return self._multiple(modulus, scale, 0, -1)
 
     def _multiple(self, modulus: int, scale: int, remainder: int, fraction: int) -> int:
@@ -363,10 +368,10 @@ class Expressions:
         edges = digits | digits << 1 | 0b111 << 0x2D
         return self._make(("multiple", modulus, scale, remainder, fraction), accepts, False, True, edges)
 
-    # -- using ----------------------------------------------------------------------------------------------------
+    # -- questions ----------------------------------------------------------------------------------------------------
 
     def classes(self, *exprs: int) -> list[tuple[int, int]]:
-        """Byte ranges [lo, hi) on which every one of the expressions acts alike."""
+        """Byte ranges [lo, hi) that cover all bytes; each expression has one derivative by the bytes of a range."""
         edges = 1
         for e in exprs:
             edges |= self._edges[e]
@@ -378,6 +383,7 @@ class Expressions:
         return list(zip(starts, [*starts[1:], 256], strict=True))
 
     def derive(self, expr: int, byte: int) -> int:
+        """The language of what follows ``byte`` in the expression's texts."""
         if expr <= EMPTY:
             return NOTHING
         key = expr << 8 | byte
@@ -464,7 +470,10 @@ class Expressions:
         return self.nullable[expr]
 
     def is_nonempty(self, expr: int, *, fuel: int = 10_000) -> bool:
-        """Whether any text is in the language. Free for plain expressions; a search for ``and`` and ``not``."""
+        """Whether the language has a text. Free for plain expressions; a search of derivatives for ``and`` and ``not``.
+
+        Raises GrammarTooComplex where the search would visit more than ``fuel`` derivatives.
+        """
         if expr == NOTHING:
             return False
         if self.is_plain[expr] or self.nullable[expr] or self._can_reach_multiple(expr):
@@ -555,7 +564,7 @@ class Expressions:
         return lo + (bits & -bits).bit_length() - 1 if bits else -1
 
     def alive(self, expr: int) -> int:
-        """The expression itself, or NOTHING if its language is empty."""
+        """The expression itself, or NOTHING if its language has no text."""
         return expr if self.is_nonempty(expr) else NOTHING
 
     def is_subset(self, left: int, right: int) -> bool:

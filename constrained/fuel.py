@@ -1,6 +1,6 @@
-"""What one question may cost before it is refused. Never measures time: the same question always has the same answer.
+"""Bounds on the work of one question, counted in steps so that the same question always has the same answer.
 
-Whatever is derived, joined or tried is counted. A unit is about 2 microseconds of a core.
+A step is one derivative, join or trial: about 2 microseconds of a core.
 """
 
 from .spec import GrammarTooComplex
@@ -9,7 +9,10 @@ NO_LIMIT = 1 << 62
 
 
 class Fuel:
-    """``spent`` counts for ever; past ``most`` the question is given up. Who spends adds to the one and compares."""
+    """Counts steps. ``spent`` only grows; past ``most`` the running question fails.
+
+    Hot loops add to ``spent`` and compare with ``most`` themselves.
+    """
 
     __slots__ = ("amount", "most", "spent")
 
@@ -18,23 +21,24 @@ class Fuel:
         self.most = self.amount = NO_LIMIT
 
     def spend(self, amount: int) -> None:
+        """Count ``amount`` steps. Raises GrammarTooComplex past the limit."""
         self.spent += amount
         if self.spent > self.most:
             raise self.empty()
 
     def empty(self) -> GrammarTooComplex:
         return GrammarTooComplex(
-            f"what may follow takes more than {self.amount:,} steps to find out; alternatives that begin alike or "
-            "overlap need most: make them exclude each other, or fewer"
+            f"finding what may follow takes more than {self.amount:,} steps; alternatives that begin alike or overlap "
+            "cost most: make them exclude each other, or use fewer"
         )
 
     def at_most(self, amount: int) -> "Limit":
-        """A question that may cost so much; within another one it shares what that may cost."""
+        """Limit a question to ``amount`` steps, and to what is left of the question around it."""
         return Limit(self, amount)
 
 
 class Limit:
-    """For ``with``; a generator would cost each mask another half microsecond."""
+    """The context manager of ``Fuel.at_most``; ``contextlib`` would cost each mask another half microsecond."""
 
     __slots__ = ("_amount", "_before", "_fuel")
 

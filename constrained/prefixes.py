@@ -1,11 +1,13 @@
-"""What can be told at sight of the prefixes of a language's texts. Never searches an automaton."""
+"""Prefixes of a language's texts, as far as the expression's own form shows them without a search."""
 
 from .expressions import Expressions
 
 
 def without_far_bounds(ex: Expressions, expr: int, length: int) -> int:
-    """A language with the same prefixes of up to ``length`` bytes and the same ends among them, but fewer states:
-    a repeat whose upper bound lies further off has none."""
+    """A language with fewer states, and with the same texts and prefixes of up to ``length`` bytes.
+
+    Repeats whose upper bound is at least ``length`` lose the bound.
+    """
     node = ex.nodes[expr]
     if node[0] == "rep" and node[2] == 0 and node[3] is not None and node[3] >= length:
         return ex.repeat(node[1], 0, None)
@@ -21,7 +23,7 @@ def without_far_bounds(ex: Expressions, expr: int, length: int) -> int:
 def contains_all_texts_of(ex: Expressions, expr: int) -> int | None:
     """n if every text of at most n characters is a prefix of the language and n is known; else None.
 
-    Only shapes known at sight: all texts, all but some, and bounded runs of any character.
+    Known are: all texts, all texts but a list of words, and bounded runs of any character.
     """
     if expr == ex.text:
         return 1 << 30

@@ -1,8 +1,8 @@
-"""Regex text to an expression: the ECMA-262 / Python common ground. Never searches; builds languages only.
+"""Regex text to an expression: the syntax that ECMA-262 and Python share.
 
-Groups capture nothing, lazy quantifiers are greedy (the language is the same), ``\\d`` and ``\\w`` are ASCII. Refused
-by name: look-around, back-references, word boundaries, atomic groups and possessive quantifiers, inline flags but ``i``
-and ``s``.
+Groups capture nothing. Lazy quantifiers are read as greedy ones, which have the same language. ``\\d`` and ``\\w`` are
+ASCII. Refused by name: look-around, back-references, word boundaries, atomic groups, possessive quantifiers, and inline
+flags but ``i`` and ``s``.
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from .expressions import EMPTY, NOTHING, Expressions
 from .spec import GrammarError
 
 MAX_REPEAT = 100_000
+MAX_ANCHORED = 256  # alternatives with anchors
 SIMPLE = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0, "a": 7, "e": 27}
 CLASSES = {
     "d": DIGITS,
@@ -45,24 +46,18 @@ def compile_regex(
     pattern: str, expressions: Expressions, *, anchored: bool, where: str = "", ignore_case: bool = False,
     dot_all: bool = False, ecma: bool = False,
 ) -> int:  # fmt: skip
-    """The language of ``pattern``; unanchored, a text matches where any part of it does (as JSON Schema means it)."""
+    """The language of ``pattern``. Without ``anchored`` a text matches where any part of it does, as in JSON Schema.
+
+    ``ecma``: ``.`` and classes as ECMA-262 has them, not Python. ``where`` is named in errors.
+    Raises GrammarError for what is malformed or not supported.
+    """
     tree = _Reader(pattern, where, ignore_case, dot_all, ecma).read()
     return _lower(tree, expressions, anchored=anchored, pattern=pattern, where=where)
 
 
 def has_anchor(pattern: str) -> bool:
-    """Whether ``^`` or ``$`` stands anywhere in it, outside of classes."""
-    waiting = [_Reader(pattern, "", False, False, False).read()]
-    while waiting:
-        node = waiting.pop()
-        match node:
-            case Anchor():
-                return True
-            case Cat() | Alt():
-                waiting.extend(node.parts)
-            case Rep():
-                waiting.append(node.inner)
-    return False
+    """Whether an anchor (``^``, ``$``, ``\\A``, ``\\Z``) stands in the pattern."""
+    return _has_anchor(_Reader(pattern, "", False, False, False).read())
 
 
 # -- syntax tree ------------------------------------------------------------------------------------------------------
@@ -167,7 +162,7 @@ class _Reader:
                 return node
             self.at += 1
             if self.peek() == "?":
-                self.at += 1  # lazy: the same language
+                self.at += 1  # lazy
             elif self.peek() == "+":
                 raise self.fail("possessive quantifiers are not supported")
             if isinstance(node, Anchor):
@@ -181,7 +176,7 @@ class _Reader:
         body = self.text[self.at + 1 : end] if end > 0 else ""
         low, comma, high = body.partition(",")
         if end < 0 or not (low.isdecimal() or (not low and comma and high)) or (high and not high.isdecimal()):
-            return None  # a literal brace
+            return None  # the brace is a literal
         first = int(low or 0)
         last = (int(high) if high else None) if comma else first
         if max(first, last or 0) > MAX_REPEAT:
@@ -252,7 +247,7 @@ class _Reader:
                 self.ignore_case = self.ignore_case or "i" in flags
                 self.dot_all = self.dot_all or "s" in flags
                 if self.take() == ")":
-                    return None  # to the end of the enclosing group
+                    return None  # the flags hold to the end of the enclosing group
         inner = self.alternation()
         if self.peek() != ")":
             raise self.fail("'(' is never closed")
@@ -360,7 +355,7 @@ class _Reader:
                         raise self.fail("character range is the wrong way round")
                     ranges.append((low[0][0], high[0][0]))
                     continue
-                self.at = mark + 1  # [\w-.]: the dash is a dash
+                self.at = mark + 1  # [\w-.]: the dash is a literal
                 ranges.append((0x2D, 0x2D))
             ranges += low
         found = union(ranges)
@@ -393,18 +388,20 @@ def _lower(tree: Node, ex: Expressions, *, anchored: bool, pattern: str, where: 
 
 
 def _has_anchor(node: Node) -> bool:
-    match node:
-        case Anchor():
-            return True
-        case Cat(parts) | Alt(parts):
-            return any(_has_anchor(p) for p in parts)
-        case Rep(inner, _, _):
-            return _has_anchor(inner)
+    waiting = [node]
+    while waiting:
+        match waiting.pop():
+            case Anchor():
+                return True
+            case Cat(parts) | Alt(parts):
+                waiting.extend(parts)
+            case Rep(inner, _, _):
+                waiting.append(inner)
     return False
 
 
 def _anchors(node: Node, pattern: str, where: str) -> list[tuple[bool, bool, tuple[Node, ...]]]:
-    """The alternatives of a pattern as (bound to the start, bound to the end, anchor-free parts)."""
+    """The alternatives of a pattern: bound to the start, bound to the end, parts without anchors."""
     if not _has_anchor(node):
         return [(False, False, (node,))]
     match node:
@@ -423,8 +420,10 @@ def _anchors(node: Node, pattern: str, where: str) -> list[tuple[bool, bool, tup
                         both = (*(() if starts2 else body), *(() if ends else body2))
                         joined.append((starts or starts2, ends or ends2, both))
                 found = joined
-                if len(found) > 256:
-                    raise GrammarError(f"regex {pattern!r}: too many alternatives hold anchors", where=where)
+                if len(found) > MAX_ANCHORED:
+                    raise GrammarError(
+                        f"regex {pattern!r}: anchors make more than {MAX_ANCHORED} alternatives", where=where
+                    )
             return found
         case Rep(inner, low, high):
             if high == 0:

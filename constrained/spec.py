@@ -1,4 +1,4 @@
-"""What a grammar is before it is compiled, and how a bad one is reported. Never compiles anything."""
+"""A grammar before it is compiled, and the errors of a bad one."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -9,7 +9,7 @@ GRAMMAR_KINDS: tuple[str, ...] = get_args(GrammarKind)
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A grammar as it travels: the same kind, text and options always mean the same language.
+    """A grammar as messages carry it: equal kind, text and options mean the same language.
 
     ``text`` is JSON for ``json_schema``, ``choices`` (a list of strings) and ``structural_tags``, the pattern for
     ``regex``, the grammar's source for ``ebnf`` and ``lark``, and empty for ``json``.
@@ -21,32 +21,32 @@ class GrammarSpec:
 
     @property
     def key(self) -> str:
-        """A text that is equal exactly for equal grammars."""
+        """A text that two specs share only if they are equal."""
         return f"{self.kind}\n{sorted(self.options.items())}\n{self.text}"
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be compiled; the message names the place, the value and the limit."""
+    """A grammar that cannot be compiled; the message names the place (``where``), the value and the limit."""
 
     def __init__(self, message: str, *, where: str = "") -> None:
         super().__init__(f"{message} (at {where})" if where else message)
         self.where = where
 
     def twin(self) -> "GrammarError":
-        """An equal error, to be raised anew."""
+        """An equal error without a traceback, to be raised again."""
         again = type(self)(str(self))
         again.where = self.where
         return again
 
     def at(self, where: str) -> "GrammarError":
-        """The error at a place, if it names none yet."""
+        """The error with ``where`` added, unless it names a place already."""
         return self if self.where else type(self)(str(self), where=where)
 
     def within(self, where: str) -> "GrammarError":
-        """The error of a part as one of the whole, whose part stands at ``where``."""
+        """The error of a part, placed in the whole: the part stands at ``where``."""
         message = str(self).removesuffix(f" (at {self.where})")
         return type(self)(message, where=where + self.where.removeprefix("#"))
 
 
 class GrammarTooComplex(GrammarError):
-    """Compiling or walking the grammar needs more than its fuel."""
+    """Compiling or walking the grammar needs more steps, states or cases than the limit."""

@@ -1,13 +1,13 @@
-"""Structural tags: free text until a tag begins, what the tag holds, then free text again. Never reads schemas.
+"""Structural tags: free text until a tag begins, the tag's content, then free text again.
 
     {"tags": [{"begin": "<tool_call>", "schema": {...}, "end": "</tool_call>"}, ...],
-     "triggers": ["<tool_call>"],        where to stop being free (default: each tag's begin)
-     "start_after": "</think>",          before which nothing is constrained
+     "triggers": ["<tool_call>"],        texts after which a tag has to follow (default: each tag's begin)
+     "start_after": "</think>",          text before it is not constrained
      "at_least_one": false, "stop_after_first": false,
-     "begin_at_once": false}            the first tag begins where the text does
+     "begin_at_once": false}            the text begins with a tag
 
-A tag holds a JSON ``schema`` or a ``regex``; ``end`` follows it. A regex is left where its end can first stand; if
-that is empty, where the text stops matching.
+A tag holds a JSON ``schema`` or a ``regex``, then ``end``. A regex ends at the first place where ``end`` can stand;
+with an empty ``end`` it ends where the text no longer matches.
 """
 
 import json
@@ -109,7 +109,10 @@ def read_tags(text: str) -> TagSet:
 
 
 class Tags:
-    """The states of one set of tags. ``value_of(schema)`` is the state before a JSON value of a schema."""
+    """The states of one set of tags.
+
+    ``value_of(schema)`` is the state before a JSON value of a schema; ``regex_of(pattern, where)`` is an expression.
+    """
 
     def __init__(
         self,
@@ -140,11 +143,11 @@ class Tags:
         self.start = self._before(b"", EMPTY) if tags.start_after else self._first()
 
     def _first(self) -> int:
-        """The state, or row code, where tags may begin."""
+        """The state, or row code, from which tags may begin."""
         return self._beginning(b"") if self.tags.begin_at_once else self._free(b"", EMPTY, False)
 
     def _follow(self, waiting: list[bytes], seen: bytes) -> tuple[bytes, bool]:
-        """The longest end of ``seen`` that begins one of ``waiting``, and whether it is all of it."""
+        """The longest suffix of ``seen`` that one of ``waiting`` begins with, and whether it is a whole one."""
         for i in range(len(seen)):
             tail = seen[i:]
             if any(word.startswith(tail) for word in waiting):
@@ -152,7 +155,7 @@ class Tags:
         return b"", False
 
     def _text_step(self, rest: int, byte: int) -> int:
-        """Free text is whole UTF-8 characters; ``rest`` is what is left of one, EMPTY between two."""
+        """Free text is whole UTF-8 characters; ``rest`` is the expression of the current one's remaining bytes."""
         return self.ex.derive(self.ex.any_char if rest == EMPTY else rest, byte)
 
     def _before(self, seen: bytes, rest: int) -> int:
@@ -171,7 +174,7 @@ class Tags:
         return machine.state((self, "before", seen, rest), lambda: machine.add_state(fill))
 
     def _free(self, seen: bytes, rest: int, had_one: bool) -> int:
-        """Text in which a trigger may appear; ``seen`` is how much of one has."""
+        """Text in which a trigger may appear; ``seen`` is the part of one that the text ends with."""
         machine, tags = self.machine, self.tags
         may_end = had_one or not tags.at_least_one
         if had_one and tags.stop_after_first:
@@ -191,7 +194,7 @@ class Tags:
         )
 
     def _beginning(self, seen: bytes) -> int:
-        """The row code once a trigger has appeared: the rest of some tag's begin has to follow."""
+        """The row code after a trigger: the rest of a tag's begin has to follow."""
         machine = self.machine
         if seen in self._begins:
             which = self._begins.index(seen)
@@ -223,7 +226,7 @@ class Tags:
         return machine.state((self, "closing", rest), lambda: machine.add_state(fill))
 
     def _embedded(self, expr: int, *, has_end: bool) -> int:
-        """The state within a regex and the ``end`` after it, which is over where that first may be."""
+        """The state within a tag's regex and the ``end`` after it: it is left where that ``end`` can first stand."""
         ex, machine = self.ex, self.machine
         if has_end and ex.nullable[expr]:
             return machine.end_state(0)
