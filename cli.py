@@ -141,14 +141,14 @@ def _bench(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from .runtime.planning import HARDWARE, SHAPES, Goal, Shape, find_capacity
+    from .runtime.planning import HARDWARE, SHAPES, Goal, ModelShape, find_capacity
 
     shape = SHAPES.get(args.shape)
     if shape is None:
         from .runtime.weights import open_weights, resolve_model
 
         try:
-            shape = Shape.of_file(args.shape, open_weights(resolve_model(args.shape)))
+            shape = ModelShape.of_file(args.shape, open_weights(resolve_model(args.shape)))
         except UnknownModel as error:
             raise UnknownModel(f"{error}; shapes known without their weights: {', '.join(SHAPES)}") from None
     if args.weight_bits or args.hardware != "cpu":

@@ -13,7 +13,7 @@ from typing import Any
 
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
-from phloem.runtime.planning import Shape, step_time
+from phloem.runtime.planning import ModelShape, step_time
 from phloem.runtime.planning.measured import cpu_hardware
 from phloem.runtime.profiling import Load, run_load
 from phloem.runtime.weights import open_weights
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     print(*(f"{key}: {value}" for key, value in report.items()), sep="\n")
     hardware = cpu_hardware(default_home(), again=args.measure_again)
     engine = EngineCore(EngineConfig(model=args.model, speculative="off"))
-    shape = Shape.of_file(args.model, open_weights(engine.model_path))
+    shape = ModelShape.of_file(args.model, open_weights(engine.model_path))
     run_load(engine, Load(rows=2, new_tokens=8))
     rows_off = 0
     report["cases"] = []

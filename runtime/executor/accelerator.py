@@ -20,7 +20,7 @@ class Readback(Protocol):
         ...
 
 
-class Graph(Protocol):
+class DeviceGraph(Protocol):
     """Kernel calls with their addresses, made again at once by ``replay``."""
 
     def replay(self) -> None: ...
@@ -42,7 +42,7 @@ class Accelerator(Protocol):
 
     def download(self, tensors: Sequence[torch.Tensor]) -> Readback: ...
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> tuple[Graph, torch.Tensor]:
+    def capture(self, run: Callable[[], torch.Tensor]) -> tuple[DeviceGraph, torch.Tensor]:
         """A graph of what ``run`` does, and where its result will lie; all graphs share their memory.
 
         ``run`` is called more than once, so doing it again must do no harm, and nothing in it may ask the host. The
@@ -82,7 +82,7 @@ class CudaAccelerator:
         done.record(torch.cuda.current_stream(self.device))
         return CudaReadback(held, done)
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> tuple[Graph, torch.Tensor]:
+    def capture(self, run: Callable[[], torch.Tensor]) -> tuple[DeviceGraph, torch.Tensor]:
         if self._pool is None or self._side is None:
             self._pool = torch.cuda.graph_pool_handle()
             self._side = torch.cuda.Stream(self.device)

@@ -17,7 +17,7 @@ import torch
 
 from ..layers.batch import ForwardBatch
 from ..scheduler import StepPlan
-from .accelerator import Graph
+from .accelerator import DeviceGraph
 from .device_batch import DeviceBatch, decode_size_bytes, shared_views
 from .prefixes import Prefixes, shared_size
 
@@ -36,8 +36,8 @@ def ladder(max_rows: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
-    graph: Graph
+class CapturedGraph:
+    graph: DeviceGraph
     hidden: torch.Tensor  # [rows, C]
 
 
@@ -53,7 +53,7 @@ class DecodeGraphs:
         self._rows = torch.arange(self.sizes[-1], dtype=torch.int64, device=device)
         self._shared = torch.zeros(4 * shared_size(self.sizes[-1]), dtype=torch.uint8, device=device)
         self._written: tuple[Prefixes | None, int] = (None, 0)  # what lies there, and for how many rows
-        self._captured: dict[tuple[int, int, bool], Captured] = {}
+        self._captured: dict[tuple[int, int, bool], CapturedGraph] = {}
 
     @property
     def num_graphs(self) -> int:
@@ -86,7 +86,7 @@ class DecodeGraphs:
     def _width(self, longest: int) -> int:
         return min(max(LEAST_WIDTH, 1 << (longest - 1).bit_length()), self._inputs.slot_table.shape[1])
 
-    def _capture(self, size: int, width: int, shares: bool) -> Captured:
+    def _capture(self, size: int, width: int, shares: bool) -> CapturedGraph:
         inputs, model = self._inputs, self._model
         views = inputs.decode_views(self._static, num_rows=size)
         table = inputs.slot_table
@@ -103,4 +103,4 @@ class DecodeGraphs:
             x = model.embedding(inputs.known(batch.token_ids))
             return model.run_body(x, x.float(), batch, self._kv)
 
-        return Captured(*inputs.accelerator.capture(run))
+        return CapturedGraph(*inputs.accelerator.capture(run))

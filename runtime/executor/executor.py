@@ -18,7 +18,7 @@ from .decode_graphs import DecodeGraphs
 from .device_batch import DeviceBatch
 from .prefixes import PrefixFinder
 from .replays import Replays
-from .step_logits import Masks, StepLogits
+from .step_logits import StepLogits, StepMasks
 
 if TYPE_CHECKING:
     from ...constrained import Matcher
@@ -291,7 +291,7 @@ class Executor:
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array) if self.accelerator is None else self.accelerator.upload(array)
 
-    def _masks(self, rows: list[SampleRow], vectorised: DrawArrays | None) -> Masks | None:
+    def _masks(self, rows: list[SampleRow], vectorised: DrawArrays | None) -> StepMasks | None:
         """What grammars allow and nothing has banned, of the draws where that is not everything."""
         num_vectorised, num_masks = (0, 0) if vectorised is None else (len(vectorised), len(vectorised.masks))
         masked = [i for i, row in enumerate(rows) if row.matcher is not None or row.mask is not None or row.banned]
@@ -312,22 +312,22 @@ class Executor:
                 line[:] = row.mask
             for token_id in row.banned:
                 line[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
-        return Masks(indices, ids, words)
+        return StepMasks(indices, ids, words)
 
-    def _constrain(self, logits: torch.Tensor, masks: Masks | None) -> None:
+    def _constrain(self, logits: torch.Tensor, masks: StepMasks | None) -> None:
         """Padding and masks, in place."""
         if self._num_tokens < logits.shape[1]:
             logits[:, self._num_tokens :] = float("-inf")
         if masks is not None:
             kernels.apply_bitmask(logits, self._words(masks), rows=self._rows(masks, len(logits)))
 
-    def _words(self, masks: Masks) -> torch.Tensor:
+    def _words(self, masks: StepMasks) -> torch.Tensor:
         words = self._on_device(masks.words.view(np.int32))
         if np.array_equal(masks.ids, np.arange(len(masks.words))):
             return words
         return words[self._on_device(masks.ids)]  # equal ones were given to the device once
 
-    def _rows(self, masks: Masks, num_rows: int) -> torch.Tensor | None:
+    def _rows(self, masks: StepMasks, num_rows: int) -> torch.Tensor | None:
         return None if len(masks.rows) == num_rows else self._on_device(masks.rows)
 
     @torch.inference_mode()

@@ -24,7 +24,7 @@ MAX_KEPT = 128
 # A recording takes about as long as Python's share of five steps, so it is made when a shape has cost that much.
 STEPS_BEFORE = 4
 SHORT_CONTEXT = 512  # tokens
-Shape = tuple[int, int]  # rows, tokens
+StepShape = tuple[int, int]  # rows, tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Replays:
         self._model, self._kv = model, kv
         self._steps_before = steps_before
         self._arena = Arena()
-        self._kept: OrderedDict[Shape, Recorded | None] = OrderedDict()  # None: something of it cannot be recorded
-        self._seen: Counter[Shape] = Counter()  # steps of shapes that have no tape yet
+        self._kept: OrderedDict[StepShape, Recorded | None] = OrderedDict()  # None: something of it cannot be recorded
+        self._seen: Counter[StepShape] = Counter()  # steps of shapes that have no tape yet
         self.is_cold = False
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
@@ -88,7 +88,7 @@ class Replays:
         team().replay(recorded.tape)
         return recorded.features
 
-    def _record(self, shape: Shape, batch: ForwardBatch) -> torch.Tensor:
+    def _record(self, shape: StepShape, batch: ForwardBatch) -> torch.Tensor:
         self._arena.restart()
         embedded = self._model.embedding(batch.token_ids)
         held = self._like(embedded), self._like(embedded, torch.float32)

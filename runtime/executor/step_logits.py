@@ -14,7 +14,7 @@ FEW = 0.25  # of the head's blocks; beyond, the whole head streams as fast as it
 FEW_OF_A_ROW = 0.125
 
 
-class Head(Protocol):
+class LogitsHead(Protocol):
     """``features`` [L, C] to logits [L, V], in ``out`` if given; of all tokens, or of these blocks of 16 alone."""
 
     def __call__(
@@ -23,18 +23,18 @@ class Head(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Masks:
+class StepMasks:
     """``rows[i]`` may draw what ``words[ids[i]]`` (uint32 [.., W]) allows; the others may draw everything."""
 
     rows: np.ndarray  # int64, ascending
     ids: np.ndarray  # int64
     words: np.ndarray
 
-    def take(self, order: np.ndarray) -> Masks:
+    def take(self, order: np.ndarray) -> StepMasks:
         """The same where row i is what row ``order[i]`` was."""
         rows = np.argsort(order)[self.rows]
         by_row = np.argsort(rows)
-        return Masks(rows[by_row], self.ids[by_row], self.words)
+        return StepMasks(rows[by_row], self.ids[by_row], self.words)
 
 
 class StepLogits:
@@ -42,7 +42,7 @@ class StepLogits:
 
     __slots__ = ("_can_pick", "_features", "_head", "_vocab_size", "_whole")
 
-    def __init__(self, features: torch.Tensor, head: Head, *, vocab_size: int, can_pick: bool) -> None:
+    def __init__(self, features: torch.Tensor, head: LogitsHead, *, vocab_size: int, can_pick: bool) -> None:
         """``features``: [L, C], after the last norm. ``can_pick``: whether ``head`` takes blocks."""
         self._features, self._head = features, head
         self._vocab_size, self._can_pick = vocab_size, can_pick
@@ -56,7 +56,7 @@ class StepLogits:
             self._whole = self._head(self._features, None, None)
         return self._whole
 
-    def allowed(self, masks: Masks, *, may_move: bool = True) -> tuple[torch.Tensor, np.ndarray | None]:
+    def allowed(self, masks: StepMasks, *, may_move: bool = True) -> tuple[torch.Tensor, np.ndarray | None]:
         """Logits [L, V], and which row of the step each is of (int64 [L]); None: as they come, as without ``may_move``.
 
         Where a row may have few tokens, the head is run for these and their neighbours only, and its other numbers

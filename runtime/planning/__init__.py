@@ -2,7 +2,7 @@
 
 from .capacity import Capacity, Goal, find_capacity
 from .hardware import HARDWARE, Hardware
-from .shapes import SHAPES, Shape
+from .shapes import SHAPES, ModelShape
 from .step_time import StepTime, step_time
 
-__all__ = ["HARDWARE", "SHAPES", "Capacity", "Goal", "Hardware", "Shape", "StepTime", "find_capacity", "step_time"]
+__all__ = ["HARDWARE", "SHAPES", "Capacity", "Goal", "Hardware", "ModelShape", "StepTime", "find_capacity", "step_time"]

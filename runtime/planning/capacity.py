@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...protocol.errors import InvalidParams
 from .hardware import Hardware
-from .shapes import Shape
+from .shapes import ModelShape
 from .step_time import StepTime, step_time
 
 MEMORY_SHARE = 0.9  # of the device, for weights and keys and values together
@@ -59,7 +59,7 @@ class Capacity:
         return max(1, math.ceil(requests_per_s * goal.osl / self.tokens_per_s))
 
 
-def find_capacity(shape: Shape, hardware: Hardware, goal: Goal) -> Capacity:
+def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal) -> Capacity:
     """The largest batch that memory and goal allow."""
     free = hardware.memory_bytes * MEMORY_SHARE - shape.weights_size_bytes
     slots = max(0, int(free / shape.slot_size_bytes))
@@ -85,12 +85,12 @@ def find_capacity(shape: Shape, hardware: Hardware, goal: Goal) -> Capacity:
     return _capacity(shape, hardware, goal, low, limit, slots)
 
 
-def _capacity(shape: Shape, hardware: Hardware, goal: Goal, batch: int, limit: str, slots: int) -> Capacity:
+def _capacity(shape: ModelShape, hardware: Hardware, goal: Goal, batch: int, limit: str, slots: int) -> Capacity:
     ttft_s, tpot_s, step = _times(shape, hardware, goal, max(batch, 1))
     return Capacity(batch, limit, slots, ttft_s, tpot_s, batch / tpot_s, step)
 
 
-def _times(shape: Shape, hardware: Hardware, goal: Goal, batch: int) -> tuple[float, float, StepTime]:
+def _times(shape: ModelShape, hardware: Hardware, goal: Goal, batch: int) -> tuple[float, float, StepTime]:
     """(time to first token, time per token, the mean step) of a batch in its steady state."""
     new_prompt = goal.isl * (1 - goal.cached_share)
     context = goal.isl + goal.osl / 2

@@ -14,7 +14,7 @@ WEIGHT_BYTES = {4: 0.625, 8: 1.0625, 16: 2.0, 32: 4.0}  # with scales and zeros 
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """``kv_bytes`` are those of one number in the cache; ``eight_bit_share`` is that of the layers' weights."""
 
     name: str
@@ -36,7 +36,7 @@ class Shape:
             raise InvalidParams(f"weight_bits={self.weight_bits}: must be one of {known}")
 
     @classmethod
-    def of_config(cls, name: str, config: ModelConfig) -> Shape:
+    def of_config(cls, name: str, config: ModelConfig) -> ModelShape:
         if config.num_experts:
             raise Unsupported(f"{name}: {config.num_experts} experts; plans are made for models without")
         return cls(
@@ -52,7 +52,7 @@ class Shape:
         )
 
     @classmethod
-    def of_file(cls, name: str, file: WeightFile) -> Shape:
+    def of_file(cls, name: str, file: WeightFile) -> ModelShape:
         """With the bits that its layers' weights have on a CPU. Costs the file's header."""
         sizes: Counter[int] = Counter()
         for tensor in map(file.tensor, file.names()):
@@ -112,13 +112,13 @@ class Shape:
 
 
 _ALL = (
-    Shape("smollm2", 30, 576, 1536, 9, 3, 64, 49_152, True),
+    ModelShape("smollm2", 30, 576, 1536, 9, 3, 64, 49_152, True),
     # Of the two, files of mixed formats as they are fetched.
-    Shape("qwen2.5-coder-0.5b", 24, 896, 4864, 14, 2, 64, 151_936, False, eight_bit_share=0.854),
-    Shape("qwen2.5-coder-1.5b", 28, 1536, 8960, 12, 2, 128, 151_936, False, eight_bit_share=0.151),
-    Shape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151_936, True),
-    Shape("qwen3-8b", 36, 4096, 12_288, 32, 8, 128, 151_936, False),
-    Shape("llama-3.1-8b", 32, 4096, 14_336, 32, 8, 128, 128_256, False),
-    Shape("llama-3.3-70b", 80, 8192, 28_672, 64, 8, 128, 128_256, False),
+    ModelShape("qwen2.5-coder-0.5b", 24, 896, 4864, 14, 2, 64, 151_936, False, eight_bit_share=0.854),
+    ModelShape("qwen2.5-coder-1.5b", 28, 1536, 8960, 12, 2, 128, 151_936, False, eight_bit_share=0.151),
+    ModelShape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151_936, True),
+    ModelShape("qwen3-8b", 36, 4096, 12_288, 32, 8, 128, 151_936, False),
+    ModelShape("llama-3.1-8b", 32, 4096, 14_336, 32, 8, 128, 128_256, False),
+    ModelShape("llama-3.3-70b", 80, 8192, 28_672, 64, 8, 128, 128_256, False),
 )
 SHAPES = {shape.name: shape for shape in _ALL}

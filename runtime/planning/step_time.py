@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .hardware import Hardware
-from .shapes import WEIGHT_BYTES, Shape
+from .shapes import WEIGHT_BYTES, ModelShape
 
 KERNELS_A_LAYER = 8  # four products, two norms, rope with the KV write, attention, activation: one is fused
 SMALL_KERNELS = 4  # those of them that are neither products nor attention
@@ -27,7 +27,13 @@ class StepTime:
 
 
 def step_time(
-    shape: Shape, hardware: Hardware, *, rows: float, context: float, prefill: float = 0.0, prefill_context: float = 0.0
+    shape: ModelShape,
+    hardware: Hardware,
+    *,
+    rows: float,
+    context: float,
+    prefill: float = 0.0,
+    prefill_context: float = 0.0,
 ) -> StepTime:
     """``rows`` sequences decode one token each, with ``context`` tokens behind them on average; beside them run
     ``prefill`` tokens of prompts, that see ``prefill_context`` tokens on average. Numbers of tokens may be averages.
@@ -58,7 +64,7 @@ def step_time(
     )
 
 
-def _products_s(shape: Shape, hardware: Hardware, tokens: float) -> float:
+def _products_s(shape: ModelShape, hardware: Hardware, tokens: float) -> float:
     """Of one layer, whose weights have two numbers of bits where the model's file mixes them."""
     shares = ((shape.weight_bits, 1.0 - shape.eight_bit_share), (8, shape.eight_bit_share))
     return sum(
@@ -70,7 +76,7 @@ def _products_s(shape: Shape, hardware: Hardware, tokens: float) -> float:
 
 
 def _attention_s(
-    shape: Shape, hardware: Hardware, tokens: float, context: float, score_rate: float, *, queries: float = 1.0
+    shape: ModelShape, hardware: Hardware, tokens: float, context: float, score_rate: float, *, queries: float = 1.0
 ) -> float:
     """``queries`` neighbours share one reading of the context."""
     numbers = 2 * tokens * context * shape.num_kv_heads * shape.head_dim / queries
@@ -80,7 +86,7 @@ def _attention_s(
     return max(numbers * shape.kv_bytes / hardware.read_rate, 2 * products / hardware.product_rate)
 
 
-def _small_ops_s(shape: Shape, hardware: Hardware, tokens: float) -> float:
+def _small_ops_s(shape: ModelShape, hardware: Hardware, tokens: float) -> float:
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     passed, gated = tokens * (2 * shape.hidden + heads), tokens * shape.inner
     if hardware.element_rate:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 clock_ns = time.perf_counter_ns
 
 
-class Span(NamedTuple):
+class TimedSpan(NamedTuple):
     """``own_ns``: without the spans inside it. ``root``: the number of its outermost span. ``about``: for the trace."""
 
     name: str
@@ -27,7 +27,7 @@ class Spans:
     """Collects spans; roots (``step``) are numbered, and may be marked as a kind of step."""
 
     def __init__(self) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[TimedSpan] = []
         self.marks: dict[int, str] = {}
         self.num_roots = 0
         self._inside: list[int] = []  # of each open span, the time of those that have ended in it
@@ -47,11 +47,11 @@ class Spans:
 
     def set_apart(self, name: str, spent_ns: int) -> None:
         """Counts so much of the open span's own time under another name; it lies nowhere in particular."""
-        self.spans.append(Span(name, 0, 0, spent_ns, self.num_roots))
+        self.spans.append(TimedSpan(name, 0, 0, spent_ns, self.num_roots))
         self._inside[-1] += spent_ns
 
     def _end(self, name: str, start_ns: int, end_ns: int, inner_ns: int, about: str = "") -> None:
-        self.spans.append(Span(name, start_ns, end_ns, end_ns - start_ns - inner_ns, self.num_roots, about))
+        self.spans.append(TimedSpan(name, start_ns, end_ns, end_ns - start_ns - inner_ns, self.num_roots, about))
         if self._inside:
             self._inside[-1] += end_ns - start_ns
         else:

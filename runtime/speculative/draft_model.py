@@ -25,7 +25,7 @@ MAX_LEN = 4096
 _CHUNK = 256
 
 
-class _Context:
+class _DraftContext:
     """What has been read of one sequence, in one row of the slot table."""
 
     __slots__ = ("num_read", "read", "row", "synced")
@@ -58,7 +58,7 @@ class DraftModel:
             device=model.device,
         )
         self._executor = Executor(model, kv, max_rows=MAX_SEQUENCES, max_len=self.max_len)
-        self._contexts: OrderedDict[int, _Context] = OrderedDict()
+        self._contexts: OrderedDict[int, _DraftContext] = OrderedDict()
         self._free = list(range(MAX_SEQUENCES))
 
     def num_unread(self, seq_id: int, tokens: np.ndarray) -> int:
@@ -71,7 +71,7 @@ class DraftModel:
         if context is None:
             if not self._free:
                 self.forget(next(iter(self._contexts)))
-            context = self._contexts[seq_id] = _Context(self._free.pop(), self.max_len)
+            context = self._contexts[seq_id] = _DraftContext(self._free.pop(), self.max_len)
         self._contexts.move_to_end(seq_id)
         known = _num_known(context, tokens)
         first_slot = context.row * self.max_len
@@ -95,7 +95,7 @@ class DraftModel:
             self._free.append(context.row)
 
 
-def _num_known(context: _Context, tokens: np.ndarray) -> int:
+def _num_known(context: _DraftContext, tokens: np.ndarray) -> int:
     """Of ``tokens`` those that need not be read again; the last is, for its logits."""
     return min(common_prefix_len(context.read[: context.num_read], tokens), len(tokens) - 1)
 

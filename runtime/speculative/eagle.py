@@ -160,7 +160,7 @@ def _assembled(shape: EagleShape, token_ids: np.ndarray, tensors: dict[str, Tens
     )
 
 
-class _Context:
+class _EagleContext:
     """The features of tokens [start, end) of a sequence, of which the first ``num_read`` are in the KV."""
 
     __slots__ = ("end", "guessed", "num_read", "row", "start", "unread")
@@ -193,7 +193,7 @@ class EagleGuesser:
         )
         slots = torch.arange(MAX_SEQUENCES * MAX_LEN, dtype=torch.int32, device=model.device)
         self._table = slots.view(MAX_SEQUENCES, MAX_LEN)
-        self._contexts: OrderedDict[int, _Context] = OrderedDict()
+        self._contexts: OrderedDict[int, _EagleContext] = OrderedDict()
         self._free = list(range(MAX_SEQUENCES))
 
     def read(self, seq_id: int, position: int, features: Tensor) -> None:
@@ -202,7 +202,7 @@ class EagleGuesser:
         if context is None:
             if not self._free:
                 self.forget(next(iter(self._contexts)))
-            context = self._contexts[seq_id] = _Context(self._free.pop())
+            context = self._contexts[seq_id] = _EagleContext(self._free.pop())
         self._contexts.move_to_end(seq_id)
         if context.end != position or position + len(features) - context.start > MAX_LEN // 2:
             context.start = context.end = position

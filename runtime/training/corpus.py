@@ -30,7 +30,7 @@ _CLIENT = b"training"
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class CorpusText:
     """Tokens int64 [n] and their features [n, C]; those before ``first`` were the question."""
 
     token_ids: torch.Tensor
@@ -40,7 +40,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    texts: tuple[Text, ...]
+    texts: tuple[CorpusText, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -75,7 +75,9 @@ def collect(
         say("tokens of text", min(num_tokens, max_tokens), max_tokens)
     kv = KVPool.for_model(engine.model.config, num_slots=1024, dtype=engine.model.kv_dtype, device=engine.model.device)
     executor = Executor(engine.model, kv, max_rows=1, max_len=1024)
-    return Corpus(tuple(Text(*_features(executor, ids[:1024]), first) for ids, first in texts if len(ids) - first > 8))
+    return Corpus(
+        tuple(CorpusText(*_features(executor, ids[:1024]), first) for ids, first in texts if len(ids) - first > 8)
+    )
 
 
 def _answers(

@@ -25,7 +25,7 @@ from ..layers.rotary import cos_sin_table
 from ..models.names import TensorNames
 from ..speculative import EagleShape
 from ..weights.weight_file import open_weights
-from .corpus import Corpus, Text
+from .corpus import Corpus, CorpusText
 
 if TYPE_CHECKING:
     from ..engine import EngineCore
@@ -180,7 +180,7 @@ def _head_weight(engine: EngineCore) -> Tensor:
     return as_float(file.tensor(TensorNames(file.config, file.format).of_model(name))).float().cpu()
 
 
-def _frequent(texts: list[Text], vocab_size: int, count: int) -> Tensor:
+def _frequent(texts: list[CorpusText], vocab_size: int, count: int) -> Tensor:
     """The tokens said most often, ascending; lower ids first where they are equally frequent."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for text in texts:
@@ -188,7 +188,9 @@ def _frequent(texts: list[Text], vocab_size: int, count: int) -> Tensor:
     return torch.sort(torch.sort(counts, descending=True, stable=True).indices[:count]).values
 
 
-def _batch(texts: list[Text], embedding: Tensor, rng: torch.Generator, window: int) -> tuple[Tensor, Tensor, Tensor]:
+def _batch(
+    texts: list[CorpusText], embedding: Tensor, rng: torch.Generator, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Features [B, T + 1, C], embeddings of the tokens after each but the last [B, T, C], and which count [B, T]."""
     parts = []
     for i in torch.randint(len(texts), (_BATCH,), generator=rng).tolist():
@@ -225,7 +227,7 @@ def _distance(found: Tensor, wanted: Tensor, chances: Tensor, head: Tensor, coun
 
 @torch.inference_mode()
 def _measure(
-    module: EagleModule, texts: list[Text], embedding: Tensor, token_ids: Tensor, head: Tensor
+    module: EagleModule, texts: list[CorpusText], embedding: Tensor, token_ids: Tensor, head: Tensor
 ) -> tuple[float, float, float]:
     right = second = known = count = 0
     for text in texts[:40]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from phloem.cli import main
 from phloem.protocol.errors import InvalidParams
-from phloem.runtime.planning import HARDWARE, SHAPES, Goal, Hardware, Shape, find_capacity, step_time
+from phloem.runtime.planning import HARDWARE, SHAPES, Goal, Hardware, ModelShape, find_capacity, step_time
 from phloem.runtime.planning.hardware import interpolate
 
 LLAMA = replace(SHAPES["llama-3.1-8b"], weight_bits=16)
@@ -126,7 +126,7 @@ def test_a_shape_is_read_from_a_model(tmp_path: Path) -> None:
     from phloem.tests.runtime.models.tiny import make_tiny_model
 
     config = open_weights(make_tiny_model(tmp_path / "tiny", seed=1)).config
-    shape = Shape.of_config("tiny", config)
+    shape = ModelShape.of_config("tiny", config)
     assert (shape.num_layers, shape.hidden, shape.tied) == (2, 64, False)
 
 
@@ -134,14 +134,18 @@ def test_a_file_of_mixed_formats_is_read_as_such(tmp_path: Path) -> None:
     from phloem.runtime.weights import open_weights
     from phloem.tests.runtime.models.tiny import make_tiny_gguf
 
-    four = Shape.of_file("four", open_weights(make_tiny_gguf(tmp_path / "4.gguf", seed=1, kinds={"weight": "Q4_0"})))
+    four = ModelShape.of_file(
+        "four", open_weights(make_tiny_gguf(tmp_path / "4.gguf", seed=1, kinds={"weight": "Q4_0"}))
+    )
     assert (four.weight_bits, four.eight_bit_share) == (4, 0.0)
     kinds = {"weight": "Q4_0", "down_proj": "Q8_0"}
-    mixed = Shape.of_file("mixed", open_weights(make_tiny_gguf(tmp_path / "m.gguf", seed=1, kinds=kinds)))
+    mixed = ModelShape.of_file("mixed", open_weights(make_tiny_gguf(tmp_path / "m.gguf", seed=1, kinds=kinds)))
     down = mixed.hidden * mixed.inner / mixed.layer_weights
     assert mixed.weight_bits == 4 and mixed.eight_bit_share == pytest.approx(down)
     assert four.weights_size_bytes < mixed.weights_size_bytes
-    eight = Shape.of_file("eight", open_weights(make_tiny_gguf(tmp_path / "8.gguf", seed=1, kinds={"weight": "Q8_0"})))
+    eight = ModelShape.of_file(
+        "eight", open_weights(make_tiny_gguf(tmp_path / "8.gguf", seed=1, kinds={"weight": "Q8_0"}))
+    )
     assert (eight.weight_bits, eight.eight_bit_share) == (8, 0.0)
 
 
