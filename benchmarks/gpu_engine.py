@@ -141,7 +141,7 @@ def _run(
         params = SamplingParams(max_tokens=length, temperature=0.6, ignore_eos=True, seed=i)
         ops = [Special(op=0, seq=0, ids=tuple(prompt)), Gen(op=1, seq=0, params=params), Close(op=2, seq=0)]
         inbox.append((b"bench", Submit(program=str(i), ops=ops)))
-    waited_s, steps = engine.report.wait_s, engine.report.steps
+    waited_s, steps = engine.loop.counters.wait_s, engine.loop.counters.steps
     times = [time.perf_counter()]
     outbox = engine.step(inbox)
     times.append(time.perf_counter())
@@ -151,7 +151,7 @@ def _run(
     failures = [message for _, message in outbox if isinstance(message, Failed | Rejected)]
     if failures:
         raise SystemExit(f"engine, {workload.shape}: {failures[0]}")
-    seconds, steps = times[-1] - times[0], engine.report.steps - steps
+    seconds, steps = times[-1] - times[0], engine.loop.counters.steps - steps
     step_s = [after - before for before, after in pairwise(times)]
     config, num_tokens = engine.model.config, sum(lengths)
     slot = slot_size_bytes(config, torch.bfloat16)
@@ -165,7 +165,7 @@ def _run(
         graphs=graphs.num_graphs if graphs is not None else 0,
         seconds=seconds,
         step_ms=1e3 * median(step_s),
-        host_ms=1e3 * (seconds - (engine.report.wait_s - waited_s)) / steps,
+        host_ms=1e3 * (seconds - (engine.loop.counters.wait_s - waited_s)) / steps,
         least_s=least_seconds(config, prompts, lengths, machine),
         least_step_ms=1e3 * (2 * weight_count(config, 1) + last * slot) / machine.copy,
     )

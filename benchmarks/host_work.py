@@ -93,7 +93,7 @@ def measure(num_rows: int, *, grammar: str, stream: bool = False) -> tuple[float
         inbox.append((b"bench", Submit(program=str(i), ops=ops)))
     with using(replace(CPU, sample=sample)):
         engine.step(inbox)
-        while engine.scheduler.num_waiting or engine.interpreter.generations.compiling:
+        while engine.scheduler.num_waiting or engine.generations.compiling:
             engine.step([])
         for _ in range(20):
             engine.step([])

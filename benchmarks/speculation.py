@@ -249,7 +249,7 @@ def main(argv: list[str] | None = None) -> None:
         figures.append(measure(engine, name, repeats=args.repeats, max_tokens=args.max_tokens))
         print(table(figures[-1:]).splitlines()[-1], flush=True)
     print("\n" + table(figures))
-    metrics = engine.report.metrics(engine)
+    metrics = engine.metrics()
     for name in ("drafted_tokens", "accepted_tokens", "draft_saved_seconds"):
         print(f"{name}: {metrics[name]}")
     arithmetic: list[Arithmetic] = []

@@ -45,9 +45,6 @@ CIRCLES: dict[frozenset[str], str] = {
         ["runtime.tokenizer.chat_template", "runtime.tokenizer.template_split", "runtime.tokenizer.tool_split"]
     ): "not yet undone",
     frozenset(["kernels.cpu.entry", "kernels.cpu.tape", "kernels.threads"]): "not yet undone",
-    frozenset(["runtime.engine.generation", "runtime.engine.tracing"]): "not yet undone",
-    frozenset(["runtime.engine.gen_ops", "runtime.engine.interpreter", "runtime.engine.score_ops"]): "not yet undone",
-    frozenset(["runtime.engine.engine", "runtime.engine.report", "runtime.engine.step_loop"]): "not yet undone",
 }
 TORCH_FREE = [
     "phloem",

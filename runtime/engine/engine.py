@@ -13,6 +13,8 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ... import constrained
 from ...protocol.errors import ErrorInfo, PhloemError, ProtocolError
 from ...protocol.messages import (
@@ -38,9 +40,12 @@ from ..config import EngineConfig, Progress
 from ..executor import Accelerator, Executor
 from ..scheduler import Scheduler, SchedulerConfig
 from ..speculative import Drafter, GrammarDrafter, LookupDrafter, Speculation, StepCosts
+from .gen_ops import GenOps
 from .grammars import Grammars
 from .interpreter import Interpreter
-from .report import EngineReport
+from .programs import Programs
+from .report import cache_tree, metrics
+from .score_ops import ScoreOps
 from .step_loop import StepLoop
 
 if TYPE_CHECKING:
@@ -116,28 +121,35 @@ class EngineCore:
         )
         self.grammars = Grammars(self.tokenizer, engine=config.grammar_engine)
         self._outbox: Outbox = []
-        self.report = EngineReport()
         speculation = self._speculation(parts.drafter) if config.speculative != "off" else None
-        self.interpreter = Interpreter(
+        self.programs = Programs(
             self.scheduler,
             self.tokenizer,
             send=self._send,
-            compile_grammar=self.grammars.compile,
             context_len=self.context_len,
+            adapters=self.model.adapters,
+            clock=clock,
+        )
+        self.generations = GenOps(
+            self.programs,
+            compile_grammar=self.grammars.compile,
+            seed=config.seed,
+            may_draft=speculation is not None,
+        )
+        scorings = ScoreOps(self.programs)
+        self.interpreter = Interpreter(
+            self.programs,
+            self.generations,
+            scorings,
             vocab_size=self.vocab_size,
             limits=self.limits,
             max_waiting=config.max_waiting,
-            adapters=self.model.adapters,
-            seed=config.seed,
-            clock=clock,
-            may_draft=speculation is not None,
         )
         self.loop = StepLoop(
-            self.scheduler,
-            self.interpreter,
+            self.programs,
+            self.generations,
+            scorings,
             self.executor,
-            self.report,
-            send=self._send,
             speculation=speculation,
             tiers=self.tiers,
             overlaps=self.executor.accelerator is not None and config.overlap == "auto",
@@ -159,7 +171,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self.interpreter.generations.compiling) or self.loop.flight is not None
+        return self.scheduler.has_work or bool(self.generations.compiling) or self.loop.flight is not None
 
     def welcome(self) -> Welcome:
         return Welcome(
@@ -182,7 +194,7 @@ class EngineCore:
         for client, message in inbox:
             self._receive(client, message)
         interpreter = self.interpreter
-        interpreter.check_deadlines()
+        self.programs.check_deadlines()
         interpreter.advance()
         if not self.loop.run():
             self._idle()
@@ -192,9 +204,8 @@ class EngineCore:
 
     def _idle(self) -> None:
         """Nothing can be computed: let others have the processor while somebody waits for them."""
-        compiling = self.interpreter.generations.compiling
-        if compiling:
-            wait([owner.activity.future for owner in compiling], timeout=0.005, return_when="FIRST_COMPLETED")
+        if self.generations.compiling:
+            wait(self.generations.compiling.values(), timeout=0.005, return_when="FIRST_COMPLETED")
         elif self.scheduler.num_reading:
             time.sleep(0.0005)  # blocks come from disk
         elif self.tiers is not None:
@@ -202,14 +213,14 @@ class EngineCore:
 
     def drop_client(self, client_id: bytes) -> None:
         """The client is gone; nobody reads what its programs would say."""
-        self.interpreter.drop_client(client_id)
+        self.programs.drop_client(client_id)
         self._outbox = [(client, message) for client, message in self._outbox if client != client_id]
 
     def fail_all(self, error: PhloemError) -> Outbox:
         """End every program, after a fault that leaves the engine's state in doubt."""
         self.loop.drop()
-        for program in list(self.interpreter.programs.values()):
-            self.interpreter.end_program(program, error)
+        for program in list(self.programs.by_key.values()):
+            self.programs.end_program(program, error)
         outbox, self._outbox = self._outbox, []
         return outbox
 
@@ -250,11 +261,11 @@ class EngineCore:
         self.loop.vectorised.synchronise_all()
         match query.what:
             case "info":
-                return Answer(query.id, self.report.info(self))
+                return Answer(query.id, self.info())
             case "metrics":
-                return Answer(query.id, self.report.metrics(self))
+                return Answer(query.id, self.metrics())
             case "cache_tree":
-                return Answer(query.id, self.report.cache_tree(self))
+                return Answer(query.id, cache_tree(self.cache, self.tokenizer))
             case "flush_cache":
                 if self.loop.speculation is not None:
                     self.loop.speculation.flush()
@@ -268,9 +279,26 @@ class EngineCore:
     def check(self) -> None:
         """Raise AssertionError if a slot is lost, taken twice, or held by nobody."""
         self.cache.check()
-        if not self.has_work and not self.interpreter.programs:
+        if not self.has_work and not self.programs.by_key:
             leased = self.cache.num_leased
             assert leased == 0, f"{leased} slots are leased while no program runs"
 
     def info(self) -> dict[str, Any]:
-        return self.report.info(self)
+        config = self.model.config
+        return {
+            "model": self.config.model,
+            "model_path": str(self.model_path),
+            "config": msgspec.to_builtins(self.config),
+            "context_len": self.context_len,
+            "vocab_size": self.vocab_size,
+            "num_layers": config.num_layers,
+            "num_slots": self.cache.num_slots,
+            "kv_bytes": self.kv.size_bytes,
+            "precision": self.config.precision,
+            "products": self.model.describe(),
+            "kv_dtype": str(self.kv.dtype).removeprefix("torch."),
+            "metrics": self.metrics(),
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        return metrics(self.loop)

@@ -1,14 +1,11 @@
-"""The op ``Gen``: begun once its grammar is there, ended when its last candidate has a finish reason.
-
-Makes the candidates and their sequences, and leaves text and tokens in agreement. What one accepted token does is
-``generation``'s; never samples.
-"""
+"""The op ``Gen``: starts once its grammar is compiled, ends when its last candidate has a finish reason."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,47 +14,37 @@ from ...constrained.spec import GrammarError, GrammarSpec
 from ...protocol.errors import InternalError, InvalidGrammar, PhloemError
 from ...protocol.ops import Gen
 from ...protocol.sampling import SamplingParams
-from .generation import Candidate, Generation
+from .generation import Candidate, Generation, TokenRecord
 from .healing import Healer, HealMatcher
 from .program import OpState, Program, Segment, SequenceState
-from .tracing import TokenRecord, trace_generation
+from .tracing import trace_generation
 
 if TYPE_CHECKING:
     from ...constrained import CompiledGrammar
-    from .interpreter import Interpreter
+    from .programs import Programs
 
 log = logging.getLogger(__name__)
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-class WaitingForGrammar:
-    """A ``Gen`` whose grammar is still being compiled."""
-
-    __slots__ = ("future", "op_state")
-
-    def __init__(self, op_state: OpState, future: Future[CompiledGrammar]) -> None:
-        self.op_state = op_state
-        self.future = future
-
-
 class GenOps:
-    """Begins and ends generations for ``interpreter``. ``compile_grammar`` starts a compilation, or finds one."""
+    """Begins and ends the generations of ``programs``. ``compile_grammar`` starts a compilation, or finds one."""
 
     def __init__(
         self,
-        interpreter: Interpreter,
+        programs: Programs,
         *,
         compile_grammar: Callable[[GrammarSpec], Future[CompiledGrammar]],
         seed: int,
         may_draft: bool,
     ) -> None:
-        """``may_draft``: whether tokens may be guessed ahead; a program or a generation may refuse."""
+        """``may_draft``: whether tokens may be drafted; a program or a generation may still refuse drafts."""
         self.compile_grammar = compile_grammar
         self.may_draft = may_draft
-        self.healer = Healer(interpreter.tokenizer)
-        self.compiling: list[SequenceState] = []
-        self._interpreter = interpreter
+        self.compiling: dict[SequenceState, Future[CompiledGrammar]] = {}  # sequences that wait for their grammar
+        self._healer = Healer(programs.tokenizer)
+        self._programs = programs
         self._seed = seed
         self._num_unseeded = 0
 
@@ -69,17 +56,17 @@ class GenOps:
         if op.grammar is not None:
             future = self.compile_grammar(op.grammar)
             if not future.done():
-                owner.activity = WaitingForGrammar(op_state, future)
-                self.compiling.append(owner)
+                self.compiling[owner] = future
+                owner.stop_op = partial(self._stop_waiting, owner)
                 return
             error = future.exception()
             if error is not None:
-                self._interpreter.fail_op(owner, op_state, _grammar_error(error))
+                self._programs.fail_op(owner, op_state, _grammar_error(error))
                 return
             grammar = future.result()
-        if not self._interpreter.has_room(owner, op_state, extra=1 if op.params.max_tokens else 0):
+        if not self._programs.has_room(owner, op_state, extra=1 if op.params.max_tokens else 0):
             return
-        generation = Generation(op_state, owner, now_s=self._interpreter.clock())
+        generation = Generation(op_state, owner, now_s=self._programs.clock())
         given_back = self._give_back(owner, op.params)
         generation.healed = given_back.decode()
         seed = op.params.seed
@@ -89,18 +76,18 @@ class GenOps:
         for index in range(op.n):
             candidate_seed = seed if index == 0 else _mixed(seed, index)
             generation.candidates.append(self._candidate(generation, index, candidate_seed, grammar, given_back))
-        owner.activity = generation
+        owner.stop_op = partial(self._stop, generation)
         least = _least_new(op.params, has_grammar=grammar is not None)
         for candidate in generation.candidates:
-            self._interpreter.scheduler.submit(candidate.seq, max_new=op.params.max_tokens, min_new=least)
+            self._programs.scheduler.submit(candidate.seq, max_new=op.params.max_tokens, min_new=least)
 
     def _candidate(
         self, generation: Generation, index: int, seed: int, grammar: CompiledGrammar | None, given_back: bytes
     ) -> Candidate:
         """The first goes on in the op's own sequence, the others in copies."""
-        interpreter, owner, params = self._interpreter, generation.owner, generation.op.params
-        seq = owner.seq if index == 0 else interpreter.new_sequence(owner.program, owner.seq.tokens.copy())
-        detokenizer = interpreter.tokenizer.detokenizer(
+        programs, owner, params = self._programs, generation.owner, generation.op.params
+        seq = owner.seq if index == 0 else programs.new_sequence(owner.program, owner.seq.tokens.copy())
+        detokenizer = programs.tokenizer.detokenizer(
             params.stop,
             stop_regex=params.stop_regex,
             skip_special=params.skip_special_tokens,
@@ -115,7 +102,7 @@ class GenOps:
         if owner.program.settings.trace:
             candidate.record = TokenRecord()
         if given_back and matcher is None:
-            candidate.healing, candidate.is_drafted = HealMatcher(self.healer, given_back), False
+            candidate.healing, candidate.is_drafted = HealMatcher(self._healer, given_back), False
         seq.logits_from = len(seq.tokens) - 1
         if params.return_logprob and params.logprob_start_len >= 0 and index == 0:
             seq.logits_from = min(max(params.logprob_start_len - 1, 0), seq.logits_from)
@@ -128,66 +115,66 @@ class GenOps:
         if not params.heal or params.max_tokens == 0 or last is None or last.kind != "text":
             return b""
         ids = owner.seq.tokens.ids[max(last.token_start, 1) :].tolist()  # something has to be left to go on from
-        count, data = self.healer.to_give_back(ids)
+        count, data = self._healer.to_give_back(ids)
         text = data.decode()
         if not count or not last.text.endswith(text):
             return b""
         kept = last.text[: len(last.text) - len(text)]
         owner.segments[-1:] = [Segment("text", last.token_start, last.text_start, kept)] if kept else []
         owner.text_len -= len(text)
-        self._interpreter.scheduler.truncate(owner.seq, len(owner.seq.tokens) - count)
+        self._programs.scheduler.truncate(owner.seq, len(owner.seq.tokens) - count)
         if len(owner.seq.tokens) < owner.fork_tokens:
             owner.fork_tokens = -1
         return data
 
     def poll_grammars(self) -> None:
         """Let those go on whose grammar has been compiled since."""
-        for owner in [o for o in self.compiling if o.activity.future.done()]:
-            self.compiling.remove(owner)
-            owner.activity = None
-            self._interpreter.make_ready(owner)
+        for owner in [owner for owner, future in self.compiling.items() if future.done()]:
+            del self.compiling[owner]
+            owner.stop_op = None
+            self._programs.ready.append(owner)
 
     def finish_candidate(self, candidate: Candidate) -> None:
         """``candidate`` has a finish reason: leave the schedule, make text and tokens agree, perhaps end the op."""
         generation, seq = candidate.generation, candidate.seq
-        interpreter = self._interpreter
+        programs = self._programs
         if isinstance(candidate.matched_stop, str):
             kept = candidate.prompt_len + candidate.detokenizer.num_whole_tokens
-            interpreter.scheduler.truncate(seq, kept)
+            programs.scheduler.truncate(seq, kept)
             if candidate.detokenizer.remainder:
-                seq.tokens.extend(interpreter.tokenizer.encode(candidate.detokenizer.remainder))
+                seq.tokens.extend(programs.tokenizer.encode(candidate.detokenizer.remainder))
         if generation.healed:
             self._mend(candidate)
         _count(generation.owner.program, candidate)
         if candidate.index == 0:
-            interpreter.scheduler.park(seq)
+            programs.scheduler.park(seq)
         else:
-            interpreter.release(seq)
+            programs.release(seq)
         if generation.is_finished:
             self._finish(generation)
 
     def _finish(self, generation: Generation) -> None:
         owner, op_state = generation.owner, generation.op_state
-        interpreter = self._interpreter
+        programs = self._programs
         first = generation.candidates[0]
-        owner.activity = None
+        owner.stop_op = None
         owner.seq.tag = None
         owner.note_generated(first.prompt_len, generation.healed + first.text)
-        meta = generation.meta(now_s=interpreter.clock())
+        meta = generation.meta(now_s=programs.clock())
         if owner.program.settings.trace:
-            meta = msgspec.structs.replace(meta, trace=trace_generation(generation, interpreter.tokenizer))
+            meta = msgspec.structs.replace(meta, trace=trace_generation(generation, programs.tokenizer))
         counters = owner.program.counters
         counters.queue_s += meta.queue_s
         counters.prefill_s += meta.prefill_s
         counters.decode_s += meta.decode_s
         texts = generation.partial
-        interpreter.finish_op(owner, op_state, list(texts), meta=meta, texts=texts)
-        interpreter.make_ready(owner)
+        programs.finish_op(owner, op_state, list(texts), meta=meta, texts=texts)
+        programs.ready.append(owner)
 
     def _mend(self, candidate: Candidate) -> None:
         """Where the end fell into the text that had been given back, write that text again."""
         generation, seq = candidate.generation, candidate.seq
-        tokenizer = self._interpreter.tokenizer
+        tokenizer = self._programs.tokenizer
         size = len(generation.healed.encode())
         written = 0
         for token_id in seq.tokens.ids[candidate.prompt_len :].tolist():
@@ -195,17 +182,26 @@ class GenOps:
             if written >= size:
                 return
         remainder = candidate.detokenizer.remainder if candidate.detokenizer.matched_stop is not None else ""
-        self._interpreter.scheduler.truncate(seq, candidate.prompt_len)
+        self._programs.scheduler.truncate(seq, candidate.prompt_len)
         seq.tokens.extend(tokenizer.encode(generation.healed + remainder))
 
-    def stop(self, generation: Generation) -> tuple[str, ...]:
-        """Take a generation in progress off the schedule; what it had said so far."""
+    def fail_grammar(self, candidate: Candidate, reason: str) -> None:
+        """The grammar gave up while ``candidate`` was written: its op fails and keeps the text so far."""
+        message = f"the grammar could not be followed: {reason}; simplify it"
+        self._programs.fail_first(candidate.generation.owner, InvalidGrammar(message))
+
+    def _stop_waiting(self, owner: SequenceState) -> tuple[str, ...]:
+        del self.compiling[owner]
+        return ()
+
+    def _stop(self, generation: Generation) -> tuple[str, ...]:
+        """Take a generation in progress off the schedule; returns the candidates' texts so far."""
         owner = generation.owner
         for candidate in generation.candidates:
             if candidate.index == 0:
-                self._interpreter.scheduler.park(candidate.seq)
+                self._programs.scheduler.park(candidate.seq)
             else:
-                self._interpreter.release(candidate.seq)
+                self._programs.release(candidate.seq)
             if not candidate.finish_reason:
                 candidate.finish_reason = "abort"
                 _count(owner.program, candidate)

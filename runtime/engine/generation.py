@@ -14,12 +14,32 @@ from ..scheduler import Sequence
 
 if TYPE_CHECKING:
     from ...constrained import Matcher
+    from ..executor import SampledToken
     from ..tokenizer import Detokenizer, Tokenizer
     from .healing import HealMatcher
     from .program import OpState, SequenceState
-    from .tracing import TokenRecord
 
 MOST_STEPS_WITHOUT_DRAFT = 31
+
+
+class TokenRecord:
+    """Of one candidate of a traced program: for each output token its origin and, if it was drawn, the draw."""
+
+    __slots__ = ("drawn", "origins")
+
+    def __init__(self) -> None:
+        self.origins: list[str] = []
+        self.drawn: list[SampledToken | None] = []
+
+    def note(self, origin: str, count: int, drawn: SampledToken | None = None) -> None:
+        self.origins += [origin] * count
+        self.drawn += [drawn] * count
+
+    def note_drafted(self, start: int, end: int) -> None:
+        """Tokens [start, end) of the output were draft tokens that the model confirmed."""
+        for i in range(start, min(end, len(self.origins))):
+            if self.origins[i] == "generated":
+                self.origins[i] = "drafted"
 
 
 class Candidate:
@@ -27,7 +47,6 @@ class Candidate:
 
     __slots__ = (
         "cached_tokens",
-        "decode_start_s",
         "detokenizer",
         "draft_pause",
         "draft_waits",
@@ -89,7 +108,10 @@ class Candidate:
         self.unsent_logprobs: list[TokenLogprob] = []
         self.cached_tokens = 0
         self.prefilled_tokens = -1
-        self.decode_start_s = 0.0
+
+    @property
+    def owner(self) -> SequenceState:
+        return self.generation.owner
 
     @property
     def output_ids(self) -> list[int]:

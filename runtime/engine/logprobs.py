@@ -5,6 +5,7 @@ Each is asked of the step's logits while they lie on the device, and taken when 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,11 +17,10 @@ if TYPE_CHECKING:
     import torch
 
     from ..executor import Executor
-    from ..scheduler import PlanRow
+    from ..scheduler import PlanRow, Sequence
     from ..tokenizer import Tokenizer
     from .flight import Flight
     from .generation import Candidate
-    from .interpreter import Interpreter
     from .scoring import ScoreRow
 
 
@@ -61,7 +61,13 @@ def want_prompt_logprobs(
 
 
 def want_scores(
-    flight: Flight, score_row: ScoreRow, row: PlanRow, span: slice, executor: Executor, interpreter: Interpreter
+    flight: Flight,
+    score_row: ScoreRow,
+    row: PlanRow,
+    span: slice,
+    executor: Executor,
+    live: Mapping[int, Sequence],
+    finish_row: Callable[[ScoreRow], None],
 ) -> None:
     """``span``: which logits are those of the row's last positions."""
     part = flight.logits.whole()[span]
@@ -76,12 +82,12 @@ def want_scores(
         tensors.append(executor.logprobs_of(part[-1:].expand(len(last_ids), -1), np.array(last_ids)))
 
     def take(values: list[torch.Tensor]) -> None:
-        if interpreter.live.get(row.seq_id) is not seq:
+        if live.get(row.seq_id) is not seq:
             return  # cancelled meanwhile
         if len(targets):
             score_row.take_inner(start + 1, values[0].tolist())
         if last_ids:
             score_row.last = dict(zip(last_ids, values[-1].tolist(), strict=True))
-            interpreter.scorings.finish_row(score_row)
+            finish_row(score_row)
 
     flight.want(tensors, take)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...protocol.errors import PhloemError
 from ...protocol.messages import ProgramSettings
@@ -43,17 +44,16 @@ class OpState:
 class SequenceState:
     """A program's sequence: its ops in order, its text as segments, and the scheduler's sequence with its tokens.
 
-    ``unborn`` sequences are children of a fork that has not run. ``activity`` is the op being computed, if any.
+    ``unborn`` sequences are children of a fork that has not run. ``stop_op`` is set while the model
+    computes the first op: it takes that op off the schedule and returns the texts so far.
 
         segments:  | special | text | generated | text |  pending_text (not yet tokenized)
     """
 
     __slots__ = (
-        "activity",
         "closed",
         "error",
         "error_order",
-        "fork_segment",
         "fork_text",
         "fork_tokens",
         "id",
@@ -64,6 +64,7 @@ class SequenceState:
         "queue",
         "segments",
         "seq",
+        "stop_op",
         "text_len",
         "unborn",
     )
@@ -74,14 +75,13 @@ class SequenceState:
         self.seq = seq
         self.unborn = unborn
         self.queue: deque[OpState] = deque()
-        self.activity: Any = None
+        self.stop_op: Callable[[], tuple[str, ...]] | None = None
         self.segments: list[Segment] = []
         self.pending_text = ""
         self.text_len = 0
         self.marks: dict[int, int] = {}
         self.fork_tokens = 0
         self.num_traced = 0  # tokens that a traced program has been told of
-        self.fork_segment = 0
         self.fork_text = 0
         self.error: PhloemError | None = None
         self.error_order = -1  # of the op that failed: earlier ones go on, later ones fail for its sake
@@ -149,7 +149,6 @@ class SequenceState:
         self.text_len = parent.text_len
         self.marks = dict(parent.marks)
         self.fork_tokens = self.num_traced = len(self.seq.tokens)
-        self.fork_segment = len(self.segments)
         self.fork_text = self.text_len
         self.unborn = False
 

@@ -1,10 +1,8 @@
-"""The ops ``Select`` and ``Score``: their rows put on the schedule, and the winner appended.
-
-Which rows a choice needs and which choice wins is ``scoring``'s; never computes a log-probability.
-"""
+"""The ops ``Select`` and ``Score``: their rows are put on the schedule, and the winner is appended."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,28 +14,28 @@ from .scoring import ScoreRow, Scoring
 from .tracing import trace_scoring
 
 if TYPE_CHECKING:
-    from .interpreter import Interpreter
+    from .programs import Programs
 
 
 class ScoreOps:
-    """Begins and ends scorings for ``interpreter``."""
+    """Begins and ends the scorings of ``programs``."""
 
-    def __init__(self, interpreter: Interpreter) -> None:
-        self._interpreter = interpreter
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
 
     def start(self, owner: SequenceState, op_state: OpState) -> None:
-        interpreter = self._interpreter
-        owner.flush_text(interpreter.tokenizer)
-        scoring = Scoring(op_state, owner, interpreter.tokenizer, now_s=interpreter.clock())
+        programs = self._programs
+        owner.flush_text(programs.tokenizer)
+        scoring = Scoring(op_state, owner, programs.tokenizer, now_s=programs.clock())
         longest = max(len(suffix) for suffix in scoring.suffixes)
-        if not interpreter.has_room(owner, op_state, extra=longest):
+        if not programs.has_room(owner, op_state, extra=longest):
             return
         prefix = owner.seq.tokens.ids[: scoring.common].tolist()
         for suffix in scoring.suffixes:
             self._add_row(scoring, scoring.rows, prefix, suffix)
             if scoring.needs_unconditional:
                 self._add_row(scoring, scoring.unconditional, [], suffix)
-        owner.activity = scoring
+        owner.stop_op = partial(self._stop, scoring)
         if not scoring.rows and not scoring.unconditional:
             self._finish(scoring)
 
@@ -49,11 +47,11 @@ class ScoreOps:
             tokens = [*prefix, *inner]
             if not tokens:
                 return
-            seq = self._interpreter.new_sequence(scoring.owner.program, TokenBuffer(tokens))
+            seq = self._programs.new_sequence(scoring.owner.program, TokenBuffer(tokens))
             seq.logits_from = max(len(prefix) - 1, 0)
             row = ScoreRow(scoring, seq, first=seq.logits_from + 1)
             seq.tag = rows[inner] = row
-            self._interpreter.scheduler.submit(seq, max_new=0)
+            self._programs.scheduler.submit(seq, max_new=0)
         rows[inner].last[suffix[-1]] = float("nan")
 
     def finish_row(self, row: ScoreRow) -> None:
@@ -64,22 +62,22 @@ class ScoreOps:
         counters.prefilled_tokens += row.seq.num_run
         counters.preemptions += row.seq.num_preempted
         row.cached_tokens = row.seq.num_cached
-        self._interpreter.release(row.seq)
+        self._programs.release(row.seq)
         if row.scoring.is_finished:
             self._finish(row.scoring)
 
     def _finish(self, scoring: Scoring) -> None:
         owner, op_state, op = scoring.owner, scoring.op_state, scoring.op
-        interpreter = self._interpreter
-        owner.activity = None
-        meta = scoring.meta(now_s=interpreter.clock())
+        programs = self._programs
+        owner.stop_op = None
+        meta = scoring.meta(now_s=programs.clock())
         if owner.program.settings.trace:
-            meta = msgspec.structs.replace(meta, trace=trace_scoring(scoring, meta, interpreter.tokenizer))
+            meta = msgspec.structs.replace(meta, trace=trace_scoring(scoring, meta, programs.tokenizer))
         winner = scoring.choices[meta.index]
         owner.program.counters.queue_s += meta.queue_s
         owner.program.counters.prefill_s += meta.prefill_s
         if op.append:
-            interpreter.scheduler.drop_lease(owner.seq)  # the winner's KV is in the cache
+            programs.scheduler.drop_lease(owner.seq)  # the winner's KV is in the cache
             last = owner.segments[-1] if owner.segments else None
             if last is not None and last.kind == "text":
                 last = Segment("generated", last.token_start, last.text_start, last.text + winner)
@@ -87,15 +85,16 @@ class ScoreOps:
                 owner.text_len += len(winner)
             else:
                 owner.note_generated(scoring.common, winner)
-            interpreter.scheduler.truncate(owner.seq, scoring.common)
+            programs.scheduler.truncate(owner.seq, scoring.common)
             owner.seq.tokens.extend(scoring.suffixes[meta.index])
         value: object = winner
         if isinstance(op, Score):
             value = sum(v for v in meta.logprobs[0] if v is not None)
-        interpreter.finish_op(owner, op_state, value, meta=meta, texts=(winner,))
-        interpreter.make_ready(owner)
+        programs.finish_op(owner, op_state, value, meta=meta, texts=(winner,))
+        programs.ready.append(owner)
 
-    def stop(self, scoring: Scoring) -> None:
+    def _stop(self, scoring: Scoring) -> tuple[str, ...]:
         """Take a scoring in progress off the schedule."""
         for row in (*scoring.rows.values(), *scoring.unconditional.values()):
-            self._interpreter.release(row.seq)
+            self._programs.release(row.seq)
+        return ()

@@ -40,6 +40,10 @@ class ScoreRow:
         self.cached_tokens = 0
 
     @property
+    def owner(self) -> SequenceState:
+        return self.scoring.owner
+
+    @property
     def is_finished(self) -> bool:
         return all(not np.isnan(value) for value in self.last.values())
 

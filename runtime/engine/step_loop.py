@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...constrained.spec import GrammarError
+from ...protocol.errors import PromptTooLong
 from ..executor import SampledToken, SampleRow
 from ..scheduler import Draft, StepPlan
 from .drafting import DraftPath, draft_rows, wants_of
@@ -22,15 +24,29 @@ from .tracing import traced_params
 from .vectorised_decode import VectorisedDecode
 
 if TYPE_CHECKING:
-    from ...protocol.messages import RuntimeMessage
     from ...radix_cache import Tiers
     from ..executor import Executor
-    from ..scheduler import Scheduler
     from ..speculative import Speculation
-    from .interpreter import Interpreter
-    from .report import EngineReport
+    from .gen_ops import GenOps
+    from .programs import Programs
+    from .score_ops import ScoreOps
 
 MOST_WAITING_FOR_DRAFTS = 8  # sequences; with more, drafts are worth less than steps without a pause
+
+
+@dataclass(slots=True)
+class StepCounters:
+    """Counts since the engine started.
+
+    ``step_s`` is the time of all steps that had a forward; ``wait_s`` is the part of it in which the host waited for
+    the device's results.
+    """
+
+    steps: int = 0
+    forward_tokens: int = 0
+    forward_rows: int = 0
+    step_s: float = 0.0
+    wait_s: float = 0.0
 
 
 class StepLoop:
@@ -38,42 +54,42 @@ class StepLoop:
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        interpreter: Interpreter,
+        programs: Programs,
+        generations: GenOps,
+        scorings: ScoreOps,
         executor: Executor,
-        report: EngineReport,
         *,
-        send: Callable[[bytes, RuntimeMessage], None],
         speculation: Speculation | None,
         tiers: Tiers | None,
         overlaps: bool,
         jump_forward: bool,
         clock: Callable[[], float],
     ) -> None:
-        self.scheduler = scheduler
-        self.interpreter = interpreter
+        self.scheduler = programs.scheduler
+        self.programs = programs
         self.executor = executor
-        self.report = report
-        self.tokenizer = interpreter.tokenizer
-        self.context_len = interpreter.context_len
+        self.counters = StepCounters()
+        self.tokenizer = programs.tokenizer
+        self.context_len = programs.context_len
         self.speculation = speculation
         self.tiers = tiers
         self.overlaps = overlaps
         self.jump_forward = jump_forward
         self.clock = clock
         self.flight: Flight | None = None  # given to the device and not read yet
-        self._send = send
+        self._generations = generations
+        self._scorings = scorings
         self._collected_s = -math.inf
         self.vectorised = VectorisedDecode(
-            scheduler,
-            interpreter.tokenizer,
-            context_len=interpreter.context_len,
-            vocab_size=interpreter.vocab_size,
+            self.scheduler,
+            self.tokenizer,
+            context_len=self.context_len,
+            vocab_size=executor.model.config.vocab_size,
             speculation=speculation,
             overlaps=overlaps,
-            send=send,
+            send=programs.send,
             accept=self._accept_token,
-            finish=interpreter.generations.finish_candidate,
+            finish=generations.finish_candidate,
         )
 
     def run(self) -> bool:
@@ -125,11 +141,13 @@ class StepLoop:
         if not self.scheduler.failed:
             return plan
         for seq, error in self.scheduler.failed:
-            self.interpreter.fail_unschedulable(seq, error)
+            assert isinstance(seq.tag, Candidate | ScoreRow)
+            message = f"{error}; shorten the prompt or start with a larger --num-slots"
+            self.programs.fail_first(seq.tag.owner, PromptTooLong(message))
         self.scheduler.failed.clear()
         if plan is None:
             return None
-        rows = tuple(row for row in plan.rows if row.seq_id in self.interpreter.live)
+        rows = tuple(row for row in plan.rows if row.seq_id in self.programs.live)
         return StepPlan(plan.step, rows, plan.vectorised) if rows or plan.vectorised is not None else None
 
     def _expect_draws(self, flight: Flight) -> None:
@@ -153,18 +171,35 @@ class StepLoop:
 
     def _start(self, plan: StepPlan) -> Flight:
         """Give the forward of ``plan`` to the device."""
-        live = self.interpreter.live
+        live = self.programs.live
         start_s = self.clock()
         plan, drafts = self._with_drafts(plan)
         logits = self.executor.forward(plan)  # [L, V]
         self.scheduler.complete(plan, live)
-        self.report.count_step(plan, live, self.vectorised)
+        self._count(plan)
         owners = [(live[row.seq_id], live[row.seq_id].tag) for row in plan.rows]
         return Flight(plan, drafts, owners, logits, self.executor.features, start_s, self.executor.is_cold)
 
+    def _count(self, plan: StepPlan) -> None:
+        """Count ``plan``, once for each program that has a row in it."""
+        counters = self.counters
+        counters.steps += 1
+        counters.forward_tokens += plan.num_tokens
+        counters.forward_rows += len(plan.rows) + plan.num_vectorised
+        programs = set()
+        for row in plan.rows:
+            tag = self.programs.live[row.seq_id].tag
+            if isinstance(tag, Candidate | ScoreRow):
+                programs.add(tag.owner.program)
+        if plan.vectorised is not None:
+            self.vectorised.count_forwards(plan.vectorised)
+            programs = {program for program in programs if not self.vectorised.is_counted(program)}
+        for program in programs:
+            program.counters.forwards += 1
+
     def _draw(self, flight: Flight) -> None:
         """Give the draws of a step to the device. All tokens before them are known."""
-        first, rows, arrays = flight.plan.num_vectorised, flight.rows, None
+        first, rows, arrays, live = flight.plan.num_vectorised, flight.rows, None, self.programs.live
         if flight.plan.vectorised is not None:
             flight.vectorised, arrays = self.vectorised.draws(flight.plan.vectorised)
         num_vectorised = len(flight.vectorised)
@@ -186,8 +221,8 @@ class StepLoop:
                             if draft is not None:
                                 left = candidate.generation.op.params.min_tokens - candidate.num_generated
                                 rows += draft_rows(draft, rows[-1], min_tokens_left=left)
-                case ScoreRow() as score_row if self.interpreter.live.get(row.seq_id) is seq:
-                    want_scores(flight, score_row, row, part, self.executor, self.interpreter)
+                case ScoreRow() as score_row if live.get(row.seq_id) is seq:
+                    want_scores(flight, score_row, row, part, self.executor, live, self._scorings.finish_row)
         if rows or num_vectorised:
             flight.drawn = self.executor.draw(flight.logits, rows, arrays)
         flight.readback = self.executor.read(flight.tensors())
@@ -197,7 +232,7 @@ class StepLoop:
         assert flight.readback is not None
         asked_s = self.clock()
         values = flight.readback.wait()
-        self.report.wait_s += self.clock() - asked_s
+        self.counters.wait_s += self.clock() - asked_s
         sampled: list[SampledToken] = []
         first = min((draw.at for draw in flight.draws), default=0)
         drawn = flight.drawn
@@ -216,7 +251,7 @@ class StepLoop:
                 generation.first_token_s = now_s
             if generation.op.params.max_tokens == 0 and not draw.candidate.finish_reason:
                 draw.candidate.finish_reason = "length"
-                self.interpreter.generations.finish_candidate(draw.candidate)
+                self._generations.finish_candidate(draw.candidate)
         if drawn is not None and len(flight.vectorised):
             self.vectorised.accept(flight.vectorised, ids)
         for draw in flight.draws:
@@ -226,18 +261,18 @@ class StepLoop:
         end_s = self.clock()
         elapsed_s = end_s - max(flight.start_s, self._collected_s)
         self._collected_s = end_s
-        self.report.step_s += elapsed_s
+        self.counters.step_s += elapsed_s
         if self.tiers is not None:
-            self.tiers.recompute_s_per_token = self.report.step_s / max(self.report.forward_tokens, 1)
+            self.tiers.recompute_s_per_token = self.counters.step_s / max(self.counters.forward_tokens, 1)
         if self.speculation is not None:
             self.speculation.observe_step(flight.plan.num_tokens, elapsed_s, is_usual=not flight.is_cold)
-            self.speculation.sweep(self.interpreter.live)
+            self.speculation.sweep(self.programs.live)
 
     def _with_drafts(self, plan: StepPlan) -> tuple[StepPlan, dict[int, Draft]]:
         """``plan`` with the guesses that are worth running, and these by sequence."""
         if self.speculation is None:
             return plan, {}
-        live = self.interpreter.live
+        live = self.programs.live
         wants = wants_of(plan, live, self.tokenizer, context_len=self.context_len, max_draft=self.speculation.max_draft)
         drafts = self.speculation.propose(wants, num_tokens=plan.num_tokens)
         if not drafts:
@@ -309,7 +344,7 @@ class StepLoop:
         if candidate.finish_reason:
             if self.speculation is not None and candidate.is_drafted:
                 self.speculation.rest(seq.seq_id)
-            self.interpreter.generations.finish_candidate(candidate)
+            self._generations.finish_candidate(candidate)
         else:
             seq.logits_from = len(seq.tokens) - 1
 
@@ -317,7 +352,7 @@ class StepLoop:
         """Take one drawn token, and what it forces; False when the grammar has given up and the op with it."""
         generation, matcher = candidate.generation, candidate.matcher
         if matcher is not None and (matcher.error is not None or token.token_id < 0):
-            self.interpreter.fail_grammar(candidate, matcher.error or "no token may follow")
+            self._generations.fail_grammar(candidate, matcher.error or "no token may follow")
             return False
         logprob = token_logprob(token, self.tokenizer) if generation.op.params.return_logprob else None
         try:
@@ -335,11 +370,11 @@ class StepLoop:
                     if record is not None:
                         record.note("forced", len(candidate.seq.tokens) - length)
         except GrammarError as error:  # a stop pattern, or what an item leaves to the next, that has grown too large
-            self.interpreter.fail_grammar(candidate, str(error))
+            self._generations.fail_grammar(candidate, str(error))
             return False
         return True
 
     def _stream(self, candidate: Candidate, text: str, origin: str) -> None:
         delta = candidate.generation.delta(candidate, text, origin=origin)
         if delta is not None:
-            self._send(candidate.generation.owner.program.key[0], delta)
+            self.programs.send(candidate.generation.owner.program.key[0], delta)

@@ -16,32 +16,11 @@ from ...protocol.messages import OpTrace, SelectMeta, TokenTrace
 from ...protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from ..executor import SampledToken
     from ..tokenizer import Tokenizer
     from .generation import Generation
     from .scoring import Scoring
 
 NUM_ALTERNATIVES = 5
-
-
-class TokenRecord:
-    """Of one candidate's output, token by token, as it is accepted. ``drawn`` is None for a token nobody drew."""
-
-    __slots__ = ("drawn", "origins")
-
-    def __init__(self) -> None:
-        self.origins: list[str] = []
-        self.drawn: list[SampledToken | None] = []
-
-    def note(self, origin: str, count: int, drawn: SampledToken | None = None) -> None:
-        self.origins += [origin] * count
-        self.drawn += [drawn] * count
-
-    def note_drafted(self, start: int, end: int) -> None:
-        """Tokens [start, end) of the output had been guessed and verified together."""
-        for i in range(start, min(end, len(self.origins))):
-            if self.origins[i] == "generated":
-                self.origins[i] = "drafted"
 
 
 def traced_params(params: SamplingParams) -> SamplingParams:

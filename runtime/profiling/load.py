@@ -103,14 +103,14 @@ def run_load(
         if between is not None:
             between()
             last_s = time.perf_counter()
-        before = engine.report.forward_tokens, engine.report.forward_rows
+        before = engine.loop.counters.forward_tokens, engine.loop.counters.forward_rows
         with spans.span("step") if spans is not None else nullcontext():
             outbox = engine.step(inbox)
             with spans.span("send") if spans is not None else nullcontext():
                 encode_runtime([message for _, message in outbox])
         inbox = []
         now_s = time.perf_counter()
-        tokens, rows = (engine.report.forward_tokens - before[0], engine.report.forward_rows - before[1])
+        tokens, rows = (engine.loop.counters.forward_tokens - before[0], engine.loop.counters.forward_rows - before[1])
         if tokens == rows == load.rows:
             times.append((now_s - last_s) * 1e3)
             prefill_s = prefill_s or last_s - start_s

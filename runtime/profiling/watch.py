@@ -53,7 +53,7 @@ def watch(engine: EngineCore, spans: Spans) -> None:
         (engine.loop.vectorised, "draws", "sample"),
         (engine.loop.vectorised, "check_room", "schedule"),
         (engine.interpreter, "advance", "receive"),
-        (engine.interpreter.generations, "finish_candidate", "accept"),
+        (engine.generations, "finish_candidate", "accept"),
         (engine.scheduler, "plan", "schedule"),
         (engine.scheduler, "complete", "schedule"),
         (engine.executor, "_head", "head"),

@@ -20,4 +20,4 @@ def driver(engine):
     yield Driver(engine)
     engine.drop_client(CLIENT)
     engine.check()
-    assert not engine.has_work and not engine.interpreter.live and engine.cache.num_locked == 0
+    assert not engine.has_work and not engine.programs.live and engine.cache.num_locked == 0

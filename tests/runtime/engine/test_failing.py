@@ -44,7 +44,7 @@ def test_a_bad_submit_is_rejected_whole_and_says_why(driver, op, kind, says):
     outcome = driver.run([o.Text(op=0, seq=0, text="a"), op])
     assert [error.kind for error in outcome.rejected.errors] == [kind]
     assert says in outcome.rejected.errors[0].message
-    assert not outcome.ends and not driver.engine.interpreter.programs
+    assert not outcome.ends and not driver.engine.programs.by_key
 
 
 def test_a_bad_grammar_fails_its_op_alone(driver):
@@ -71,7 +71,7 @@ def test_a_grammar_that_gives_up_fails_its_op_alone_and_keeps_the_text(driver):
     )
 
     def second() -> object:
-        tags = [seq.tag for seq in driver.engine.interpreter.live.values()]
+        tags = [seq.tag for seq in driver.engine.programs.live.values()]
         return next((tag for tag in tags if getattr(tag, "index", 0) == 1 and tag.num_generated > 2), None)
 
     for _ in range(500):
@@ -122,7 +122,7 @@ def test_cancel_keeps_what_was_generated_and_frees_everything(driver):
     driver.run()
     assert outcome.failed[1].error.kind == "Cancelled" and outcome.failed[1].partial[0]
     assert outcome.failed[2].error.kind == "Cancelled" and outcome.closed is not None
-    assert driver.engine.cache.num_leased == 0 and not driver.engine.interpreter.live
+    assert driver.engine.cache.num_leased == 0 and not driver.engine.programs.live
 
 
 def test_a_cancelled_op_takes_later_ops_with_it_but_no_earlier_one(driver):

@@ -82,7 +82,7 @@ def test_a_text_that_can_only_end_ends_without_another_forward(start, jump_forwa
     outcome = driver.run(ask("id: ", GrammarSpec("regex", "[0-9]{3}")))
     candidate = outcome.done[1].meta.candidates[0]
     assert (candidate.finish_reason, candidate.completion_tokens) == ("stop", 3)
-    assert driver.engine.report.forward_rows == 3
+    assert driver.engine.loop.counters.forward_rows == 3
     assert re.fullmatch("[0-9]{3}", outcome.value(1)[0])
 
 
@@ -90,7 +90,7 @@ def test_a_text_that_may_go_on_is_asked_whether_it_ends(start):
     driver = start(speculative="off")
     wish(driver.engine, "12")
     outcome = driver.run(ask("id: ", GrammarSpec("regex", "[0-9]{1,3}")))
-    assert outcome.value(1) == ["12"] and driver.engine.report.forward_rows == 3
+    assert outcome.value(1) == ["12"] and driver.engine.loop.counters.forward_rows == 3
 
 
 def test_forced_text_takes_fewer_forwards_and_is_the_same(start):
@@ -100,7 +100,7 @@ def test_forced_text_takes_fewer_forwards_and_is_the_same(start):
         outcomes = [driver.submit(ask(f"The {i}th came ", DATE)) for i in range(4)]
         driver.run()
         texts.append([outcome.value(1) for outcome in outcomes])
-        forwards.append(driver.engine.report.forward_rows)
+        forwards.append(driver.engine.loop.counters.forward_rows)
         forced.append(sum(outcome.done[1].meta.candidates[0].forced_tokens for outcome in outcomes))
     assert texts[0] == texts[1]
     assert forwards[1] - forwards[0] == forced[0] >= 4 * len("n .. at noon") and forced[1] == 0

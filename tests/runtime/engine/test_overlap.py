@@ -156,7 +156,7 @@ def test_vectorised_decode_waits_once_a_step_and_reads_nothing_else(tiny_model_p
     for ops in [*plain, *(story(i, params) for i in range(4, 8)), *(story(8, params),) * 2]:
         driver.submit(ops[:2] + ops[4:])
     with using(traced(CPU)), HostReads(device) as reads:
-        while engine.scheduler.num_waiting or not engine.scheduler.running or engine.interpreter.generations.compiling:
+        while engine.scheduler.num_waiting or not engine.scheduler.running or engine.generations.compiling:
             driver.step()
         for _ in range(6):
             driver.step()
@@ -228,7 +228,7 @@ def test_few_sequences_wait_for_drafts_while_these_come_true(tiny_model_path: Pa
     engine = engine_of(tiny_model_path, StandIn(), jump_forward=False)
     got = Driver(engine).run(ops)
     assert got.value(1) == want.value(1)
-    assert engine.report.metrics(engine)["drafted_tokens"]
+    assert engine.metrics()["drafted_tokens"]
 
 
 @pytest.mark.parametrize("order", ["shortest_remaining", "oldest_program"])

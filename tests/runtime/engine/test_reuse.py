@@ -54,24 +54,24 @@ def num_distinct_prefixes(prompts: list[list[int]]) -> int:
 def test_each_distinct_prefix_token_is_computed_exactly_once(driver):
     engine = driver.engine
     prompts = [STEM + question for question in QUESTIONS for _ in range(3)]
-    before = engine.report.forward_tokens
+    before = engine.loop.counters.forward_tokens
     outcomes = [driver.submit(ask(prompt)) for prompt in prompts]
     driver.run()
     ids = [engine.tokenizer.encode(prompt) for prompt in prompts]
     computed = sum(outcome.closed.stats.prefilled_tokens for outcome in outcomes)
     assert computed == num_distinct_prefixes(ids) + len(prompts)
     # The engine's own count agrees: besides, each answer's tokens but its last were run.
-    assert engine.report.forward_tokens - before == computed + len(prompts) * (GREEDY.max_tokens - 1)
+    assert engine.loop.counters.forward_tokens - before == computed + len(prompts) * (GREEDY.max_tokens - 1)
 
 
 def test_32_equal_requests_at_once_compute_their_prompt_once(driver):
     engine = driver.engine
-    before = engine.report.forward_tokens
+    before = engine.loop.counters.forward_tokens
     outcomes = [driver.submit(ask(STEM + QUESTIONS[0])) for _ in range(32)]
     driver.run()
     length = len(engine.tokenizer.encode(STEM + QUESTIONS[0]))
     assert sum(outcome.closed.stats.prefilled_tokens for outcome in outcomes) == length - 1 + 32
-    assert engine.report.forward_tokens - before == length - 1 + 32 + 32 * (GREEDY.max_tokens - 1)
+    assert engine.loop.counters.forward_tokens - before == length - 1 + 32 + 32 * (GREEDY.max_tokens - 1)
 
 
 def test_a_chat_of_six_turns_in_one_program_computes_no_history_again(driver):

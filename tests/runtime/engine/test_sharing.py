@@ -15,13 +15,13 @@ from phloem.tests.runtime.engine.driver import GREEDY, Driver, prompts
 
 
 def test_identical_requests_at_once_compute_their_prompt_once(driver):
-    before = driver.engine.report.forward_tokens
+    before = driver.engine.loop.counters.forward_tokens
     prompt = prompts(1, seed=5, longest=400)[0]
     one = SamplingParams(temperature=0.0, max_tokens=1)
     outcomes = [driver.submit([o.Text(op=0, seq=0, text=prompt), o.Gen(op=1, seq=0, params=one)]) for _ in range(32)]
     driver.run()
     num_prompt = outcomes[0].done[1].meta.prompt_tokens
-    assert driver.engine.report.forward_tokens - before == (num_prompt - 1) + 32
+    assert driver.engine.loop.counters.forward_tokens - before == (num_prompt - 1) + 32
 
 
 def test_turns_find_their_history_generated_tokens_included(driver):
@@ -43,12 +43,15 @@ def test_a_finished_sequence_is_extended_in_place_by_a_later_submit(driver):
     first = driver.submit([o.Text(op=0, seq=0, text="turn one"), o.Gen(op=1, seq=0, params=GREEDY)], program="chat")
     driver.run()
     history = first.done[1].meta.prompt_tokens + 12
-    before = driver.engine.report.forward_tokens
+    before = driver.engine.loop.counters.forward_tokens
     driver.submit([o.Text(op=2, seq=0, text=" and on"), o.Gen(op=3, seq=0, params=GREEDY)], program="chat")
     driver.run()
     meta = first.done[3].meta
     assert meta.prompt_tokens == history + len(" and on") and meta.cached_tokens == history - 1
-    assert driver.engine.report.forward_tokens - before <= 1 + len(" and on") + 12 + meta.candidates[0].drafted_tokens
+    assert (
+        driver.engine.loop.counters.forward_tokens - before
+        <= 1 + len(" and on") + 12 + meta.candidates[0].drafted_tokens
+    )
     driver.engine.cache.flush()
     ops = [o.Text(op=0, seq=0, text="turn one"), o.Gen(op=1, seq=0, params=GREEDY)]
     at_once = driver.run([*ops, o.Text(op=2, seq=0, text=" and on"), o.Gen(op=3, seq=0, params=GREEDY)])

@@ -116,18 +116,18 @@ def run_round(engine: EngineCore, num_requests: int, *, seed: int, record: Recor
         if open_programs and rng.random() < 0.05:
             name = rng.choice(sorted(open_programs))
             driver.say(random_cancel(rng, name, sent[name]))
-        forwards_before = engine.report.forward_tokens
+        forwards_before = engine.loop.counters.forward_tokens
         driver.step()
         num_steps += 1
         if num_steps % STEPS_PER_CHECK == 0:
             engine.check()
-            need = max(need, sum(len(seq.tokens) for seq in engine.interpreter.live.values()))
+            need = max(need, sum(len(seq.tokens) for seq in engine.programs.live.values()))
         closed = {name for name in open_programs if driver.outcomes[name].closed}
         open_programs -= closed
-        idle_steps = 0 if closed or engine.report.forward_tokens > forwards_before else idle_steps + 1
+        idle_steps = 0 if closed or engine.loop.counters.forward_tokens > forwards_before else idle_steps + 1
         assert idle_steps < 50, "nothing runs and nothing ends"
     engine.check()
-    assert not engine.has_work and not engine.interpreter.live and not engine.interpreter.programs
+    assert not engine.has_work and not engine.programs.live and not engine.programs.by_key
     outcomes = driver.outcomes
     assert not any(outcome.rejected for outcome in outcomes.values())
     record.num_requests += len(sent)

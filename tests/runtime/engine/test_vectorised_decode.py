@@ -96,7 +96,7 @@ def run(engine: EngineCore, seed: int) -> tuple[Watched, list[object]]:
         if rng.random() < 0.1:
             driver.say(m.Cancel(f"p{rng.randrange(24)}", op=rng.choice((None, 1))))
         if rng.random() < 0.05:
-            assert engine.report.metrics(engine)["running"] == len(engine.scheduler.running)
+            assert engine.metrics()["running"] == len(engine.scheduler.running)
         driver.step()
     driver.run()
     engine.close()

@@ -75,7 +75,7 @@ def test_a_full_queue_tells_how_long_it_will_take(serve, engine):
     server = serve(engine)
     slow = {**PROMPT, "max_tokens": 100}
     answers: list[httpx.Response] = []
-    step, before = engine.step, engine.report.steps
+    step, before = engine.step, engine.loop.counters.steps
 
     def slow_step(inbox):
         if engine.has_work:
@@ -90,7 +90,7 @@ def test_a_full_queue_tells_how_long_it_will_take(serve, engine):
         ]
         for thread in threads:
             thread.start()
-        wait_until(lambda: engine.scheduler.num_waiting == 1 and engine.report.steps > before + 25)
+        wait_until(lambda: engine.scheduler.num_waiting == 1 and engine.loop.counters.steps > before + 25)
         with pytest.raises(openai.RateLimitError) as caught:
             server.openai.completions.create(model="string", prompt="no", max_tokens=5)
         assert 2 <= int(caught.value.response.headers["retry-after"]) <= 20

@@ -126,7 +126,7 @@ def test_lookup_changes_no_token_and_finds_what_was_said_before(tiny_model_path,
         driver.run()
         check_equal(made(outcomes), truth[0])
     # The second time the cache knew all answers of the first candidates.
-    assert engine.report.metrics(engine)["accepted_tokens"]["prefix"] > 100
+    assert engine.metrics()["accepted_tokens"]["prefix"] > 100
     engine.close()
 
 
@@ -208,5 +208,5 @@ def test_an_engine_started_without_drafts_makes_none(tiny_model_path):
     greedy = P(temperature=0.0, max_tokens=12, ignore_eos=True, speculative=True)
     outcome = Driver(engine).run([o.Text(op=0, seq=0, text="a b a b a b"), o.Gen(op=1, seq=0, params=greedy)])
     assert outcome.done[1].meta.candidates[0].drafted_tokens == 0
-    assert engine.report.metrics(engine)["drafted_tokens"] == {}
+    assert engine.metrics()["drafted_tokens"] == {}
     engine.close()
