@@ -76,14 +76,14 @@ class Bench:
         self.figures: list[Figure] = []
         self.machine = roofline.H200 if smoke else self._measured()
 
-    def _measured(self) -> roofline.Machine:
+    def _measured(self) -> roofline.DeviceSpec:
         """Copy bandwidth of 4 GiB and bfloat16 products of 8192 x 8192, by this machine's own libraries."""
         source = torch.empty(1 << 30, dtype=torch.int32, device=self.device).random_()
         target = torch.empty_like(source)
         copy = 2 * source.numel() * 4 / (self.time(lambda: target.copy_(source)) / 1e3)
         a, b = (torch.randn(8192, 8192, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         flops = 2 * 8192**3 / (self.time(lambda: a @ b) / 1e3)
-        return roofline.Machine(torch.cuda.get_device_name(), copy, flops)
+        return roofline.DeviceSpec(torch.cuda.get_device_name(), copy, flops)
 
     def time(self, call: Callable[[], object]) -> float:
         """Median milliseconds; the second-level cache is overwritten before every trial."""

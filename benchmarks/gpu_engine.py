@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
-from phloem.kernels.triton.roofline import Machine
+from phloem.kernels.triton.roofline import DeviceSpec
 from phloem.protocol.messages import Failed, Rejected, Submit
 from phloem.protocol.ops import Close, Gen, Special
 from phloem.protocol.sampling import SamplingParams
@@ -70,7 +70,7 @@ class Result:
     least_step_ms: float
 
 
-def serve(workload: Workload, machine: Machine, *, is_smoke: bool) -> list[Result]:
+def serve(workload: Workload, spec: DeviceSpec, *, is_smoke: bool) -> list[Result]:
     first, lengths = requests(workload)
     with tempfile.TemporaryDirectory() as folder:
         path = write_shape(workload.shape, Path(folder) / "shape", is_toy=is_smoke)
@@ -84,7 +84,7 @@ def serve(workload: Workload, machine: Machine, *, is_smoke: bool) -> list[Resul
             engine.loop.overlaps = overlaps
             most = min(10_001, engine.vocab_size)
             prompts = [[(token + round_) % most for token in prompt] for prompt in first]  # nothing may be cached
-            found = _run(engine, workload, prompts, lengths, machine)
+            found = _run(engine, workload, prompts, lengths, spec)
             if round_ >= warm_ups:
                 results.append(found)
     finally:
@@ -102,7 +102,7 @@ def requests(workload: Workload) -> tuple[list[list[int]], list[int]]:
     return prompts, [rng.randint(*workload.output) for _ in range(workload.num_requests)]
 
 
-def least_seconds(config: ModelConfig, prompts: list[list[int]], lengths: list[int], machine: Machine) -> float:
+def least_seconds(config: ModelConfig, prompts: list[list[int]], lengths: list[int], spec: DeviceSpec) -> float:
     """In bfloat16: each token's context read, each step's weights read, and the prompts computed."""
     contexts = sum(len(p) * n + n * (n - 1) // 2 for p, n in zip(prompts, lengths, strict=True))
     # As many rows decode in a step as have not ended by then.
@@ -110,7 +110,7 @@ def least_seconds(config: ModelConfig, prompts: list[list[int]], lengths: list[i
     weights = sum(weight_count(config, rows) for rows in running) * 2
     products = 2 * weight_count(config, 1) * sum(map(len, prompts))
     slot = slot_size_bytes(config, torch.bfloat16)
-    return (contexts * slot + weights) / machine.copy + products / machine.flops
+    return (contexts * slot + weights) / spec.copy + products / spec.flops
 
 
 def _engine(path: Path, workload: Workload, *, is_smoke: bool) -> EngineCore:
@@ -134,7 +134,7 @@ def _engine(path: Path, workload: Workload, *, is_smoke: bool) -> EngineCore:
 
 
 def _run(
-    engine: EngineCore, workload: Workload, prompts: list[list[int]], lengths: list[int], machine: Machine
+    engine: EngineCore, workload: Workload, prompts: list[list[int]], lengths: list[int], spec: DeviceSpec
 ) -> Result:
     inbox = []
     for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
@@ -166,8 +166,8 @@ def _run(
         seconds=seconds,
         step_ms=1e3 * median(step_s),
         host_ms=1e3 * (seconds - (engine.loop.counters.wait_s - waited_s)) / steps,
-        least_s=least_seconds(config, prompts, lengths, machine),
-        least_step_ms=1e3 * (2 * weight_count(config, 1) + last * slot) / machine.copy,
+        least_s=least_seconds(config, prompts, lengths, spec),
+        least_step_ms=1e3 * (2 * weight_count(config, 1) + last * slot) / spec.copy,
     )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from phloem.kernels import Groups, SharedPrefixes, draft_tree, reference
+from phloem.kernels import Groups, SharedPrefixes, reference
 from phloem.kernels.backend import triton_backend
 from phloem.kernels.linear import quantize_int8
 from phloem.kernels.quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
@@ -77,24 +77,6 @@ def shared_prefix(bench: Bench) -> None:
         roofline.shared_prefix_attention(prefix, [prefix + own] * children, **size, element=bench.dtype.itemsize),
         other="without sharing",
         other_call=partial(triton_backend().paged_attention, *inputs, scale=scale),
-    )
-
-
-def tree_attention(bench: Bench) -> None:
-    """Drafts of 15 tokens, each with two children, verified at once; beside it a chain of as many."""
-    rows, length, drafts = (32, 2048, 15) if not bench.smoke else (2, 30, 7)
-    inputs, size = _rows(bench, [length] * rows, [drafts] * rows)
-    bits = draft_tree([(node - 1) // 2 for node in range(drafts)])
-    tree = torch.tensor(bits * rows, device=bench.device)
-    scale = size["head_dim"] ** -0.5
-    bench.add(
-        "tree attention",
-        f"{rows} x {length:,} tokens, {drafts} drafts",
-        lambda: triton_backend().tree_attention(*inputs, tree=tree, scale=scale),
-        lambda: reference.paged_attention(*inputs, tree=tree, scale=scale),
-        roofline.attention([length] * rows, [drafts] * rows, **size, element=bench.dtype.itemsize),
-        other="a chain",
-        other_call=lambda: triton_backend().paged_attention(*inputs, scale=scale),
     )
 
 
@@ -233,7 +215,6 @@ def _rows(bench: Bench, kv_lens: list[int], num_queries: list[int]) -> tuple[tup
 PARTS = {
     "quantized_products": quantized_products,
     "shared_prefix": shared_prefix,
-    "tree_attention": tree_attention,
     "fp8_pool": fp8_pool,
     "experts": experts,
     "adapters": adapters,

@@ -20,7 +20,6 @@ import triton.language as tl
 from phloem.kernels.triton import (
     activation,
     attention,
-    bitmask,
     edits,
     experts,
     grouped,
@@ -38,7 +37,7 @@ from . import RESULTS
 HEADS = {"SmolLM2-135M": (3, 3, 64), "Llama-3-8B": (8, 4, 128), "Qwen3-0.6B": (8, 2, 128)}  # KV heads, group, size
 
 
-_FLAGS = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_TREE", "HAS_PIECES", "IS_AFTER_PIECES")
+_FLAGS = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_PIECES", "IS_AFTER_PIECES")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ def attention_builds(config: Config) -> Iterator[Build]:
             yield attention_build(f"attention {kind} {model} window, cap", shape, heads, ("HAS_WINDOW", "HAS_SOFT_CAP"))
     for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
         yield attention_build(f"attention {kind} Llama-3-8B fp8 pool", shape, llama, pool="*u8")
-    yield attention_build("attention tree Llama-3-8B", config.prefill, llama, ("HAS_TREE",))
     # A shared prefix, and what is left to the rows: of one token, and of several.
     for kind, shape, flag in (
         ("prefix", config.shared, "HAS_PIECES"),
@@ -99,7 +97,6 @@ def attention_build(
             **dict.fromkeys(("q", "out"), "*bf16"),
             **dict.fromkeys(("k_cache", "v_cache"), pool),
             **dict.fromkeys((*tables, "pieces", "piece_order", "own_from"), "*i32"),
-            "tree": "*i64",
             **dict.fromkeys(("part_sums", "part_logs"), "*fp32"),
             **dict.fromkeys(("scale", "soft_cap"), "fp32"),
             **dict.fromkeys(sizes, "i32"),
@@ -180,7 +177,7 @@ def builds(arch: int) -> Iterator[Build]:
         )
     yield Build(
         "apply_bitmask",
-        bitmask.apply_bitmask_kernel,
+        edits.apply_bitmask_kernel,
         {
             "logits": "*fp32",
             "mask": "*i32",

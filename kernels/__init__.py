@@ -4,7 +4,6 @@ from .batch import LogitEdits, SampleBatch, Sampled
 from .groups import Groups
 from .ops import (
     add_adapters,
-    draft_tree,
     gelu_mul,
     mix_experts,
     norm_rope_write_kv,
@@ -16,7 +15,6 @@ from .ops import (
     shared_prefix_attention,
     sharing_of,
     silu_mul,
-    tree_attention,
 )
 from .quantized_weight import QuantizedWeight
 from .sampling import apply_bitmask, apply_edits, apply_penalties, gather_logprobs, sample, top_logprobs, uniform
@@ -36,7 +34,6 @@ __all__ = [
     "apply_bitmask",
     "apply_edits",
     "apply_penalties",
-    "draft_tree",
     "gather_logprobs",
     "gelu_mul",
     "mix_experts",
@@ -53,7 +50,6 @@ __all__ = [
     "sharing_of",
     "silu_mul",
     "top_logprobs",
-    "tree_attention",
     "uniform",
     "warm_up",
 ]

@@ -25,7 +25,6 @@ class Backend:
     silu_mul: Callable[[Tensor], Tensor]
     gelu_mul: Callable[[Tensor], Tensor]
     paged_attention: Callable[..., Tensor]
-    tree_attention: Callable[..., Tensor]
     shared_prefix_attention: Callable[..., Tensor]
     sharing_of: Callable[[torch.device, int], Sharing | None]
     quantized_product: Callable[..., Tensor]
@@ -48,7 +47,6 @@ REFERENCE = Backend(
     silu_mul=reference.silu_mul,
     gelu_mul=reference.gelu_mul,
     paged_attention=reference.paged_attention,
-    tree_attention=reference.paged_attention,
     shared_prefix_attention=reference.shared_prefix_attention,
     sharing_of=reference.sharing_of,
     quantized_product=reference.quantized_product,
@@ -93,9 +91,9 @@ def triton_backend() -> Backend:
     """The GPU's; imported with the first tensor that lies there."""
     from .triton import activation as triton_activation
     from .triton import attention as triton_attention
-    from .triton import bitmask, grouped, quantized
     from .triton import edits as triton_edits
     from .triton import experts as triton_experts
+    from .triton import grouped, quantized
     from .triton import norm as triton_norm
     from .triton import rope as triton_rope
     from .triton import sampling as triton_sampling
@@ -108,7 +106,6 @@ def triton_backend() -> Backend:
         silu_mul=triton_activation.silu_mul,
         gelu_mul=triton_activation.gelu_mul,
         paged_attention=triton_attention.paged_attention,
-        tree_attention=triton_attention.paged_attention,
         shared_prefix_attention=triton_attention.shared_prefix_attention,
         sharing_of=triton_attention.sharing_of,
         quantized_product=quantized.quantized_product,
@@ -116,7 +113,7 @@ def triton_backend() -> Backend:
         mix_experts=triton_experts.mix_experts,
         add_adapters=grouped.add_adapters,
         reads_packed=True,
-        apply_bitmask=bitmask.apply_bitmask,
+        apply_bitmask=triton_edits.apply_bitmask,
         apply_edits=triton_edits.apply_edits,
         sample=triton_sampling.sample,
     )

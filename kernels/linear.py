@@ -1,5 +1,6 @@
 """Linear layers whose weights are laid out for the machine's matrix kernels. Never reads a file."""
 
+from functools import cache
 from typing import Literal, Protocol
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 from .backend import reads_packed
 from .cpu import bfloat, integer, packing
 from .cpu.llvm import LANES
-from .machine import has_bfloat16_products, has_int4_products
 from .ops import quantized_product
 from .quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
 from .quantized_weight import dequantize as dequantize_packed
@@ -332,3 +332,26 @@ def _fits_bytes(q: Tensor, *scales: Tensor) -> bool:
 def _fits_int4(weight: Group32) -> bool:
     q = weight[0]
     return q.device.type == "cpu" and q.shape[0] % 16 == 0 and q.shape[1] % GROUP_LEN == 0 and has_int4_products()
+
+
+@cache
+def has_bfloat16_products() -> bool:
+    """Whether bfloat16 matrix products run as such, and not by way of float32."""
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    except (AttributeError, RuntimeError):
+        return False
+
+
+@cache
+def has_int4_products() -> bool:
+    """Whether torch has a vectorised product with 4-bit weights here."""
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        return False
+    try:
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.zeros(16, 32, dtype=torch.int32), 1)
+        x, scale_zero = torch.zeros(1, 32, dtype=torch.bfloat16), torch.zeros(1, 16, 2, dtype=torch.bfloat16)
+        torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, 32, scale_zero)
+    except (AttributeError, RuntimeError):
+        return False
+    return True

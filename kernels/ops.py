@@ -3,8 +3,6 @@
 T tokens, R rows, S slots, Hq/Hkv query and KV heads, D head size, V vocabulary, W = ceil(V / 32) mask words.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -130,40 +128,6 @@ def paged_attention(
         sliding_window=sliding_window,
         soft_cap=soft_cap,
     )
-
-
-def tree_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_table: Tensor,
-    row_ids: Tensor,
-    query_starts: Tensor,
-    kv_lens: Tensor,
-    *,
-    tree: Tensor,  # int64 [T]
-    scale: float,
-    soft_cap: float = 0.0,
-) -> Tensor:
-    """``paged_attention`` where each row's new tokens, up to 64, are a tree of drafts.
-
-    Token t sees its row's context and those new tokens j of it for which bit j of tree[t] is set: its ancestors and
-    itself (``draft_tree``).
-    """
-    inputs = (q, k_cache, v_cache, slot_table, row_ids, query_starts, kv_lens)
-    return backend_of(q).tree_attention(*inputs, tree=tree, scale=scale, soft_cap=soft_cap)
-
-
-def draft_tree(parents: Sequence[int]) -> list[int]:
-    """The bits of each token for ``tree_attention``; ``parents[j]`` < j, or -1: the context's end."""
-    if len(parents) > 64:
-        raise ValueError(f"a tree of {len(parents)} drafts: at most 64 fit, split it into rows")
-    bits: list[int] = []
-    for node, parent in enumerate(parents):
-        if not -1 <= parent < node:
-            raise ValueError(f"parent {parent} of draft {node}: must come before it, or be -1")
-        bits.append((bits[parent] if parent >= 0 else 0) | 1 << node)
-    return [bit - (1 << 64) if bit >> 63 else bit for bit in bits]  # as int64
 
 
 def shared_prefix_attention(

@@ -91,7 +91,6 @@ def paged_attention(
     scale: float,
     sliding_window: int = 0,
     soft_cap: float = 0.0,
-    tree: Tensor | None = None,
 ) -> Tensor:
     out = torch.empty_like(q, memory_format=torch.contiguous_format)  # [T, Hq, D]
     group = q.shape[1] // k_cache.shape[1]
@@ -110,10 +109,6 @@ def paged_attention(
         hidden = key_at > at
         if sliding_window:
             hidden = hidden | (key_at <= at - sliding_window)
-        if tree is not None:
-            drafted = key_at - (kv_len - (end - begin))
-            seen = (tree[begin:end].unsqueeze(1) >> drafted.clamp_min(0)) & 1
-            hidden = hidden | ((drafted >= 0) & (seen == 0))
         weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
         out[begin:end] = torch.einsum("htl,lhd->thd", weights, values).to(q.dtype)
     return out

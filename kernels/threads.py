@@ -12,22 +12,16 @@ own pool costs 2 us. With both cores taken by other processes, 120 products of a
 (at worst 7) and 12 ms on OpenMP (at worst 440), since a region ends only when every thread has had a core.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from .cpu.pool import Pool, has_pool
-
-if TYPE_CHECKING:
-    from .cpu.tape import Tape
 
 Run = Callable[[int, int, int], None]
 
@@ -36,28 +30,25 @@ class Team:
     """The process's kernel threads: process-wide as torch's are. ``run(function, argument, n)``: addresses, threads."""
 
     def __init__(self) -> None:
-        self._pool: Pool | None = None
+        self.pool: Pool | None = None  # None: the threads are torch's
         self._shared = _openmp_run() or _python_run
 
     @property
     def size(self) -> int:
-        return torch.get_num_threads() if self._pool is None else self._pool.num_threads
+        return torch.get_num_threads() if self.pool is None else self.pool.num_threads
 
     def run(self, function: int, argument: int, num_threads: int) -> None:
-        pool = self._pool
+        pool = self.pool
         (self._shared if pool is None else pool.run)(function, argument, num_threads)
 
     @property
     def can_replay(self) -> bool:
         """Whether tapes run as fast as the calls on them do: not where the threads are torch's."""
-        return self._pool is not None or torch.get_num_threads() == 1
-
-    def replay(self, tape: Tape) -> None:
-        tape.replay(self._pool)
+        return self.pool is not None or torch.get_num_threads() == 1
 
     def share(self, num_threads: int) -> None:
         """Runs on torch's threads from now on."""
-        pool, self._pool = self._pool, None
+        pool, self.pool = self.pool, None
         if pool is not None:
             pool.close()
         torch.set_num_threads(num_threads)
@@ -66,7 +57,7 @@ class Team:
         """Runs on threads that torch does not have from now on."""
         self.share(1)
         if num_threads > 1:
-            self._pool = Pool(num_threads)
+            self.pool = Pool(num_threads)
 
 
 @cache

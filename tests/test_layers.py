@@ -40,12 +40,7 @@ ONLY = {
 # The language and the runtime meet in `engines` alone.
 NOT_LANG = {"lang", "engines"}
 # Circles that stay, each with the reason: the files that import one another.
-CIRCLES: dict[frozenset[str], str] = {
-    frozenset(
-        ["runtime.tokenizer.chat_template", "runtime.tokenizer.template_split", "runtime.tokenizer.tool_split"]
-    ): "not yet undone",
-    frozenset(["kernels.cpu.entry", "kernels.cpu.tape", "kernels.threads"]): "not yet undone",
-}
+CIRCLES: dict[frozenset[str], str] = {}
 TORCH_FREE = [
     "phloem",
     "phloem.cli",

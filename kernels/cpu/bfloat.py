@@ -17,7 +17,6 @@ from torch import Tensor
 
 from .entry import ARGS, TASK, THREAD, entry
 from .llvm import F32, I32, LANES, V16, V16_I32, carry, constant, declared, fused, load_at, number, splat, vector_at
-from .outputs import put_outputs
 from .recording import scratch
 from .tensors import KINDS, readable, task_len, team_size
 from .vector import (
@@ -27,6 +26,7 @@ from .vector import (
     get_i64,
     local_floats,
     put_bf16,
+    put_outputs,
     splat16,
     store16_f32,
     take_number,

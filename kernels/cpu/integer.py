@@ -38,7 +38,6 @@ from .llvm import (
     splat,
     vector_at,
 )
-from .outputs import put_outputs
 from .packing import GROUP_LEN, QUADS, record_len
 from .recording import scratch
 from .tensors import KINDS, readable, task_len, team_size
@@ -55,6 +54,7 @@ from .vector import (
     max16,
     put_f32,
     put_i32,
+    put_outputs,
     round16,
     splat16,
     store16_i8,

@@ -1,5 +1,6 @@
 """Compiling a function of int64 arguments to a C function. Never compiles on import."""
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -18,3 +19,8 @@ def machine_code(function: Callable[..., None], num_arguments: int) -> Any:
         if "cannot cache" not in str(error):
             raise
         return cfunc(signature, error_model="numpy")(function)
+
+
+def c_call(address: int, num_arguments: int) -> Callable[..., None]:
+    """The compiled function at ``address``, of int64 arguments; Python's lock is free while it runs."""
+    return ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * num_arguments)(address)

@@ -14,12 +14,12 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
-from .machine_code import machine_code
+from .machine_code import c_call, machine_code
 from .vector import (
     c_function,
     call_function,
@@ -110,11 +110,6 @@ class Pool:
 
     def _semaphore(self, index: int) -> int:
         return self._address + 8 * (_WORKERS + index * _LINE + _SEMAPHORE)
-
-
-def c_call(address: int, num_arguments: int) -> Callable[..., None]:
-    """The compiled function at ``address``, of int64 arguments; Python's lock is free while it runs."""
-    return ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * num_arguments)(address)
 
 
 def give_job(pool: int, function: int, call: int, wanted: int) -> None:

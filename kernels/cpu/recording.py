@@ -37,7 +37,7 @@ class Call:
     threads: int
 
 
-class Span(NamedTuple):
+class ArenaSpan(NamedTuple):
     """Bytes of one of an arena's chunks."""
 
     chunk: int
@@ -54,13 +54,13 @@ class Arena:
 
     def __init__(self) -> None:
         self._chunks: list[np.ndarray] = []
-        self._free: list[Span] = []  # in the order of addresses, neighbours joined
-        self._returned: list[Span] = []  # a tensor may end at any moment, also while spans are looked through
+        self._free: list[ArenaSpan] = []  # in the order of addresses, neighbours joined
+        self._returned: list[ArenaSpan] = []  # a tensor may end at any moment, also while spans are looked through
         self._turn = 0
 
     def restart(self) -> None:
         self._turn += 1
-        self._free = [Span(i, 0, len(chunk)) for i, chunk in enumerate(self._chunks)]
+        self._free = [ArenaSpan(i, 0, len(chunk)) for i, chunk in enumerate(self._chunks)]
         self._returned = []
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -74,30 +74,30 @@ class Arena:
     def num_bytes(self) -> int:
         return sum(len(chunk) for chunk in self._chunks)
 
-    def _take(self, size: int) -> Span:
+    def _take(self, size: int) -> ArenaSpan:
         """The first free span that is long enough."""
         while self._returned:
             self._join(self._returned.pop())
         at = next((i for i, span in enumerate(self._free) if span.end - span.start >= size), len(self._free))
         if at == len(self._free):
-            self._free.append(Span(len(self._chunks), 0, max(size, _CHUNK_BYTES)))
+            self._free.append(ArenaSpan(len(self._chunks), 0, max(size, _CHUNK_BYTES)))
             self._chunks.append(_aligned_bytes(self._free[at].end))
         chunk, start, end = self._free.pop(at)
         if start + size < end:
-            self._free.insert(at, Span(chunk, start + size, end))
-        return Span(chunk, start, start + size)
+            self._free.insert(at, ArenaSpan(chunk, start + size, end))
+        return ArenaSpan(chunk, start, start + size)
 
-    def _give_back(self, turn: int, span: Span) -> None:
+    def _give_back(self, turn: int, span: ArenaSpan) -> None:
         if turn == self._turn:
             self._returned.append(span)
 
-    def _join(self, span: Span) -> None:
+    def _join(self, span: ArenaSpan) -> None:
         at = bisect(self._free, span)
         if at < len(self._free) and self._free[at][:2] == (span.chunk, span.end):
-            span = Span(span.chunk, span.start, self._free.pop(at).end)
+            span = ArenaSpan(span.chunk, span.start, self._free.pop(at).end)
         if at and (before := self._free[at - 1]).chunk == span.chunk and before.end == span.start:
             at -= 1
-            span = Span(span.chunk, self._free.pop(at).start, span.end)
+            span = ArenaSpan(span.chunk, self._free.pop(at).start, span.end)
         self._free.insert(at, span)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from numba import njit
 
 from .entry import OUTPUTS
-from .machine_code import machine_code
-from .pool import Pool, c_call, give_job
+from .machine_code import c_call, machine_code
+from .pool import Pool, give_job
 from .recording import Arena, Recording
 from .timing import CallTime, KernelTimes, clock_ns, open_times
 from .vector import call_function, get_i64, put_i64

@@ -204,11 +204,6 @@ def bits_of(builder: Any, value: Any) -> Any:
     return builder.zext(builder.bitcast(value, I32), I64)
 
 
-@compiled(types.float32, types.int64)
-def float_of(builder: Any, bits: Any) -> Any:
-    return builder.bitcast(builder.trunc(bits, I32), F32)
-
-
 @compiled(vector16, types.int64, types.int64)
 def load16_f32(builder: Any, address: Any, index: Any) -> Any:
     return builder.load(vector_at(builder, F32, address, index), align=4)
@@ -482,3 +477,24 @@ def put(address: int, index: int, kind: int, value: Any) -> None:
         put_bf16(address, index, value)
     else:
         put_f32(address, index, value)
+
+
+@njit(forceinline=True)
+def put_outputs(
+    sums: int, at: int, bias: int, out: int, out_kind: int, row: int, stride: int, column: int, num_outputs: int
+) -> None:
+    """16 float32 at ``sums[at:]`` become outputs ``column`` and following of a row, those that there are; rows lie
+    ``stride`` numbers apart.
+    """
+    to = row * stride + column
+    if column + LANES <= num_outputs:
+        values = load16_f32(sums, at)
+        if bias != 0:
+            values = values + load16_f32(bias, column)
+        store16(out, to, out_kind, values)
+    else:
+        for i in range(num_outputs - column):
+            value = get_f32(sums, at + i)
+            if bias != 0:
+                value += get_f32(bias, column + i)
+            put(out, to + i, out_kind, value)

@@ -32,7 +32,6 @@ def attention_kernel(
     kv_lens,
     block_rows,
     block_tokens,
-    tree,  # int64 [T]: bit j is set if the token sees new token j of its row
     pieces,  # int32 [P, PIECE_FIELDS], see kernels.shared
     piece_order,
     own_from,
@@ -55,7 +54,6 @@ def attention_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
-    HAS_TREE: tl.constexpr,
     HAS_PIECES: tl.constexpr,  # blocks are pieces of a shared prefix
     IS_AFTER_PIECES: tl.constexpr,  # what pieces read is left out
     PRODUCTS: tl.constexpr,  # the type whose products are taken
@@ -99,9 +97,6 @@ def attention_kernel(
             end_key = tl.minimum(end_key, (split + 1) * split_len)
     num_heads = NUM_KV_HEADS * GROUP
     head = kv_head * GROUP + vector % GROUP
-    if HAS_TREE:
-        begin = kv_len - end_token + tl.load(query_starts + row)  # the position of the row's first new token
-        visible = tl.load(tree + token, mask=valid, other=0)
 
     d = tl.arange(0, PADDED_DIM)
     in_head = d < HEAD_DIM
@@ -128,9 +123,6 @@ def attention_kernel(
             seen = there[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:
             seen = seen & (key[None, :] > position[:, None] - window)
-        if HAS_TREE:
-            drafted = tl.maximum(key - begin, 0)
-            seen = seen & ((key < begin)[None, :] | (((visible[:, None] >> drafted[None, :]) & 1) == 1))
         scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)  # a vector that has seen no key yet
@@ -202,17 +194,11 @@ def paged_attention(
     scale: float,
     sliding_window: int = 0,
     soft_cap: float = 0.0,
-    tree: Tensor | None = None,
     config: AttentionConfig | None = None,
 ) -> Tensor:
     """As ``kernels.paged_attention``; a pool of float8_e4m3fn is read as it is. Splits and blocks follow from shapes
     alone, so nothing waits for the device.
-
-    ``tree`` (int64 [T]) makes of each row's new tokens a tree of drafts: token t sees new token j of its row where bit
-    j is set. Parents come before children, each token has its own bit, a row has up to 64 of them.
     """
-    if tree is not None and sliding_window:
-        raise ValueError(f"a tree of drafts with a sliding window of {sliding_window}: only one of them, drop the tree")
     num_tokens, num_rows = q.shape[0], row_ids.shape[0]
     if config is None:
         table = config_of(q.device)
@@ -224,7 +210,7 @@ def paged_attention(
     parts = _parts(q, num_splits if num_splits > 1 else 0)
     rows = (slot_table, row_ids, query_starts, kv_lens)
     options = (scale, soft_cap, sliding_window)
-    _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_splits, config, tree=tree)
+    _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_splits, config)
     if num_splits > 1:
         _join(parts, out, num_splits)
     return out
@@ -289,7 +275,6 @@ def _attend(
     num_splits: int,
     config: AttentionConfig,
     *,
-    tree: Tensor | None = None,
     pieces: SharedPrefixes | None = None,
     after: SharedPrefixes | None = None,
 ) -> None:
@@ -316,7 +301,6 @@ def _attend(
         kv_lens,
         block_rows,
         block_tokens,
-        kv_lens if tree is None else tree,
         kv_lens if pieces is None else pieces.pieces,
         kv_lens if pieces is None else pieces.order,
         kv_lens if after is None else after.own_from,
@@ -338,7 +322,6 @@ def _attend(
         HAS_WINDOW=sliding_window > 0,
         HAS_SOFT_CAP=soft_cap > 0,
         IS_SPLIT=num_splits > 1,
-        HAS_TREE=tree is not None,
         HAS_PIECES=pieces is not None,
         IS_AFTER_PIECES=after is not None,
         PRODUCTS=product_type(q),

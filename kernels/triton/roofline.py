@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class DeviceSpec:
     """``copy`` bytes/s of its memory and ``flops`` of its matrix units in bfloat16, both as measured."""
 
     name: str
@@ -16,7 +16,7 @@ class Machine:
     flops: float
 
 
-H200 = Machine("H200", copy=4.3e12, flops=790e12)
+H200 = DeviceSpec("H200", copy=4.3e12, flops=790e12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class Work:
     bytes: float
     flops: float = 0.0
 
-    def seconds(self, machine: Machine) -> float:
+    def seconds(self, device: DeviceSpec) -> float:
         """The roofline: the slower of moving and computing."""
-        return max(self.bytes / machine.copy, self.flops / machine.flops)
+        return max(self.bytes / device.copy, self.flops / device.flops)
 
-    def bound(self, machine: Machine) -> str:
-        return "memory" if self.bytes / machine.copy >= self.flops / machine.flops else "compute"
+    def bound(self, device: DeviceSpec) -> str:
+        return "memory" if self.bytes / device.copy >= self.flops / device.flops else "compute"
 
 
 def attention(

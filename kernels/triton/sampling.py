@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..batch import SampleBatch, Sampled
-from .transfer import upload
+from .edits import upload
 
 BLOCK = 1024  # smaller ones spill on sm_90
 NUM_WARPS = 8

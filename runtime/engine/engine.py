@@ -51,7 +51,7 @@ from .step_loop import StepLoop
 if TYPE_CHECKING:
     from ..memory import KVPool
     from ..models import Model
-    from ..tokenizer import ChatTemplate, Tokenizer
+    from ..tokenizer import ModelTemplate, Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class EngineCore:
         self.config = config
         self.model: Model = parts.model
         self.tokenizer: Tokenizer = parts.tokenizer
-        self.template: ChatTemplate | None = parts.template
+        self.template: ModelTemplate | None = parts.template
         self.kv: KVPool = parts.kv
         self.model_path: Path = parts.path
         self.context_len = parts.context_len

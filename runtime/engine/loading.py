@@ -20,7 +20,7 @@ from ..memory import KVBlocks, KVPool, give_back_freed
 from ..models import Model, load_model
 from ..scheduler import PREEMPTIVE
 from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
-from ..tokenizer import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
+from ..tokenizer import ModelTemplate, Tokenizer, load_chat_template, load_tokenizer
 from ..weights import open_weights, resolve_model
 from ..weights.digest import weights_digest
 from .sizing import measured_slots
@@ -37,7 +37,7 @@ class EngineParts:
     path: Path
     model: Model
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: ModelTemplate | None
     kv: KVPool
     context_len: int
     num_slots: int

@@ -85,7 +85,7 @@ class Replays:
         if recorded is None:
             return None
         _fill(recorded, self._model.embedding(batch.token_ids), batch)
-        team().replay(recorded.tape)
+        recorded.tape.replay(team().pool)
         return recorded.features
 
     def _record(self, shape: StepShape, batch: ForwardBatch) -> torch.Tensor:

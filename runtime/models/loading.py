@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from ...kernels.backend import reads_packed
-from ...kernels.machine import has_bfloat16_products
+from ...kernels.linear import has_bfloat16_products
 from ...kernels.quantized_weight import pack_experts
 from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..config import EngineConfig

@@ -103,7 +103,7 @@ def _best(work: Callable[[], object]) -> float:
     run = work
     if recording.foreign is None and team().can_replay:
         tape = Tape(recording)
-        run = partial(team().replay, tape)
+        run = partial(tape.replay, team().pool)
     run()
     found = []
     for _ in range(REPEATS):

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ...protocol import errors
 from ...protocol.client import Client
-from ..tokenizer import ChatTemplate, Tokenizer
+from ..tokenizer import ModelTemplate, Tokenizer
 from . import faults
 from .flight import Bridge
 from .gate import Gate
@@ -35,7 +35,7 @@ GRACE_S = 5  # what running answers get to end when the server is told to stop
 def create_app(
     client: Client,
     tokenizer: Tokenizer,
-    template: ChatTemplate | None,
+    template: ModelTemplate | None,
     *,
     model_name: str,
     api_key: str | None = None,

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...protocol.tool_format import ToolFormat
-from ..tokenizer import ChatTemplate
+from ..tokenizer import ModelTemplate
 from .jobs import Part
 
 
 def conversation_parts(
-    template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
+    template: ModelTemplate, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
 ) -> list[Part]:
     """``messages`` as a template takes them; ``tools`` in the form of the OpenAI API."""
     own = template.info().tools

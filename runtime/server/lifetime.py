@@ -26,7 +26,7 @@ from ..weights.resolve import resolve_model
 from .listener import LOOPBACK_NAMES, is_loopback, listen, url_of
 
 if TYPE_CHECKING:
-    from ..tokenizer import ChatTemplate, Tokenizer
+    from ..tokenizer import ModelTemplate, Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class _Front:
 
     http: ModuleType
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: ModelTemplate | None
 
 
 def _load_front(path: Path) -> _Front:

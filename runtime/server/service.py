@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ...protocol import errors
 from ...protocol.client import Client
-from ..tokenizer import ChatTemplate, Tokenizer
+from ..tokenizer import ModelTemplate, Tokenizer
 from .faults import Fault, HttpError, of_validation
 from .flight import Bridge
 from .forms import encode
@@ -27,7 +27,7 @@ RequestModel = TypeVar("RequestModel", bound=BaseModel)
 class Service:
     client: Client
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: ModelTemplate | None
     model_name: str
     max_body_bytes: int
     bridge: Bridge

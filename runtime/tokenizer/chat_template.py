@@ -5,15 +5,13 @@ before the template runs and mended after, so that only what the template itself
 Never fetches anything and never encodes text.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -24,9 +22,7 @@ import jinja2.sandbox
 from ...protocol.errors import InvalidRequest, Unsupported
 from ...protocol.messages import TemplateInfo
 from .template_split import split_template
-
-if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer
 
 Part = str | tuple[int, ...]
 
@@ -35,7 +31,7 @@ _ROLE = re.compile(r"[A-Za-z0-9_.-]+")
 _BREAKS = "\ue000\ue001\ue002\ue003\ue004\ue005\ue006\ue007"
 
 
-class ChatTemplate:
+class ModelTemplate:
     """``source`` is jinja2 as Hugging Face models carry it; Unsupported if it cannot be read."""
 
     def __init__(

@@ -5,19 +5,13 @@
 A guess is made from a few renderings and believed only if it rebuilds other conversations token for token.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ...protocol.errors import InvalidRequest
 from ...protocol.messages import RoleTemplate, TemplateInfo
-from .tool_split import split_tools
-
-if TYPE_CHECKING:
-    from .chat_template import ChatTemplate
-    from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer
+from .tool_split import NotSplit, Renderer, split_tools
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +22,12 @@ _PROBES = {"system": "Qsys", "user": "Quser", "assistant": "Qasst", "tool": "Qto
 _CONTENTS = ("Hello there", "2 + 2 = 4.", "Why?\nTell me\n- one\n- two", "(42)", '{"a": [1, 2]}', "Größe, ça va")
 
 
-class _NotSplit(Exception):
-    pass
-
-
-def split_template(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateInfo:
+def split_template(template: Renderer, tokenizer: Tokenizer) -> TemplateInfo:
     stop_ids = set(tokenizer.eos_ids)
     try:
-        found = _Split(template, tokenizer)
+        found = _RoleProbe(template, tokenizer)
         roles, lead = found.roles(), found.lead
-    except (_NotSplit, InvalidRequest) as error:
+    except (NotSplit, InvalidRequest) as error:
         log.info("the chat template is rendered whole for each turn: %s", error)
         return TemplateInfo(stop_token_ids=tuple(sorted(stop_ids)), source=template.source)
     ends_turn = [i for i in roles["assistant"].suffix if i in tokenizer.special_ids]
@@ -52,8 +42,8 @@ def split_template(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateInfo
     )
 
 
-class _Split:
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+class _RoleProbe:
+    def __init__(self, template: Renderer, tokenizer: Tokenizer) -> None:
         self.template = template
         self.tokenizer = tokenizer
         self.texts: dict[str, tuple[str, str]] = {}
@@ -74,12 +64,12 @@ class _Split:
         before, user_to_assistant, tail = self._between([("user", user), ("assistant", assistant)])
         _, _, assistant_to_user, _ = self._between([("user", user), ("assistant", assistant), ("user", last)])
         if not (before == first_user and prompt == user_to_assistant and prompt.startswith(user_suffix)):
-            raise _NotSplit("what stands between a user's and an assistant's turn depends on what follows")
+            raise NotSplit("what stands between a user's and an assistant's turn depends on what follows")
         if not assistant_to_user.startswith(tail):
-            raise _NotSplit("the end of an assistant's turn depends on what follows")
+            raise NotSplit("the end of an assistant's turn depends on what follows")
         user_prefix = assistant_to_user[len(tail) :]
         if not first_user.endswith(user_prefix):
-            raise _NotSplit("the first user's turn begins otherwise than later ones")
+            raise NotSplit("the first user's turn begins otherwise than later ones")
         self.texts["user"] = (user_prefix, user_suffix)
         self.texts["assistant"] = (prompt[len(user_suffix) :], tail)
         self.lead = self._without_bos(first_user[: len(first_user) - len(user_prefix)])
@@ -89,10 +79,10 @@ class _Split:
         try:
             prefix, middle, _ = self._between([("system", _PROBES["system"]), ("user", _PROBES["user"])])
             if not middle.endswith(user_prefix):
-                raise _NotSplit("a system message changes the user's turn")
+                raise NotSplit("a system message changes the user's turn")
             self.texts["system"] = (self._without_bos(prefix), middle[: len(middle) - len(user_prefix)])
             self._check(["system", "user"], ["system", "user", "assistant", "user"])
-        except (_NotSplit, InvalidRequest) as error:
+        except (NotSplit, InvalidRequest) as error:
             log.info("the chat template has no system turn of its own: %s", error)
             self.texts.pop("system", None)
 
@@ -102,10 +92,10 @@ class _Split:
             _, _, middle, tail = self._between(turns)
             assistant_suffix = self.texts["assistant"][1]
             if not middle.startswith(assistant_suffix):
-                raise _NotSplit("a tool's turn changes the assistant's")
+                raise NotSplit("a tool's turn changes the assistant's")
             self.texts["tool"] = (middle[len(assistant_suffix) :], tail)
             self._check(["user", "assistant", "tool"], ["user", "assistant", "tool", "assistant", "user"])
-        except (_NotSplit, InvalidRequest) as error:
+        except (NotSplit, InvalidRequest) as error:
             log.info("the chat template has no tool turn of its own: %s", error)
             self.texts.pop("tool", None)
 
@@ -116,7 +106,7 @@ class _Split:
         for _, content in turns:
             before, found, rest = rest.partition(content)
             if not found or content in rest:
-                raise _NotSplit(f"a message's content is written {'not at all' if not found else 'more than once'}")
+                raise NotSplit(f"a message's content is written {'not at all' if not found else 'more than once'}")
             pieces.append(before)
         return [*pieces, rest]
 
@@ -128,7 +118,7 @@ class _Split:
                 prompted = roles[-1] != "assistant"
                 wanted = self.template.encode(_messages(turns), add_generation_prompt=prompted)
                 if self._rebuilt(turns, prompted) != wanted:
-                    raise _NotSplit(f"its parts do not rebuild a conversation of roles {roles}")
+                    raise NotSplit(f"its parts do not rebuild a conversation of roles {roles}")
 
     def _rebuilt(self, turns: list[Turn], prompted: bool) -> list[int]:
         encode, bos = self.tokenizer.encode, self.tokenizer.bos_id

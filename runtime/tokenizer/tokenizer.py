@@ -1,7 +1,7 @@
 """A vocabulary and the rules that turn text into its tokens and back.
 
 What a user writes is never read as a special token: ``encode(text)`` cannot return one. Never adds BOS, and never
-renders a conversation (that is ``ChatTemplate``).
+renders a conversation (that is ``ModelTemplate``).
 """
 
 from __future__ import annotations

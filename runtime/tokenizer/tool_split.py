@@ -3,21 +3,16 @@
 Believed only if other lists of tools, rebuilt from what was found, come out as the template itself writes them.
 """
 
-from __future__ import annotations
-
 import json
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from ...protocol.errors import InvalidRequest
 from ...protocol.messages import RoleTemplate, ToolTemplate
-
-if TYPE_CHECKING:
-    from .chat_template import ChatTemplate
-    from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -26,21 +21,38 @@ _CALLS: list[tuple[str, dict[str, Any]]] = [("Qname", {"Qkey": "Qvalue"}), ("Qot
 _FORMS = ((False, 0), (True, 0), (False, 4), (True, 4), (False, 2), (True, 2))
 
 
-class _NotSplit(Exception):
-    pass
+class Renderer(Protocol):
+    """What the splitters need of a ``ModelTemplate``."""
+
+    @property
+    def source(self) -> str: ...
+
+    def render_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool,
+    ) -> str: ...
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]: ...
 
 
-def split_tools(template: ChatTemplate, tokenizer: Tokenizer, roles: Mapping[str, RoleTemplate]) -> ToolTemplate | None:
+class NotSplit(Exception):
+    """The template cannot be split exactly; the message says why."""
+
+
+def split_tools(template: Renderer, tokenizer: Tokenizer, roles: Mapping[str, RoleTemplate]) -> ToolTemplate | None:
     """None where the template says nothing of tools, or says it in a way that texts around JSON cannot tell."""
     if "tools" not in template.source or "system" not in roles:
         return None
     try:
-        found = _Split(template, roles).found()
+        found = _ToolProbe(template, roles).found()
         texts = [getattr(found, name) for name in found.__struct_fields__]
         special = [text for text in texts if isinstance(text, str) and _has_special(text, tokenizer)]
         if special:
-            raise _NotSplit(f"it writes the special token in {special[0]!r}")
-    except (_NotSplit, InvalidRequest) as error:
+            raise NotSplit(f"it writes the special token in {special[0]!r}")
+    except (NotSplit, InvalidRequest) as error:
         log.info("the chat template's way with tools is not used: %s", error)
         return None
     return found
@@ -50,8 +62,8 @@ def _has_special(text: str, tokenizer: Tokenizer) -> bool:
     return any(not isinstance(part, str) for part in tokenizer.split_special(text))
 
 
-class _Split:
-    def __init__(self, template: ChatTemplate, roles: Mapping[str, RoleTemplate]) -> None:
+class _ToolProbe:
+    def __init__(self, template: Renderer, roles: Mapping[str, RoleTemplate]) -> None:
         self.template = template
         self.roles = roles
 
@@ -81,16 +93,16 @@ class _Split:
             if found:
                 break
         else:
-            raise _NotSplit("a tool is not written as its JSON")
+            raise NotSplit("a tool is not written as its JSON")
         head, tail = before + _shown(one, form), _shown(two, form) + after
         between = _between(head, self._system([one, two]), tail)
         if between is None:
-            raise _NotSplit("two tools are not written as one after the other")
+            raise NotSplit("two tools are not written as one after the other")
         rebuilt = before + between.join(_shown(tool, form) for tool in (one, two, three)) + after
         if rebuilt != self._system([one, two, three]):
-            raise _NotSplit("three tools are not written like two")
+            raise NotSplit("three tools are not written like two")
         if not before.startswith(_SYSTEM):
-            raise _NotSplit("tools stand before the system message's own text")
+            raise NotSplit("tools stand before the system message's own text")
         return before.removeprefix(_SYSTEM), between, after, form
 
     def _system(self, tools: list[dict[str, Any]]) -> str:
@@ -101,7 +113,7 @@ class _Split:
         start = text.find(system.prefix_text + _SYSTEM)
         tail = system.suffix_text + user.prefix_text + _USER + user.suffix_text
         if start < 0 or not text.endswith(tail):
-            raise _NotSplit("tools are told outside of the system message")
+            raise NotSplit("tools are told outside of the system message")
         return text[start + len(system.prefix_text) : len(text) - len(tail)]
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -113,11 +125,11 @@ class _Split:
         begin, found, rest = single.partition(first[0])
         middle, also_found, end = rest.partition(shown)
         if not found or not also_found or first[0] in rest or shown in end or "Qcall" in single:
-            raise _NotSplit("a call is not written as its name and its arguments' JSON")
+            raise NotSplit("a call is not written as its name and its arguments' JSON")
         tail = begin + second[0] + middle + json.dumps(second[1]) + end
         between = _between(single, self._assistant([first, second]), tail)
         if between is None:
-            raise _NotSplit("two calls are not written as one after the other")
+            raise NotSplit("two calls are not written as one after the other")
         return begin, middle, end, between
 
     def _assistant(self, calls: list[tuple[str, dict[str, Any]]]) -> str:
@@ -127,7 +139,7 @@ class _Split:
         head = self.roles["user"].prefix_text + _USER + self.roles["user"].suffix_text + around.prefix_text
         _before, found, content = text.partition(head)
         if not found or not content.endswith(around.suffix_text):
-            raise _NotSplit("calls are not written inside the assistant's turn")
+            raise NotSplit("calls are not written inside the assistant's turn")
         return content.removesuffix(around.suffix_text)
 
     # -- results ------------------------------------------------------------------------------------------------------
@@ -136,14 +148,14 @@ class _Split:
         """Whether results that follow one another share a turn."""
         around = self.roles.get("tool")
         if around is None:
-            raise _NotSplit("the template has no turn for a tool's result")
+            raise NotSplit("the template has no turn for a tool's result")
         results = [{"role": "tool", "content": f"Qresult{i}", "tool_call_id": f"Qcall{i}"} for i in range(2)]
         messages = [{"role": "user", "content": _USER}, _calling(_CALLS), *results]
         text = self.template.render_text(messages, add_generation_prompt=False)
         rest = text.partition("Qresult0")[2]
         between, is_found, _ = rest.partition("Qresult1")
         if not is_found:
-            raise _NotSplit("a tool's result is not written as it is")
+            raise NotSplit("a tool's result is not written as it is")
         if between == around.suffix_text + around.prefix_text:
             return found
         return msgspec.structs.replace(found, results_between=between)

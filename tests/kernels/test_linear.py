@@ -7,7 +7,7 @@ import pytest
 import torch
 from llvmlite import ir
 from numba import njit, types
-from phloem.kernels import linear, machine
+from phloem.kernels import linear
 from phloem.kernels.cpu import bfloat, integer, packing
 from phloem.kernels.cpu.vector import compiled
 from phloem.kernels.linear import PackedLinear, dequantize
@@ -190,7 +190,7 @@ def test_scales_beyond_float16_are_not_packed_as_such() -> None:
 
 @pytest.mark.usefixtures("without_bytes")
 def test_auto_changes_kernel_at_the_given_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not machine.has_int4_products():
+    if not linear.has_int4_products():
         pytest.skip("this machine has no 4-bit product")
     calls: list[str] = []
     for name in ("Int4Product", "OneDnnProduct", "FloatProduct"):

@@ -39,7 +39,6 @@ def test_every_kernel_is_in_the_table_and_the_table_is_the_one_kept(rows: list[l
         *("attention decode", "attention prefill", "attention join", "rms_norm", "rope_write_kv", "silu_mul"),
         *("sample", "logit bias", "penalties count", "penalties"),
         *(
-            "attention tree",
             "attention shared prefix",
             "attention shared suffix",
             "attention decode Llama-3-8B fp8 pool",

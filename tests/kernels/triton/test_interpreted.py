@@ -11,9 +11,9 @@ from phloem.kernels import reference
 from phloem.kernels.cpu import rope as cpu_rope
 from phloem.tests.kernels.test_attention import CASES, Case
 
-attention, norm, rope, activation, bitmask, config = (
+attention, norm, rope, activation, edits, config = (
     importlib.import_module(f"phloem.kernels.triton.{name}")
-    for name in ("attention", "norm", "rope", "activation", "bitmask", "config")
+    for name in ("attention", "norm", "rope", "activation", "edits", "config")
 )
 # The interpreter makes a number of an array of one.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -143,7 +143,7 @@ def test_apply_bitmask(vocab_size: int, rows: list[int] | None) -> None:
     count = 3 if rows is None else len(rows)
     mask = torch.randint(-(2**31), 2**31, (count, (vocab_size + 31) // 32), dtype=torch.int64).int()
     index = None if rows is None else torch.tensor(rows)
-    found = bitmask.apply_bitmask(logits.clone(), mask, rows=index)
+    found = edits.apply_bitmask(logits.clone(), mask, rows=index)
     assert torch.equal(found, reference.apply_bitmask(logits.clone(), mask, rows=index))
 
 
@@ -152,12 +152,15 @@ def kernels_of(module: ModuleType) -> list[str]:
 
 
 def test_every_kernel_of_the_folder_is_known_here() -> None:
-    known = [name for module in (attention, norm, rope, activation, bitmask) for name in kernels_of(module)]
+    known = [name for module in (attention, norm, rope, activation, edits) for name in kernels_of(module)]
     assert sorted(known) == [
+        "add_bias_kernel",
         "apply_bitmask_kernel",
         "attention_kernel",
+        "count_tokens_kernel",
         "gated_kernel",
         "join_kernel",
+        "penalise_kernel",
         "rms_norm_kernel",
         "rope_write_kv_kernel",
     ]

@@ -21,7 +21,7 @@ def test_attention_counts_the_pairs_that_see_each_other(window: int) -> None:
 
 
 def test_the_roofline_is_the_slower_of_moving_and_computing() -> None:
-    machine = roofline.Machine("slow", copy=10.0, flops=100.0)
+    machine = roofline.DeviceSpec("slow", copy=10.0, flops=100.0)
     moving, computing = roofline.Work(50.0, 100.0), roofline.Work(5.0, 1000.0)
     assert moving.seconds(machine) == 5.0 and moving.bound(machine) == "memory"
     assert computing.seconds(machine) == 10.0 and computing.bound(machine) == "compute"

@@ -1,4 +1,4 @@
-"""Trees of drafts, prefixes read once, and pools of 8-bit numbers: the GPU's attention, interpreted."""
+"""Prefixes read once and pools of 8-bit floats: the GPU's attention, interpreted."""
 
 import importlib
 from dataclasses import replace
@@ -10,16 +10,13 @@ import triton
 import triton.language as tl
 from phloem.kernels import (
     SharedPrefixes,
-    draft_tree,
     paged_attention,
     reference,
     rope_write_kv,
     shared_prefix_attention,
-    tree_attention,
 )
 from phloem.kernels.shared import PIECE_FIELDS
 from phloem.tests.kernels.test_attention import CASES, Case
-from torch import Tensor
 
 attention, config, fp8, rope = (
     importlib.import_module(f"phloem.kernels.triton.{name}") for name in ("attention", "config", "fp8", "rope")
@@ -31,60 +28,6 @@ def small_splits(split_len: int) -> object:
     table = config.CONFIGS[80]
     decode, shared = (replace(each, split_len=split_len) for each in (table.decode, table.shared))
     return replace(table, decode=decode, shared=shared)
-
-
-def tree_reference(inputs: list[Tensor], parents: list[list[int]], scale: float) -> Tensor:
-    """Each token's path, one after the other: the context and the path's tokens alone, as an ordinary row."""
-    q, k_cache, v_cache, table, row_ids, starts, kv_lens = inputs
-    out = torch.empty_like(q)
-    for r, parent in enumerate(parents):
-        begin = int(kv_lens[r]) - len(parent)
-        for node in range(len(parent)):
-            path, at = [], node
-            while at >= 0:
-                path.append(at)
-                at = parent[at]
-            slots = table[row_ids[r], [*range(begin), *(begin + n for n in reversed(path))]].unsqueeze(0)
-            t = int(starts[r]) + node
-            out[t] = reference.paged_attention(
-                q[t : t + 1],
-                k_cache,
-                v_cache,
-                slots,
-                torch.tensor([0], dtype=torch.int32),
-                torch.tensor([0, 1], dtype=torch.int32),
-                torch.tensor([slots.shape[1]], dtype=torch.int32),
-                scale=scale,
-            )[0]
-    return out
-
-
-@pytest.mark.parametrize("split_len", [0, 32])
-def test_a_token_of_a_tree_sees_its_path_and_nothing_beside_it(split_len: int) -> None:
-    parents = [[-1, 0, 0, 1, 2, 2, -1], [-1], [-1, 0, 1, 2, 3]]
-    bits = [bit for parent in parents for bit in draft_tree(parent)]
-    inputs = Case((70, 9, 5), (7, 1, 5), num_heads=4, num_kv_heads=2, head_dim=16).inputs()
-    shape = replace(config.CONFIGS[80].prefill, split_len=split_len)
-    found = attention.paged_attention(*inputs, scale=0.2, tree=torch.tensor(bits), config=shape)
-    expected = tree_reference(inputs, parents, 0.2)
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
-    by_op = tree_attention(*inputs, scale=0.2, tree=torch.tensor(bits))  # on the CPU
-    torch.testing.assert_close(by_op, expected, atol=2e-5, rtol=1e-4)
-
-
-def test_a_tree_has_up_to_64_drafts_and_parents_come_first() -> None:
-    bits = draft_tree([-1, *range(63)])
-    assert bits[62] == 2**63 - 1 and bits[63] == -1  # every bit of an int64
-    with pytest.raises(ValueError, match="65 drafts: at most 64"):
-        draft_tree([-1] * 65)
-    with pytest.raises(ValueError, match="parent 1 of draft 1"):
-        draft_tree([-1, 1])
-
-
-def test_a_tree_with_a_window_is_refused() -> None:
-    inputs = CASES["one_token"].inputs()
-    with pytest.raises(ValueError, match="sliding window of 4"):
-        attention.paged_attention(*inputs, scale=0.2, sliding_window=4, tree=torch.ones(1, dtype=torch.int64))
 
 
 def of_pieces(pieces: list[tuple[int, int, int, int, int]], order: list[int], own_from: list[int]) -> SharedPrefixes:

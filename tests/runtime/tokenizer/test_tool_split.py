@@ -4,7 +4,7 @@ import json
 
 import pytest
 from phloem.protocol.tool_format import ToolFormat
-from phloem.runtime.tokenizer import ChatTemplate, Tokenizer, load_tokenizer
+from phloem.runtime.tokenizer import ModelTemplate, Tokenizer, load_tokenizer
 from phloem.tests.runtime.tokenizer.vocabularies import CHATML, write_byte_level
 
 # tools at the end of the system message, calls in tags, and results that share a user's turn
@@ -47,7 +47,7 @@ def weather(name: str) -> dict:
 
 
 def test_the_template_s_own_way_is_found(tokenizer):
-    tools = ChatTemplate(TAGGED, tokenizer).info().tools
+    tools = ModelTemplate(TAGGED, tokenizer).info().tools
     assert tools is not None
     assert (tools.tools_begin, tools.tools_between) == ("\n\nFunctions:\n", "\n")
     assert tools.tools_end == "\nCall them in tags."
@@ -57,7 +57,7 @@ def test_the_template_s_own_way_is_found(tokenizer):
 
 
 def test_a_conversation_put_together_from_it_is_the_template_s_own(tokenizer):
-    template = ChatTemplate(TAGGED, tokenizer)
+    template = ModelTemplate(TAGGED, tokenizer)
     info = template.info()
     format, entries = ToolFormat(info.tools), [weather("a"), weather("b")]
     call = {"type": "function", "function": {"name": "a", "arguments": {"x": [1, "é"]}}}
@@ -91,17 +91,17 @@ def test_a_conversation_put_together_from_it_is_the_template_s_own(tokenizer):
     ],
 )
 def test_what_texts_around_json_cannot_tell_is_left_alone(tokenizer, old, new):
-    info = ChatTemplate(TAGGED.replace(old, new), tokenizer).info()
+    info = ModelTemplate(TAGGED.replace(old, new), tokenizer).info()
     assert info.tools is None and "user" in info.roles
 
 
 def test_a_template_without_tools_has_none(tokenizer):
-    assert ChatTemplate(CHATML, tokenizer).info().tools is None
+    assert ModelTemplate(CHATML, tokenizer).info().tools is None
 
 
 def test_bare_and_indented_descriptions_are_told_apart(tokenizer):
     source = TAGGED.replace("(tool | tojson)", "(tool.function | tojson(indent=4))")
-    tools = ChatTemplate(source, tokenizer).info().tools
+    tools = ModelTemplate(source, tokenizer).info().tools
     assert tools.is_bare and tools.indent == 4
     shown = ToolFormat(tools).prompt([weather("a")])
     assert shown == "\n\nFunctions:\n" + json.dumps(weather("a")["function"], ensure_ascii=False, indent=4) + (
