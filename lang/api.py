@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, overload
 
 from .backend.base_backend import BaseBackend
 from .backend.resolve import as_backend
-from .expressions import (
-    SglExpr,
-    SglExprList,
-    SglImage,
-    SglRoleBegin,
-    SglRoleEnd,
-    SglSeparateReasoning,
-    SglVideo,
-)
+from .expressions import SglExpr, SglExprList, SglImage, SglRoleBegin, SglRoleEnd, SglSeparateReasoning, SglVideo
 from .function import SglFunction
 from .global_config import global_config
-
-Strings = str | Sequence[str]
 
 
 @overload

@@ -6,23 +6,15 @@ One message a token; no grammar, no penalties. Never samples.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..protocol.errors import InvalidRequest, Unsupported
 from ..protocol.sampling import MAX_LOGPROBS
-from .expressions import (
-    SglExpr,
-    SglGen,
-    SglLooking,
-    as_tuple,
-)
+from .expressions import LookingSteps, SglExpr, SglGen, SglLooking, as_tuple
 from .nodes import CloseNode, GenNode, JoinNode, MarkNode, RollbackNode, TextNode, TextSinceNode, TokensNode
 from .program import SequenceLog
 from .values import Leaf
 
-Steps = Generator[Any, Any, None]
 MAX_WIDTH = MAX_LOGPROBS // 2  # each beam is asked for twice as many tokens: some of them end it
 
 
@@ -61,7 +53,7 @@ class SglBeam(SglLooking, frozen=True, eq=False):
     length_penalty: float
     stop: tuple[str, ...]
 
-    def steps(self, sequence: SequenceLog) -> Steps:
+    def steps(self, sequence: SequenceLog) -> LookingSteps:
         program = sequence.program
         eos_ids = program.session.eos_ids
         if eos_ids is None:
@@ -150,9 +142,7 @@ class SglBeam(SglLooking, frozen=True, eq=False):
                 ahead.append((sequence, here[0]))
         return [self._look(sequence, hypothesis) for sequence, hypothesis in ahead]
 
-    def _finish(
-        self, sequence: SequenceLog, best: list[Hypothesis], stop: tuple[str, ...]
-    ) -> Generator[Any, Any, None]:
+    def _finish(self, sequence: SequenceLog, best: list[Hypothesis], stop: tuple[str, ...]) -> LookingSteps:
         """Read the texts off the tokens as a whole, and go on with the best."""
         program, log = sequence.program, sequence.log
         forks = sequence.fork(len(best))

@@ -11,8 +11,6 @@ from typing import Any
 from ..protocol.errors import InvalidRequest
 from ..protocol.messages import TemplateInfo
 
-Message = dict[str, Any]
-
 
 class ChatTemplateStyle(Enum):
     PLAIN = auto()
@@ -27,10 +25,9 @@ class ChatTemplate:
     default_system_prompt: str | None
     role_prefix_and_suffix: dict[str, tuple[str, str]]
     stop_str: tuple[str, ...] = ()
-    image_token: str = "<image>"
     style: ChatTemplateStyle = ChatTemplateStyle.PLAIN
 
-    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Message]) -> tuple[str, str]:
+    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[dict[str, Any]]) -> tuple[str, str]:
         """The text around a message of ``role`` that follows ``hist_messages``."""
         if role not in self.role_prefix_and_suffix:
             known = ", ".join(sorted(self.role_prefix_and_suffix))
@@ -44,7 +41,7 @@ class ChatTemplate:
                 return "", suffix  # the user's opening stands before the system message already
         return prefix, suffix
 
-    def get_prompt(self, messages: Sequence[Message]) -> str:
+    def get_prompt(self, messages: Sequence[dict[str, Any]]) -> str:
         """All messages as one text; a system message without content becomes the default one."""
         prompt = ""
         for i, message in enumerate(messages):

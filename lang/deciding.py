@@ -142,7 +142,7 @@ def _logprobs_of(leaf: Leaf) -> list[float]:
     return [value for value in values_of(tokens) if value is not None]
 
 
-Rule = Callable[[Sequence[Branch]], Decision]
+BranchRule = Callable[[Sequence[Branch]], Decision]
 
 
 class DecodedLeaf(Leaf):
@@ -150,7 +150,7 @@ class DecodedLeaf(Leaf):
 
     __slots__ = ("_branches", "_pending", "_rule")
 
-    def __init__(self, lock: threading.Lock, name: str | None, branches: Sequence[Branch], rule: Rule) -> None:
+    def __init__(self, lock: threading.Lock, name: str | None, branches: Sequence[Branch], rule: BranchRule) -> None:
         super().__init__(lock, name)
         self._branches = branches
         self._rule = rule

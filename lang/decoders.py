@@ -7,13 +7,13 @@ count votes hold nothing up: the program waits only where something is generated
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import InvalidRequest
-from .deciding import Branch, Decision, DecodedLeaf, Rule
-from .expressions import SglExpr, SglLooking, SglMacro
+from .deciding import Branch, BranchRule, Decision, DecodedLeaf
+from .expressions import LookingSteps, SglExpr, SglLooking, SglMacro
 from .function import SglFunction
 from .nodes import CloseNode, JoinNode, SettleNode
 from .program import SequenceLog
@@ -30,7 +30,7 @@ class SglDecode(SglMacro, frozen=True, eq=False):
 
     body: Any
     n: int
-    rule: Rule
+    rule: BranchRule
     name: str | None = None
     needs_logprobs: bool = False
 
@@ -53,7 +53,7 @@ class SglScored(SglLooking, frozen=True, eq=False):
     score: Callable[[Branch], Any]
     name: str | None = None
 
-    def steps(self, sequence: SequenceLog) -> Generator[Any, Any, None]:
+    def steps(self, sequence: SequenceLog) -> LookingSteps:
         children, branches = _try(sequence, self.body, self.n)
         yield [leaf for branch in branches for leaf in branch.leaves()]
         scores: list[float] = []

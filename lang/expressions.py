@@ -63,11 +63,14 @@ class SglMacro(SglExpr, frozen=True, eq=False):
         raise NotImplementedError
 
 
+LookingSteps = Generator[Any, Any, None]
+
+
 class SglLooking(SglMacro, frozen=True, eq=False):
     """A macro that looks at values on its way. ``steps`` yields what it has to know before it goes on: leaves, or
     something to be awaited, whose result is sent back."""
 
-    def steps(self, sequence: Any) -> Generator[Any, Any, None]:
+    def steps(self, sequence: Any) -> LookingSteps:
         raise NotImplementedError
 
     def append_to(self, sequence: Any) -> None:

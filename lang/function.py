@@ -60,6 +60,8 @@ class RunOptions:
                 self.arguments[name] = value
             else:
                 raise TypeError(_no_such_argument(function, name, options))
+        if not global_config.skip_special_tokens_in_output:
+            sampling.setdefault("skip_special_tokens", False)
         self.sampling = sampling_overrides(sampling)
         self.settings = ProgramSettings(**settings, name=function.__name__)
 
@@ -87,7 +89,6 @@ class SglFunction:
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bind_arguments = bind_arguments or {}
-        self.pin_prefix_rid: Any = None
         spec = inspect.getfullargspec(func)
         if not spec.args or spec.args[0] != "s":
             name = getattr(func, "__name__", repr(func))
@@ -95,10 +96,10 @@ class SglFunction:
         self.arg_names: list[str] = [*spec.args[1:], *spec.kwonlyargs]
         self.is_async = inspect.iscoroutinefunction(func)
         self.takes_any = spec.varkw is not None
-        self.arg_defaults: tuple[Any, ...] = spec.defaults or ()
-        positional = spec.args[len(spec.args) - len(self.arg_defaults) :]
+        defaults = spec.defaults or ()
+        positional = spec.args[len(spec.args) - len(defaults) :]
         self.default_of: dict[str, Any] = {
-            **dict(zip(positional, self.arg_defaults, strict=True)),
+            **dict(zip(positional, defaults, strict=True)),
             **(spec.kwonlydefaults or {}),
         }
         self.__name__ = getattr(func, "__name__", "program")

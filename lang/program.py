@@ -12,7 +12,7 @@ import inspect
 import logging
 import threading
 import weakref
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from .backend.interpreted import InterpretedSession
 from .choices import token_length_normalized
 from .deciding import DecidedLeaf, PickedLeaf, is_decided_here, seed_of
 from .expressions import (
+    LookingSteps,
     SglArgument,
     SglCommitLazy,
     SglConstantText,
@@ -71,7 +72,7 @@ from .session import Session
 from .settling import AskingNode, Settling
 from .types import ParseError
 from .values import (
-    Captured,
+    CapturedText,
     Constant,
     DrawnText,
     Gathered,
@@ -304,7 +305,7 @@ class ProgramRun:
         for leaf in reversed(waiting):  # the last to come first: most others are then there, and this wakes once
             leaf.wait_for(leaf.done, timeout_s)
 
-    def follow(self, steps: Generator[Any, Any, None]) -> None:
+    def follow(self, steps: LookingSteps) -> None:
         """Run what looks at values on its way, waiting for each."""
         result: Any = None
         try:
@@ -322,7 +323,7 @@ class ProgramRun:
         except StopIteration:
             pass
 
-    async def follow_async(self, steps: Generator[Any, Any, None]) -> None:
+    async def follow_async(self, steps: LookingSteps) -> None:
         """The same from an event loop."""
         result: Any = None
         try:
@@ -381,7 +382,7 @@ class ProgramRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RoleTurn:
     """One turn: ``content`` is a span of the text, its leading blanks not counted."""
 
     role: str
@@ -427,7 +428,7 @@ class SequenceLog:
         self.leaves: list[Leaf] = []  # of this sequence alone, for error()
         self.pieces: list[Piece] = [] if parent is None else parent.pieces.copy()
         self.variables: dict[str | None, Value] = {} if parent is None else parent.variables.copy()
-        self.messages: tuple[Turn, ...] = () if parent is None else parent.messages
+        self.messages: tuple[RoleTurn, ...] = () if parent is None else parent.messages
         self.images: tuple[str, ...] = () if parent is None else parent.images
         self.scopes: dict[str, int] | None = None if parent is None or not parent.scopes else parent.scopes.copy()
         self.sampling: Mapping[str, Any] = program.sampling if parent is None else parent.sampling
@@ -491,15 +492,15 @@ class SequenceLog:
         self.log.append(GenNode(self.seq, leaf, expr, defaults, n, program.stream))
         if expr.captures is not None:
             for name in expr.captures.names:
-                self.bind(name, Captured(leaf, expr.captures, name))
+                self.bind(name, CapturedText(leaf, expr.captures, name))
 
-    def steps_of(self, expr: object) -> Generator[Any, Any, None] | None:
+    def steps_of(self, expr: object) -> LookingSteps | None:
         """Of what looks at values as it is appended; None for what does not."""
         if isinstance(expr, SglLooking):
             return expr.steps(self)
         return self._gen_checked(expr) if isinstance(expr, SglGen) and expr.retries else None
 
-    def _gen_checked(self, expr: SglGen) -> Generator[list[Leaf], None, None]:
+    def _gen_checked(self, expr: SglGen) -> LookingSteps:
         """Generate, look, and go back to generate again while the value is wrong and tries are left.
 
         Again means warmer and with another seed: a greedy generation would only repeat itself.
@@ -594,7 +595,7 @@ class SequenceLog:
                 text = PickedLeaf(self.program.lock, value)
                 self.pieces.append(text)
                 self.log.append(SettleNode(self.seq, text))
-            case Captured():
+            case CapturedText():
                 self.program.read(value)  # a part of a text is known with that text
                 self._append_str(value.text())
             case _:
@@ -611,7 +612,7 @@ class SequenceLog:
             default = session.default_system()
             if default is not None:
                 content, text = default
-                self.messages += (Turn("system", TextSpan((content,))),)
+                self.messages += (RoleTurn("system", TextSpan((content,))),)
                 self.pieces.append(text)
                 self.log.append(DefaultSystemNode(self.seq, content, text))
         text = session.role_text(expr.role, is_begin=True, messages=self._history())
@@ -628,7 +629,7 @@ class SequenceLog:
             raise InvalidRequest(f"role {expr.role!r} ends, but {open_role}; begin it first")
         session = self.program.session
         text = session.role_text(expr.role, is_begin=False, messages=self._history())
-        self.messages += (Turn(expr.role, TextSpan(self.pieces[self.role_start :]), self.images),)
+        self.messages += (RoleTurn(expr.role, TextSpan(self.pieces[self.role_start :]), self.images),)
         self.role = None
         self.images = ()
         if text:

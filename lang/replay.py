@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,11 +12,11 @@ from .deciding import Branch, DecidedLeaf, DecodedLeaf, PickedLeaf, seed_of
 from .distribution import DistributionLeaf
 from .expressions import SglArgument, SglExpr, TraceError, sampling_of_fork
 from .nodes import GenNode, HoleNode, Node, PasteNode, PinNode, SelectNode, SettleNode, TextNode
-from .program import ProgramRun, SequenceLog, Turn
+from .program import ProgramRun, SequenceLog
 from .reasoning import SplitLeaf
 from .state import ProgramState
 from .tracer import TracerProgramState
-from .values import Captured, Constant, DrawnText, Gathered, Hole, Leaf, Picked, Piece, TextSpan, Value
+from .values import CapturedText, Constant, DrawnText, Gathered, Hole, Leaf, Picked, Piece, TextSpan, Value
 
 
 def replay(trace: TracerProgramState, state: ProgramState, arguments: Mapping[str, Any]) -> None:
@@ -52,7 +53,10 @@ class _Replay:
             target.variables = {name: self._value(value) for name, value in source.variables.items()}
             target.leaves = [self._leaves[id(leaf)] for leaf in source.leaves]
             target.messages = tuple(
-                [Turn(m.role, TextSpan([self._piece(p) for p in m.content.pieces]), m.images) for m in source.messages]
+                [
+                    replace(turn, content=TextSpan([self._piece(p) for p in turn.content.pieces]))
+                    for turn in source.messages
+                ]
             )
             target.role = source.role
             target.is_closed = True  # the trace holds its Close
@@ -144,8 +148,8 @@ class _Replay:
                 return self._leaves[id(value)]
             case DrawnText():
                 return DrawnText(self._leaves[id(value.leaf)], value.index)
-            case Captured():
-                return Captured(self._leaves[id(value.leaf)], value.grammar, value.name)
+            case CapturedText():
+                return CapturedText(self._leaves[id(value.leaf)], value.grammar, value.name)
             case TextSpan():
                 return TextSpan([self._piece(piece) for piece in value.pieces])
             case Picked():

@@ -302,7 +302,7 @@ class DrawnText:
         return self.leaf.texts[self.index] if self.index < len(self.leaf.texts) else self.leaf.partial_text()
 
 
-class Captured:
+class CapturedText:
     """A named part of a generated text."""
 
     __slots__ = ("grammar", "leaf", "name")

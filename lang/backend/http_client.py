@@ -18,16 +18,7 @@ import httpx
 import msgspec
 
 from ...protocol import errors
-from ...protocol.messages import (
-    Closed,
-    Done,
-    Failed,
-    ProgramStats,
-    Rejected,
-    RuntimeMessage,
-    Submit,
-    Welcome,
-)
+from ...protocol.messages import Closed, Done, Failed, ProgramStats, Rejected, RuntimeMessage, Submit, Welcome
 from .drivers import LoopThread
 
 logger = logging.getLogger(__name__)

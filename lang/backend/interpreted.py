@@ -14,6 +14,7 @@ from ...protocol.errors import Cancelled, DeadlineExceeded, DependencyFailed, Ph
 from ...protocol.tool_format import ToolFormat
 from ..chat_template import ChatTemplate
 from ..expressions import SglSamplingParams, to_sgl_params
+from ..global_config import global_config
 from ..images import data_url
 from ..nodes import (
     CloseNode,
@@ -374,7 +375,7 @@ class InterpretedSession:
         for child in children:
             if child.error_ is not None:
                 raise DependencyFailed("a fork that is joined here has failed") from child.error_
-        if self._backend.support_concate_and_append:
+        if self._backend.support_concate_and_append and global_config.enable_parallel_encoding:
             self._backend.concatenate_and_append([child.sid for child in children], executor.sid)
         for child in children:
             executor.text_ += child.text_[child.fork_start_text_pos :]

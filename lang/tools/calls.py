@@ -7,15 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from ...protocol.errors import InvalidRequest, PhloemError
+from ...protocol.errors import InvalidRequest
 from ...protocol.tool_format import ToolFormat
 from ...protocol.tool_splitter import ArgumentsPiece, CallBegun, TextPiece
 from ..types import ParseError
 from .tool import Tool
-
-
-class ToolError(PhloemError):
-    """A tool was called with wrong arguments, or failed; the cause is what it raised."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from phloem import assistant, function, gen, select, system, user
 from phloem.engines import Connection, Engine, make_config
 from phloem.lang import ir
 from phloem.lang.backend.base_backend import BaseBackend
-from phloem.protocol import errors
+from phloem.protocol import errors, ops
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.server_args import ServerArgs
 from phloem.tests.runtime.string_engine import StringEngine
@@ -261,16 +261,57 @@ def test_flush_cache_and_server_info_ask_the_backend_or_what_holds_one():
     assert phloem.get_server_info(Holder(Told())) == {"model": "x"}
 
 
-def test_the_global_config_has_sglangs_settings():
+def test_the_global_config_has_sglangs_settings_and_refuses_those_that_nothing_reads():
     for name in [
         "verbosity",
         "default_backend",
         "skip_special_tokens_in_output",
-        "spaces_between_special_tokens_in_out",
         "enable_precache_with_tracing",
         "enable_parallel_encoding",
     ]:
         assert hasattr(phloem.global_config, name)
+    with pytest.raises(errors.InvalidRequest, match=r"global_config.spaces_between_special_tokens_in_out = False"):
+        phloem.global_config.spaces_between_special_tokens_in_out = False
+    with pytest.raises(errors.InvalidRequest, match=r"global_config.verbose = 2: there is no such setting"):
+        phloem.global_config.verbose = 2
+
+
+def test_special_tokens_stay_in_the_output_where_the_global_config_says_so(connect, monkeypatch):
+    @function
+    def body(s):
+        s += gen("a") + gen("b")
+
+    sent = []
+    for skip in (True, False):
+        monkeypatch.setattr(phloem.global_config, "skip_special_tokens_in_output", skip)
+        backend = connect()
+        body.run(backend=backend).sync()
+        body.run(backend=backend, skip_special_tokens=True).sync()
+        gens = [op for submit in backend.client.submits for op in submit.ops if isinstance(op, ops.Gen)]
+        sent.append([op.params.skip_special_tokens for op in gens])
+    assert sent == [[True] * 4, [False, False, True, True]]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_parallel_encoding_is_asked_for_where_the_global_config_enables_it(enabled, monkeypatch):
+    class Appending(Echo):
+        support_concate_and_append = True
+
+        def concatenate_and_append(self, src_rids, dst_rid):
+            self.told.append(f"concatenate:{len(src_rids)}")
+
+    @function
+    def body(s):
+        forks = s.fork(2)
+        forks += lambda i: f" {i}"
+        forks.join("concate_and_append")
+
+    monkeypatch.setattr(phloem.global_config, "enable_parallel_encoding", enabled)
+    backend = Appending()
+    state = body.run(backend=backend)
+    state.stats()
+    assert state.text() == " 0 1"
+    assert ("concatenate:2" in backend.told) is enabled
 
 
 # -- engines ----------------------------------------------------------------------------------------------------------
