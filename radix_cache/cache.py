@@ -110,12 +110,12 @@ class RadixCache:
         limit: int | None = None,
         program: str = "",
         priority: int = 0,
-        is_again: bool = False,
+        is_repeated: bool = False,
     ) -> Lease:
         """A lease on the longest prefix of ``tokens`` that the tree holds, at most ``limit`` tokens of it.
 
         ``program`` and ``priority`` (a lower number is more urgent) are noted on the path for the eviction policy, and
-        that these tokens were asked for, unless the same sequence asks ``is_again``.
+        that these tokens were asked for, unless the lookup ``is_repeated`` for the same sequence.
         """
         self._pins.expire()
         self._num_lookups += 1
@@ -123,7 +123,7 @@ class RadixCache:
         node = self._tree.root(namespace)
         if self.reuse:
             tokens = as_tokens(tokens)
-            if self._history is not None and not is_again:
+            if self._history is not None and not is_repeated:
                 self._history.count(namespace, tokens)
             found, equal = self._tree.find(node, tokens[:limit])
             if equal:

@@ -204,7 +204,7 @@ class VectorisedDecode:
         ):
             return False
         lease = seq.lease
-        if seq.state != "running" or seq.coming or lease is None or not 0 <= seq.num_pending <= 1:
+        if seq.state != "running" or seq.next_draw or lease is None or not 0 <= seq.num_pending <= 1:
             return False
         return min(seq.table_len, lease.stale_from) >= seq.num_computed  # else the executor lacks some of its slots
 

@@ -1,4 +1,4 @@
-"""Which sequence computes which tokens in the next step. No torch, no sockets."""
+"""The scheduler: which sequence computes which tokens in the next step. Imports no torch."""
 
 from .config import SchedulerConfig
 from .counters import Histogram, SchedulerCounters

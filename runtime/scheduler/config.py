@@ -1,4 +1,4 @@
-"""What a scheduler is made with. Decides nothing."""
+"""The scheduler's settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from .waiting import ORDERS, PREEMPTIVE
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Sizes in tokens. ``decode_reserve``: slots kept free at least for each running sequence when one is admitted.
+    """Sizes in tokens. An admission leaves at least ``decode_reserve`` slots free for each running sequence.
 
-    ``order`` names how the waiting are ranked (``waiting.ORDERS``); among the first ``match_window`` of them the one
-    with most tokens in the cache goes first (1: the first). Nobody is overtaken by more than ``max_overtaken`` others
-    of its priority and tenant. Tenants of one priority share by ``tenant_weights`` (1 where none is given).
-    ``slot_chunk``: slots that a decoding sequence takes at a time.
+    ``order`` names how waiting sequences are ranked (``waiting.ORDERS``). Among the first ``match_window`` of them the
+    one with most tokens in the cache is admitted first (1: the first). A sequence is overtaken by at most
+    ``max_overtaken`` others of its priority and tenant. Tenants of one priority share by ``tenant_weights`` (1
+    if not given). A decoding sequence takes ``slot_chunk`` slots at a time.
     """
 
     max_running: int = 64
@@ -30,7 +30,9 @@ class SchedulerConfig:
         if self.order not in ORDERS:
             raise ValueError(f"order={self.order!r} is not one of: {', '.join(ORDERS)}")
         if self.order in PREEMPTIVE and self.match_window > 1:
-            raise ValueError(f"match_window={self.match_window}: order={self.order!r} goes by what is left to do")
+            raise ValueError(
+                f"match_window={self.match_window}: order={self.order!r} ranks by work left; leave match_window at 1"
+            )
         for name in ("max_running", "max_step_tokens", "prefill_chunk", "match_window", "slot_chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")

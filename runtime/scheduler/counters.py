@@ -1,11 +1,11 @@
-"""What happened in the schedule, counted. Never decides anything."""
+"""Counters of the scheduler."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
 
 class Histogram:
-    """Values by upper bound, as Prometheus has them. ``counts`` has one entry more than ``bounds``: beyond the last."""
+    """Values counted by upper bound, as in Prometheus. ``counts`` has one more entry: values beyond the last bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -24,10 +24,10 @@ QUEUE_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Since the start. ``num_yields``: preemptions for the sake of a more urgent or a shorter sequence.
-    ``num_swapped_back``: preempted sequences whose KV came back from host memory or disk.
+    """Since the start. ``num_yields`` counts preemptions in favour of a more urgent or a shorter waiting sequence,
+    ``num_swapped_back`` preempted sequences whose KV was restored from host memory or disk.
 
-    Of the ``admitted_tokens`` of sequences when they first ran, ``cached_tokens`` were there already.
+    Sequences had ``admitted_tokens`` tokens when they first ran; ``cached_tokens`` of these were in the cache.
     """
 
     num_preemptions: int = 0

@@ -1,6 +1,6 @@
-"""How fast work is done, and so how long what is there will take. Never decides who runs.
+"""The rate at which work is done lately, and so the seconds until the present work has drained.
 
-Work is counted in generated tokens; a prompt's tokens count as ``lengths.PROMPT_COST`` of one.
+Work is counted in generated tokens; a prompt token counts as ``lengths.PROMPT_COST`` of one.
 """
 
 import math
@@ -9,26 +9,26 @@ from collections.abc import Iterable
 from .lengths import Lengths
 from .sequence import Sequence
 
-MEMORY_S = 30.0  # of work, after which it counts a third
-LEAST_S, MOST_S = 1.0, 60.0  # that a client is told to wait
+MEMORY_S = 30.0  # after which past work counts 1 / e
+LEAST_S, MOST_S = 1.0, 60.0  # bounds of the time that a client is asked to wait
 
 
 class Drain:
-    """Work done over the seconds in which there was any to do, lately."""
+    """Recent work, and the recent seconds in which there was work to do."""
 
-    __slots__ = ("_last_s", "_seconds", "_told", "_work")
+    __slots__ = ("_answer", "_last_s", "_seconds", "_work")
 
     def __init__(self) -> None:
         self._work = self._seconds = 0.0
         self._last_s = math.inf
-        self._told = (-1, 0.0)  # the step in which somebody asked last, and the answer
+        self._answer = (-1, 0.0)  # the step of the last ``wait_s``, and what it returned
 
     def begin(self, now_s: float) -> None:
-        """There is something to do from now on, if there was nothing."""
+        """There is work to do from ``now_s`` on, if there was none before."""
         self._last_s = min(self._last_s, now_s)
 
     def note(self, work: float, now_s: float) -> None:
-        """``work`` is done: since the last note, or since there is anything to do."""
+        """``work`` was done since the last ``note``, or since ``begin``."""
         elapsed_s = now_s - self._last_s
         self._last_s = now_s
         if elapsed_s <= 0:
@@ -38,14 +38,14 @@ class Drain:
         self._seconds = self._seconds * keep + elapsed_s
 
     def pause(self) -> None:
-        """There is nothing to do: until something begins no time counts."""
+        """There is nothing to do: time does not count until the next ``begin``."""
         self._last_s = math.inf
 
     def wait_s(self, sequences: Iterable[Sequence], lengths: Lengths, *, step: int) -> float:
-        """Seconds until ``sequences`` are expected to have ended, within the bounds; worked out once in a step."""
-        if self._told[0] != step:
-            self._told = (step, self._estimate_s(sequences, lengths))
-        return self._told[1]
+        """Expected seconds until ``sequences`` have ended, within the bounds; computed once per step."""
+        if self._answer[0] != step:
+            self._answer = (step, self._estimate_s(sequences, lengths))
+        return self._answer[1]
 
     def _estimate_s(self, sequences: Iterable[Sequence], lengths: Lengths) -> float:
         if self._work <= 0:

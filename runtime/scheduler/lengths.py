@@ -1,6 +1,6 @@
-"""How many tokens sequences still make: within the bounds they came with, as others of their kind did. Never ranks.
+"""How many more tokens a sequence is expected to generate: within its bounds, as learned from others of its kind.
 
-A kind is a program's name and the size of its bound: a function's title and its essay differ in ``max_tokens``.
+A kind is a program's name and the size of ``max_tokens``: one function's title and its essay differ in that bound.
 """
 
 from bisect import bisect_right
@@ -8,17 +8,17 @@ from bisect import bisect_right
 from .sequence import Sequence
 
 BOUNDS = tuple(sorted({round(1.25**i) for i in range(1, 56)}))  # tokens, up to 200,000
-MIN_OUTPUTS = 20  # before which a kind is taken to be as all are
-MAX_OUTPUTS = 2000  # at which all count half, so that what has changed is learned again
+MIN_OUTPUTS = 20  # with fewer, a kind is estimated from all sequences
+MAX_OUTPUTS = 2000  # then all counts are halved, so that a change is learned
 MAX_KINDS = 256
-PROMPT_COST = 1 / 32  # of a prompt's token, where a generated one costs 1: a step computes hundreds of the former
-UNKNOWN = float(1 << 40)  # tokens left, where nothing is known
+PROMPT_COST = 1 / 32  # of a prompt token, relative to a generated one: a step computes hundreds of prompt tokens
+UNKNOWN = float(1 << 40)  # tokens left, if nothing is known
 
 Kind = tuple[str, int]
 
 
 class Outputs:
-    """Lengths that were made, in classes; ``BOUNDS[i - 1] <= length < BOUNDS[i]`` in class i."""
+    """A histogram of output lengths; class i has ``BOUNDS[i - 1] <= length < BOUNDS[i]``."""
 
     __slots__ = ("_nums", "_tails", "_totals", "num")
 
@@ -40,12 +40,12 @@ class Outputs:
         self._tails = None
 
     def left(self, made: int) -> float:
-        """The mean of what is still to come after ``made`` tokens; as much again where nobody made more."""
+        """Mean tokens still to come after ``made`` tokens; ``made`` again if no output was longer."""
         if self._tails is None:
             self._tails = self._sum_tails()
         i = bisect_right(BOUNDS, made)
         num, total = self._tails[i]
-        if i < len(BOUNDS):  # of its own class those that are longer, as if they lay evenly
+        if i < len(BOUNDS):  # the longer ones of its own class, assuming that lengths are even in a class
             low, high = BOUNDS[i - 1] if i else 0, BOUNDS[i]
             longer = self._nums[i] * (high - made) / (high - low)
             num += longer
@@ -62,7 +62,7 @@ class Outputs:
 
 
 class Lengths:
-    """``usual``: what a sequence makes on average, by those that ended lately; 0 before the first."""
+    """Learns output lengths. ``usual`` is a moving average over the sequences that ended; 0 before the first."""
 
     __slots__ = ("_all", "_by_kind", "usual")
 
@@ -72,7 +72,7 @@ class Lengths:
         self.usual = 0.0
 
     def note(self, seq: Sequence) -> None:
-        """``seq`` makes no more for now."""
+        """Learn from ``seq``, which has stopped generating for now."""
         made = len(seq.tokens) - seq.prompt_len
         if made <= 0:
             return
@@ -83,7 +83,7 @@ class Lengths:
         self._all.note(made)
 
     def left(self, seq: Sequence) -> float:
-        """Tokens that ``seq`` is expected still to make; ``UNKNOWN`` where nothing is known."""
+        """Tokens that ``seq`` is expected to generate from now on; ``UNKNOWN`` if nothing is known."""
         made = max(len(seq.tokens) - seq.prompt_len, 0)
         most = seq.max_new - made if seq.max_new >= 0 else UNKNOWN
         least = min(seq.min_new - made, most)
@@ -96,7 +96,7 @@ class Lengths:
         return max(least, min(expected, most), 0.0)
 
     def work(self, seq: Sequence) -> float:
-        """What ``seq`` still costs, in generated tokens: those it makes, and what is to be computed before."""
+        """Work left in ``seq``, in generated tokens; its pending tokens count ``PROMPT_COST`` each."""
         return self.left(seq) + PROMPT_COST * (len(seq.tokens) - seq.num_computed)
 
 

@@ -1,8 +1,8 @@
-"""Sequences that have nothing to compute, and which of them gives up its slots first. Never frees a slot itself.
+"""Parked sequences, which have nothing to compute but keep their KV, and which of them gives up its slots first.
 
-Whose slots bring least is first: expected returns per second for which they would still be kept. How long sequences
-pause is learned by kind (a program's name) from those that came back or ended. Where pauses have an end, as those of
-tools do, who has paused longest comes back next, and the latest is to go; where some never end, it is the other way.
+Ordered by expected reuse, lowest first: evict from the front. Expected reuse is returns per second of keeping the slots
+until the sequence returns or ends, learned by kind (a program's name). If all pauses are bounded, as those of tools,
+the sequence parked longest returns next and the one parked last goes first; if some pauses never end, the reverse.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from bisect import bisect_right
 from .sequence import Sequence
 
 BOUNDS_S = tuple(0.01 * 1.4**i for i in range(48))  # up to a day
-MIN_PAUSES = 20  # before which a kind is taken to be as all are
-MAX_PAUSES = 2000  # at which all count half, so that what has changed is learned again
+MIN_PAUSES = 20  # with fewer, a kind is estimated from all pauses
+MAX_PAUSES = 2000  # then all counts are halved, so that a change is learned
 MAX_KINDS = 64
 
 
 class Pauses:
-    """Pauses by length: of those who came back, and of those who ended."""
+    """A histogram of pauses: of all parked sequences, and of those that came back."""
 
     __slots__ = ("_all", "_came_back", "num")
 
@@ -38,7 +38,7 @@ class Pauses:
         self.num += 1
 
     def worth(self, elapsed_s: float) -> float:
-        """Returns per second of keeping a sequence that has paused ``elapsed_s`` until it comes back or ends."""
+        """Expected returns per second of keeping the slots of a sequence that has paused for ``elapsed_s``."""
         first = bisect_right(BOUNDS_S, elapsed_s)
         returns = seconds = 0.0
         for i in range(first, len(BOUNDS_S)):
@@ -52,7 +52,7 @@ class Pauses:
 
 
 class Parked:
-    """By kind in the order of parking, those with slots apart."""
+    """All parked sequences; those with slots by kind, in the order of parking."""
 
     __slots__ = ("_all_pauses", "_by_id", "_pauses", "_with_slots")
 
@@ -76,7 +76,7 @@ class Parked:
             self._with_slots.setdefault(self._kind(seq), {})[seq.seq_id] = seq
 
     def take(self, seq: Sequence, now_s: float, *, came_back: bool) -> None:
-        """``seq`` is parked no more: it has tokens to compute again, or has ended."""
+        """Remove ``seq``, which has tokens to compute again (``came_back``) or has ended."""
         if self._by_id.pop(seq.seq_id, None) is None:
             return
         self.note_released(seq)
@@ -84,14 +84,17 @@ class Parked:
             pauses.note(now_s - seq.parked_s, came_back=came_back)
 
     def note_released(self, seq: Sequence) -> None:
-        """``seq`` has no slots any more."""
+        """``seq`` has released its slots."""
         kind = self._kind(seq)
         here = self._with_slots.get(kind)
         if here is not None and here.pop(seq.seq_id, None) is not None and not here:
             del self._with_slots[kind]
 
     def first_to_go(self, now_s: float) -> Sequence | None:
-        """Of each kind the longest parked and the last are looked at; where nothing is known, the longest goes."""
+        """The sequence with the lowest expected reuse, among the first and the last parked of each kind.
+
+        While too few pauses are known, the one parked longest. None if no parked sequence has slots.
+        """
         best: tuple[float, float, int] | None = None
         for kind, here in self._with_slots.items():
             pauses = self._pauses[kind]
@@ -104,7 +107,7 @@ class Parked:
         return None if best is None else self._by_id[best[2]]
 
     def _kind(self, seq: Sequence) -> str:
-        """Its own while there are few; once a kind is known it stays."""
+        """The sequence's kind, or "" for a new kind when ``MAX_KINDS`` are known."""
         kind = seq.kind if seq.kind in self._pauses or len(self._pauses) < MAX_KINDS else ""
         self._pauses.setdefault(kind, Pauses())
         return kind

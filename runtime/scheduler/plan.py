@@ -1,7 +1,7 @@
-"""What one step computes, in integers. Never holds a tensor and never changes once made.
+"""What one step computes, in integers.
 
 tokens of a sequence:   [0, start) in the KV pool   [start, tokens_end) run in this step   [.., len) later
-with a draft:           [0, start) in the KV pool   [start, len) run in this step, then ``num_draft`` guesses
+with a draft:           [0, start) in the KV pool   [start, len) run in this step, then ``num_draft`` draft tokens
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from .draft import Draft
+from .sequence import Sequence
+
 
 class PlanRow(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One sequence's part of a step.
 
     ``slot_ids`` (int32) covers positions [0, start + n); entries before ``stale_from`` are what the executor already
     holds for ``row_id``. Logits are wanted for the last ``num_logits`` of the n positions (0: a chunk inside a prompt).
-    A token id below 0 is one that the step before is drawing: ``-1 - i`` for its draw i.
-    The last ``num_draft`` of the n are guesses of what follows the sequence; draft token i comes after draft token
-    ``draft_parents[i]`` (< i; -1: after the sequence's last), or after i - 1 where there are no parents given. Trees
-    lie in preorder.
-    A struct because hundreds are made in each step: a frozen dataclass takes five times as long.
+    A token id of ``-1 - i`` stands for draw i of the step before, which is not known yet.
+    The last ``num_draft`` of the n are draft tokens. Draft token i follows draft token ``draft_parents[i]`` (< i; -1:
+    the sequence's last token), or i - 1 if there are no parents. Trees are in preorder.
+    A struct, because a step makes hundreds of rows and a frozen dataclass takes five times as long to make.
     """
 
     seq_id: int
@@ -33,7 +35,7 @@ class PlanRow(msgspec.Struct, frozen=True, eq=False, gc=False):
     num_logits: int
     num_draft: int = 0
     draft_parents: np.ndarray | None = None  # int32 [num_draft]
-    adapter: int = -1  # of its tokens, by number; a vectorised row has the one that its row had last
+    adapter: int = -1  # number of its tokens' adapter; a vectorised row keeps the one that its row had last
 
     @property
     def end(self) -> int:
@@ -47,7 +49,7 @@ class PlanRow(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class DecodePart:
-    """Rows of one token each that want its logits, as arrays [R]: each is what the ``PlanRow`` of that row would say.
+    """Rows of one token each, whose logits are wanted, as arrays [R]; each stands for a ``PlanRow``.
 
     The executor already holds the slots of the positions before ``starts``.
     """
@@ -64,7 +66,7 @@ class DecodePart:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """In the step the rows of ``vectorised`` come first, then ``rows``."""
+    """The rows of ``vectorised`` come first in the step, then ``rows``."""
 
     step: int
     rows: tuple[PlanRow, ...]
@@ -87,7 +89,7 @@ class StepPlan:
         return sum(row.num_draft for row in self.rows)
 
     def decodes(self) -> DecodePart | None:
-        """The whole step as arrays, if each of its rows is of one token that wants its logits."""
+        """The whole step as arrays, if each of its rows has one token whose logits are wanted; else None."""
         rows = self.rows
         if not rows:
             return self.vectorised
@@ -110,4 +112,50 @@ def joined(first: DecodePart, second: DecodePart) -> DecodePart:
         np.concatenate((first.starts, second.starts)),
         np.concatenate((first.token_ids, second.token_ids)),
         np.concatenate((first.slot_ids, second.slot_ids)),
+    )
+
+
+def plan_row(seq: Sequence, n: int) -> PlanRow:
+    """The next ``n`` tokens of ``seq``, which has slots for them."""
+    lease = seq.lease
+    assert lease is not None
+    start = seq.num_computed
+    end = start + n
+    stale_from = min(seq.table_len, lease.stale_from, start)
+    seq.table_len = end
+    lease.mark_fresh()
+    num_logits = end - max(seq.logits_from, start)
+    return PlanRow(
+        seq.seq_id,
+        seq.row_id,
+        start,
+        seq.tokens.span(start, end),
+        lease.slot_ids[:end],
+        stale_from,
+        num_logits if num_logits > 0 else 0,
+        adapter=seq.adapter,
+    )
+
+
+def drafted_row(row: PlanRow, seq: Sequence, draft: Draft) -> PlanRow:
+    """``row`` with all of ``draft`` added; takes the slots that are missing."""
+    lease = seq.lease
+    assert lease is not None
+    k, end = len(draft), row.end + len(draft)
+    if lease.num_slots < end:
+        lease.extend(end - lease.num_slots)
+    seq.table_len = end
+    stale_from = min(row.stale_from, lease.stale_from)
+    lease.mark_fresh()
+    return PlanRow(
+        row.seq_id,
+        row.row_id,
+        row.start,
+        np.concatenate((row.token_ids, draft.token_ids)),
+        lease.slot_ids[:end],
+        stale_from,
+        row.num_logits + k,
+        k,
+        draft.parents,
+        row.adapter,
     )

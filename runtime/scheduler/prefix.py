@@ -1,4 +1,4 @@
-"""What the cache holds of a sequence, and how the sequence takes hold of it and lets go. Never decides who does."""
+"""A sequence and its KV in the cache: how much is there, and taking, sharing and shortening its lease."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def matched_len(seq: Sequence, cache: RadixCache) -> int:
-    """How many of a waiting sequence's tokens have KV; looked up again only when the cache has changed."""
+    """How many of a waiting sequence's tokens have KV; looked up again only after the cache has changed."""
     if seq.lease is not None:
         return seq.num_computed
     if seq.matched[0] != cache.version:
@@ -20,7 +20,7 @@ def matched_len(seq: Sequence, cache: RadixCache) -> int:
 
 
 def read_ahead(seq: Sequence, cache: RadixCache) -> ReadAhead | None:
-    """Begin to read what the disk has of a new sequence's tokens; None when there is nothing to wait for."""
+    """Begin to read the KV that the disk has of a new sequence's tokens; None when nothing has to be read."""
     tiers = cache.tiers
     if tiers is None or seq.lease is not None or not cache.reuse:
         return None
@@ -29,15 +29,15 @@ def read_ahead(seq: Sequence, cache: RadixCache) -> ReadAhead | None:
 
 
 def commit(seq: Sequence) -> None:
-    """Give what ``seq`` has computed to the cache, so that others find it."""
+    """Give the KV that ``seq`` has computed to the cache, so that other sequences find it."""
     if seq.lease is not None:
         seq.lease.commit(seq.tokens.ids[: seq.num_computed])
 
 
 def attach(seq: Sequence, cache: RadixCache) -> int:
-    """Give a waiting sequence the longest usable KV: its own lease's, or the cache's.
+    """Give a waiting sequence the longest usable KV: that of its own lease, or of the cache.
 
-    Returns how many tokens came back from host memory or disk.
+    Returns how many tokens were restored from host memory or disk.
     """
     limit = min(seq.length - 1, seq.logits_from)
     num_restored = 0
@@ -48,14 +48,14 @@ def attach(seq: Sequence, cache: RadixCache) -> int:
             limit=limit,
             program=seq.program,
             priority=seq.priority,
-            is_again=seq.has_asked,
+            is_repeated=seq.is_looked_up,
         )
-        seq.has_asked = True
+        seq.is_looked_up = True
         num_restored = cache.restore(seq.lease, seq.tokens.ids, limit=limit)
         seq.num_restored += num_restored
         seq.num_computed = seq.lease.num_cached
     elif seq.num_computed < limit:
-        # A sibling may have computed more of our tokens than we hold.
+        # Another sequence may have computed more of these tokens meanwhile.
         commit(seq)
         seq.num_computed += seq.lease.rematch(seq.tokens.ids, limit=limit)
     elif seq.num_computed > limit:
@@ -66,9 +66,9 @@ def attach(seq: Sequence, cache: RadixCache) -> int:
 
 
 def shorten(seq: Sequence, missing: int) -> bool:
-    """Let go of the last ``missing`` slots of a sequence that does not run; False where that is all it has alone.
+    """Unlock the last ``missing`` slots of a parked sequence; False if it has no more than these to itself.
 
-    What it keeps stays locked: of its tokens only the last are computed again, if they are evicted meanwhile.
+    The slots before stay locked, so at most the last tokens are computed again when it is submitted.
     """
     lease = seq.lease
     if lease is None or lease.num_sole <= missing:

@@ -1,9 +1,11 @@
-"""The scheduler: which sequences run, how many of their tokens, on which slots. No torch, no sockets.
+"""The scheduler: which sequences run in the next step, how many of their tokens, on which slots.
 
     submit -> waiting -> (admitted: lease, row) running -> park -> parked -> submit ...     remove -> ended
-                 ^---------- preempted: KV given to the cache, lease released ---'
+                 ^-------- preempted: KV committed to the cache, lease released --------'
 
-A parked sequence keeps its KV until somebody needs the slots; then it finds what is left of it in the cache.
+A parked sequence keeps its KV until another sequence needs the slots. When it is submitted again, it finds in the cache
+the part that was not evicted. A waiting sequence is *blocked* while another one computes its prefix or while its prefix
+is read from disk.
 """
 
 from __future__ import annotations
@@ -11,26 +13,27 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 
 from ...radix_cache import OutOfSlots, RadixCache
-from .coming import Coming
+from .blocked import Blocked, RunningPrompts
 from .config import SchedulerConfig
 from .counters import SchedulerCounters
 from .draft import Draft
 from .drain import Drain
-from .held import Held
-from .lengths import PROMPT_COST, Lengths
+from .lengths import PROMPT_COST, UNKNOWN, Lengths
 from .parked import Parked
-from .plan import DecodePart, PlanRow, StepPlan
+from .plan import DecodePart, PlanRow, StepPlan, drafted_row, plan_row
 from .prefix import attach, commit, matched_len, read_ahead, shorten
-from .rows import drafted_row, plan_row
 from .sequence import PoolTooSmall, Sequence, slots_missing, slots_to_come, urgency
-from .waiting import ORDERS, Waiting
-from .yielding import Yielding
+from .waiting import ORDERS, PREEMPTIVE, Waiting
+
+MAX_PREEMPTED = 3  # times since its submit that a sequence is preempted for shorter ones
+LEAST_RATIO = 2.0  # of the work that is left, the longer sequence's to the shorter one's
 
 
 class VectorisedRows(Protocol):
@@ -48,7 +51,7 @@ class VectorisedRows(Protocol):
 
 
 class Scheduler:
-    """Owns every sequence's lease, row and computed length. One plan is in flight at a time."""
+    """Owns every sequence's lease, row and computed length. One plan is executed at a time."""
 
     def __init__(
         self, config: SchedulerConfig, cache: RadixCache, *, clock: Callable[[], float] = time.monotonic
@@ -69,21 +72,20 @@ class Scheduler:
         self.parked = Parked()
         self.counters = SchedulerCounters()
         self.failed: list[tuple[Sequence, PoolTooSmall]] = []
-        self._held = Held()
-        self._yielding = Yielding(config, cache, lengths=self.lengths, waiting=self.waiting, held=self._held)
-        self._holding: dict[int, Sequence] = {}  # waiting sequences that still have the lease they were parked with
+        self._blocked = Blocked()
+        self._waiting_with_lease: dict[int, Sequence] = {}  # they were parked with it
         self._program_orders: dict[str, int] = {}
         self._free_rows = list(range(config.max_running - 1, -1, -1))
-        self._stuck = (-1, 0, 0)  # who found no room, how much there was, and how many ran
+        self._no_room = (-1, 0, 0)  # the sequence that found no room, the free slots then, and how many ran
         self._step = 0
         self._order = 0
 
-    # -- what the engine says -----------------------------------------------------------------------------------------
+    # -- what the engine calls ----------------------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for room, for a prefix that another computes, or for one that is read from disk."""
-        return len(self.waiting) + len(self._held)
+        """Sequences that wait for room or are blocked."""
+        return len(self.waiting) + len(self._blocked)
 
     @property
     def num_preemptions(self) -> int:
@@ -91,27 +93,28 @@ class Scheduler:
 
     @property
     def num_reading(self) -> int:
-        return self._held.num_reading
+        """Sequences whose prefix is being read from disk."""
+        return self._blocked.num_reading
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or len(self.waiting) or len(self._held))
+        return bool(self.running or len(self.waiting) or len(self._blocked))
 
     def drained_in_s(self) -> float:
-        """Seconds until what runs and waits now has probably ended, from ``drain.LEAST_S`` to ``drain.MOST_S``."""
-        return self.drain.wait_s((*self.running, *self.waiting, *self._held), self.lengths, step=self._step)
+        """Expected seconds until all present sequences have ended, from ``drain.LEAST_S`` to ``drain.MOST_S``."""
+        return self.drain.wait_s((*self.running, *self.waiting, *self._blocked), self.lengths, step=self._step)
 
     def submit(self, seq: Sequence, *, max_new: int = -1, min_new: int = 0) -> None:
-        """``seq`` has pending tokens, or wants logits of computed ones (from ``logits_from`` on).
+        """Queue ``seq``, which has pending tokens or wants logits of computed ones (from ``logits_from`` on).
 
-        At most ``max_new`` tokens will be added to it (-1: nobody knows), and ``min_new`` at least if nobody stops it.
+        It will generate at most ``max_new`` tokens (-1: not known), and at least ``min_new`` unless it is cancelled.
         """
         assert seq.state in ("new", "parked"), seq
         assert len(seq.tokens) > 0, seq
         if seq.state == "parked":
             self.parked.take(seq, self.clock(), came_back=True)
         if seq.lease is not None:
-            self._holding[seq.seq_id] = seq
+            self._waiting_with_lease[seq.seq_id] = seq
         self._order += 1
         seq.order = self._order
         seq.program_order = self._program_orders.setdefault(seq.program, seq.order) if seq.program else seq.order
@@ -124,20 +127,20 @@ class Scheduler:
         seq.num_cached = seq.num_run = 0
         seq.state = "waiting"
         seq.blocked_on = None
-        seq.has_asked = False
+        seq.is_looked_up = False
         seq.num_restored = seq.num_preempted = 0
         reading = read_ahead(seq, self.cache)
         if reading is None:
             self.waiting.add(seq)
         else:
-            self._held.hold_for_disk(seq, reading)
+            self._blocked.wait_for_disk(seq, reading)
 
     def park(self, seq: Sequence) -> None:
-        """``seq`` has nothing to compute for now; its KV goes to the cache, locked while nobody needs the room."""
+        """Take ``seq`` off its row: it has nothing to compute for now. Its KV is committed and stays locked for it."""
         if seq.is_vectorised:
             assert self.vectorised is not None
             self.vectorised.remove(seq)
-        seq.coming = 0
+        seq.next_draw = 0
         seq.num_computed = min(seq.num_computed, len(seq.tokens))
         if seq.state == "running":
             self.lengths.note(seq)
@@ -146,14 +149,14 @@ class Scheduler:
             if seq.lease is not None:
                 seq.lease.truncate(min(seq.num_computed, seq.lease.num_slots))
         elif seq.state == "waiting":
-            if not self._held.discard(seq):
+            if not self._blocked.discard(seq):
                 self.waiting.discard(seq)
-            self._holding.pop(seq.seq_id, None)
+            self._waiting_with_lease.pop(seq.seq_id, None)
         seq.state = "parked"
         self.parked.add(seq, self.clock())
 
     def remove(self, seq: Sequence) -> None:
-        """``seq`` is over; what was computed stays in the cache."""
+        """End ``seq``; what was computed stays in the cache."""
         if seq.state in ("running", "waiting"):
             self.park(seq)
         self.parked.take(seq, self.clock(), came_back=False)
@@ -161,27 +164,27 @@ class Scheduler:
         seq.state = "ended"
 
     def end_program(self, program: str) -> None:
-        """``program`` will submit nothing more: what only it used may be evicted."""
+        """``program`` will submit nothing more: prefixes that only it used may be evicted."""
         self._program_orders.pop(program, None)
         self.cache.end_program(program)
 
     def expect(self, seq: Sequence, draw: int) -> None:
-        """The next token of ``seq`` is draw number ``draw`` of the step being computed: it may be planned on."""
+        """The next token of ``seq`` is draw ``draw`` of the step being computed: plan on it before it is known."""
         assert seq.state == "running" and seq.num_computed == len(seq.tokens), seq
-        seq.coming = -1 - draw
-        seq.tokens.foresee(seq.coming)
+        seq.next_draw = -1 - draw
+        seq.tokens.write_ahead(seq.next_draw)
         seq.logits_from = len(seq.tokens)
 
     def settle(self, seq: Sequence) -> None:
-        """The draw that was expected is known: whoever calls appends it now, or parks ``seq`` without it."""
-        seq.coming = 0
+        """The expected draw is known: the caller appends it now, or parks ``seq`` without it."""
+        seq.next_draw = 0
 
     def commit(self, seq: Sequence) -> None:
         """Give what ``seq`` has computed to the cache, so that others find it."""
         commit(seq)
 
     def truncate(self, seq: Sequence, length: int) -> None:
-        """Take back the tokens from ``length`` on, and their KV."""
+        """Remove the tokens from ``length`` on, and their KV."""
         seq.tokens.truncate(length)
         if seq.num_computed > length:
             seq.num_computed = length
@@ -190,31 +193,31 @@ class Scheduler:
             seq.lease.truncate(length)
 
     def drop_lease(self, seq: Sequence) -> None:
-        """Release the slots of a sequence that is not running; the cache keeps what was computed while it can."""
+        """Release the slots of a sequence that is not running; what was computed is committed to the cache first."""
         assert seq.state != "running", seq
         if seq.lease is not None:
             self.commit(seq)
             seq.lease.release()
             seq.lease = None
-            self._holding.pop(seq.seq_id, None)
+            self._waiting_with_lease.pop(seq.seq_id, None)
             self.parked.note_released(seq)
         seq.num_computed = 0
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing can run. Sequences that can never run are put in ``failed``."""
+        """The next step, or None when nothing can run. Sequences that need more slots than exist go to ``failed``."""
         budget, chunk = self.config.max_step_tokens, self.config.prefill_chunk
-        if self._held.num_reading:
-            for seq in self._held.take_read():
+        if self._blocked.num_reading:
+            for seq in self._blocked.take_read():
                 self.waiting.add(seq)
         rows: dict[int, PlanRow] = {}
         prefills: list[Sequence] = []
         num_vectorised = 0 if self.vectorised is None else len(self.vectorised)
-        if not num_vectorised and self._yielding.may_be(self.running):
-            self._make_way()
-        self.cache.free_up(len(self.running))  # what decodes take of slots in a step, by the chunk, on average
-        # Decodes first: they are short and somebody is reading along.
+        if not num_vectorised and self._may_preempt_for_waiting:
+            self._preempt_for_waiting()
+        self.cache.free_up(len(self.running))  # the slots that decodes take in a step, on average: chunks are rare
+        # Decodes first: they are short, and users read their tokens as they come.
         vectorised = self.vectorised.plan() if self.vectorised is not None and num_vectorised else None
         budget -= 0 if vectorised is None else len(vectorised)
         others = [seq for seq in self.running if not seq.is_vectorised] if num_vectorised < len(self.running) else ()
@@ -240,9 +243,9 @@ class Scheduler:
 
     @property
     def can_vectorise(self) -> bool:
-        """Whether nobody that runs can be preempted in the next step, nor run short of its tokens."""
+        """Whether in the next step no running sequence can be preempted or exceed the step's tokens."""
         config, num_running = self.config, len(self.running)
-        if num_running > config.max_step_tokens or self._yielding.may_be(self.running):
+        if num_running > config.max_step_tokens or self._may_preempt_for_waiting:
             return False
         return self._room > config.max_step_tokens + 2 * config.slot_chunk * (num_running + 2)
 
@@ -252,7 +255,7 @@ class Scheduler:
         if plan.vectorised is not None:
             assert self.vectorised is not None
             num_tokens = self.vectorised.complete(plan.vectorised)
-        are_some_held = len(self._held) > 0
+        is_any_blocked = len(self._blocked) > 0
         work = float(plan.num_vectorised)
         for row in plan.rows:
             seq = sequences[row.seq_id]
@@ -262,9 +265,9 @@ class Scheduler:
             work += 1.0 if n == 1 else PROMPT_COST * n
             num_tokens[seq.tenant] = num_tokens.get(seq.tenant, 0) + n
             if seq.lease is not None and (n > 1 or computed < seq.length):
-                self.commit(seq)  # a prompt's chunk: siblings may be waiting for it
-            if are_some_held:
-                self._release_held(seq, computed)
+                self.commit(seq)  # a chunk of a prompt: other sequences may be blocked on it
+            if is_any_blocked:
+                self._unblock(seq, computed)
         self.drain.note(work, self.clock())
         for tenant, n in num_tokens.items():
             self.waiting.charge(tenant, n)
@@ -272,21 +275,20 @@ class Scheduler:
     # -- drafts -------------------------------------------------------------------------------------------------------
 
     def room_for_draft(self, seq: Sequence, length: int) -> int:
-        """How many draft tokens of ``length`` could have slots at no one's cost but that of cached text long unused."""
+        """How many of ``length`` draft tokens can have slots without taking any that running sequences will need."""
         lease = seq.lease
         if lease is None:
             return 0
         spare = lease.num_slots - len(seq.tokens)
         if spare >= length:
             return length
-        # What all who run would want next comes first: a draft takes what is left.
         reserve = (self.config.decode_reserve + self.config.slot_chunk) * len(self.running)
         return min(length, max(spare, 0) + max(0, self._room - reserve))
 
     def add_drafts(self, plan: StepPlan, sequences: Mapping[int, Sequence], drafts: Mapping[int, Draft]) -> StepPlan:
-        """``plan`` with these guesses (by sequence id) run along, cut to the tokens of a step and to the room there is.
+        """``plan`` with ``drafts`` (by sequence id) on its rows, cut to the tokens of a step and to the free slots.
 
-        Only for rows that reach their sequence's end and want its last logits.
+        A drafted row must reach its sequence's end and want its last logits.
         """
         budget = self.config.max_step_tokens - plan.num_tokens
         rows = list(plan.rows)
@@ -303,9 +305,9 @@ class Scheduler:
         return StepPlan(plan.step, tuple(rows), plan.vectorised)
 
     def accept_draft(self, row: PlanRow, seq: Sequence, path: list[int]) -> None:
-        """Of ``row``'s draft the tokens ``path``, each the child of the one before, came true: their KV is computed.
+        """Keep the KV of ``row``'s draft tokens ``path``, each a child of the one before: they were accepted.
 
-        They have been appended to its tokens already, and more may have been.
+        The caller has appended these tokens to ``seq`` already, and perhaps more.
         """
         if not path:
             return
@@ -317,27 +319,27 @@ class Scheduler:
         seq.num_computed = start + len(path)
         seq.num_run += len(path)
         self.waiting.charge(seq.tenant, len(path))
-        self._release_held(seq, seq.num_computed)
+        self._unblock(seq, seq.num_computed)
 
     # -- inside a step ------------------------------------------------------------------------------------------------
 
     def _admit(self, budget: int, rows: dict[int, PlanRow], prefills: list[Sequence]) -> None:
-        """Start waiting sequences while there are tokens, rows and slots for them. ``prefills`` run already."""
-        coming = Coming(prefills) if self.cache.reuse else None
+        """Admit waiting sequences while there are tokens, rows and slots for them. ``prefills`` run already."""
+        prompts = RunningPrompts(prefills) if self.cache.reuse else None
         reserve, usual, least = -1, int(self.lengths.usual), self.config.decode_reserve
         while budget > 0 and self._free_rows:
             seq = self._head()
             if seq is None:
                 return
             limit, matched = min(seq.length - 1, seq.logits_from), matched_len(seq, self.cache)
-            found = None if coming is None else coming.worth_waiting_for(seq, limit, matched=matched)
+            found = None if prompts is None else prompts.worth_waiting_for(seq, limit, matched=matched)
             if found is not None:
-                self.waiting.discard(seq)  # a running sequence is about to compute tokens that it needs as well
-                self._held.hold_behind(seq, *found)
+                self.waiting.discard(seq)
+                self._blocked.wait_for_sequence(seq, *found)
                 continue
-            stuck_id, room, num_running = self._stuck
-            if seq.seq_id == stuck_id and len(self.running) >= num_running > 0 and self._room <= room:
-                return  # nothing has become better since it found no room
+            no_room_id, room, num_running = self._no_room
+            if seq.seq_id == no_room_id and len(self.running) >= num_running > 0 and self._room <= room:
+                return  # no slots have become free since it found no room
             if reserve < 0:
                 others = [other for other in self.running if not other.is_vectorised]
                 reserve = slots_to_come(others, usual=usual, least=least)
@@ -350,39 +352,111 @@ class Scheduler:
                 reserve += slots_to_come((seq,), usual=usual, least=least)
                 if seq.num_pending > 1:
                     prefills.append(seq)
-                    if coming is not None:
-                        coming.add(seq)
+                    if prompts is not None:
+                        prompts.add(seq)
             elif seq.state == "waiting":
-                # No room: a smaller one behind must not starve it.
-                self._stuck = (seq.seq_id, self._room, len(self.running))
+                # No room: nobody behind it is admitted, or smaller sequences would starve it.
+                self._no_room = (seq.seq_id, self._room, len(self.running))
                 return
 
     def _head(self) -> Sequence | None:
         return self.waiting.head(self.config.match_window, lambda seq: matched_len(seq, self.cache))
 
-    def _make_way(self) -> None:
-        """Where the next to run finds no row or no slots, preempt one that is less urgent or has much more to do."""
+    @property
+    def _may_preempt_for_waiting(self) -> bool:
+        """Whether a running sequence is less urgent than a waiting one, or the order is by what is left to do."""
+        if not self.running or not len(self.waiting):
+            return False
+        return self.config.order in PREEMPTIVE or self.waiting.most_urgent < self.running[-1].priority
+
+    def _preempt_for_waiting(self) -> None:
+        """If the next to be admitted finds no row or no slots, preempt a less urgent or much longer sequence."""
         head = self._head()
-        if head is None or (self._free_rows and self._stuck[0] != head.seq_id):
+        if head is None or (self._free_rows and self._no_room[0] != head.seq_id):
             return
-        room = math.inf if self.parked.have_slots else self._room  # these make room first
-        victim = self._yielding.victim(head, self.running, room=room, has_row=len(self._free_rows) > 0)
+        room = math.inf if self.parked.have_slots else self._room  # parked sequences give up their slots first
+        victim = self._victim_for_waiting(head, room)
         if victim is not None:
             self.counters.num_yields += 1
             self._preempt(victim)
 
+    def _victim_for_waiting(self, head: Sequence, room: float) -> Sequence | None:
+        """The running sequence to preempt for ``head``.
+
+        None if ``head`` has a row and fits into ``room``, or will be blocked on a prompt that is being computed.
+        """
+        matched = matched_len(head, self.cache)
+        prefills = [seq for seq in self.running if seq.num_pending > 1]
+        shortage = head.length - matched + self._slots_to_come([*self.running, head]) + slots_missing(prefills) - room
+        if self._free_rows and shortage <= 0:
+            return None
+        found = self._least_urgent(head)
+        if found is None and self.config.order in PREEMPTIVE:
+            found = self._longest(head, shortage)
+        if found is None or not self.cache.reuse:
+            return found
+        limit = min(head.length - 1, head.logits_from)
+        return found if RunningPrompts(prefills).worth_waiting_for(head, limit, matched=matched) is None else None
+
+    def _least_urgent(self, head: Sequence) -> Sequence | None:
+        """The latest running sequence of the least urgent priority, if that is less urgent than ``head``'s."""
+        for seq in reversed(self.running):
+            if seq.priority <= head.priority:
+                return None
+            if not self._blocked.is_awaited(seq) and (not seq.program or seq.program != head.program):
+                return seq
+        return None
+
+    def _longest(self, head: Sequence, shortage: float) -> Sequence | None:
+        """Shortest remaining time first: the running sequence with most left to do whose slots cover ``shortage``.
+
+        It must have more left to do than its own return costs, plus twice what ``head`` has to do: four times if it was
+        preempted before, eight times after that, and never a fourth time. Exempt are sequences that are due (see
+        ``Waiting``), have a more urgent priority or deadline, belong to another tenant that was not served more, or
+        compute tokens that another sequence is blocked on. Exempt are also several running sequences of one program:
+        they were forked to run together, and a join waits for all.
+        """
+        lengths, served = self.lengths, self.waiting.served
+        work = lengths.work(head)
+        best, most = None, 0.0
+        num_running: Counter[str] | None = None
+        for seq in self.running:
+            if seq.num_preempted >= MAX_PREEMPTED or seq.priority < head.priority or seq.deadline_s < head.deadline_s:
+                continue
+            if seq.tenant != head.tenant and served.get(seq.tenant, 0.0) <= served.get(head.tenant, 0.0):
+                continue
+            left = lengths.left(seq)
+            bar = LEAST_RATIO * 2**seq.num_preempted * work + PROMPT_COST * len(seq.tokens)
+            if not max(bar, most) < left < UNKNOWN or self.waiting.is_due(seq) or self._blocked.is_awaited(seq):
+                continue
+            if seq.program:
+                num_running = num_running or Counter(other.program for other in self.running)
+                if seq.program == head.program or num_running[seq.program] > 1:
+                    continue
+            if shortage > 0:
+                assert seq.lease is not None
+                if seq.lease.num_sole + self._slots_to_come([seq]) < shortage:
+                    continue
+            best, most = seq, left
+        return best
+
+    def _slots_to_come(self, sequences: list[Sequence]) -> int:
+        return slots_to_come(sequences, usual=int(self.lengths.usual), least=self.config.decode_reserve)
+
     @property
     def _room(self) -> int:
+        """Slots that are free or evictable."""
         return self.cache.num_free + self.cache.num_evictable
 
     def _try_admit(self, seq: Sequence, budget: int, reserve: int) -> int:
-        """Tokens that ``seq`` runs in this step; 0 when there is no room for it yet, or (state ``ended``) never.
+        """Admit ``seq`` and return how many tokens it runs in this step.
 
-        ``reserve`` slots are for those that run.
+        0 when there is no room beside ``reserve`` slots for the running sequences, or (state ``ended``) when it needs
+        more slots than exist.
         """
         cache = self.cache
         if seq.length > cache.num_slots:
-            if not seq.coming:  # else the token may be its last one, and needs no slot
+            if not seq.next_draw:  # else the token being drawn may be its last one, which needs no slot
                 self._fail(seq, seq.length)
             return 0
         num_restored = attach(seq, cache)
@@ -410,7 +484,7 @@ class Scheduler:
             self.counters.admitted_tokens += len(seq.tokens)
             self.counters.cached_tokens += seq.num_cached
         self.waiting.discard(seq)
-        self._holding.pop(seq.seq_id, None)
+        self._waiting_with_lease.pop(seq.seq_id, None)
         seq.state = "running"
         seq.row_id = self._free_rows.pop()
         seq.table_len = 0
@@ -418,7 +492,7 @@ class Scheduler:
         return n
 
     def _make_room(self, seq: Sequence, n: int, rows: dict[int, PlanRow]) -> bool:
-        """Slots for ``n`` more tokens of a running sequence, preempting later ones if need be."""
+        """Take slots for ``n`` more tokens of ``seq``, if need be from parked and less urgent sequences."""
         while True:
             try:
                 self._extend(seq, seq.num_computed + n)
@@ -426,8 +500,8 @@ class Scheduler:
             except OutOfSlots as error:
                 if self._release_idle(error.need, seq):
                     continue
-                if seq.coming:
-                    return False  # its token may be the last; if not, it asks again when that is known
+                if seq.next_draw:
+                    return False  # the token being drawn may be its last; if not, it asks again in the next step
                 victim = self._victim(seq, rows)
                 if victim is not None:
                     self._preempt(victim)
@@ -446,16 +520,17 @@ class Scheduler:
         missing = length - lease.num_slots
         if missing <= 0:
             return
-        # A decoding sequence takes a chunk: most steps then need no slot. Not when slots are short.
+        # A decoding sequence takes a chunk, so that most steps need no slot; when slots are short, one slot.
         ahead = self.config.slot_chunk - 1
         if length >= seq.length and ahead and self._room > missing + 2 * ahead * (1 + len(self.running)):
-            missing += ahead if seq.num_run else seq.seq_id % (ahead + 1)  # not all in the same step
+            missing += ahead if seq.num_run else seq.seq_id % (ahead + 1)  # so that not all take chunks in one step
         lease.extend(missing)
 
     def _release_idle(self, need: int, seq: Sequence) -> bool:
-        """Let go of what idle sequences but ``seq`` hold until ``need`` slots could be had.
+        """Release slots of idle sequences other than ``seq`` until ``need`` slots are free or evictable.
 
-        Of the parked first, whose slots bring least, no more than is missing; then of those that wait, the last come.
+        Parked sequences go first, in ``Parked``'s order, and give up no more slots than are missing. Waiting sequences
+        that still have a lease follow, the latest first. Returns whether any slot was released.
         """
         if self._room >= need:
             return False
@@ -465,7 +540,7 @@ class Scheduler:
             if not shorten(parked, missing):
                 self.drop_lease(parked)
             released = True
-        for other in tuple(reversed(self._holding.values())):
+        for other in tuple(reversed(self._waiting_with_lease.values())):
             if self._room >= need:
                 break
             if other is not seq:
@@ -474,7 +549,7 @@ class Scheduler:
         return released
 
     def _victim(self, seq: Sequence, rows: dict[int, PlanRow]) -> Sequence | None:
-        """The running sequence to preempt for ``seq``: the least urgent, latest come, not planned in this step."""
+        """The sequence to preempt for the running ``seq``: the least urgent, latest one without a row in this step."""
         for worst in reversed(self.running):
             if worst is seq:
                 return None
@@ -501,7 +576,7 @@ class Scheduler:
         self.failed.append((seq, PoolTooSmall(need, self.cache.num_slots)))
 
     def _leave(self, seq: Sequence) -> None:
-        """Give up the row; whoever waited for this sequence's tokens waits no more."""
+        """Give up the row; sequences that are blocked on this one's tokens are queued again."""
         assert not seq.is_vectorised, seq
         index = bisect_left(self.running, urgency(seq), key=urgency)
         assert self.running[index] is seq, seq
@@ -509,9 +584,9 @@ class Scheduler:
         self._free_rows.append(seq.row_id)
         seq.row_id = -1
         seq.state = "parked"
-        self._release_held(seq, math.inf)
+        self._unblock(seq, math.inf)
 
-    def _release_held(self, seq: Sequence, computed: float) -> None:
-        """Those who waited for at most ``computed`` tokens of ``seq`` wait for room now."""
-        for other in self._held.take_behind(seq, computed):
+    def _unblock(self, seq: Sequence, computed: float) -> None:
+        """Queue again the sequences that are blocked on at most ``computed`` tokens of ``seq``."""
+        for other in self._blocked.take_behind(seq, computed):
             self.waiting.add(other)

@@ -2,9 +2,7 @@
 
     tokens:  [0, num_computed) have KV in the lease's slots   [num_computed, length) pending
 
-The last of them may be a token that is still being drawn, whose value nobody knows: ``length`` is then one more than
-``len(tokens)``.
-Knows nothing of text, programs' ops or sampling.
+The last pending token may still be being drawn; ``length`` is then one more than ``len(tokens)``.
 """
 
 from __future__ import annotations
@@ -55,13 +53,13 @@ class TokenBuffer:
         self._array[self._len] = token_id
         self._len += 1
 
-    def foresee(self, code: int) -> None:
-        """Write ``code`` where the next token will come, without counting it; ``span`` may read it."""
+    def write_ahead(self, code: int) -> None:
+        """Write ``code`` in the next token's place without counting it; ``span`` may read it."""
         self._reserve(self._len + 1)
         self._array[self._len] = code
 
     def span(self, start: int, end: int) -> np.ndarray:
-        """A view of [start, end), which may hold what was foreseen last."""
+        """A view of [start, end), which may include the code written ahead."""
         return self._array[start:end]
 
     def truncate(self, length: int) -> None:
@@ -81,12 +79,12 @@ class TokenBuffer:
 class Sequence:
     """Owned by the engine; the scheduler alone changes ``lease``, ``row_id`` and ``num_computed``.
 
-    ``kind`` names what pauses alike: programs of one name. ``logits_from``: logits are wanted for every pending
-    position at or after it. ``tag`` is the engine's own. ``table_len``: positions whose slots the executor's slot table
-    holds. Since the last submit ``num_cached`` tokens were found in the cache (with those ``num_restored`` from host
-    memory or disk, after preemptions too) and ``num_run`` were computed. ``min_new`` and
-    ``max_new`` bound the tokens that will be made (-1: not known) and ``prompt_len`` is the length at submit. ``rank``,
-    ``due`` and the orders are the waiting queue's.
+    ``kind`` is the program's name: lengths and pauses are learned by kind. Logits are wanted for every pending position
+    from ``logits_from`` on. ``tag`` belongs to the engine. The executor's slot table holds the slots of the first
+    ``table_len`` positions. Since the last submit ``num_cached`` tokens were found in the cache, ``num_run`` were
+    computed, and ``num_restored``, after preemptions too, came from host memory or disk. ``min_new`` and ``max_new``
+    bound the tokens that it will generate (-1: not known); ``prompt_len`` is its length at submit. ``rank``, ``due``,
+    ``order`` and ``program_order`` belong to the waiting queue.
     """
 
     __slots__ = (
@@ -94,10 +92,9 @@ class Sequence:
         "admitted_s",
         "arrival_s",
         "blocked_on",
-        "coming",
         "deadline_s",
         "due",
-        "has_asked",
+        "is_looked_up",
         "is_vectorised",
         "kind",
         "lease",
@@ -106,6 +103,7 @@ class Sequence:
         "max_new",
         "min_new",
         "namespace",
+        "next_draw",
         "num_cached",
         "num_computed",
         "num_preempted",
@@ -155,7 +153,7 @@ class Sequence:
         self.lease: Lease | None = None
         self.row_id = -1
         self.num_computed = 0
-        self.coming = 0
+        self.next_draw = 0  # -1 - i while draw i of the step being computed makes its next token
         self.logits_from = 0
         self.blocked_on: tuple[Sequence, int] | None = None
         self.order = self.program_order = 0
@@ -168,7 +166,7 @@ class Sequence:
         self.arrival_s = 0.0
         self.parked_s = 0.0
         self.is_vectorised = False  # its newest tokens may be in ``Scheduler.vectorised`` alone
-        self.has_asked = False  # the cache for its tokens, since it was submitted
+        self.is_looked_up = False  # in the cache, since it was submitted
         self.admitted_s = 0.0
         self.table_len = 0
         self.num_cached = 0
@@ -178,7 +176,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        return len(self.tokens) + (self.coming < 0)
+        return len(self.tokens) + (self.next_draw < 0)
 
     @property
     def num_pending(self) -> int:
@@ -189,14 +187,14 @@ class Sequence:
 
 
 def urgency(seq: Sequence) -> tuple[int, int]:
-    """Less is more urgent."""
+    """A lower value is more urgent."""
     return (seq.priority, seq.order)
 
 
 def slots_to_come(running: Iterable[Sequence], *, usual: int, least: int) -> int:
-    """Slots that these are expected to take beyond the tokens they have, where a sequence makes ``usual`` tokens.
+    """Slots that these are expected to take beyond the tokens they have, if a sequence generates ``usual`` tokens.
 
-    At least ``least`` each, and no more than may be made.
+    At least ``least`` each, and no more than ``max_new`` allows.
     """
     total = 0
     for seq in running:
@@ -209,5 +207,5 @@ def slots_to_come(running: Iterable[Sequence], *, usual: int, least: int) -> int
 
 
 def slots_missing(prefills: Iterable[Sequence]) -> int:
-    """Slots that the rest of these running prompts takes."""
+    """Slots that the rest of these running prompts needs."""
     return sum(seq.length - seq.lease.num_slots for seq in prefills if seq.lease)

@@ -1,7 +1,8 @@
-"""Who waits, and who goes next: queues by priority and tenant, an order within each, and a bound on being overtaken.
+"""The waiting queue: by priority and tenant, ordered within each, with a bound on how often a sequence is overtaken.
 
-The bound: of one priority and tenant, the k-th to come is admitted as the (k + max_overtaken)-th at the latest, in
-whatever order. (At most one more becomes due with each admission, and who is due goes first.) Never looks at slots.
+The bound: the k-th sequence of a priority and tenant to arrive is admitted as the (k + max_overtaken)-th at the latest,
+in any order. A sequence that has been overtaken ``max_overtaken`` times is *due* and goes first; each admission makes
+at most one more sequence due.
 """
 
 import math
@@ -12,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from .lengths import Lengths
 from .sequence import Sequence
 
-MAX_IDLE = 256  # queues and tenants that nobody waits in, kept for their counters
+MAX_IDLE = 256  # empty queues and idle tenants whose counters are kept
 
 Rank = tuple[float, ...]
 Order = Callable[[Sequence, Lengths], Rank]
@@ -24,12 +25,12 @@ def first_come(seq: Sequence, lengths: Lengths) -> Rank:
 
 
 def oldest_program(seq: Sequence, lengths: Lengths) -> Rank:
-    """Earliest deadline, then calls of the program that began first: what was begun is ended before more is begun."""
+    """Earliest deadline, then the oldest program: programs that have begun end before new ones begin."""
     return (seq.deadline_s, seq.program_order, seq.order)
 
 
 def shortest(seq: Sequence, lengths: Lengths) -> Rank:
-    """Earliest deadline, then least work left, as far as that is known or can be told from others of its kind."""
+    """Earliest deadline, then least work left, as ``Lengths`` estimates it."""
     return (seq.deadline_s, lengths.work(seq), seq.order)
 
 
@@ -39,25 +40,26 @@ ORDERS: dict[str, Order] = {
     "shortest": shortest,
     "shortest_remaining": shortest,
 }
-PREEMPTIVE = frozenset({"shortest_remaining"})  # where one that runs makes way for a shorter one
+PREEMPTIVE = frozenset({"shortest_remaining"})  # a running sequence may be preempted for a shorter one
 
 
 class Queue:
-    """The waiting sequences of one priority and tenant, sorted by rank; ranks stay while a sequence waits."""
+    """The waiting sequences of one priority and tenant, sorted by rank. A rank is computed once, in ``add``."""
 
     __slots__ = ("_arrivals", "max_overtaken", "num_left", "ranked")
 
     def __init__(self, max_overtaken: int, *, num_left: int = 0) -> None:
         self.max_overtaken = max_overtaken
         self.ranked: list[tuple[Rank, int, Sequence]] = []
-        self._arrivals: list[tuple[int, int, Sequence]] = []  # heap: (due, ticket, sequence), dead entries skipped
+        # A heap of (due, order, sequence); entries of sequences that have left are skipped.
+        self._arrivals: list[tuple[int, int, Sequence]] = []
         self.num_left = num_left  # sequences that have left it
 
     def add(self, seq: Sequence, rank: Rank) -> None:
         if seq.due < 0:
             seq.due = self.num_left + len(self.ranked) + self.max_overtaken
         else:
-            self.num_left -= 1  # it comes back, to the place it had
+            self.num_left -= 1  # preempted: it returns to its old place
         seq.rank = rank
         insort(self.ranked, (rank, seq.order, seq))
         heappush(self._arrivals, (seq.due, seq.order, seq))
@@ -73,7 +75,7 @@ class Queue:
             heapify(self._arrivals)
 
     def head(self, window: int, matched: Callable[[Sequence], int]) -> Sequence:
-        """Who goes next: whoever is due, else the longest match among the first ``window``, else the first."""
+        """The next to be admitted: a due sequence, else the one with most cached tokens among the first ``window``."""
         while self._arrivals and not self._waits(self._arrivals[0]):
             heappop(self._arrivals)
         if self._arrivals and self._arrivals[0][0] <= self.num_left:
@@ -89,10 +91,10 @@ class Queue:
 
 
 class Waiting:
-    """All queues, and what each tenant was served: among equal priorities the least served tenant goes first.
+    """All queues, and the tokens that each tenant was served: of equal priorities the least served tenant goes first.
 
-    Weighted fairness by virtual token counters (Sheng et al., 2024): a tenant that comes back after a pause starts at
-    the least counter of those that wait, so a pause earns nothing.
+    Weighted fairness by virtual token counters (Sheng et al., 2024): a tenant that returns after a pause starts at the
+    lowest counter of the waiting tenants, so it gains nothing by pausing.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class Waiting:
         self.served: dict[str, float] = {}
         self._queues: dict[tuple[int, str], Queue] = {}
         self._num = 0
-        self._num_left = 0  # in the queue forgotten with most
+        self._num_left = 0  # the greatest ``num_left`` of a queue that was forgotten
         self._last_served = 0.0
 
     def __len__(self) -> int:
@@ -142,11 +144,11 @@ class Waiting:
 
     @property
     def most_urgent(self) -> float:
-        """The least priority number of those that wait; infinity where nobody does."""
+        """The lowest priority number of the waiting sequences; infinity if there are none."""
         return min((priority for (priority, _), queue in self._queues.items() if queue.ranked), default=math.inf)
 
     def is_due(self, seq: Sequence) -> bool:
-        """Whether ``seq``, which may be running, has been overtaken as often as may be."""
+        """Whether ``seq``, which may be running, has been overtaken ``max_overtaken`` times."""
         queue = self._queues.get((seq.priority, seq.tenant))
         return seq.due <= (self._num_left if queue is None else queue.num_left)
 
@@ -155,7 +157,7 @@ class Waiting:
         self.served[tenant] = self.served.get(tenant, 0.0) + cost / self.tenant_weights.get(tenant, 1.0)
 
     def _forget_idle(self) -> None:
-        """Tenants' names come from clients: of those who wait for nothing only the most served are remembered."""
+        """Bound the memory, as clients choose tenants' names: keep the ``MAX_IDLE`` most served of the idle tenants."""
         for key in [key for key, queue in self._queues.items() if not queue.ranked]:
             self._num_left = max(self._num_left, self._queues.pop(key).num_left)
         waiting = {tenant for _, tenant in self._queues}
@@ -164,6 +166,7 @@ class Waiting:
             del self.served[tenant]
 
     def _lift(self, tenant: str) -> None:
+        """Raise the counter of a tenant that begins to wait to the lowest counter of the waiting tenants."""
         others = set()
         for (_, other), queue in self._queues.items():
             if queue.ranked:

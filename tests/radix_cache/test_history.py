@@ -103,7 +103,7 @@ def test_the_same_again_counts_again_but_not_a_second_try():
     tokens = text(0, 64)
     for _ in range(3):
         serve(cache, tokens)
-    serve(cache, tokens, is_again=True)
+    serve(cache, tokens, is_repeated=True)
     (node,) = (node for path, node in nodes_of(cache).items() if len(path) == 64)
     assert cache._history.times(node)[0] == 3
 

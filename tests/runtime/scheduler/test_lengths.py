@@ -1,4 +1,4 @@
-"""What sequences are expected still to make: within their bounds, by others of their kind."""
+"""The tokens that a sequence is expected to generate: within its bounds, learned from others of its kind."""
 
 import random
 import statistics
@@ -15,7 +15,7 @@ def sequence(*, made: int = 0, kind: str = "", max_new: int = -1, min_new: int =
     return seq
 
 
-def test_before_anything_is_known_only_bounds_are():
+def test_before_anything_is_learned_the_bounds_are_the_estimate():
     lengths = Lengths()
     assert lengths.left(sequence()) == UNKNOWN
     assert lengths.left(sequence(max_new=50, made=20)) == 30
@@ -32,12 +32,12 @@ def test_a_kind_is_learned_by_its_name_and_by_the_size_of_its_bound():
     assert lengths.left(sequence(kind="title", max_new=1000)) == pytest.approx(5)
     assert lengths.left(sequence(kind="essay", max_new=1000)) == pytest.approx(400)
     assert lengths.left(sequence(kind="essay", max_new=16)) == pytest.approx(10)
-    assert lengths.left(sequence(kind="essay", max_new=1000, min_new=700)) == 700, "never less than it must make"
-    assert lengths.left(sequence(kind="poem", max_new=1000)) == pytest.approx((5 + 400 + 10) / 3), "as all do"
+    assert lengths.left(sequence(kind="essay", max_new=1000, min_new=700)) == 700, "never less than min_new"
+    assert lengths.left(sequence(kind="poem", max_new=1000)) == pytest.approx((5 + 400 + 10) / 3), "from all kinds"
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_left_after_some_tokens_is_the_mean_of_those_that_made_more(seed):
+def test_the_estimate_after_some_tokens_is_the_mean_of_longer_outputs(seed):
     rng, outputs = random.Random(seed), Outputs()
     made = [1 + int(rng.expovariate(1 / 200)) for _ in range(MAX_OUTPUTS - 1)]
     for length in made:
@@ -45,10 +45,10 @@ def test_what_is_left_after_some_tokens_is_the_mean_of_those_that_made_more(seed
     for after in (0, 1, 30, 150, 400):
         longer = [length - after for length in made if length > after]
         assert outputs.left(after) == pytest.approx(statistics.mean(longer), rel=0.1)
-    assert outputs.left(50_000) == 50_000, "beyond all that is known: as much again"
+    assert outputs.left(50_000) == 50_000, "longer than every known output: as much again"
 
 
-def test_what_has_changed_is_learned_again():
+def test_a_change_of_lengths_is_learned():
     outputs = Outputs()
     for _ in range(5 * MAX_OUTPUTS):
         outputs.note(1000)

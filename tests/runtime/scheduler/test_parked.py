@@ -1,4 +1,4 @@
-"""Who gives up its slots first among those that pause."""
+"""Which parked sequence gives up its slots first."""
 
 import random
 
@@ -9,7 +9,7 @@ from phloem.runtime.scheduler.parked import BOUNDS_S, MAX_KINDS, MAX_PAUSES, MIN
 
 def sequence(seq_id: int, kind: str = "", *, has_slots: bool = True) -> Sequence:
     seq = Sequence(seq_id, TokenBuffer([1, 2, 3]), kind=kind)
-    seq.lease = object() if has_slots else None  # nothing here looks into it
+    seq.lease = object() if has_slots else None  # no code here reads it
     return seq
 
 
@@ -20,7 +20,7 @@ def learned(parked: Parked, pauses: list[float], kind: str = "", *, came_back: b
         parked.take(seq, pause_s, came_back=came_back)
 
 
-def test_where_nothing_is_known_the_longest_parked_goes_first_and_those_without_slots_never():
+def test_before_pauses_are_learned_the_longest_parked_with_slots_goes_first():
     parked = Parked()
     for i in range(4):
         parked.add(sequence(i, has_slots=i != 0), 10.0 * i)
@@ -29,7 +29,7 @@ def test_where_nothing_is_known_the_longest_parked_goes_first_and_those_without_
     assert parked.first_to_go(100.0).seq_id == 2 and len(parked) == 4
 
 
-def test_where_pauses_have_an_end_the_last_parked_goes_first():
+def test_if_pauses_are_bounded_the_last_parked_goes_first():
     rng, parked = random.Random(0), Parked()
     learned(parked, [rng.uniform(0.2, 8.0) for _ in range(400)])
     for i in range(5):
@@ -37,7 +37,7 @@ def test_where_pauses_have_an_end_the_last_parked_goes_first():
     assert parked.first_to_go(15.0).seq_id == 4
 
 
-def test_where_some_never_end_the_longest_parked_goes_first():
+def test_if_some_pauses_never_end_the_longest_parked_goes_first():
     rng, parked = random.Random(0), Parked()
     learned(parked, [rng.paretovariate(0.7) for _ in range(800)])
     for i in range(5):
@@ -45,7 +45,7 @@ def test_where_some_never_end_the_longest_parked_goes_first():
     assert parked.first_to_go(33.0).seq_id == 0
 
 
-def test_a_kind_that_comes_back_soon_is_kept_before_one_that_only_ends():
+def test_a_kind_that_returns_soon_is_kept_before_one_that_only_ends():
     parked = Parked()
     learned(parked, [2.0] * 50, "agent")
     learned(parked, [2.0] * 50, "forgetful", came_back=False)
@@ -56,7 +56,7 @@ def test_a_kind_that_comes_back_soon_is_kept_before_one_that_only_ends():
     assert parked.first_to_go(1.0).seq_id == 2
 
 
-def test_a_kind_seldom_seen_is_taken_to_be_as_all_are():
+def test_a_kind_with_few_pauses_is_estimated_from_all():
     rng, parked = random.Random(0), Parked()
     learned(parked, [rng.uniform(0.2, 8.0) for _ in range(400)], "agent")
     learned(parked, [40.0] * 3, "rare")
@@ -67,7 +67,7 @@ def test_a_kind_seldom_seen_is_taken_to_be_as_all_are():
 
 
 @pytest.mark.parametrize("elapsed_s", [0.0, 0.7, 3.0, 7.0])
-def test_worth_is_returns_per_second_still_to_be_waited(elapsed_s):
+def test_worth_is_returns_per_second_of_remaining_pause(elapsed_s):
     rng, pauses = random.Random(4), Pauses()
     values = [(rng.uniform(0.2, 8.0), rng.random() < 0.8) for _ in range(MAX_PAUSES)]
     for pause_s, came_back in values:

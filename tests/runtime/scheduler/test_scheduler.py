@@ -1,4 +1,4 @@
-"""The scheduler against the real radix cache and a forward that only remembers what was computed where."""
+"""The scheduler with the real radix cache, and a forward that records which prefix was computed into which slot."""
 
 import random
 
@@ -9,8 +9,8 @@ from phloem.radix_cache.tree import common_prefix_len
 from phloem.runtime.scheduler import Scheduler, SchedulerConfig, Sequence, StepPlan, TokenBuffer
 
 
-class Machine:
-    """Runs plans: writes each computed token's whole prefix into its slot, and checks what the plan calls context."""
+class PlanRunner:
+    """Runs plans: writes each computed token's whole prefix into its slot, and checks the slots of the context."""
 
     def __init__(self, num_slots: int = 512, *, reuse: bool = True, **config: int) -> None:
         self.cache = RadixCache(num_slots, reuse=reuse)
@@ -72,159 +72,159 @@ class Machine:
         raise AssertionError("the schedule does not end")
 
 
-def test_chunks_of_a_prompt_cover_it_once_and_only_the_last_wants_logits():
-    machine = Machine(prefill_chunk=10)
-    machine.add(list(range(35)))
-    machine.run()
-    rows = [plan.rows[0] for plan in machine.steps]
+def test_chunks_of_a_prompt_cover_it_once_and_only_the_last_has_logits():
+    runner = PlanRunner(prefill_chunk=10)
+    runner.add(list(range(35)))
+    runner.run()
+    rows = [plan.rows[0] for plan in runner.steps]
     assert [(row.start, row.end, row.num_logits) for row in rows] == [(0, 10, 0), (10, 20, 0), (20, 30, 0), (30, 35, 1)]
 
 
 def test_equal_prompts_that_arrive_together_are_computed_once():
-    machine = Machine(prefill_chunk=16)
+    runner = PlanRunner(prefill_chunk=16)
     prompt = list(range(100))
     for _ in range(32):
-        machine.add(prompt)
-    machine.run()
-    # The last token of each is run for its logits; the 99 before it once in all.
-    assert machine.num_computed == 99 + 32
+        runner.add(prompt)
+    runner.run()
+    # Each sequence computes its last token for the logits; the 99 tokens before are computed once.
+    assert runner.num_computed == 99 + 32
 
 
 def test_a_shared_prefix_is_computed_once_and_suffixes_run_together():
-    machine = Machine(num_slots=2048, prefill_chunk=64)
+    runner = PlanRunner(num_slots=2048, prefill_chunk=64)
     prefix = list(range(200))
     for i in range(8):
-        machine.add([*prefix, 5000 + i, 6000 + i])
-    machine.run()
-    assert machine.num_computed == 200 + 8 * 2
-    assert max(len(plan.rows) for plan in machine.steps) >= 7
+        runner.add([*prefix, 5000 + i, 6000 + i])
+    runner.run()
+    assert runner.num_computed == 200 + 8 * 2
+    assert max(len(plan.rows) for plan in runner.steps) >= 7
 
 
 def test_without_reuse_nothing_is_shared():
-    machine = Machine(num_slots=2048, reuse=False)
+    runner = PlanRunner(num_slots=2048, reuse=False)
     for _ in range(4):
-        machine.add(list(range(50)))
-    machine.run()
-    assert machine.num_computed == 200
+        runner.add(list(range(50)))
+    runner.run()
+    assert runner.num_computed == 200
 
 
 def test_decodes_go_on_while_a_long_prompt_is_prefilled():
-    machine = Machine(num_slots=2048, max_step_tokens=32, prefill_chunk=32)
-    first = machine.add([1, 2, 3])
-    machine.step()
+    runner = PlanRunner(num_slots=2048, max_step_tokens=32, prefill_chunk=32)
+    first = runner.add([1, 2, 3])
+    runner.step()
     first.tokens.append(9)
     first.logits_from = 3
-    machine.add(list(range(100, 400)))
-    plan = machine.step()
+    runner.add(list(range(100, 400)))
+    plan = runner.step()
     assert plan is not None and [len(row.token_ids) for row in plan.rows] == [1, 31]
 
 
-def test_preemption_gives_everyone_their_tokens_in_the_end():
-    machine = Machine(num_slots=120, decode_reserve=0, prefill_chunk=16)
-    sequences = [machine.add([i * 1000 + j for j in range(30)]) for i in range(6)]
-    machine.run(num_outputs=25)
-    assert machine.scheduler.num_preemptions > 0
+def test_all_preempted_sequences_get_their_tokens_in_the_end():
+    runner = PlanRunner(num_slots=120, decode_reserve=0, prefill_chunk=16)
+    sequences = [runner.add([i * 1000 + j for j in range(30)]) for i in range(6)]
+    runner.run(num_outputs=25)
+    assert runner.scheduler.num_preemptions > 0
     assert all(len(seq.tokens) == 55 and seq.state == "ended" for seq in sequences)
-    assert machine.cache.num_leased == 0 and machine.cache.num_locked == 0
+    assert runner.cache.num_leased == 0 and runner.cache.num_locked == 0
 
 
-def test_a_sequence_larger_than_the_pool_fails_by_name_and_harms_nobody():
-    machine = Machine(num_slots=64)
-    big = machine.add(list(range(100)))
-    small = machine.add([7, 8, 9])
-    machine.run(num_outputs=3)
-    ((failed, error),) = machine.scheduler.failed
+def test_a_sequence_larger_than_the_pool_fails_by_name_and_others_go_on():
+    runner = PlanRunner(num_slots=64)
+    big = runner.add(list(range(100)))
+    small = runner.add([7, 8, 9])
+    runner.run(num_outputs=3)
+    ((failed, error),) = runner.scheduler.failed
     assert failed is big and "needs 100 KV slots, but the pool has 64" in str(error)
     assert small.state == "ended" and len(small.tokens) == 6
 
 
-def test_a_parked_sequence_goes_on_without_computing_its_history_again():
-    machine = Machine()
-    seq = machine.add(list(range(40)))
-    machine.step()
-    machine.scheduler.park(seq)
+def test_a_parked_sequence_continues_without_computing_its_history_again():
+    runner = PlanRunner()
+    seq = runner.add(list(range(40)))
+    runner.step()
+    runner.scheduler.park(seq)
     seq.tokens.extend([90, 91, 92])
     seq.logits_from = 42
-    machine.scheduler.submit(seq)
-    plan = machine.step()
+    runner.scheduler.submit(seq)
+    plan = runner.step()
     assert plan is not None and (plan.rows[0].start, plan.rows[0].end) == (40, 43)
     assert seq.num_cached == 40
 
 
-def test_parked_sequences_give_way_when_slots_are_needed():
-    machine = Machine(num_slots=64, decode_reserve=0)
-    seq = machine.add(list(range(40)))
-    machine.step()
-    machine.scheduler.park(seq)
-    other = machine.add(list(range(100, 160)))
-    machine.run(num_outputs=2)
+def test_parked_sequences_release_slots_that_others_need():
+    runner = PlanRunner(num_slots=64, decode_reserve=0)
+    seq = runner.add(list(range(40)))
+    runner.step()
+    runner.scheduler.park(seq)
+    other = runner.add(list(range(100, 160)))
+    runner.run(num_outputs=2)
     assert other.state == "ended"
-    machine.scheduler.submit(seq)
-    machine.run()
+    runner.scheduler.submit(seq)
+    runner.run()
     assert seq.state == "ended"
 
 
-def test_a_parked_sequence_gives_up_no_more_than_is_missing():
-    machine = Machine(num_slots=64, decode_reserve=0, slot_chunk=1)
-    seq = machine.add(list(range(40)))
-    machine.step()
-    machine.scheduler.park(seq)
-    other = machine.add(list(range(100, 130)))
-    machine.step()
+def test_a_parked_sequence_releases_no_more_slots_than_are_missing():
+    runner = PlanRunner(num_slots=64, decode_reserve=0, slot_chunk=1)
+    seq = runner.add(list(range(40)))
+    runner.step()
+    runner.scheduler.park(seq)
+    other = runner.add(list(range(100, 130)))
+    runner.step()
     assert other.state == "running" and seq.lease is not None and seq.lease.num_slots == 64 - 30
-    machine.scheduler.remove(other)
+    runner.scheduler.remove(other)
     seq.tokens.append(40)
     seq.logits_from = 40
-    machine.scheduler.submit(seq)
-    machine.run()
-    assert machine.num_computed == 40 + 30 + 6 + 1, "the six it gave up, and the new one"
+    runner.scheduler.submit(seq)
+    runner.run()
+    assert runner.num_computed == 40 + 30 + 6 + 1, "the six that it released, and the new one"
 
 
-def test_sequences_that_wait_with_slots_of_their_own_do_not_lock_each_other_out():
-    machine = Machine(num_slots=100, decode_reserve=0)
+def test_waiting_sequences_with_leases_do_not_deadlock():
+    runner = PlanRunner(num_slots=100, decode_reserve=0)
     sequences = []
     for i in range(3):
-        sequences.append(machine.add([i * 1000 + j for j in range(32)]))
-        machine.step()
-        machine.scheduler.park(sequences[-1])
+        sequences.append(runner.add([i * 1000 + j for j in range(32)]))
+        runner.step()
+        runner.scheduler.park(sequences[-1])
     for seq in sequences:
         seq.tokens.extend(range(9000, 9040))
         seq.logits_from = len(seq.tokens) - 1
-        machine.scheduler.submit(seq)
-    machine.run(num_outputs=2)
+        runner.scheduler.submit(seq)
+    runner.run(num_outputs=2)
     assert all(seq.state == "ended" for seq in sequences)
 
 
 def test_logits_of_cached_positions_are_computed_again():
-    machine = Machine()
-    machine.add(list(range(20)))
-    machine.run()
+    runner = PlanRunner()
+    runner.add(list(range(20)))
+    runner.run()
     seq = Sequence(99, TokenBuffer(range(20)))
     seq.logits_from = 5
-    machine.live[99] = seq
-    machine.scheduler.submit(seq)
-    plan = machine.step()
+    runner.live[99] = seq
+    runner.scheduler.submit(seq)
+    plan = runner.step()
     assert plan is not None and (plan.rows[0].start, plan.rows[0].num_logits) == (5, 15)
 
 
 def test_urgent_sequences_are_admitted_first():
-    machine = Machine(max_running=1)
-    machine.add([1, 2, 3], priority=5)
-    urgent = machine.add([4, 5, 6], priority=-5)
-    plan = machine.step()
+    runner = PlanRunner(max_running=1)
+    runner.add([1, 2, 3], priority=5)
+    urgent = runner.add([4, 5, 6], priority=-5)
+    plan = runner.step()
     assert plan is not None and plan.rows[0].seq_id == urgent.seq_id
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_arrivals_aborts_and_rollbacks_keep_every_slot_right(seed: int):
     rng = random.Random(seed)
-    machine = Machine(num_slots=200, max_running=6, max_step_tokens=40, prefill_chunk=16, decode_reserve=2)
-    scheduler = machine.scheduler
+    runner = PlanRunner(num_slots=200, max_running=6, max_step_tokens=40, prefill_chunk=16, decode_reserve=2)
+    scheduler = runner.scheduler
     for _ in range(400):
-        live = [seq for seq in machine.live.values() if seq.state != "ended"]
+        live = [seq for seq in runner.live.values() if seq.state != "ended"]
         if rng.random() < 0.3 and len(live) < 12:
             stem = [rng.randrange(3) for _ in range(rng.randrange(1, 40))]
-            machine.add(stem, namespace=rng.choice(["", "other"]), priority=rng.randrange(3))
+            runner.add(stem, namespace=rng.choice(["", "other"]), priority=rng.randrange(3))
         if live and rng.random() < 0.15:
             scheduler.remove(rng.choice(live))
         if live and rng.random() < 0.15:
@@ -236,17 +236,17 @@ def test_random_arrivals_aborts_and_rollbacks_keep_every_slot_right(seed: int):
                 seq.tokens.extend([rng.randrange(3) for _ in range(rng.randrange(0, 9))])
                 seq.logits_from = len(seq.tokens) - 1
                 scheduler.submit(seq)
-        plan = machine.step()
+        plan = runner.step()
         for row in plan.rows if plan else ():
-            seq = machine.live[row.seq_id]
+            seq = runner.live[row.seq_id]
             if row.end == len(seq.tokens):
                 seq.tokens.append(rng.randrange(3))
                 seq.logits_from = len(seq.tokens) - 1
-    for seq in machine.live.values():
+    for seq in runner.live.values():
         if seq.state != "ended":
             scheduler.remove(seq)
-    machine.cache.check()
-    assert machine.cache.num_leased == 0 and machine.cache.num_locked == 0
+    runner.cache.check()
+    assert runner.cache.num_leased == 0 and runner.cache.num_locked == 0
 
 
 def test_common_prefix_len_finds_the_first_difference_anywhere():

@@ -1,4 +1,4 @@
-"""Who goes next: order, the bound on being overtaken, and shares between tenants."""
+"""The next sequence to be admitted: order, the bound on being overtaken, and shares of tenants."""
 
 import math
 import random
@@ -11,7 +11,7 @@ from phloem.runtime.scheduler.waiting import MAX_IDLE, Waiting
 
 
 class Line:
-    """A waiting queue, and sequences for it as the scheduler would submit them."""
+    """A waiting queue, and sequences as the scheduler submits them."""
 
     def __init__(self, order: str = "first_come", *, max_overtaken: int = 512, **weights: float) -> None:
         self.waiting = Waiting(ORDERS[order], lengths=Lengths(), max_overtaken=max_overtaken, tenant_weights=weights)
@@ -32,7 +32,7 @@ class Line:
         return seq
 
 
-def test_the_order_of_arrival_of_programs_of_deadlines_and_of_length():
+def test_each_order_ranks_by_its_own_rule():
     line = Line("first_come")
     seqs = [line.add(9), line.add(1), line.add(5)]
     assert [line.next() for _ in range(4)] == [*seqs, None]
@@ -41,10 +41,10 @@ def test_the_order_of_arrival_of_programs_of_deadlines_and_of_length():
     assert [line.next() for _ in range(3)] == [late, old, young]
     line = Line("shortest")
     long, short, some = line.add(50, max_new=9), line.add(5, max_new=9), line.add(5, max_new=30)
-    assert [line.next() for _ in range(3)] == [short, long, some], "a prompt's token costs little"
+    assert [line.next() for _ in range(3)] == [short, long, some], "a prompt token costs little"
 
 
-def test_urgent_priorities_go_before_all_others_whoever_sends_them():
+def test_urgent_priorities_go_first_whichever_tenant_sends_them():
     line = Line()
     seqs = [line.add(priority=priority, tenant=tenant) for priority in (2, 0, 1) for tenant in "ab"]
     assert [line.next().priority for _ in seqs] == [0, 0, 1, 1, 2, 2]
@@ -58,8 +58,8 @@ def test_the_longest_match_among_the_first_goes_first():
 
 
 @pytest.mark.parametrize(("order", "window"), [("shortest", 1), ("oldest_program", 1), ("first_come", 16)])
-def test_nobody_is_overtaken_by_more_than_the_bound(order, window):
-    """Short and favoured ones keep coming; some come back after a preemption, to the place they had."""
+def test_no_sequence_is_overtaken_more_often_than_the_bound(order, window):
+    """Short and favoured sequences keep arriving."""
     rng, bound = random.Random(5), 8
     line, taken, first_left = Line(order, max_overtaken=bound), [], {}
     for _ in range(2000):
@@ -71,13 +71,13 @@ def test_nobody_is_overtaken_by_more_than_the_bound(order, window):
         if seq.order not in first_left:
             first_left[seq.order] = len(first_left) + 1
         taken.append(seq)
-    # The k-th to come leaves as the (k + bound)-th at the latest.
+    # The k-th to arrive leaves as the (k + bound)-th at the latest.
     assert len(first_left) == line.num > 1000
     worst = max(left - order for order, left in first_left.items())
     assert 0 < worst <= bound
 
 
-def test_tenants_share_by_their_weights_and_one_who_sends_more_gets_no_more():
+def test_tenants_share_by_their_weights_however_much_they_send():
     line = Line(a=2.0)
     for _ in range(300):
         for tenant in "aabbbbbbbbc":
@@ -90,7 +90,7 @@ def test_tenants_share_by_their_weights_and_one_who_sends_more_gets_no_more():
     assert counts["a"] == pytest.approx(2 * counts["c"], abs=2)
 
 
-def test_a_pause_earns_nothing():
+def test_a_tenant_gains_nothing_by_a_pause():
     line = Line()
     for _ in range(100):
         line.add(tenant="busy")

@@ -1,4 +1,4 @@
-"""Shortest remaining first: long sequences make way for short ones, boundedly; nothing is lost and nobody starves."""
+"""Preemption for a waiting sequence that is more urgent or shorter: bounded, without loss, and without starvation."""
 
 import math
 import random
@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 from phloem.runtime.scheduler import SchedulerConfig, Sequence, TokenBuffer
-from phloem.runtime.scheduler.yielding import MAX_TIMES
-from phloem.tests.runtime.scheduler.test_scheduler import Machine
+from phloem.runtime.scheduler.scheduler import MAX_PREEMPTED
+from phloem.tests.runtime.scheduler.test_scheduler import PlanRunner
 
 
-class Line(Machine):
-    """A machine whose sequences make known numbers of tokens, each a function of where it stands."""
+class Line(PlanRunner):
+    """A runner whose sequences generate a given number of tokens; a token is a function of its position."""
 
     def __init__(self, num_slots: int = 4096, *, order: str = "shortest_remaining", **config: object) -> None:
         super().__init__(num_slots, order=order, **config)
@@ -31,7 +31,7 @@ class Line(Machine):
         return TokenBuffer([n * 10_000 + i for i in range(length)])
 
     def turn(self) -> None:
-        """One step, and the token of everyone who has come to its end."""
+        """One step; then each sequence that was computed to its end gets its next token."""
         plan = self.step()
         for row in plan.rows if plan else ():
             seq = self.live[row.seq_id]
@@ -59,7 +59,7 @@ class Line(Machine):
         return self.scheduler.counters.num_yields
 
 
-def test_a_long_one_makes_way_for_a_short_one_and_computes_nothing_again():
+def test_a_long_sequence_is_preempted_for_a_short_one_and_computes_nothing_again():
     line = Line(max_running=1)
     long = line.ask(50, 200)
     line.turns(10)
@@ -71,7 +71,7 @@ def test_a_long_one_makes_way_for_a_short_one_and_computes_nothing_again():
     assert line.num_computed == 50 + 199 + 20 + 4, "its KV was still in the cache"
 
 
-def test_a_predicted_length_counts_as_a_known_one_does():
+def test_a_predicted_length_counts_like_a_known_one():
     line = Line(max_running=2)
     for n in range(60):
         line.ask(4, 3 if n % 2 else 120, is_known=False, kind="short" if n % 2 else "long")
@@ -92,11 +92,11 @@ def test_a_predicted_length_counts_as_a_known_one_does():
         ({"num_new": 20}, {"num_new": 15}),  # not much shorter
         ({"num_new": 200, "priority": 0}, {"num_new": 5, "priority": 1}),
         ({"num_new": 200, "deadline_s": 5.0}, {"num_new": 5}),
-        ({"num_new": 200, "is_known": False}, {"num_new": 5}),  # 10,000 at most, and nothing learned: a bound is known
+        ({"num_new": 200, "is_known": False}, {"num_new": 5}),  # nothing is learned, so its 10,000 at most count
     ],
-    ids=["as long", "more urgent", "its deadline is earlier", "bound"],
+    ids=["as long", "more urgent", "earlier deadline", "bound"],
 )
-def test_who_makes_way_and_who_does_not(running, waiting):
+def test_only_a_sequence_with_much_more_to_do_is_preempted(running, waiting):
     line = Line(max_running=1)
     first = line.ask(10, **running)
     line.turns(3)
@@ -105,7 +105,7 @@ def test_who_makes_way_and_who_does_not(running, waiting):
     assert (first.state == "running") is (running.get("is_known", True) is True)
 
 
-def test_siblings_of_a_fork_make_way_for_nobody():
+def test_siblings_of_a_fork_are_not_preempted():
     line = Line(max_running=2)
     siblings = [line.ask(10, 200, program="tree") for _ in range(2)]
     line.turns(3)
@@ -117,12 +117,12 @@ def test_siblings_of_a_fork_make_way_for_nobody():
     assert other.state == "running" and siblings[1].state == "running"
     own = [line.ask(10, 2, program="tree"), line.ask(10, 2, program="tree")]
     line.turns(1)
-    assert siblings[1].state == "running", "nor for their own program"
+    assert siblings[1].state == "running", "not for its own program either"
     assert all(seq.state in ("running", "waiting") for seq in own)
     line.finish()
 
 
-def test_one_whose_tokens_another_waits_for_goes_on():
+def test_a_sequence_that_another_is_blocked_on_is_not_preempted():
     line = Line(max_running=1, prefill_chunk=8, max_step_tokens=8)
     first = line.ask(100, 200)
     line.turn()
@@ -137,7 +137,7 @@ def test_one_whose_tokens_another_waits_for_goes_on():
     assert line.num_computed == 100 + 199 + 1, "the prompt once, and the last token of its twin"
 
 
-def test_a_tenant_makes_way_only_for_one_that_was_served_less():
+def test_a_tenants_sequence_is_preempted_only_for_a_tenant_that_was_served_less():
     line = Line(max_running=2)
     for n in range(40):
         line.ask(10, 20, tenant="ab"[n % 2])
@@ -157,19 +157,19 @@ def test_a_tenant_makes_way_only_for_one_that_was_served_less():
     line.finish()
 
 
-def test_nobody_makes_way_more_than_a_few_times_and_each_time_for_something_shorter():
+def test_a_sequence_is_preempted_for_shorter_ones_a_few_times_at_most():
     line = Line(max_running=1)
     long = line.ask(10, 300)
     for _ in range(20):
         line.turns(8)
         line.ask(10, 4)
-    assert long.num_preempted == MAX_TIMES
+    assert long.num_preempted == MAX_PREEMPTED
     line.finish()
     assert len(long.tokens) == 310
 
 
 @pytest.mark.parametrize("order", ["oldest_program", "first_come", "shortest_remaining"])
-def test_the_least_urgent_makes_way_for_the_urgent_however_long_that_is(order):
+def test_the_least_urgent_is_preempted_for_an_urgent_sequence_of_any_length(order):
     line = Line(max_running=2, order=order)
     calm = line.ask(10, 40, priority=1)
     idle = [line.ask(10, 30, priority=2)]
@@ -179,12 +179,12 @@ def test_the_least_urgent_makes_way_for_the_urgent_however_long_that_is(order):
     assert (urgent.state, calm.state, idle[0].state) == ("running", "running", "waiting")
     idle.append(line.ask(10, 1, priority=2))
     line.turns(5)
-    assert [seq.state for seq in idle] == ["waiting", "waiting"], "who is not more urgent preempts nobody"
+    assert [seq.state for seq in idle] == ["waiting", "waiting"], "an equally urgent sequence preempts nobody"
     line.finish()
     assert line.num_yields == 1 and all(len(seq.tokens) == 10 + line.outputs[n] for n, seq in line.live.items())
 
 
-def test_the_urgent_have_the_slots_of_as_many_as_they_need():
+def test_as_many_sequences_are_preempted_as_an_urgent_one_needs_slots_of():
     line = Line(300, max_running=8, order="first_come", decode_reserve=4)
     idle = [line.ask(60, 50, priority=1) for _ in range(4)]
     line.turns(3)
@@ -195,7 +195,7 @@ def test_the_urgent_have_the_slots_of_as_many_as_they_need():
     assert sorted(line.ended) == [1, 2, 3, 4, 5] and line.ended[0] == urgent.seq_id
 
 
-def test_slots_that_are_short_are_made_way_for_only_where_that_suffices():
+def test_only_a_sequence_with_enough_slots_is_preempted_when_slots_are_short():
     line = Line(300, max_running=8, decode_reserve=4)
     small = [line.ask(20, 60) for _ in range(2)]
     large = line.ask(100, 90)
@@ -207,14 +207,14 @@ def test_slots_that_are_short_are_made_way_for_only_where_that_suffices():
     line.finish()
 
 
-def test_how_much_may_be_left_to_do_and_a_look_at_the_cache_exclude_each_other():
+def test_the_order_by_remaining_work_refuses_a_match_window():
     with pytest.raises(ValueError, match="match_window=4"):
         SchedulerConfig(order="shortest_remaining", match_window=4)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_loads_lose_nothing_and_starve_nobody(seed):
-    """Rows and slots are short, lengths unequal and partly unknown; some are cancelled, some rolled back."""
+def test_random_loads_lose_no_token_and_starve_no_sequence(seed):
+    """Rows and slots are short, lengths differ and are partly unknown, and some sequences are cancelled."""
     rng, bound = random.Random(seed), 24
     line = Line(
         rng.choice((400, 2000)),
@@ -254,8 +254,8 @@ def test_random_loads_lose_nothing_and_starve_nobody(seed):
         assert seq.tokens.ids.tolist() == [n * 10_000 + i for i in range(len(seq.tokens))]
         assert len(seq.tokens) == seq.prompt_len + line.outputs[n]
     if seed % 2 == 0:  # all of one priority
-        most = MAX_TIMES + line.scheduler.num_preemptions - line.num_yields
+        most = MAX_PREEMPTED + line.scheduler.num_preemptions - line.num_yields
         assert max(line.live[n].num_preempted for n in ended) <= most
-        # The k-th to come has run as the (k + bound)-th at the latest.
+        # The k-th to arrive was admitted as the (k + bound)-th at the latest.
         assert max(place - n for place, n in enumerate(admitted, start=1)) <= bound + len(cancelled)
     assert line.cache.num_leased == 0 and line.cache.num_locked == 0
