@@ -408,8 +408,9 @@ class _Deadline:
 
 def _read_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], GrammarSpec | None, int]:
     """SGLang's ``sampling_params``: ours, the grammar among them, and ``n``."""
-    from .lang.expressions import SAMPLING_NAMES, SglGen, sampling_overrides
+    from .lang.expressions import SglGen
     from .lang.gen import gen
+    from .lang.sampling_params import SAMPLING_NAMES, sampling_overrides
 
     grammars = {name: given[name] for name in ("regex", "json_schema", "ebnf") if given.get(name) is not None}
     rest = {name: value for name, value in given.items() if name not in ("regex", "json_schema", "ebnf")}

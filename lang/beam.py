@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from ..protocol.errors import InvalidRequest, Unsupported
 from ..protocol.sampling import MAX_LOGPROBS
-from .expressions import LookingSteps, SglExpr, SglGen, SglLooking, as_tuple
+from .expressions import LookingSteps, SglExpr, SglGen, SglLooking
 from .nodes import CloseNode, GenNode, JoinNode, MarkNode, RollbackNode, TextNode, TextSinceNode, TokensNode
 from .program import SequenceLog
+from .sampling_params import as_tuple
 from .values import Leaf
 
 MAX_WIDTH = MAX_LOGPROBS // 2  # each beam is asked for twice as many tokens: some of them end it

@@ -3,7 +3,7 @@
 Never runs anything: an expression says what to append, ``program.SequenceLog`` appends it.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +11,9 @@ import msgspec
 
 from ..constrained.spec import GrammarSpec
 from ..protocol.errors import InvalidRequest
-from ..protocol.sampling import SamplingParams
 from .choices import ChoicesSamplingMethod, token_length_normalized
 from .grammar import Grammar
-from .sampling_params import SglSamplingParams
+from .sampling_params import SglSamplingParams, to_sgl_params
 from .types import Ending
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
@@ -31,7 +30,6 @@ REGEX_OF_DTYPE: dict[Any, str] = {
     str: REGEX_STR,
     "str": REGEX_STR,
 }
-NUMBER_STOPS = (" ", "\n")  # a number of a ``dtype`` ends at a blank, which is not part of it
 
 
 class TraceError(InvalidRequest, TypeError):
@@ -119,7 +117,7 @@ class SglGen(SglExpr, frozen=True, eq=False, gc=False):
 
     @property
     def sampling_params(self) -> SglSamplingParams:
-        return to_sgl_params({}, self)
+        return to_sgl_params({}, self.overrides, self.grammar)
 
     def __repr__(self) -> str:
         return f"Gen({self.name!r})"
@@ -292,94 +290,3 @@ class SglVariables(SglExpr, frozen=True, eq=False):
         for i, item in enumerate(self.items):
             parts += [SglConstantText(sep), item] if i else [item]
         return SglExprList(tuple(parts))
-
-
-# -- sampling ---------------------------------------------------------------------------------------------------------
-
-_PROTOCOL_FIELDS = frozenset(SamplingParams.__struct_fields__)
-# name in a program or in SGLang -> name in the protocol
-_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
-_BACK = {new: old for old, new in _RENAMED.items()}
-SAMPLING_NAMES = frozenset(
-    (*_PROTOCOL_FIELDS, *_RENAMED, "n", "return_text_in_logprobs")
-)  # what run() takes besides arguments
-
-
-def as_tuple(value: Any) -> tuple[Any, ...]:
-    """One stop (or token id), or several."""
-    return (value,) if isinstance(value, str | int) else tuple(value)
-
-
-def sampling_overrides(given: dict[str, Any]) -> dict[str, Any]:
-    """What was given and is not None, under the protocol's names and types."""
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        if value is None:
-            continue
-        if name in ("stop", "stop_token_ids", "stop_regex"):
-            value = as_tuple(value)
-        found[_RENAMED.get(name, name)] = value
-    return found
-
-
-_FORK_SEED_STEP = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: multiples of it lie far apart
-
-
-def sampling_of_fork(sampling: Mapping[str, Any], seq: int) -> Mapping[str, Any]:
-    """A run's defaults on its sequence ``seq``: forks draw from the run's seed each in its own way.
-
-    Otherwise all forks of one text would write the same. What ``gen(seed=...)`` says stays as it is.
-    """
-    if seq and "seed" in sampling:
-        return {**sampling, "seed": (sampling["seed"] + seq * _FORK_SEED_STEP) % 2**63}
-    return sampling
-
-
-def merge_sampling(defaults: Mapping[str, Any], gen: SglGen) -> SamplingParams:
-    """The parameters of one gen: the run's, overridden by its own. A prompt that ends in text is healed by default."""
-    merged = {"heal": True, **defaults, **gen.overrides}
-    merged.pop("n", None)
-    merged.pop("return_text_in_logprobs", None)  # our log-probabilities always carry their text
-    if merged.pop("dtype", None) in _NUMBERS:
-        merged["stop"] = (*merged.get("stop", ()), *NUMBER_STOPS)
-    try:
-        return SamplingParams(**merged)
-    except TypeError:
-        unknown = sorted(set(merged) - _PROTOCOL_FIELDS)
-        raise InvalidRequest(f"unknown sampling parameter {', '.join(unknown)}") from None
-
-
-_NUMBERS = (int, float, "int", "float")
-
-
-def to_sgl_params(
-    defaults: Mapping[str, Any], gen: SglGen, *, extra_stop: Sequence[str] = (), dtype_as_regex: bool = False
-) -> SglSamplingParams:
-    """The same merge under SGLang's names, for a ``BaseBackend``."""
-    merged = {**defaults, **gen.overrides}
-    dtype = merged.pop("dtype", None)
-    for name in ("heal", "speculative", "skip_special_tokens"):
-        merged.pop(name, None)
-    for new, old in _BACK.items():
-        if new in merged:
-            merged[old] = merged.pop(new)
-    params = SglSamplingParams(**merged)
-    params.dtype = dtype
-    if extra_stop:
-        params.stop = (*params.stop, *extra_stop)
-    if gen.grammar is not None:
-        if gen.grammar.options:
-            named = ", ".join(gen.grammar.options)
-            raise InvalidRequest(f"grammar_options ({named}) are not served by this backend; leave them out")
-        match gen.grammar.kind:
-            case "regex" if dtype is not None and not dtype_as_regex:
-                pass
-            case "regex":
-                params.regex = gen.grammar.text
-            case "json_schema":
-                params.json_schema = gen.grammar.text
-            case "ebnf":
-                params.ebnf = gen.grammar.text
-            case kind:
-                raise InvalidRequest(f"{kind} grammars are not served by this backend; use regex, json_schema or ebnf")
-    return params

@@ -19,12 +19,13 @@ from ..protocol.messages import ProgramSettings
 from .backend.base_backend import BaseBackend
 from .backend.resolve import resolve_backend
 from .batch import Batch, iter_in_loop, iter_states, run_in_loop, run_states
-from .expressions import SAMPLING_NAMES, SglArgument, sampling_overrides
+from .expressions import SglArgument
 from .global_config import global_config
 from .graph import Graph
 from .nodes import Leading
 from .program import ProgramRun
 from .replay import replay
+from .sampling_params import SAMPLING_NAMES, sampling_overrides
 from .state import ProgramState
 from .tracer import TracerProgramState, current_trace, leading_nodes, trace_call, trace_program
 

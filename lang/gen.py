@@ -1,4 +1,4 @@
-"""The word ``gen`` and its typed forms. They check what was asked and build expressions; nothing runs."""
+"""The word ``gen`` and its typed forms. They check their arguments and build expressions; nothing runs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..constrained.spec import GrammarSpec
 from ..protocol.errors import InvalidRequest
+from ..protocol.sampling import FIELDS
 from . import expressions as ir
 from .choices import ChoicesSamplingMethod
 from .grammar import Grammar
+from .sampling_params import as_tuple
 from .select import select
 from .types import is_type, typed_text
 
-Strings = str | Sequence[str]
-
-# the order in which SGLang's gen() takes them; a type may stand before them all
+# SGLang's gen() takes these by position, in this order; here a type may stand before them
 _GEN_ORDER = (
     "max_tokens",
     "min_tokens",
@@ -48,11 +48,23 @@ _GEN_ORDER = (
 )
 
 
-def gen(name: str | None = None, *args: Any, **kwargs: Any) -> ir.SglExpr:
-    """Generate text here; ``s[name]`` will be it. What is None comes from ``run()``.
+# what gen() takes besides the sampling parameters
+_OWN = (
+    *("dtype", "choices", "choices_method", "regex", "json_schema", "ebnf", "lark", "structural_tags"),
+    *("grammar_options", "type", "retries", "tools", "tool_choice", "parallel_tool_calls"),
+)
+# name -> whether it takes several
+_SAMPLING = {field.name: isinstance(field.default, tuple) for field in FIELDS if field.part != "grammar"}
+_GEN_NAMES = frozenset((*_SAMPLING, *_OWN))
 
-    One of ``regex``, ``json_schema``, ``ebnf``, ``lark``, ``structural_tags``, ``dtype`` or ``type`` restricts what can
-    be written; ``grammar_options`` are its grammar's (``{"whitespace": "compact"}``, see ``constrained.compile``).
+
+def gen(name: str | None = None, *args: Any, **kwargs: Any) -> ir.SglExpr:
+    """Generate text here; ``s[name]`` will be it. A parameter that is None has the value that ``run()`` was given.
+
+    The sampling parameters are those of the table in ``protocol/sampling.py``.
+
+    One of ``regex``, ``json_schema``, ``ebnf``, ``lark``, ``structural_tags``, ``dtype`` or ``type`` restricts the
+    text; ``grammar_options`` are options of that grammar (``{"whitespace": "compact"}``, see ``constrained.compile``).
     ``choices`` makes it a ``select``. ``n > 1`` gives a list; the text goes on with its first.
 
     ``type``, also as second argument (``gen("age", int)``), makes ``s[name]`` a value of that type: see
@@ -62,143 +74,77 @@ def gen(name: str | None = None, *args: Any, **kwargs: Any) -> ir.SglExpr:
     ``tools`` (functions) may be called in the text: ``s[name]`` is a ``ToolCalls``. ``tool_choice``: auto, required,
     none, or a tool's name; ``parallel_tool_calls=False``: one call at most.
     """
-    if not args:
-        try:
-            return _gen(name, **kwargs)
-        except TypeError:
+    if args:
+        first = args[0]
+        if is_type(first) or isinstance(first, Grammar):
+            if "type" in kwargs:
+                raise TypeError(f"gen({name!r}) was given two types")
+            kwargs["type"] = first
+            args = args[1:]
+        elif first is not None and not isinstance(first, int | ir.SglArgument):
+            raise InvalidRequest(f"gen({name!r}, {first!r}): the second argument is max_tokens (an int) or a type")
+        _take_positional("gen", _GEN_ORDER, args, kwargs)
+    overrides: dict[str, Any] = {}
+    own: dict[str, Any] | None = None
+    for word, value in kwargs.items():  # this runs once per generation
+        if value is None:
+            continue
+        is_list = _SAMPLING.get(word)
+        if is_list is None:
+            own = own or {}
+            own[word] = value
+        else:
+            overrides[word] = as_tuple(value) if is_list else value
+    if own is None:
+        if not kwargs.keys() <= _GEN_NAMES:
             _check_names(name, kwargs)
-            raise
+        return ir.SglGen(name, overrides)
     _check_names(name, kwargs)
-    first = args[0]
-    if is_type(first) or isinstance(first, Grammar):
-        if "type" in kwargs:
-            raise TypeError(f"gen({name!r}) was given two types")
-        kwargs["type"] = first
-        args = args[1:]
-    elif first is not None and not isinstance(first, int | ir.SglArgument):
-        raise InvalidRequest(f"gen({name!r}, {first!r}): the second argument is max_tokens (an int) or a type")
-    if len(args) > len(_GEN_ORDER):
-        raise TypeError(f"gen() takes at most {len(_GEN_ORDER) + 2} positional arguments")
-    for argument, value in zip(_GEN_ORDER, args, strict=False):
+    return _special_gen(name, overrides, **own)
+
+
+def _take_positional(function: str, order: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Put ``args`` into ``kwargs`` under the names of ``order``."""
+    if len(args) > len(order):
+        raise TypeError(f"{function}() takes at most {len(order) + 2} positional arguments")
+    for argument, value in zip(order, args, strict=False):
         if argument in kwargs:
-            raise TypeError(f"gen() got multiple values for argument {argument!r}")
+            raise TypeError(f"{function}() got multiple values for argument {argument!r}")
         kwargs[argument] = value
-    return _gen(name, **kwargs)
 
 
-def _gen(
-    name: str | None = None,
+def _special_gen(
+    name: str | None,
+    overrides: dict[str, Any],
     *,
-    max_tokens: int | None = None,
-    min_tokens: int | None = None,
-    n: int | None = None,
-    stop: Strings | None = None,
-    stop_token_ids: Sequence[int] | None = None,
-    stop_regex: Strings | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    ignore_eos: bool | None = None,
-    return_logprob: bool | None = None,
-    logprob_start_len: int | None = None,
-    top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool | None = None,
     dtype: Any = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesSamplingMethod | None = None,
-    regex: str | None = None,
-    json_schema: Any = None,
-    ebnf: str | None = None,
-    lark: str | None = None,
-    structural_tags: Any = None,
-    grammar_options: Mapping[str, str | int | bool] | None = None,
-    repetition_penalty: float | None = None,
-    seed: int | None = None,
-    logit_bias: dict[int, float] | None = None,
-    heal: bool | None = None,
-    speculative: bool | None = None,
     type: Any = None,
     retries: int = 0,
+    grammar_options: Mapping[str, str | int | bool] | None = None,
     tools: Sequence[Any] | None = None,
     tool_choice: str | None = None,
     parallel_tool_calls: bool | None = None,
+    **grammars: Any,
 ) -> ir.SglExpr:
+    """A gen with a grammar, a type, choices or tools. ``grammars``: regex, json_schema, ebnf, lark, structural_tags."""
     if tools is not None:
-        given = (dtype, choices, regex, json_schema, ebnf, lark, structural_tags, type)
-        if any(value is not None for value in (*given, grammar_options)) or retries:
+        if dtype is not None or choices is not None or type is not None or grammars or grammar_options or retries:
             raise InvalidRequest(
                 f"gen({name!r}, tools=...) says itself what can be written; give no type, grammar or choices"
             )
-    elif tool_choice is not None or parallel_tool_calls is not None:
+        return _tool_gen(ir.SglGen(name, overrides), tools, tool_choice, parallel_tool_calls)
+    if tool_choice is not None or parallel_tool_calls is not None:
         raise InvalidRequest(f"gen({name!r}): tool_choice and parallel_tool_calls go with tools=[...]")
     if choices:
-        return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
-    overrides: dict[str, Any] = {}  # one by one: this runs once per generation
-    if max_tokens is not None:
-        overrides["max_tokens"] = max_tokens
-    if min_tokens is not None:
-        overrides["min_tokens"] = min_tokens
-    if n is not None:
-        overrides["n"] = n
-    if stop is not None:
-        overrides["stop"] = ir.as_tuple(stop)
-    if stop_token_ids is not None:
-        overrides["stop_token_ids"] = ir.as_tuple(stop_token_ids)
-    if stop_regex is not None:
-        overrides["stop_regex"] = ir.as_tuple(stop_regex)
-    if temperature is not None:
-        overrides["temperature"] = temperature
-    if top_p is not None:
-        overrides["top_p"] = top_p
-    if top_k is not None:
-        overrides["top_k"] = top_k
-    if min_p is not None:
-        overrides["min_p"] = min_p
-    if frequency_penalty is not None:
-        overrides["frequency_penalty"] = frequency_penalty
-    if presence_penalty is not None:
-        overrides["presence_penalty"] = presence_penalty
-    if repetition_penalty is not None:
-        overrides["repetition_penalty"] = repetition_penalty
-    if ignore_eos is not None:
-        overrides["ignore_eos"] = ignore_eos
-    if return_logprob is not None:
-        overrides["return_logprob"] = return_logprob
-    if logprob_start_len is not None:
-        overrides["logprob_start_len"] = logprob_start_len
-    if top_logprobs_num is not None:
-        overrides["top_logprobs_num"] = top_logprobs_num
-    if return_text_in_logprobs is not None:
-        overrides["return_text_in_logprobs"] = return_text_in_logprobs
+        return select(name, choices, overrides.get("temperature", 0.0), choices_method)
     if dtype is not None:
         overrides["dtype"] = dtype
-    if seed is not None:
-        overrides["seed"] = seed
-    if logit_bias is not None:
-        overrides["logit_bias"] = logit_bias
-    if heal is not None:
-        overrides["heal"] = heal
-    if speculative is not None:
-        overrides["speculative"] = speculative
-    if tools is not None:
-        return _tool_gen(ir.SglGen(name, overrides), tools, tool_choice, parallel_tool_calls)
-    is_free = dtype is None and regex is None and json_schema is None and ebnf is None and lark is None
-    grammar = None
-    if not (is_free and structural_tags is None):
-        if type is not None:
-            raise InvalidRequest(f"gen({name!r}) was given a type and a grammar; one of them says what can be written")
-        grammar = _grammar(
-            dtype=dtype,
-            regex=regex,
-            json_schema=json_schema,
-            ebnf=ebnf,
-            lark=lark,
-            structural_tags=structural_tags,
-        )
+    grammar = None if dtype is None and not grammars else _grammar(dtype, grammars)
     if type is not None:
+        if grammar is not None:
+            raise InvalidRequest(f"gen({name!r}) was given a type and a grammar; one of them says what can be written")
         return _typed_gen(name, overrides, type, retries, grammar_options)
     if retries:
         raise InvalidRequest(f"gen({name!r}, retries={retries}) needs a type whose checks could fail")
@@ -220,9 +166,6 @@ def _with_options(name: str | None, grammar: GrammarSpec | None, options: Any) -
     if grammar is None:
         raise InvalidRequest(f"gen({name!r}, grammar_options=...) has no grammar that they could be options of")
     return replace(grammar, options={**grammar.options, **options})
-
-
-_GEN_NAMES = frozenset(inspect.signature(_gen).parameters)
 
 
 def _check_names(name: str | None, given: dict[str, Any]) -> None:
@@ -257,59 +200,33 @@ def describe_tools(tools: Sequence[Any]) -> ir.SglExpr:
     return SglToolPrompt(as_tools(tools))
 
 
-gen.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None),
-        *[inspect.Parameter(p, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for p in _GEN_ORDER],
-        *[
-            parameter
-            for parameter in inspect.signature(_gen).parameters.values()
-            if parameter.name not in (*_GEN_ORDER, "name")
-        ],
-    ]
-)
-
-
-def _grammar(
-    *,
-    dtype: Any,
-    regex: str | None,
-    json_schema: Any,
-    ebnf: str | None,
-    lark: str | None,
-    structural_tags: Any,
-) -> GrammarSpec | None:
-    given = {
-        "regex": regex,
-        "json_schema": json_schema,
-        "ebnf": ebnf,
-        "lark": lark,
-        "structural_tags": structural_tags,
-    }
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise InvalidRequest(f"gen() was given {' and '.join(named)}; one grammar can hold, so give one")
+def _grammar(dtype: Any, given: Mapping[str, Any]) -> GrammarSpec:
+    """The one grammar that ``dtype`` or ``given`` (its keyword -> its text) asks for."""
+    if len(given) > 1:
+        raise InvalidRequest(f"gen() was given {' and '.join(given)}; one grammar can hold, so give one")
     if dtype is not None:
         pattern = ir.REGEX_OF_DTYPE.get(dtype)
         if pattern is None:
             raise InvalidRequest(f"dtype={dtype!r}: must be int, float, bool or str")
-        if named:
-            warnings.warn(f"gen() was given dtype={dtype!r} and {named[0]}: dtype holds", stacklevel=5)
+        if given:
+            warnings.warn(f"gen() was given dtype={dtype!r} and {next(iter(given))}: dtype holds", stacklevel=4)
         return GrammarSpec("regex", pattern)
-    if regex is not None:
-        try:
-            re.compile(regex)  # a bad one raises here, where it is written
-        except re.error as error:
-            raise re.error(f"regex={regex!r}: {error.msg}", regex, error.pos) from None
-        return GrammarSpec("regex", regex)
-    if json_schema is not None:
-        return GrammarSpec("json_schema", _schema_text(json_schema))
-    if ebnf is not None:
-        return GrammarSpec("ebnf", ebnf)
-    if structural_tags is not None:
-        tags = structural_tags if isinstance(structural_tags, str) else json.dumps(structural_tags)
-        return GrammarSpec("structural_tags", tags)
-    return None if lark is None else GrammarSpec("lark", lark)
+    ((kind, value),) = given.items()
+    match kind:
+        case "regex":
+            try:
+                re.compile(value)  # a bad one raises here, where it is written
+            except re.error as error:
+                raise re.error(f"regex={value!r}: {error.msg}", value, error.pos) from None
+            return GrammarSpec("regex", value)
+        case "json_schema":
+            return GrammarSpec("json_schema", _schema_text(value))
+        case "structural_tags":
+            return GrammarSpec("structural_tags", value if isinstance(value, str) else json.dumps(value))
+        case "ebnf" | "lark":
+            return GrammarSpec(kind, value)
+        case _:
+            raise AssertionError(kind)
 
 
 def _schema_text(schema: Any) -> str:
@@ -324,51 +241,39 @@ def _schema_text(schema: Any) -> str:
     return found.text
 
 
-def gen_int(
-    name: str | None = None,
-    max_tokens: int | None = None,
-    n: int | None = None,
-    stop: Strings | None = None,
-    stop_token_ids: Sequence[int] | None = None,
-    stop_regex: Strings | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    ignore_eos: bool | None = None,
-    return_logprob: bool | None = None,
-    logprob_start_len: int | None = None,
-    top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool | None = None,
-) -> ir.SglExpr:
+# in SGLang's order as well
+_GEN_DTYPE_ORDER = tuple(word for word in _GEN_ORDER if word not in ("min_tokens", *_OWN))
+
+
+def gen_int(name: str | None = None, *args: Any, **kwargs: Any) -> ir.SglExpr:
     """``gen(dtype=int)``: digits, as text."""
-    return _gen_dtype(int, locals())
+    return _gen_dtype("gen_int", int, name, args, kwargs)
 
 
-def gen_string(
-    name: str | None = None,
-    max_tokens: int | None = None,
-    n: int | None = None,
-    stop: Strings | None = None,
-    stop_token_ids: Sequence[int] | None = None,
-    stop_regex: Strings | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    ignore_eos: bool | None = None,
-    return_logprob: bool | None = None,
-    logprob_start_len: int | None = None,
-    top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool | None = None,
-) -> ir.SglExpr:
+def gen_string(name: str | None = None, *args: Any, **kwargs: Any) -> ir.SglExpr:
     """``gen(dtype=str)``: a quoted string, quotes included."""
-    return _gen_dtype(str, locals())
+    return _gen_dtype("gen_string", str, name, args, kwargs)
 
 
-def _gen_dtype(dtype: type, given: dict[str, Any]) -> ir.SglExpr:
-    return gen(**given, dtype=dtype)
+def _gen_dtype(
+    function: str, dtype: type, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ir.SglExpr:
+    for word in kwargs:
+        if word not in _GEN_DTYPE_ORDER:
+            raise TypeError(f"{function}({name!r}) has no argument {word!r}; gen(dtype={dtype.__name__}) takes more")
+    _take_positional(function, _GEN_DTYPE_ORDER, args, kwargs)
+    return gen(name, **kwargs, dtype=dtype)
+
+
+def _signature(order: Sequence[str], others: Iterable[str] = ()) -> inspect.Signature:
+    """``name``, the positional words of ``order``, then ``others`` by keyword alone."""
+    positional, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    words = [(word, positional) for word in ("name", *order)] + [(word, keyword) for word in others]
+    return inspect.Signature([inspect.Parameter(word, kind, default=None) for word, kind in words])
+
+
+gen.__signature__ = _signature(  # type: ignore[attr-defined]
+    _GEN_ORDER, [word for word in (*_SAMPLING, *_OWN) if word not in _GEN_ORDER]
+)
+for _function in (gen_int, gen_string):
+    _function.__signature__ = _signature(_GEN_DTYPE_ORDER)  # type: ignore[attr-defined]

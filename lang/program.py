@@ -45,7 +45,6 @@ from .expressions import (
     SglVarScopeBegin,
     SglVarScopeEnd,
     SglVideo,
-    sampling_of_fork,
 )
 from .global_config import global_config
 from .images import data_url, load_frames, load_image
@@ -68,6 +67,7 @@ from .nodes import (
     TextNode,
 )
 from .reasoning import SplitLeaf, thinking_style
+from .sampling_params import sampling_of_fork
 from .session import Session
 from .settling import AskingNode, Settling
 from .types import ParseError

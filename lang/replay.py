@@ -10,10 +10,11 @@ import msgspec
 
 from .deciding import Branch, DecidedLeaf, DecodedLeaf, PickedLeaf, seed_of
 from .distribution import DistributionLeaf
-from .expressions import SglArgument, SglExpr, TraceError, sampling_of_fork
+from .expressions import SglArgument, SglExpr, TraceError
 from .nodes import GenNode, HoleNode, Node, PasteNode, PinNode, SelectNode, SettleNode, TextNode
 from .program import ProgramRun, SequenceLog
 from .reasoning import SplitLeaf
+from .sampling_params import sampling_of_fork
 from .state import ProgramState
 from .tracer import TracerProgramState
 from .values import CapturedText, Constant, DrawnText, Gathered, Hole, Leaf, Picked, Piece, TextSpan, Value

@@ -1,149 +1,212 @@
-"""The sampling of one generation under SGLang's names, and what the APIs of others make of it.
+"""The sampling of one generation: what a run and a gen say of it, under our names, SGLang's, and those of other APIs.
 
-A parameter that an API does not have is refused by name. Never speaks to a network.
+Made from the table in ``protocol/sampling.py``. Speaks to no network.
 """
 
 import dataclasses
 import json
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from ..constrained.spec import GrammarSpec
 from ..protocol.errors import InvalidRequest
+from ..protocol.sampling import FIELDS, Api, SamplingParams
 
-# what no foreign chat API has
-_OURS_ALONE = ("stop_token_ids", "stop_regex", "ignore_eos", "min_new_tokens", "repetition_penalty")
+NUMBER_STOPS = (" ", "\n")  # end a number of a ``dtype``; not part of its text
+_NUMBERS = (int, float, "int", "float")
+
+_OF_PARAMS = frozenset(SamplingParams.__struct_fields__)
+# what a run, a region (``s.sampling``) or a gen may set, under our names and SGLang's -> our name
+OUR_NAMES: dict[str, str] = {
+    name: field.name for field in FIELDS if field.part != "grammar" for name in (field.name, field.native or field.name)
+}
+SAMPLING_NAMES = frozenset(OUR_NAMES)
+_LISTS = frozenset(field.name for field in FIELDS if isinstance(field.default, tuple))
 
 
-@dataclasses.dataclass(slots=True)
-class SglSamplingParams:
-    """The sampling of one generation as a ``BaseBackend`` receives it, under SGLang's names.
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """One stop (or token id), or several."""
+    return (value,) if isinstance(value, str | int) else tuple(value)
 
-    ``stop`` and the lists are tuples; ``None`` means that the backend's own default holds.
+
+def sampling_overrides(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that are not None, under our names. Names not in ``SAMPLING_NAMES`` stay as they are."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        ours = OUR_NAMES.get(name, name)
+        if ours in found:
+            raise InvalidRequest(f"{name} and {ours} are one parameter; give one of them", where=name)
+        found[ours] = as_tuple(value) if ours in _LISTS else value
+    return found
+
+
+_FORK_SEED_STEP = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: multiples of it lie far apart
+
+
+def sampling_of_fork(sampling: Mapping[str, Any], seq: int) -> Mapping[str, Any]:
+    """A run's defaults on its sequence ``seq``: each fork derives its own seed from the run's.
+
+    With one seed all forks of one text would generate the same. ``gen(seed=...)`` is used as it is.
+    """
+    if seq and "seed" in sampling:
+        return {**sampling, "seed": (sampling["seed"] + seq * _FORK_SEED_STEP) % 2**63}
+    return sampling
+
+
+def merge_sampling(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> SamplingParams:
+    """The parameters of one gen: the run's, overridden by its own. A prompt that ends in text is healed by default."""
+    merged = {"heal": True, **defaults, **overrides}
+    merged.pop("n", None)
+    merged.pop("return_text_in_logprobs", None)  # our log-probabilities always carry their text
+    if merged.pop("dtype", None) in _NUMBERS:
+        merged["stop"] = (*merged.get("stop", ()), *NUMBER_STOPS)
+    try:
+        return SamplingParams(**merged)
+    except TypeError:
+        unknown = sorted(set(merged) - _OF_PARAMS)
+        raise InvalidRequest(f"unknown sampling parameter {', '.join(unknown)}") from None
+
+
+# -- foreign APIs -----------------------------------------------------------------------------------------------------
+
+_IN_SGLANG = tuple(field for field in FIELDS if field.native is not None)
+_SGLANG_NAMES = {field.name: field.native or "" for field in _IN_SGLANG}
+_OURS_ALONE = tuple(field for field in FIELDS if field.native is None)
+_TITLES: dict[Api, str] = {
+    "native": "/generate",
+    "chat": "OpenAI",
+    "completions": "OpenAI completions",
+    "litellm": "LiteLLM",
+    "anthropic": "Anthropic",
+}
+# sent also where they have their default: the default of a compatible server, or of a provider, may be another
+_ALWAYS_SENT: dict[Api, frozenset[str]] = {
+    "chat": frozenset(("max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty")),
+    "litellm": frozenset(("max_tokens", "temperature")),
+    "anthropic": frozenset(("max_tokens", "temperature")),
+}
+_ALWAYS_SENT["completions"] = _ALWAYS_SENT["chat"]
+MAX_ANTHROPIC_TEMPERATURE = 1.0
+
+
+class _Sampling:
+    """The sampling of one generation as a ``BaseBackend`` receives it: the fields of the table that SGLang has, under
+    its names, and ``dtype``. ``stop`` and the lists are tuples.
     """
 
-    max_new_tokens: int = 128
-    min_new_tokens: int = 0
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    stop_regex: tuple[str, ...] = ()
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    ignore_eos: bool = False
-    seed: int | None = None
-    logit_bias: dict[int, float] | None = None
-    return_logprob: bool | None = None
-    logprob_start_len: int | None = None
-    top_logprobs_num: int | None = None
-    return_text_in_logprobs: bool | None = None
-    json_schema: str | None = None
-    dtype: Any = None
-    regex: str | None = None
-    ebnf: str | None = None
+    if TYPE_CHECKING:
+
+        def __init__(self, **given: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def clone(self) -> "SglSamplingParams":
-        return dataclasses.replace(self)
+        return dataclasses.replace(self)  # type: ignore[type-var]
 
     def to_openai_kwargs(self) -> dict[str, Any]:
-        """Of a completions or chat call; what that API does not know is refused by name."""
-        self._refuse("OpenAI", "top_k", "min_p", "regex", "ebnf", *_OURS_ALONE)
-        kwargs: dict[str, Any] = {
-            "max_tokens": self.max_new_tokens,
-            "stop": list(self.stop) or None,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-        }
-        if self.n > 1:
-            kwargs["n"] = self.n
-        if self.seed is not None:
-            kwargs["seed"] = self.seed
-        if self.logit_bias:
-            kwargs["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
-        return kwargs
+        """Of a chat completions call."""
+        return self.kwargs_of("chat")
 
     def to_anthropic_kwargs(self) -> dict[str, Any]:
-        refused = ("n", "min_p", "regex", "ebnf", "json_schema", "frequency_penalty", "presence_penalty", "seed")
-        self._refuse("Anthropic", *refused, "logit_bias", "return_logprob", *_OURS_ALONE)
-        kwargs: dict[str, Any] = {
-            "max_tokens": self.max_new_tokens,
-            "stop_sequences": list(self.stop),
-            "temperature": min(self.temperature, 1.0),
-        }
-        if self.top_p != 1.0:
-            kwargs["top_p"] = self.top_p
-        if self.top_k != -1:
-            kwargs["top_k"] = self.top_k
-        return kwargs
+        return self.kwargs_of("anthropic")
 
     def to_litellm_kwargs(self) -> dict[str, Any]:
-        self._refuse("LiteLLM", "return_logprob")
-        kwargs = self.to_openai_kwargs()
-        if self.json_schema is not None:
-            kwargs["response_format"] = self.response_format()
-        return kwargs
-
-    def response_format(self) -> dict[str, Any]:
-        """Of an OpenAI-like chat call: what ``json_schema`` asks for."""
-        assert self.json_schema is not None
-        schema = {"name": "answer", "schema": json.loads(self.json_schema), "strict": True}
-        return {"type": "json_schema", "json_schema": schema}
-
-    def to_vertexai_kwargs(self) -> dict[str, Any]:
-        """Of a ``generate_content`` call: its ``config``."""
-        self._refuse("Vertex AI", "min_p", "regex", "ebnf", "logit_bias", "return_logprob", *_OURS_ALONE)
-        kwargs: dict[str, Any] = {
-            "max_output_tokens": self.max_new_tokens,
-            "stop_sequences": list(self.stop),
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-        }
-        if self.top_k != -1:
-            kwargs["top_k"] = self.top_k
-        if self.n > 1:
-            kwargs["candidate_count"] = self.n
-        for name in ("frequency_penalty", "presence_penalty"):
-            if value := getattr(self, name):
-                kwargs[name] = value
-        if self.seed is not None:
-            kwargs["seed"] = self.seed
-        return kwargs
+        return self.kwargs_of("litellm")
 
     def to_srt_kwargs(self) -> dict[str, Any]:
         """Of ``POST /generate``: field ``sampling_params``."""
-        kwargs: dict[str, Any] = {
-            "max_new_tokens": self.max_new_tokens,
-            "min_new_tokens": self.min_new_tokens,
-            "n": self.n,
-            "stop": list(self.stop),
-            "stop_token_ids": list(self.stop_token_ids),
-            "stop_regex": list(self.stop_regex),
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "ignore_eos": self.ignore_eos,
-        }
-        for name in ("regex", "json_schema", "ebnf"):
-            if (value := getattr(self, name)) is not None:
-                kwargs[name] = value
-        if self.repetition_penalty != 1.0:
-            kwargs["repetition_penalty"] = self.repetition_penalty
-        if self.logit_bias:
-            kwargs["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
-        if self.seed is not None:
-            kwargs["sampling_seed"] = self.seed
+        return self._native(is_beside=False)
+
+    def beside_srt_kwargs(self) -> dict[str, Any]:
+        """Of ``POST /generate``: the fields that stand beside ``sampling_params``."""
+        return self._native(is_beside=True)
+
+    def kwargs_of(self, api: Api) -> dict[str, Any]:
+        """The arguments of a call to ``api``. Raises InvalidRequest for a parameter that it does not have."""
+        kwargs: dict[str, Any] = {}
+        for field in _IN_SGLANG:
+            value = getattr(self, field.native)  # type: ignore[arg-type]
+            name = field.in_api(api)
+            is_set = value is not None and value != field.default
+            if name is None:
+                if is_set:
+                    raise InvalidRequest(
+                        f"{field.name}={value!r}: the {_TITLES[api]} API has no such parameter; leave it out",
+                        where=field.name,
+                    )
+            elif is_set and field.needs and not getattr(self, field.needs):
+                raise InvalidRequest(f"{field.name}={value!r}: needs {field.needs}=True", where=field.name)
+            elif is_set or field.name in _ALWAYS_SENT[api]:
+                kwargs[name] = _as_json(value)
+        if self.return_logprob:  # OpenAI's logprobs are a flag in one API and a number in the other
+            if api == "completions":
+                kwargs["logprobs"] = self.top_logprobs_num
+            elif api in ("chat", "litellm"):
+                kwargs["logprobs"] = True
+        if self.json_schema is not None and api != "native":
+            schema = {"name": "answer", "schema": json.loads(self.json_schema), "strict": True}
+            kwargs["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if api == "anthropic" and self.temperature > MAX_ANTHROPIC_TEMPERATURE:
+            raise InvalidRequest(
+                f"temperature={self.temperature}: the Anthropic API takes 0 to {MAX_ANTHROPIC_TEMPERATURE:g}",
+                where="temperature",
+            )
         return kwargs
 
-    def _refuse(self, api: str, *names: str) -> None:
-        default = SglSamplingParams()
-        for name in names:
-            if (value := getattr(self, name)) != getattr(default, name) and value is not False:
-                raise InvalidRequest(f"{name}={value!r}: the {api} API has no such parameter; leave it out", where=name)
+    def _native(self, *, is_beside: bool) -> dict[str, Any]:
+        fields = [field for field in _IN_SGLANG if field.is_beside == is_beside]
+        found = {field.native: _as_json(getattr(self, field.native or "")) for field in fields}
+        return {name: value for name, value in found.items() if name is not None and value is not None}
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+if TYPE_CHECKING:
+    SglSamplingParams = _Sampling
+else:
+    SglSamplingParams = dataclasses.make_dataclass(
+        "SglSamplingParams",
+        [
+            *[(field.native, field.type, None if field.default == {} else field.default) for field in _IN_SGLANG],
+            ("dtype", Any, None),
+        ],
+        bases=(_Sampling,),
+    )
+    SglSamplingParams.__doc__ = _Sampling.__doc__
+    SglSamplingParams.__module__ = __name__
+
+
+def to_sgl_params(
+    defaults: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    grammar: GrammarSpec | None = None,
+    *,
+    extra_stop: Sequence[str] = (),
+) -> SglSamplingParams:
+    """The merge of a run's sampling and a gen's under SGLang's names, for a ``BaseBackend``.
+
+    Raises InvalidRequest for what a ``BaseBackend`` cannot be told.
+    """
+    merged = {**defaults, **overrides}
+    for field in _OURS_ALONE:
+        if (value := merged.pop(field.name, field.default)) != field.default:
+            raise InvalidRequest(
+                f"{field.name}={value!r}: only Phloem's own engines have this parameter; leave it out", where=field.name
+            )
+    params = SglSamplingParams(**{_SGLANG_NAMES.get(name, name): value for name, value in merged.items()})
+    if extra_stop:
+        params.stop = (*params.stop, *extra_stop)
+    if grammar is None:
+        return params
+    if grammar.options:
+        named = ", ".join(grammar.options)
+        raise InvalidRequest(f"grammar_options ({named}) are not served by this backend; leave them out")
+    if grammar.kind not in ("regex", "json_schema", "ebnf"):
+        raise InvalidRequest(f"{grammar.kind} grammars are not served by this backend; use regex, json_schema or ebnf")
+    if params.dtype is None:  # with a dtype the grammar is its regex, and the backend reads the dtype
+        setattr(params, grammar.kind, grammar.text)
+    return params

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from ..protocol.errors import InvalidRequest
 from ..protocol.ops import JoinMode
 from .expressions import (
-    SAMPLING_NAMES,
     SglConstantText,
     SglExpr,
     SglExprList,
@@ -24,9 +23,9 @@ from .expressions import (
     SglVariables,
     SglVarScopeBegin,
     SglVarScopeEnd,
-    sampling_overrides,
 )
 from .program import ProgramRun, SequenceLog
+from .sampling_params import SAMPLING_NAMES, sampling_overrides
 from .tools.calls import ToolCalls, ToolResult
 from .values import DrawnText, Gathered, Leaf, Picked, TextSpan, Value
 

@@ -1,4 +1,4 @@
-"""Anthropic's API as a backend, through the ``anthropic`` package. Whole assistant turns, whole or streamed."""
+"""Anthropic's API as a backend, through the ``anthropic`` package. It writes whole assistant turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...protocol.errors import Unsupported
 from ..chat_template import get_chat_template
-from ..expressions import SglSamplingParams
+from ..sampling_params import SglSamplingParams
 from .base_backend import BaseBackend
 from .chat_api import chat_messages, with_dtype
 from .executor import StreamExecutor
@@ -36,16 +36,19 @@ class Anthropic(BaseBackend):
     def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[str, dict[str, Any]]:
         answer = self._client.messages.create(**self._request(s, sampling_params))
         text = "".join(block.text for block in answer.content if block.type == "text")
-        meta = {"finish_reason": {"type": answer.stop_reason}, **self._count(answer.usage)}
-        return with_dtype(text, sampling_params), meta
+        return with_dtype(text, sampling_params), self._meta(answer)
 
     def generate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, dict[str, Any]]]:
+        if sampling_params.dtype is not None:  # its text is found in the whole answer
+            yield self.generate(s, sampling_params)
+            return
         with self._client.messages.stream(**self._request(s, sampling_params)) as stream:
             for text in stream.text_stream:
                 yield text, {}
-            yield "", self._count(stream.get_final_message().usage)
+            answer = stream.get_final_message()
+            yield "", self._meta(answer)
 
     def _request(self, s: StreamExecutor, params: SglSamplingParams) -> dict[str, Any]:
         messages = chat_messages(s, "Anthropic")
@@ -55,11 +58,12 @@ class Anthropic(BaseBackend):
             request["system"] = system
         return {**request, "messages": [m for m in messages if m["role"] != "system"]}
 
-    def _count(self, usage: Any) -> dict[str, Any]:
+    def _meta(self, answer: Any) -> dict[str, Any]:
+        usage = answer.usage
         self.token_usage.add(usage.input_tokens, usage.output_tokens)
-        cached = getattr(usage, "cache_read_input_tokens", None) or 0
         return {
+            "finish_reason": {"type": answer.stop_reason},
             "prompt_tokens": usage.input_tokens,
             "completion_tokens": usage.output_tokens,
-            "cached_tokens": cached,
+            "cached_tokens": getattr(usage, "cache_read_input_tokens", None) or 0,
         }

@@ -12,8 +12,8 @@ from typing import Any
 from ...protocol.errors import Unsupported
 from ..chat_template import ChatTemplate, get_chat_template
 from ..choices import ChoicesDecision, ChoicesSamplingMethod
-from ..expressions import SglSamplingParams
 from ..nodes import Leading
+from ..sampling_params import SglSamplingParams
 from ..session import RunTerms, Session
 from .executor import StreamExecutor
 

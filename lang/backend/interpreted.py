@@ -13,7 +13,6 @@ from typing import Any, Literal
 from ...protocol.errors import Cancelled, DeadlineExceeded, DependencyFailed, PhloemError, Unsupported
 from ...protocol.tool_format import ToolFormat
 from ..chat_template import ChatTemplate
-from ..expressions import SglSamplingParams, to_sgl_params
 from ..global_config import global_config
 from ..images import data_url
 from ..nodes import (
@@ -32,6 +31,7 @@ from ..nodes import (
     SelectNode,
     TextNode,
 )
+from ..sampling_params import SglSamplingParams, to_sgl_params
 from ..session import RunTerms
 from ..values import Leaf
 from .base_backend import BaseBackend
@@ -250,7 +250,7 @@ class InterpretedSession:
         return "".join(parts), meta
 
     def params_of(self, node: GenNode) -> SglSamplingParams:
-        return to_sgl_params(node.defaults, node.gen, extra_stop=self._template.stop_str)
+        return to_sgl_params(node.defaults, node.gen.overrides, node.gen.grammar, extra_stop=self._template.stop_str)
 
     def _steps(self, executor: StreamExecutor) -> _Steps:
         """Run nodes in order; yields each call to be made and takes its result (or the exception it raised)."""

@@ -40,7 +40,7 @@ from ...protocol.messages import (
 from ...protocol.tool_format import ToolFormat
 from ..chat_template import ChatTemplate
 from ..chat_template import from_info as template_from_info
-from ..expressions import SglGen, merge_sampling
+from ..expressions import SglGen
 from ..nodes import (
     CloseNode,
     DefaultSystemNode,
@@ -60,6 +60,7 @@ from ..nodes import (
     TextSinceNode,
     TokensNode,
 )
+from ..sampling_params import merge_sampling
 from ..session import RunTerms
 from ..settling import AskingNode
 from ..values import Leaf
@@ -277,7 +278,7 @@ class CompiledSession:
         seq = node.seq
         match node:
             case GenNode(gen=gen):
-                params, grammar = merge_sampling(node.defaults, gen), gen.grammar
+                params, grammar = merge_sampling(node.defaults, gen.overrides), gen.grammar
                 if gen.ending is not None:
                     grammar, ends = gen.free_ended()
                     params = msgspec.structs.replace(params, stop_regex=(*params.stop_regex, *ends))

@@ -17,7 +17,8 @@ from ...protocol.client import Client
 from ...protocol.errors import EngineLost, InvalidRequest, PhloemError
 from ..chat_template import get_chat_template, get_chat_template_by_model_path
 from ..choices import ChoicesDecision, ChoicesSamplingMethod, draw, mean_logprob, token_length_normalized
-from ..expressions import REGEX_OF_DTYPE, SglSamplingParams
+from ..expressions import REGEX_OF_DTYPE
+from ..sampling_params import SglSamplingParams
 from .base_backend import BaseBackend
 from .executor import StreamExecutor
 from .http_client import HttpClient, NotOurs

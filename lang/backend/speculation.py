@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import msgspec
 
 from ...protocol.errors import InvalidRequest, PhloemError
-from ..expressions import SglSamplingParams
 from ..nodes import GenNode, Node, RoleNode, TextNode
+from ..sampling_params import SglSamplingParams
 from ..values import Leaf
 from .executor import Ahead, StreamExecutor
 

@@ -428,86 +428,77 @@ def test_anthropic_sends_turns_and_the_system_apart(monkeypatch):
         function(lambda s: s.__iadd__(user("q") + assistant(gen("a", regex="x")))).run(backend=backend)["a"]
 
 
-def test_litellm_sends_turns(monkeypatch):
-    calls = []
+class FakeLiteLLM:
+    """The ``litellm`` package as far as a backend uses it; ``calls`` are the requests."""
 
-    def answer(request):
-        calls.append(request)
+    def __init__(self):
+        self.calls = []
+
+    def completion(self, **request):
+        self.calls.append(request)
+        counts = usage(prompt_tokens=4, completion_tokens=2)
+        if request.get("stream"):
+            pieces = [Fake(choices=[Fake(delta=Fake(content=text), finish_reason=None)]) for text in ("hel", "lo")]
+            end = Fake(choices=[Fake(delta=Fake(content=None), finish_reason="stop")])
+            return iter([*pieces, end, Fake(choices=[], usage=counts)])
         choice = Fake(message=Fake(content="hello"), finish_reason="stop")
-        return Fake(choices=[choice] * request.get("n", 1), usage=usage(prompt_tokens=4, completion_tokens=2))
+        return Fake(choices=[choice] * request.get("n", 1), usage=counts)
 
-    async def acompletion(**request):
-        return answer(request)
+    async def acompletion(self, **request):
+        return self.completion(**request)
 
-    module = Fake(completion=lambda **request: answer(request), acompletion=acompletion)
-    monkeypatch.setitem(sys.modules, "litellm", module)
+
+@pytest.fixture
+def litellm(monkeypatch):
+    package = FakeLiteLLM()
+    monkeypatch.setitem(sys.modules, "litellm", package)
+    monkeypatch.delattr("phloem.lang.backend.chat_api.OpenAIFormat.generate_stream_async")  # the fake streams no events
+    return package
+
+
+def test_litellm_sends_turns(litellm):
     backend = phloem.LiteLLM("provider/model", api_base="http://x")
     assert talk.run(backend=backend)["a"] == "hello"
-    assert calls[0]["model"] == "provider/model" and calls[0]["api_base"] == "http://x"
-    assert calls[0]["messages"][-1] == {"role": "user", "content": "hi"}
+    (request,) = litellm.calls
+    assert request["model"] == "provider/model" and request["api_base"] == "http://x"
+    assert request["messages"][-1] == {"role": "user", "content": "hi"}
+    assert "n" not in request and "top_p" not in request  # a provider may refuse them, even at their defaults
     assert backend.token_usage.prompt_tokens == 4
 
 
-def test_vertexai_sends_contents_and_a_config(monkeypatch):
-    calls = []
-    counts = usage(prompt_token_count=4, candidates_token_count=2, cached_content_token_count=None)
-
-    def answer(request):
-        calls.append(request)
-        candidate = Fake(content=Fake(parts=[Fake(text="hel"), Fake(text="lo")]), finish_reason=Fake(name="STOP"))
-        return Fake(candidates=[candidate], usage_metadata=counts)
-
-    async def generate_content(**request):
-        return answer(request)
-
-    def generate_content_stream(**request):
-        calls.append(request)
-        yield Fake(text="hel", usage_metadata=None)
-        yield Fake(text="lo", usage_metadata=counts)
-
-    made = []
-
-    def client(**kwargs):
-        made.append(kwargs)
-        models = Fake(
-            generate_content=lambda **request: answer(request), generate_content_stream=generate_content_stream
-        )
-        return Fake(models=models, aio=Fake(models=Fake(generate_content=generate_content)))
-
-    genai = Fake(Client=client)
-    monkeypatch.setitem(sys.modules, "google", Fake(genai=genai))
-    monkeypatch.setitem(sys.modules, "google.genai", genai)
-    monkeypatch.delattr(phloem.VertexAI, "generate_stream_async")
-    backend = phloem.VertexAI("gemini-x", project="p", safety_settings=[{"category": "c", "threshold": "t"}])
+def test_vertexai_goes_through_litellm(litellm):
+    settings = [{"category": "c", "threshold": "t"}]
+    backend = phloem.VertexAI("gemini-x", settings, project="p")
     s = talk.run(backend=backend)
-    assert s["a"] == "hello" and made == [{"vertexai": True, "project": "p"}]
-    assert calls[0]["contents"] == [{"role": "user", "parts": [{"text": "hi"}]}]
-    config = calls[0]["config"]
-    assert config["system_instruction"] == "brief" and config["max_output_tokens"] == 8
-    assert config["stop_sequences"] == ["."] and config["safety_settings"][0]["category"] == "c"
+    assert s["a"] == "hello" and backend.get_model_name() == "vertex_ai/gemini-x"
+    (request,) = litellm.calls
+    assert request["messages"] == [{"role": "system", "content": "brief"}, {"role": "user", "content": "hi"}]
+    assert (request["max_tokens"], request["stop"]) == (8, ["."])
+    assert (request["vertex_project"], request["safety_settings"]) == ("p", settings)
     assert s.get_meta_info("a")["finish_reason"] == {"type": "stop"} and backend.token_usage.completion_tokens == 2
-    assert list(filter(None, talk.run(backend=backend, stream=True).text_iter("a"))) == ["hel", "lo"]
+    streamed = talk.run(backend=backend, stream=True)
+    assert list(filter(None, streamed.text_iter("a"))) == ["hel", "lo"]
+    assert streamed.get_meta_info("a")["completion_tokens"] == 2
     assert function(lambda s: s.__iadd__("once" + gen("a"))).run(backend=backend)["a"] == "hello"
-    assert calls[-1]["contents"] == "once"
+    assert litellm.calls[-1]["messages"] == [{"role": "user", "content": "once"}]
 
 
-def test_crusoe_is_openai_at_another_address():
+def test_crusoe_goes_through_litellm(litellm):
     with pytest.raises(errors.InvalidRequest, match="Crusoe needs its key"):
         phloem.Crusoe("org/model")
-    backend = phloem.Crusoe("org/model", api_key="secret")
-    assert str(backend._client.base_url) == "https://managed-inference-api-proxy.crusoecloud.com/v1/"
-    assert backend._client.api_key == "secret" and backend.is_chat_model and backend.get_model_name() == "org/model"
-    backend.shutdown()
+    backend = phloem.Crusoe("org/model", "secret")
+    assert talk.run(backend=backend)["a"] == "hello"
+    (request,) = litellm.calls
+    assert request["api_base"] == "https://managed-inference-api-proxy.crusoecloud.com/v1/"
+    assert (request["model"], request["api_key"]) == ("openai/org/model", "secret")
 
 
 @pytest.mark.parametrize(
-    ("name", "package"), [("Anthropic", "anthropic"), ("LiteLLM", "litellm"), ("VertexAI", "google.genai")]
+    ("name", "package"), [("Anthropic", "anthropic"), ("LiteLLM", "litellm"), ("VertexAI", "litellm")]
 )
 def test_a_missing_package_says_what_to_install(monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
-    if package == "google.genai":
-        monkeypatch.setitem(sys.modules, "google", None)
-    with pytest.raises(errors.Unsupported, match=r"pip install 'phloem\["):
+    with pytest.raises(errors.Unsupported, match=rf"the {name} backend .* pip install 'phloem\[{package}\]'"):
         getattr(phloem, name)("model")
 
 

@@ -5,7 +5,6 @@ import threading
 import pytest
 from phloem import function, gen, select
 from phloem.lang.choices import ChoicesDecision, ChoicesSamplingMethod
-from phloem.lang.expressions import to_sgl_params
 from phloem.protocol import ops
 from phloem.tests.lang.fakes import echo
 
@@ -301,4 +300,3 @@ def test_what_a_gen_says_of_guesses_wins_over_its_run_and_is_nothing_to_other_ba
     body.run(backend=backend, speculative=False).sync()
     gens = [op for op in backend.client.submits[0].ops if isinstance(op, ops.Gen)]
     assert [op.params.speculative for op in gens] == [True, False]
-    assert to_sgl_params({"speculative": False}, gen("a", speculative=True, heal=False)).max_new_tokens == 128

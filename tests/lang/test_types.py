@@ -10,7 +10,6 @@ from typing import Annotated, Literal, TypedDict
 import phloem
 import pytest
 from phloem import function, gen
-from phloem.lang.expressions import to_sgl_params
 from phloem.lang.grammar import integer, one_of, regex, text, words
 from phloem.lang.number_patterns import integer_pattern
 from phloem.lang.types import ParseError, typed_text
@@ -187,7 +186,7 @@ def test_options_travel_with_a_grammar_and_with_a_types_own():
     tags = {"tags": [{"begin": "<n>", "regex": "[0-9]", "end": "</n>"}]}
     assert gen("a", structural_tags=tags).grammar.kind == "structural_tags"
     with pytest.raises(errors.InvalidRequest, match=r"grammar_options \(whitespace\) are not served by this backend"):
-        to_sgl_params({}, gen("a", json_schema={}, grammar_options=options))
+        gen("a", json_schema={}, grammar_options=options).sampling_params
 
 
 def test_grammars_compose_and_their_captures_become_variables(connect):
