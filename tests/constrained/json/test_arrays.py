@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """``uniqueItems``: items are kept apart by what was written, in any tokens, and where that cannot be it is said."""
 
 import json
@@ -9,7 +10,7 @@ import pytest
 from phloem.constrained import Compiler, GrammarError, GrammarSpec, GrammarTooComplex, Vocabulary, compile
 from phloem.constrained.machine.item_texts import crossing_tokens, is_in_string
 
-from .conftest import as_json, is_set, mismatches, takes
+from ..conftest import as_json, is_set, mismatches, takes
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -199,3 +200,24 @@ def test_a_comma_is_refused_where_no_value_is_left() -> None:
     assert not is_set(matcher.mask(), 256) and is_set(matcher.mask(), 257)
     assert matcher.accept(ord(",")) and matcher.accept(ord('"'))
     assert not is_set(matcher.mask(), 259) and is_set(matcher.mask(), ord("b"))
+
+
+@pytest.mark.parametrize(
+    ("items", "good", "bad"),
+    [
+        ({"enum": ["a", "ab", 1, None]}, [[], ["ab", "a"], [1, None, "a", "ab"]], [["a", "a"], [1, "a", 1], [1, "a", 1.0]]),
+        ({"type": "boolean"}, [[True, False], [False]], [[True, True], [False, True, False]]),
+        ({"const": "x"}, [["x"]], [["x", "x"]]),
+        ({"enum": [1, True, 0, False]}, [[1, True], [False, 0, True]], [[True, True], [0, 0]]),
+    ],
+)  # fmt: skip
+def test_items_of_few_values_are_unique(vocabulary: Vocabulary, items: Any, good: list[Any], bad: list[Any]) -> None:
+    schema = {"type": "array", "items": items, "uniqueItems": True}
+    grammar = compile("json_schema", json.dumps(schema), vocabulary, numbers="any")
+    assert not grammar.unchecked
+    assert all(takes(grammar, as_json(value)) for value in good)
+    assert not any(takes(grammar, as_json(value)) for value in bad)
+    assert (
+        mismatches(grammar, lambda text: jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), walks=5)
+        == []
+    )

@@ -1,13 +1,17 @@
+# ruff: noqa: E501
 import json
 import random
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from phloem.constrained import GrammarError, Vocabulary, compile
 from phloem.constrained.expressions import Expressions
 from phloem.constrained.json.numbers import Bound, Numbers
 
-from .conftest import takes
+from ..conftest import takes
+
+jsonschema = pytest.importorskip("jsonschema")
 
 BOUNDS = [
     "0",
@@ -152,3 +156,41 @@ def test_multiples_of_much_between_far_bounds_are_told_by_arithmetic(
 ) -> None:
     grammar = compile("json_schema", json.dumps({"type": "integer", **schema}), vocabulary)
     assert takes(grammar, str(inside)) and not takes(grammar, str(outside))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer"}, {"type": "integer", "minimum": -5, "maximum": 120}, {"type": "integer", "multipleOf": 5}, {"const": 4},
+        {"enum": [4, 10]}, {"type": "number", "multipleOf": 2}, {"allOf": [{"type": "integer"}, {"minimum": 3.5}]}, {"type": "integer", "not": {"const": 7}},
+        {"type": ["integer", "string"]},
+    ],
+)  # fmt: skip
+def test_integers_are_spelled_one_way_unless_asked(vocabulary: Vocabulary, schema: Any) -> None:
+    text = json.dumps(schema)
+    canonical, any_way = (
+        compile("json_schema", text, vocabulary),
+        compile("json_schema", text, vocabulary, numbers="any"),
+    )
+    validator = jsonschema.Draft202012Validator(schema)
+    for value in (0, 4, 7, 10, -5, 120, 121):
+        assert takes(canonical, str(value)) == takes(any_way, str(value)) == validator.is_valid(value), value
+        assert not takes(canonical, f"{value}.0") and not takes(canonical, f"{value}e0")
+        assert takes(any_way, f"{value}.0") == validator.is_valid(value), value
+
+
+@pytest.mark.parametrize("schema", [{"type": "number"}, {"type": "number", "minimum": 0, "maximum": 1000}])
+def test_no_number_has_digits_for_ever(vocabulary: Vocabulary, schema: Any) -> None:
+    canonical = compile("json_schema", json.dumps(schema), vocabulary)
+    any_way = compile("json_schema", json.dumps(schema), vocabulary, numbers="any")
+    assert takes(canonical, "0.1") and takes(canonical, "1." + 17 * "0") and takes(canonical, repr(2 / 3))
+    assert takes(any_way, "1." + 18 * "0") and not takes(canonical, "1." + 18 * "0")
+    constant = compile("json_schema", '{"const": 0.1234567890123456789}', vocabulary)
+    assert takes(constant, "0.1234567890123456789")  # what has no shorter spelling keeps its own
+
+
+def test_numbers_that_need_not_be_whole_keep_their_points(vocabulary: Vocabulary) -> None:
+    grammar = compile("json_schema", '{"type": "number", "minimum": 0, "maximum": 1}', vocabulary)
+    assert takes(grammar, "1.0") and takes(grammar, "0.50") and takes(grammar, "1") and not takes(grammar, "1.01")
+    not_whole = compile("json_schema", '{"type": "number", "not": {"type": "integer"}}', vocabulary)
+    assert takes(not_whole, "1.5") and not takes(not_whole, "1.0") and not takes(not_whole, "1")

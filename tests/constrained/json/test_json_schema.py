@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from phloem.constrained import Compiler, GrammarError, GrammarSpec, GrammarTooComplex, Vocabulary, compile
+from phloem.constrained import GrammarError, GrammarTooComplex, Vocabulary, compile
 
-from .conftest import as_json, mismatches, takes
+from ..conftest import as_json, mismatches, takes
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -149,141 +149,6 @@ def test_any_schema_agrees_with_the_reference(vocabulary: Vocabulary, schema: An
         )
 
 
-@pytest.mark.parametrize(
-    ("name", "good", "bad"),
-    [
-        ("date", "2024-02-29", "2023-02-29"), ("date", "2024-12-31", "2024-02-30"), ("time", "23:59:59Z", "24:00:00Z"),
-        ("date-time", "2024-01-01T00:00:00+01:00", "2024-01-01"), ("email", "a.b@example.com", "a@"),
-        ("ipv4", "192.168.0.1", "256.1.1.1"), ("ipv6", "::1", "1::2::3"), ("uuid", "123e4567-e89b-12d3-a456-426614174000", "123"),
-        ("uri", "https://example.com/a?b#c", "//no-scheme"), ("hostname", "a-b.example", "-a"), ("duration", "P1DT2H", "P"),
-        ("json-pointer", "/a~0b/c", "a"), ("uri-reference", "../a", "a b"),
-    ],
-)  # fmt: skip
-def test_formats_are_enforced_unless_annotated(vocabulary: Vocabulary, name: str, good: str, bad: str) -> None:
-    schema = json.dumps({"type": "string", "format": name})
-    assert takes(compile("json_schema", schema, vocabulary), as_json(good))
-    assert not takes(compile("json_schema", schema, vocabulary), as_json(bad))
-    assert takes(compile("json_schema", schema, vocabulary, format="annotate"), as_json(bad))
-
-
-@pytest.mark.parametrize(
-    ("schema", "good", "bad"),
-    [
-        ({"items": [{"type": "integer"}], "additionalItems": False}, [1], [1, 2]),
-        ({"definitions": {"x": {"type": "string"}}, "properties": {"a": {"$ref": "#/definitions/x"}}}, {"a": ""}, {"a": 1}),
-        ({"dependencies": {"a": ["b"]}}, {"b": 1}, {"a": 1}),
-        ({"dependencies": {"a": {"properties": {"c": {"type": "null"}}}}}, {"a": 1, "c": None}, {"a": 1, "c": 1}),
-        ({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 3, "exclusiveMinimum": True}, 4, 3),
-        ({"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/x", "maximum": 1, "x": {"type": "integer"}}, 5, "a"),
-    ],
-)  # fmt: skip
-def test_older_spellings(vocabulary: Vocabulary, schema: Any, good: Any, bad: Any) -> None:
-    grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order="any")
-    assert takes(grammar, as_json(good)) and not takes(grammar, as_json(bad))
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "integer"}, {"type": "integer", "minimum": -5, "maximum": 120}, {"type": "integer", "multipleOf": 5}, {"const": 4},
-        {"enum": [4, 10]}, {"type": "number", "multipleOf": 2}, {"allOf": [{"type": "integer"}, {"minimum": 3.5}]}, {"type": "integer", "not": {"const": 7}},
-        {"type": ["integer", "string"]},
-    ],
-)  # fmt: skip
-def test_integers_are_spelled_one_way_unless_asked(vocabulary: Vocabulary, schema: Any) -> None:
-    text = json.dumps(schema)
-    canonical, any_way = (
-        compile("json_schema", text, vocabulary),
-        compile("json_schema", text, vocabulary, numbers="any"),
-    )
-    validator = jsonschema.Draft202012Validator(schema)
-    for value in (0, 4, 7, 10, -5, 120, 121):
-        assert takes(canonical, str(value)) == takes(any_way, str(value)) == validator.is_valid(value), value
-        assert not takes(canonical, f"{value}.0") and not takes(canonical, f"{value}e0")
-        assert takes(any_way, f"{value}.0") == validator.is_valid(value), value
-
-
-@pytest.mark.parametrize("schema", [{"type": "number"}, {"type": "number", "minimum": 0, "maximum": 1000}])
-def test_no_number_has_digits_for_ever(vocabulary: Vocabulary, schema: Any) -> None:
-    canonical = compile("json_schema", json.dumps(schema), vocabulary)
-    any_way = compile("json_schema", json.dumps(schema), vocabulary, numbers="any")
-    assert takes(canonical, "0.1") and takes(canonical, "1." + 17 * "0") and takes(canonical, repr(2 / 3))
-    assert takes(any_way, "1." + 18 * "0") and not takes(canonical, "1." + 18 * "0")
-    constant = compile("json_schema", '{"const": 0.1234567890123456789}', vocabulary)
-    assert takes(constant, "0.1234567890123456789")  # what has no shorter spelling keeps its own
-
-
-def test_numbers_that_need_not_be_whole_keep_their_points(vocabulary: Vocabulary) -> None:
-    grammar = compile("json_schema", '{"type": "number", "minimum": 0, "maximum": 1}', vocabulary)
-    assert takes(grammar, "1.0") and takes(grammar, "0.50") and takes(grammar, "1") and not takes(grammar, "1.01")
-    not_whole = compile("json_schema", '{"type": "number", "not": {"type": "integer"}}', vocabulary)
-    assert takes(not_whole, "1.5") and not takes(not_whole, "1.0") and not takes(not_whole, "1")
-
-
-@pytest.mark.parametrize(
-    ("items", "good", "bad"),
-    [
-        ({"enum": ["a", "ab", 1, None]}, [[], ["ab", "a"], [1, None, "a", "ab"]], [["a", "a"], [1, "a", 1], [1, "a", 1.0]]),
-        ({"type": "boolean"}, [[True, False], [False]], [[True, True], [False, True, False]]),
-        ({"const": "x"}, [["x"]], [["x", "x"]]),
-        ({"enum": [1, True, 0, False]}, [[1, True], [False, 0, True]], [[True, True], [0, 0]]),
-    ],
-)  # fmt: skip
-def test_items_of_few_values_are_unique(vocabulary: Vocabulary, items: Any, good: list[Any], bad: list[Any]) -> None:
-    schema = {"type": "array", "items": items, "uniqueItems": True}
-    grammar = compile("json_schema", json.dumps(schema), vocabulary, numbers="any")
-    assert not grammar.unchecked
-    assert all(takes(grammar, as_json(value)) for value in good)
-    assert not any(takes(grammar, as_json(value)) for value in bad)
-    assert (
-        mismatches(grammar, lambda text: jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), walks=5)
-        == []
-    )
-
-
-def test_a_property_may_be_asked_many_schemas_that_exclude_each_other(vocabulary: Vocabulary) -> None:
-    """Eleven branches ask of ``kind`` and ``x`` each: 2,048 ways to answer, of which twelve are possible."""
-    kinds = [f"k{i}" for i in range(11)]
-    branches = [{"properties": {"kind": {"const": k}, "x": {"const": i}}} for i, k in enumerate(kinds)]
-    schema = {"type": "object", "required": ["kind", "x"], "oneOf": branches, "additionalProperties": False}
-    schema["properties"] = {"kind": {"type": "string"}, "x": {"type": "integer"}}
-    grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order="any")
-    for value in ({"kind": "k3", "x": 3}, {"x": 10, "kind": "k10"}):
-        assert takes(grammar, as_json(value))
-    for value in ({"kind": "k3", "x": 4}, {"x": 10, "kind": "k9"}, {"kind": "k11", "x": 0}):
-        assert not takes(grammar, as_json(value))
-
-
-def test_answers_of_too_many_cases_are_refused_with_their_number(vocabulary: Vocabulary) -> None:
-    branches = [{"contains": {"required": [c]}, "maxContains": 1} for c in "abcdefghijkl"]
-    schema = json.dumps({"type": "array", "items": {"type": "object"}, "allOf": branches})
-    with pytest.raises(GrammarError, match="asked 13 schemas at once, .* more than 256 cases"):
-        compile("json_schema", schema, vocabulary)
-
-
-def test_a_dialect_that_is_not_known_is_refused_by_name(vocabulary: Vocabulary) -> None:
-    for known in ("http://json-schema.org/draft-04/schema#", "https://json-schema.org/draft/2020-12/schema"):
-        assert compile("json_schema", json.dumps({"$schema": known}), vocabulary).unchecked == ()
-    schema = json.dumps({"$schema": "https://example.com/dialect", "minimum": 3})
-    with pytest.raises(GrammarError, match=r"unsupported: the dialect \$schema 'https://example.com/dialect'"):
-        compile("json_schema", schema, vocabulary)
-    lax = compile("json_schema", schema, vocabulary, on_unsupported="check_after")
-    assert lax.unchecked and takes(lax, "3") and not takes(lax, "2")
-
-
-@pytest.mark.parametrize("where", ["http://example.com/schema.json", "other.json#/$defs/a", "#/$defs/none"])
-def test_references_that_lead_nowhere_are_refused_by_name(vocabulary: Vocabulary, where: str) -> None:
-    with pytest.raises(GrammarError, match=re.escape(where)):
-        compile("json_schema", json.dumps({"properties": {"a": {"$ref": where}}}), vocabulary)
-
-
-def test_schema_order_is_the_order_of_properties(vocabulary: Vocabulary) -> None:
-    schema = json.dumps({"type": "object", "properties": {"b": {}, "a": {}}, "required": ["a"]})
-    grammar = compile("json_schema", schema, vocabulary)
-    assert takes(grammar, '{"b": 1, "a": 2, "more": 3}') and takes(grammar, '{"a": 2}')
-    assert not takes(grammar, '{"a": 1, "b": 2}')
-
-
 def test_equal_parts_of_two_grammars_share_states(vocabulary: Vocabulary) -> None:
     one = compile(
         "json_schema", '{"type": "object", "properties": {"p": {"type": "string", "maxLength": 77}}}', vocabulary
@@ -343,25 +208,3 @@ def test_what_is_too_complex_is_named_by_its_place(vocabulary: Vocabulary, inner
     with pytest.raises(GrammarTooComplex, match=says) as caught:
         compile("json_schema", json.dumps({"type": "object", **schema}), vocabulary)
     assert caught.value.where == "#/properties/outer/items"
-
-
-def test_branches_told_apart_by_a_property_required_outside_cost_no_more_than_so_many_schemas(
-    vocabulary: Vocabulary,
-) -> None:
-    kinds = [{"properties": {"type": {"enum": [f"k{i}"]}, f"a{i}": {"type": "integer"}}} for i in range(40)]
-    schema = {"type": "object", "required": ["type"], "allOf": [{"oneOf": kinds}], "minProperties": 2}
-    apart = Compiler(Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos))
-    grammar = apart.compile(GrammarSpec("json_schema", json.dumps(schema), {"property_order": "any"}))
-    for text, valid in [
-        ('{"type":"k7","a7":1}', True),
-        ('{"a7":1,"type":"k7"}', True),
-        ('{"a7":"x","type":"k8"}', True),
-        ('{"a7":"x","type":"k7"}', False),
-        ('{"type":"k7","a7":"x"}', False),
-        ('{"type":"k7"}', False),
-        ('{"type":"k99","b":1}', False),
-        ('{"a7":1}', False),
-    ]:
-        assert takes(grammar, text) == valid, text
-        assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)) == valid
-    assert grammar.machine.fuel.spent < 100_000

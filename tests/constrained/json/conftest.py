@@ -1,0 +1,13 @@
+import pytest
+from phloem.constrained import Vocabulary
+from phloem.constrained.json.json_schema import Schemas
+from phloem.constrained.json.scalars import Scalars
+from phloem.constrained.machine import Machine
+
+
+@pytest.fixture
+def schemas(vocabulary: Vocabulary) -> Schemas:
+    """Schemas on a machine of their own, properties in any order."""
+    machine = Machine(vocabulary)
+    scalars = Scalars(machine)
+    return Schemas(machine, scalars, flexible=False, any_order=True, canonical=False, enforce_formats=False)

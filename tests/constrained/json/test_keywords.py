@@ -1,0 +1,54 @@
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from phloem.constrained import GrammarError
+from phloem.constrained.json.keywords import MAX_UNIQUE, check_keyword, has_type, item_values, number_bounds
+from phloem.constrained.json.numbers import Bound
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("type", "strin", 'unknown type "strin"; there are null, boolean'),
+        ("type", ["string", 3], "unknown type 3"),
+        ("enum", 3, "enum must be a list, not 3"),
+        ("required", ["a", 1], "required must be a list of strings"),
+        ("pattern", 1, "pattern must be a string, not 1"),
+        ("multipleOf", 0, "multipleOf must be a number above 0, not 0"),
+        ("uniqueItems", 1, "uniqueItems must be true or false, not 1"),
+        ("dependentRequired", {"a": "b"}, "required must be a list of strings"),
+        ("minLength", -1, "minLength must be a whole number of at least 0, not -1"),
+        ("maxContains", Decimal("1.5"), "maxContains must be a whole number"),
+        ("minimum", "3", "minimum must be a number"),
+        ("minimum", True, "minimum must be a number"),
+    ],
+)
+def test_a_keyword_of_another_kind_is_refused_at_its_place(key: str, value: Any, says: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        check_keyword(key, value, "#/here")
+    assert says in str(caught.value) and caught.value.where.startswith("#/here")
+
+
+def test_keywords_as_they_should_be_pass() -> None:
+    for key, value in (("minLength", Decimal("2.0")), ("exclusiveMinimum", True), ("type", ["null", "integer"])):
+        check_keyword(key, value, "#")
+
+
+def test_types_and_the_kinds_they_let_pass() -> None:
+    assert has_type({}, "array") and has_type({"type": "boolean"}, "false")
+    assert has_type({"type": ["null", "integer"]}, "number") and not has_type({"type": "integer"}, "string")
+
+
+def test_bounds_of_both_spellings() -> None:
+    tight = number_bounds({"minimum": 3, "exclusiveMinimum": 3, "maximum": 7, "exclusiveMaximum": 8})
+    assert tight == (Bound(Decimal(3), False), Bound(Decimal(7), True))
+    assert number_bounds({"minimum": 3, "exclusiveMinimum": True}) == (Bound(Decimal(3), False), None)  # draft 4
+
+
+def test_scalars_that_items_are_bound_to() -> None:
+    assert item_values({"items": {"enum": [1, True, Decimal("1.0"), "a"]}}) == [Decimal("1.0"), True, "a"]
+    assert item_values({"items": {"type": "boolean"}}) == [False, True]
+    assert item_values({"items": {"enum": [[1]]}}) is None
+    assert item_values({"items": {"const": 1}, "prefixItems": [{}]}) is None
+    assert item_values({"items": {"enum": list(range(MAX_UNIQUE + 1))}}) is None

@@ -1,0 +1,45 @@
+import pytest
+from phloem.constrained import GrammarError
+from phloem.constrained.json.documents import Document, Place
+from phloem.constrained.json.formulas import FALSE, TRUE
+from phloem.constrained.json.json_schema import Schemas
+
+
+def test_equal_schemas_of_scalars_have_one_number_in_all_documents(schemas: Schemas) -> None:
+    nodes = schemas.values.schemas
+    one = Document({"properties": {"a": {"type": "integer", "title": "x"}, "b": {"items": {}}}})
+    two = Document({"items": {"type": "integer"}, "contains": {"items": {}}})
+    ids = {
+        (d, p.pointer): nodes.node(document, d, p) for d, document in (("1", one), ("2", two)) for p in document.places
+    }
+    assert ids["1", "#/properties/a"] == ids["2", "#/items"]
+    assert ids["1", "#/properties/b"] != ids["2", "#/contains"]
+    assert nodes.node(one, "1", Place({}, "#", "")) == TRUE and nodes.node(one, "1", Place(False, "#", "")) == FALSE
+
+
+def test_constants_are_told_apart_by_value_and_type(schemas: Schemas) -> None:
+    constant = schemas.values.constant
+    assert constant({"a": 1, "b": 2}) == constant({"b": 2, "a": 1})
+    assert len({constant(1), constant(True), constant("1"), constant([1]), constant(None)}) == 5
+
+
+def test_what_keywords_alone_tell(schemas: Schemas) -> None:
+    nodes = schemas.values.schemas
+
+    def number(schema: dict) -> int:
+        document = Document(schema)
+        return schemas.formulas.nodes[nodes.node(document, repr(schema), document.root_place)][1][1]
+
+    assert nodes.is_surely_satisfiable(number({"type": "object", "properties": {"a": {"not": {}}}}))
+    assert nodes.is_surely_satisfiable(number({"type": ["string", "null"], "pattern": "a"}))
+    assert not nodes.is_surely_satisfiable(number({"type": "string", "pattern": "a"}))
+    assert not nodes.is_surely_satisfiable(number({"enum": [1]}))
+    assert nodes.kinds_first(number({"type": "array"})) == ("array",)
+    assert nodes.pointer(number({"type": "integer", "minimum": 2})) == "#"
+
+
+def test_a_recursive_anchor_is_refused_with_the_way_out(schemas: Schemas) -> None:
+    with pytest.raises(
+        GrammarError, match=r"\$recursiveRef with \$recursiveAnchor is not supported; write \$dynamicRef"
+    ):
+        schemas.compile('{"$recursiveAnchor": true, "items": {"$recursiveRef": "#"}}', check_after=False)

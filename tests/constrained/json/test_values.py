@@ -1,0 +1,69 @@
+import json
+from typing import Any
+
+import pytest
+from phloem.constrained import GrammarError, Vocabulary, compile
+from phloem.constrained.json.json_schema import Schemas
+
+from ..conftest import takes
+
+
+def test_answers_of_too_many_cases_are_refused_with_their_number(vocabulary: Vocabulary) -> None:
+    branches = [{"contains": {"required": [c]}, "maxContains": 1} for c in "abcdefghijkl"]
+    schema = json.dumps({"type": "array", "items": {"type": "object"}, "allOf": branches})
+    with pytest.raises(GrammarError, match="asked 13 schemas at once, .* more than 256 cases"):
+        compile("json_schema", schema, vocabulary)
+
+
+def formula(schemas: Schemas, schema: Any) -> int:
+    return schemas.compile(json.dumps(schema), check_after=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("schema", "count"),
+    [
+        ({"enum": [1, 2.0, 2, "a", None]}, 4),
+        ({"type": "boolean"}, 2),
+        ({"type": "integer", "minimum": 3, "maximum": 5}, 3),
+        ({"type": "string", "pattern": "^[ab]{1,2}$"}, 6),
+        ({"type": "array", "maxItems": 1, "items": {"type": "boolean"}}, 2),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"enum": [1, 2, 3]}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+            3,
+        ),
+        ({"type": "string"}, 50),
+    ],
+)
+def test_values_are_counted_from_below(schemas: Schemas, schema: Any, count: int) -> None:
+    assert schemas.values.num_values(formula(schemas, schema), 50) == count
+
+
+def test_what_only_holds_if_it_holds_does_not() -> None:
+    """A schema that needs a value of itself has none; with a way out it has."""
+    vocabulary = Vocabulary([bytes([b]) for b in range(256)] + [b"</s>"], {256}, 256)
+    endless = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/b"}},
+               "b": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}}}  # fmt: skip
+    with pytest.raises(GrammarError, match="no value satisfies the schema"):
+        compile("json_schema", json.dumps(endless), vocabulary)
+    endless["$defs"]["b"]["required"] = []
+    assert takes(compile("json_schema", json.dumps(endless), vocabulary), '[{"a": [{}]}]')
+
+
+def test_whether_each_kind_has_another_value(schemas: Schemas) -> None:
+    values = schemas.values
+    assert values.has_another_of_each_kind(formula(schemas, {"type": ["string", "null"]}))
+    assert not values.has_another_of_each_kind(formula(schemas, {"enum": [1, "a", "b"]}))
+    assert not values.has_another_of_each_kind(formula(schemas, {"type": "null"}))
+
+
+def test_an_object_that_is_refused_is_surely_impossible(schemas: Schemas) -> None:
+    values = schemas.values
+    assert values.is_surely_impossible(
+        formula(schemas, {}) and schemas.formulas.conjunction([values.constant(1), values.constant(2)])
+    )
+    assert not values.is_surely_impossible(formula(schemas, {"type": "object"}))

@@ -1,0 +1,95 @@
+import re
+
+import pytest
+from phloem.constrained import GrammarError, GrammarTooComplex, Vocabulary, compile
+from phloem.constrained.expressions import NOTHING, Expressions
+from phloem.constrained.regex_syntax import compile_regex
+
+from .conftest import takes
+
+
+def test_alternatives_that_are_words_are_one_list_of_words() -> None:
+    ex = Expressions()
+    words = sorted(f"w{i * 7919 % 10_007}" for i in range(3_000))
+    found = compile_regex("|".join(reversed(words)), ex, anchored=True)
+    assert ex.words_of(found) == tuple(word.encode() for word in words)
+    before = ex.fuel.spent
+    assert all(ex.matches(found, word.encode()) for word in words[:10]) and not ex.matches(found, b"w12x")
+    assert ex.fuel.spent - before < 200
+    mixed = compile_regex("ab|[ab]c|abd?|b", ex, anchored=True)
+    for text in ("ab", "ac", "bc", "abd", "b", "a", "abc", ""):
+        assert ex.matches(mixed, text.encode()) == bool(re.fullmatch("ab|[ab]c|abd?|b", text)), text
+
+
+def test_long_repeats_and_enums_cost_little() -> None:
+    ex = Expressions()
+    long = compile_regex(".{0,5000}", ex, anchored=True)
+    words = ex.one_of([f"word{i}".encode() for i in range(2000)])
+    assert len(ex.nodes) < 20
+    assert ex.matches(long, b"x" * 5000) and not ex.matches(long, b"x" * 5001)
+    assert ex.matches(words, b"word1999") and not ex.matches(words, b"word2000")
+
+
+def test_bounded_repeats_side_by_side_do_not_multiply() -> None:
+    ex = Expressions()
+    found = compile_regex("(.{0,200}){3}x?", ex, anchored=True)
+    assert ex.matches(found, b"y" * 600)
+    assert not ex.matches(found, b"y" * 602)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [("", 1), ("a|b|ab", 3), ("[a-c]{2}", 9), ("[a-c]{0,2}", 13), ("é|ü", 2), ("a*", 50), (".{2}", 50), ("a{60}|b", 2)],
+)
+def test_texts_are_counted_up_to_a_bound(pattern: str, count: int) -> None:
+    ex = Expressions()
+    assert ex.num_texts(compile_regex(pattern, ex, anchored=True), 50) == count
+
+
+def test_a_byte_without_a_token_is_in_no_language() -> None:
+    vocabulary = Vocabulary([b"a", b"xz", b"</s>"], {2}, 2)
+    with pytest.raises(GrammarError, match="no text of this vocabulary's bytes"):
+        compile("regex", "z+", vocabulary)
+    assert takes(compile("regex", "a|z", vocabulary), "a")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "meet"),
+    [
+        ("a*b", "ab*", True),
+        ("a+", "b+", False),
+        (".*a.*", "[^a]*", False),
+        ("(ab)*", "(ba)*", True),
+        ("a{3}", "(aa)*", False),
+    ],
+)
+def test_whether_languages_meet(left: str, right: str, meet: bool) -> None:
+    ex = Expressions()
+    one, other = (compile_regex(pattern, ex, anchored=True) for pattern in (left, right))
+    both = ex.intersect(one, other)
+    assert ex.is_nonempty(both) == meet == (ex.alive(both) != NOTHING)
+    assert ex.is_subset(both, one) and ex.is_subset(one, ex.union(one, other))
+    assert not ex.is_subset(ex.union(one, other), both)
+
+
+def test_a_search_of_too_many_states_is_refused_with_the_limit() -> None:
+    ex = Expressions()
+    guess = compile_regex("(a|b)*a(a|b){18}", ex, anchored=True)
+    with pytest.raises(GrammarTooComplex, match="more than 10,000 states"):
+        ex.is_nonempty(ex.intersect(guess, ex.repeat(ex.any_char, 0, 99)))
+
+
+def test_multiples_are_those_of_arithmetic() -> None:
+    ex = Expressions()
+    digits = compile_regex("-?[0-9]+([.][0-9]{1,2})?", ex, anchored=True)
+    for modulus, scale in ((7, 0), (25, 2), (3, 1)):
+        found = ex.intersect(digits, ex.multiple_of(modulus, scale))
+        for hundredths in range(0, 2_000, 5):
+            text = f"{hundredths // 100}.{hundredths % 100:02}"
+            assert ex.matches(found, text.encode()) == (hundredths * 10**scale % (modulus * 100) == 0), (text, modulus)
+
+
+def test_a_full_store_is_refused_with_its_limit() -> None:
+    ex = Expressions(max_expressions=20)
+    with pytest.raises(GrammarTooComplex, match="more than 20 states"):
+        compile_regex("(a|bb)*c{3}d{4}(ef)*g{5,9}h*(ij){2}k{3}l+", ex, anchored=True)
