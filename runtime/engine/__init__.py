@@ -1,4 +1,4 @@
-"""The engine: programs of ops in, text and numbers out, one step at a time."""
+"""The engine: takes programs of ops, runs one step at a time, and answers with text and numbers."""
 
 from .engine import EngineCore
 from .warm_up import ready_engine

@@ -1,9 +1,9 @@
-"""Drafts in the engine's step: what each candidate may have guessed, the draws that verify it, and what is accepted.
+"""Drafts in the engine's step: which candidates get one, and the draws that verify it.
 
-At the sequence's end and after every draft token the target's own token is drawn, exactly as it would be without the
-draft: same logits, mask and penalties, same random number of that position. The draws are followed as far as the
-draft has a token for each. So drafts change no token, greedy or sampled, and a seed means the same with and without.
-For a guess that is certain this is the rejection rule of Leviathan et al. (2023): it is accepted with probability p.
+After the sequence's last token and after every draft token the model's own token is drawn, exactly as without the
+draft: same logits, mask and penalties, same random number for the position. The engine accepts draws for as long as
+each one equals a draft token. So drafts change no token, greedy or sampled. For a draft token that the drafter
+proposes with certainty this is the rejection rule of Leviathan et al. (2023): it is accepted with probability p.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def wants_of(
     context_len: int,
     max_draft: int,
 ) -> list[Want]:
-    """The candidates of ``plan`` whose next token is drawn in this step and who may have more guessed."""
+    """The candidates of ``plan`` whose next token is drawn in this step and that may be drafted."""
     wants = []
     for row in plan.rows:
         seq = live[row.seq_id]
@@ -39,7 +39,7 @@ def wants_of(
         if not row.num_logits or row.end != len(seq.tokens) or not isinstance(candidate, Candidate):
             continue
         params = candidate.generation.op.params
-        # The token after the last accepted draft token comes for nothing.
+        # A step makes one token more than it accepts from the draft.
         limit = min(max_draft, params.max_tokens - candidate.num_generated - 1, context_len - len(seq.tokens) - 1)
         if limit <= 0 or not candidate.is_drafted:
             continue
@@ -65,9 +65,9 @@ def wants_of(
 
 
 def draft_rows(draft: Draft, first: SampleRow, *, min_tokens_left: int) -> list[SampleRow]:
-    """The draws after each token of ``draft``, as ``first`` is the one before them; row i follows draft token i.
+    """The draws that verify ``draft``: row i is the draw after draft token i. ``first`` is the draw before them all.
 
-    ``min_tokens_left``: the draws from ``first`` on at which what it bans is banned.
+    ``min_tokens_left``: tokens, counted from ``first`` on, for which end tokens stay banned.
     """
     tokens = first.token_ids
     parents = draft.parent_list()
@@ -96,7 +96,7 @@ def draft_rows(draft: Draft, first: SampleRow, *, min_tokens_left: int) -> list[
 
 
 def _masks(draft: Draft, parents: list[int], first: SampleRow) -> list[np.ndarray | None]:
-    """What the grammar allows after each draft token, all of which it has allowed."""
+    """The grammar's mask after each draft token; the grammar allows every token of ``draft``."""
     matcher = first.matcher
     if matcher is None:
         return [None] * len(draft)
@@ -116,7 +116,7 @@ def _masks(draft: Draft, parents: list[int], first: SampleRow) -> list[np.ndarra
 
 
 class DraftPath:
-    """Follows the tokens that were made through a draft: ``path`` are the draft tokens that came true."""
+    """Walks accepted tokens through a draft: ``path`` holds the accepted draft tokens, by number."""
 
     __slots__ = ("_children", "at", "path")
 

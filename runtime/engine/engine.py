@@ -1,7 +1,7 @@
-"""The engine: ``step(inbox) -> outbox``. One model, its KV pool and cache, and every program that runs on them.
+"""The engine core: ``step(inbox) -> outbox`` over one model, its KV pool, its cache and its programs.
 
-Each step: messages in, ops advanced, one forward over whatever the scheduler planned (``step_loop``), messages out.
-Holds no socket and starts no thread.
+A step takes messages, advances ops, runs one forward of the scheduler's plan (``step_loop``) and returns messages.
+Sockets and threads belong to its callers: ``runtime.process`` and ``phloem.Engine``.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BLOCKS_PER_IDLE_STEP = 16  # of KV, saved while nothing runs
+BLOCKS_PER_IDLE_STEP = 16  # KV blocks written to the tiers in a step without a forward
 
 Outbox = list[tuple[bytes, RuntimeMessage]]
 
 
 class EngineCore:
-    """Owns the model and the loop's state. Not thread-safe: one thread calls ``step``."""
+    """Owns the model and everything that runs on it. Not thread-safe: one thread calls ``step``."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class EngineCore:
         accelerator: Accelerator | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """``accelerator``: in the place of the one that the config's device has. ``progress``: of loading."""
+        """``accelerator`` replaces the config's device; ``progress`` is called while the engine loads."""
         from .loading import BLOCK_LEN, load_parts
 
         parts = load_parts(config, accelerator=accelerator, progress=progress)
@@ -85,8 +85,8 @@ class EngineCore:
         self.vocab_size = parts.model.config.vocab_size
         self.limits = Limits()
         self.clock = clock
-        self.cache_events: list[Event] = []  # taken and sent by whoever runs the loop
-        self.cache_events_url = ""  # where; set before the first ``welcome``
+        self.cache_events: list[Event] = []  # the caller of ``step`` publishes and clears them
+        self.cache_events_url = ""  # set before the first ``welcome``
         self.cache_block_len = BLOCK_LEN
         self.tiers = parts.tiers
         self.cache = RadixCache(
@@ -167,7 +167,7 @@ class EngineCore:
             drafters.append(trained)
         return Speculation(drafters, max_draft=self.config.max_draft, costs=costs)
 
-    # -- the face -----------------------------------------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
@@ -190,7 +190,7 @@ class EngineCore:
         )
 
     def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> Outbox:
-        """Take messages, run at most one forward, and say what there is to say."""
+        """Take messages, run at most one forward, and return the messages to send."""
         for client, message in inbox:
             self._receive(client, message)
         interpreter = self.interpreter
@@ -203,21 +203,21 @@ class EngineCore:
         return outbox
 
     def _idle(self) -> None:
-        """Nothing can be computed: let others have the processor while somebody waits for them."""
+        """No forward can run: give the processor to compilations and to reads from disk, or write KV blocks."""
         if self.generations.compiling:
             wait(self.generations.compiling.values(), timeout=0.005, return_when="FIRST_COMPLETED")
         elif self.scheduler.num_reading:
-            time.sleep(0.0005)  # blocks come from disk
+            time.sleep(0.0005)  # KV blocks are being read from disk
         elif self.tiers is not None:
             self.tiers.write_behind(BLOCKS_PER_IDLE_STEP)
 
     def drop_client(self, client_id: bytes) -> None:
-        """The client is gone; nobody reads what its programs would say."""
+        """End the programs of a client that has gone, and drop the messages to it."""
         self.programs.drop_client(client_id)
         self._outbox = [(client, message) for client, message in self._outbox if client != client_id]
 
     def fail_all(self, error: PhloemError) -> Outbox:
-        """End every program, after a fault that leaves the engine's state in doubt."""
+        """End every program with ``error``, after a fault that may have left the engine's state inconsistent."""
         self.loop.drop()
         for program in list(self.programs.by_key.values()):
             self.programs.end_program(program, error)
@@ -274,10 +274,10 @@ class EngineCore:
                 message = f"query {other!r} is not one of: {', '.join(QUERIES)}"
                 return Answer(query.id, None, ErrorInfo("InvalidRequest", message, "what"))
 
-    # -- for tests and the idle loop ----------------------------------------------------------------------------------
+    # -- reports and checks -------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise AssertionError if a slot is lost, taken twice, or held by nobody."""
+        """Raise AssertionError if a slot is lost, held twice, or leased while no program runs."""
         self.cache.check()
         if not self.has_work and not self.programs.by_key:
             leased = self.cache.num_leased

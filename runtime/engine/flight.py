@@ -1,7 +1,7 @@
-"""One step on its way: what was given to the device and what is to be done with each result once it is read.
+"""A step that the device is computing: its plan, its draws, and what to do with each result.
 
-The tags of the rows are kept as they were when the step was planned: meanwhile a sequence may have ended, or begun
-something else. Never reads anything itself.
+It keeps each row's sequence and tag as they were when the step was planned, because a sequence may end, or begin
+another op, before the results are read.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Draw(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A token to be drawn for ``candidate``, and one after each token of its draft: draws [at, at + 1 + drafted)."""
+    """The draws of one candidate: its next token, and one after each of its draft tokens; [at, end) of the step."""
 
     candidate: Candidate
     row: PlanRow
     draft: Draft | None
     at: int
-    lease: Lease | None  # whose slots the row's keys and values went to
+    lease: Lease | None  # that held the row's slots
 
     @property
     def end(self) -> int:
@@ -39,7 +39,7 @@ class Draw(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def has_slots(self) -> bool:
-        """Whether what the row computed is still its sequence's: it may have been preempted."""
+        """Whether the sequence still holds the slots that the row wrote; False once it was preempted."""
         seq = self.candidate.seq
         return seq.state == "running" and seq.lease is self.lease
 
@@ -67,16 +67,16 @@ class VectorDraws:
 
 
 @dataclass(slots=True)
-class Flight:
-    """``logits`` are there at once as far as the host is told; ``wants`` take what ``readback`` gives."""
+class StepInFlight:
+    """``wants``: tensors to be read beside the draws, and who takes their values once ``readback`` has them."""
 
     plan: StepPlan
     drafts: dict[int, Draft]
-    owners: list[tuple[Sequence, object]]  # of each row: the sequence and its tag
+    owners: list[tuple[Sequence, object]]  # each row's sequence and its tag
     logits: StepLogits
-    features: torch.Tensor  # what they were made from, on a CPU
+    features: torch.Tensor  # [L, C], the head's input; on a CPU only
     start_s: float
-    is_cold: bool = False  # it takes longer than others of its shape will
+    is_cold: bool = False  # the step takes longer than later steps of its shape
     draws: list[Draw] = field(default_factory=list)
     vectorised: VectorDraws = field(default_factory=VectorDraws)  # the draws that are not in ``draws``
     rows: list[SampleRow] = field(default_factory=list)
@@ -85,10 +85,10 @@ class Flight:
     readback: Readback | None = None
 
     def want(self, tensors: list[torch.Tensor], take: Callable[[list[torch.Tensor]], None]) -> None:
-        """``take`` will be called with the values of ``tensors``."""
+        """Call ``take`` with the values of ``tensors`` when the step is read."""
         self.wants.append((tensors, take))
 
     def tensors(self) -> list[torch.Tensor]:
-        """All that is to be read."""
+        """Every tensor that the host reads from this step."""
         drawn = self.drawn.tensors() if self.drawn is not None else []
         return [*drawn, *(tensor for tensors, _ in self.wants for tensor in tensors)]

@@ -49,7 +49,7 @@ class GenOps:
         self._num_unseeded = 0
 
     def start(self, owner: SequenceState, op_state: OpState) -> None:
-        """Begin, or wait for the grammar; the op fails where that is wrong or the context too short."""
+        """Start the op, or wait for its grammar. The op fails if the grammar is invalid or the context too short."""
         op = op_state.op
         assert isinstance(op, Gen)
         grammar = None
@@ -84,7 +84,7 @@ class GenOps:
     def _candidate(
         self, generation: Generation, index: int, seed: int, grammar: CompiledGrammar | None, given_back: bytes
     ) -> Candidate:
-        """The first goes on in the op's own sequence, the others in copies."""
+        """The first candidate continues the op's own sequence, the others continue copies."""
         programs, owner, params = self._programs, generation.owner, generation.op.params
         seq = owner.seq if index == 0 else programs.new_sequence(owner.program, owner.seq.tokens.copy())
         detokenizer = programs.tokenizer.detokenizer(
@@ -110,11 +110,11 @@ class GenOps:
         return candidate
 
     def _give_back(self, owner: SequenceState, params: SamplingParams) -> bytes:
-        """Take the last tokens off a prompt that ends in text, where that may cut a token: their bytes."""
+        """Remove the last tokens of a prompt that may end inside a longer token; returns their bytes."""
         last = owner.segments[-1] if owner.segments else None
         if not params.heal or params.max_tokens == 0 or last is None or last.kind != "text":
             return b""
-        ids = owner.seq.tokens.ids[max(last.token_start, 1) :].tolist()  # something has to be left to go on from
+        ids = owner.seq.tokens.ids[max(last.token_start, 1) :].tolist()  # one token has to stay
         count, data = self._healer.to_give_back(ids)
         text = data.decode()
         if not count or not last.text.endswith(text):
@@ -128,14 +128,14 @@ class GenOps:
         return data
 
     def poll_grammars(self) -> None:
-        """Let those go on whose grammar has been compiled since."""
+        """Make the sequences ready whose grammar is compiled."""
         for owner in [owner for owner, future in self.compiling.items() if future.done()]:
             del self.compiling[owner]
             owner.stop_op = None
             self._programs.ready.append(owner)
 
     def finish_candidate(self, candidate: Candidate) -> None:
-        """``candidate`` has a finish reason: leave the schedule, make text and tokens agree, perhaps end the op."""
+        """``candidate`` has a finish reason: take it off the schedule, cut its tokens to its text, maybe end the op."""
         generation, seq = candidate.generation, candidate.seq
         programs = self._programs
         if isinstance(candidate.matched_stop, str):
@@ -172,7 +172,7 @@ class GenOps:
         programs.ready.append(owner)
 
     def _mend(self, candidate: Candidate) -> None:
-        """Where the end fell into the text that had been given back, write that text again."""
+        """If the output ends inside the text that was given back, restore that text as tokens."""
         generation, seq = candidate.generation, candidate.seq
         tokenizer = self._programs.tokenizer
         size = len(generation.healed.encode())
@@ -186,7 +186,7 @@ class GenOps:
         seq.tokens.extend(tokenizer.encode(generation.healed + remainder))
 
     def fail_grammar(self, candidate: Candidate, reason: str) -> None:
-        """The grammar gave up while ``candidate`` was written: its op fails and keeps the text so far."""
+        """Fail the op of ``candidate``, whose grammar ran into a limit; the error carries the text so far."""
         message = f"the grammar could not be followed: {reason}; simplify it"
         self._programs.fail_first(candidate.generation.owner, InvalidGrammar(message))
 
@@ -225,7 +225,7 @@ def _count(program: Program, candidate: Candidate) -> None:
 
 
 def _mixed(seed: int, index: int) -> int:
-    """Another seed for the ``index``-th of a family, in the signed 64-bit range."""
+    """A seed for candidate ``index``, derived from ``seed``, in the signed 64-bit range."""
     value = (seed * _GOLDEN + index * 0xD1B54A32D192ED03 + 0x2545F4914F6CDD1D) & 0xFFFFFFFFFFFFFFFF
     value ^= value >> 29
     return (value * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF) - 2**63
@@ -239,6 +239,6 @@ def _grammar_error(error: BaseException) -> PhloemError:
 
 
 def _least_new(params: SamplingParams, *, has_grammar: bool) -> int:
-    """How many tokens are made at least, if nothing cuts them off: all where nothing else can end the text."""
+    """The fewest tokens that the generation can have: ``max_tokens`` when nothing else can end it."""
     has_end = has_grammar or not params.ignore_eos or params.stop or params.stop_token_ids or params.stop_regex
     return params.min_tokens if has_end else params.max_tokens

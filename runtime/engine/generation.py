@@ -1,7 +1,4 @@
-"""One ``Gen`` being computed: its candidates, and what each accepted token does to text, grammar and tokens.
-
-Never samples and never schedules; the engine hands tokens in and asks what came of it.
-"""
+"""One ``Gen`` being computed: its candidates, and how an accepted token changes their text, grammar and tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class TokenRecord:
 
 
 class Candidate:
-    """One of the ``n`` continuations of a prompt. Its sequence's tokens are [0, prompt_len) prompt, then output."""
+    """One of the ``n`` continuations of a prompt. The first ``prompt_len`` tokens of its sequence are the prompt."""
 
     __slots__ = (
         "cached_tokens",
@@ -94,10 +91,10 @@ class Candidate:
         self.seed = seed
         self.num_generated = 0
         self.num_forced = 0
-        self.is_drafted = self.may_draft = False  # whether drafts may be run for it: now, and once it is healed
-        self.healing: HealMatcher | None = None  # while the prompt's text is written again and no grammar is there
+        self.is_drafted = self.may_draft = False  # drafts allowed: now, and once it is healed
+        self.healing: HealMatcher | None = None  # without a grammar, until the given-back text is written
         self.num_asked = self.num_drafted = self.num_accepted = 0
-        self.num_foreseen = 0  # drawn tokens that a draft had guessed
+        self.num_foreseen = 0  # drawn tokens that were draft tokens
         self.draft_pause, self.draft_waits = 0, 0  # see waits_for_draft
         self.finish_reason = ""
         self.matched_stop: str | int | None = None
@@ -123,7 +120,7 @@ class Candidate:
 
     @property
     def is_mid_text(self) -> bool:
-        """Whether something of a streamed text is held back: tokens without a text, or half a character."""
+        """Whether a streaming op holds output back: tokens that show no text yet, or part of a character."""
         return self.generation.op.stream and (bool(self.unsent_ids) or self.detokenizer.is_mid_character)
 
     @property
@@ -133,11 +130,11 @@ class Candidate:
 
     @property
     def waits_for_draft(self) -> bool:
-        """Whether a guess at its next tokens is likely enough to wait until it can be made."""
+        """Whether the next step should wait for this step's token, so that a draft can follow it."""
         return self.is_drafted and self.draft_waits <= 0
 
     def note_draft(self, num_accepted: int) -> None:
-        """A step has accepted so many guesses, or had none. The longer none came true, the rarer it waits for one."""
+        """Record how many draft tokens a step accepted. While none are accepted, the pauses between drafts double."""
         if num_accepted:
             self.draft_pause = self.draft_waits = 0
         elif self.draft_waits > 0:
@@ -146,9 +143,9 @@ class Candidate:
             self.draft_waits = self.draft_pause = min(2 * self.draft_pause + 1, MOST_STEPS_WITHOUT_DRAFT)
 
     def accept(self, token_id: int, logprob: TokenLogprob | None, tokenizer: Tokenizer, context_len: int) -> str:
-        """Take a sampled token; the text that may be shown now. ``finish_reason`` is set when this was the last.
+        """Append a sampled token; returns the text that can be shown now. Sets ``finish_reason`` on the last token.
 
-        Raises GrammarError where what comes after it is too much to find out.
+        Raises GrammarError when the grammar runs into one of its limits.
         """
         params = self.generation.op.params
         self.num_generated += 1
@@ -165,12 +162,12 @@ class Candidate:
         return self._append(token_id, context_len)
 
     def take_seen(self, token_ids: list[int]) -> None:
-        """Take tokens of which none ends the text or is still to be shown."""
+        """Record tokens that are already in the sequence, do not end the text, and have been streamed."""
         self.num_generated += len(token_ids)
         self.detokenizer.extend(token_ids)
 
     def accept_forced(self, token_ids: list[int], context_len: int) -> str:
-        """Take tokens that the grammar forces; stops where the generation ends."""
+        """Append tokens that the grammar forces, up to the end of the generation; returns the text to show."""
         text = ""
         for token_id in token_ids:
             if self.finish_reason:
@@ -187,7 +184,7 @@ class Candidate:
         self.unsent_ids.append(token_id)
         text = self.detokenizer.push(token_id)
         if self.detokenizer.is_hidden:
-            self.num_generated -= 1  # it only wrote the prompt's end again
+            self.num_generated -= 1  # the token only repeats text that was given back
         if self.healing is not None and not self.detokenizer.num_hidden:
             self.healing, self.is_drafted = None, self.may_draft
         if self.detokenizer.matched_stop is not None:
@@ -195,7 +192,7 @@ class Candidate:
             return text + self._finish("stop")
         params = self.generation.op.params
         if self.matcher is not None and self.num_generated >= params.min_tokens and self.matcher.must_end():
-            return text + self._finish("stop")  # the end token need not be asked for
+            return text + self._finish("stop")  # the grammar allows only an end token
         if self.num_generated >= params.max_tokens or len(self.seq.tokens) >= context_len:
             return text + self._finish("length")
         return text
@@ -218,7 +215,7 @@ class Candidate:
 
 
 class Generation:
-    """All candidates of one ``Gen``. The first grows the program's own sequence."""
+    """All candidates of one ``Gen``. The first candidate uses the program's own sequence."""
 
     __slots__ = ("candidates", "first_token_s", "healed", "op", "op_state", "owner", "start_s")
 
@@ -229,7 +226,7 @@ class Generation:
         self.owner = owner
         self.candidates: list[Candidate] = []
         self.start_s = now_s
-        self.healed = ""  # the prompt's text that was given back
+        self.healed = ""  # the text of the prompt tokens that were given back
         self.first_token_s = 0.0
 
     @property
@@ -241,7 +238,7 @@ class Generation:
         return tuple(candidate.text for candidate in self.candidates)
 
     def delta(self, candidate: Candidate, text: str, *, origin: str) -> Delta | None:
-        """What to stream now, if the op streams and there is something to show."""
+        """The delta to stream now; None if the op does not stream or there is nothing to show."""
         if not self.op.stream or not (text or (candidate.finish_reason and candidate.unsent_ids)):
             return None
         ids, logprobs = tuple(candidate.unsent_ids), tuple(candidate.unsent_logprobs)
@@ -257,7 +254,7 @@ class Generation:
         )
 
     def delta_of(self, candidate: Candidate, token_id: int, text: str) -> Delta:
-        """As ``delta``, for a drawn token that shows ``text`` and before which nothing is held back."""
+        """As ``delta``, for a drawn token that shows ``text`` while nothing else is held back."""
         return Delta(self.owner.program.id, self.op.op, text, (token_id,), index=candidate.index)
 
     def meta(self, *, now_s: float) -> GenMeta:

@@ -1,6 +1,6 @@
-"""Where texts are in their grammars, as numbers, and where a token leads to, once it has led there before.
+"""Numbers for grammar states, and a table of the transitions that were taken before: (state, token) -> next state.
 
-So that of hundreds of texts only those need their matcher whose next state is new. Never asks a grammar what it allows.
+With it, a step over hundreds of texts asks a matcher only where a text takes a transition for the first time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_STEPS = 1_000_000
 
 
 class GrammarStates:
-    """Numbers are given out from 0 on, and are good until ``forget``. -1 is a state without a number."""
+    """Numbers count from 0 and are valid until ``forget``. -1 is a state without a number."""
 
     def __init__(self, vocab_size: int) -> None:
         self.masks: list[np.ndarray] = []  # by number
@@ -33,7 +33,7 @@ class GrammarStates:
         return len(self._states) >= MOST_STATES or len(self._steps) >= MOST_STEPS
 
     def number_of(self, matcher: object) -> int:
-        """-1 for a text that has ended or failed, and for grammars that others have compiled."""
+        """The number of ``matcher``'s state; -1 if the text has ended or another library compiled it."""
         if not isinstance(matcher, Matcher):
             return -1
         mask = matcher.mask()
@@ -49,18 +49,18 @@ class GrammarStates:
         return number
 
     def learn(self, before: int, token_id: int, after: int) -> None:
-        """``token_id`` has led from one to the other, ended nothing and forced nothing."""
+        """Record the transition of ``token_id``, which ended no text and after which no token is forced."""
         if before >= 0 and after >= 0:
             self._steps[before * self._vocab_size + token_id] = after
 
     def after(self, numbers: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
-        """int64 [R]: where the tokens lead to; -1 where that was not learnt."""
+        """int64 [R]: the next states; -1 where the transition is unknown."""
         keys = (numbers * self._vocab_size + token_ids).tolist()  # negative for -1
         find = self._steps.get
         return np.array([find(key, -1) for key in keys], np.int64)
 
     def follow(self, matcher: Matcher, numbers: np.ndarray) -> None:
-        """Bring ``matcher`` through these states, as the tokens would that led to them."""
+        """Move ``matcher`` through these states, as if it had accepted the tokens that lead to them."""
         states = self._states
         matcher.follow([states[number] for number in numbers.tolist()])
 

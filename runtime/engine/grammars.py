@@ -1,6 +1,6 @@
-"""Grammars by what they say: compiled once on threads of their own, shared by all that ask.
+"""Compiled grammars by their spec: each is compiled once, on a thread, and shared by all generations that use it.
 
-Never holds a matcher; a failed compilation stays failed for whoever asks again.
+A failed compilation is kept as well: the same spec fails again without being compiled.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LARGE_TEXT = 32_000  # characters; compiling these may take a second
 
 
 class Grammars:
-    """``engine``: "phloem", or the name of the peer that compiles in its place.
+    """``engine``: "phloem", or the name of another library that compiles instead (``constrained.peers``).
 
-    Small grammars and large ones have a thread each, so that none waits for the seconds that a stranger's may take.
+    Small and large grammars have a thread each, so that a small one does not wait seconds for a large one.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, engine: str) -> None:
@@ -32,17 +32,17 @@ class Grammars:
         self._large = ThreadPoolExecutor(1, thread_name_prefix="large grammar")
         self._futures: dict[str, Future[constrained.CompiledGrammar]] = {}
         self._begun = self._small.submit(self._begin)
-        # What the first grammar would have to wait for: the vocabulary's tables and compiled walks.
+        # Makes the vocabulary's tables and compiles the walks, so that the first client's grammar need not wait.
         self._first = self._small.submit(self._compile, GrammarSpec("json_schema", '{"type": "boolean"}'))
 
     def compile(self, spec: GrammarSpec) -> Future[constrained.CompiledGrammar]:
-        """The compiled grammar, now or soon; equal specs are compiled once while somebody may still ask."""
+        """The compiled grammar, perhaps still being compiled; an equal spec among the last MOST_KEPT is reused."""
         key = spec.key
         future = self._futures.pop(key, None)
         if future is None:
             threads = self._small if len(spec.text) <= LARGE_TEXT else self._large
             future = threads.submit(self._compile, spec)
-        self._futures[key] = future  # the most recently asked for lies last
+        self._futures[key] = future  # the most recently used is last
         while len(self._futures) > MOST_KEPT:
             oldest = next(iter(self._futures))
             if not self._futures[oldest].done():
@@ -61,10 +61,10 @@ class Grammars:
         return constrained.compile(spec.kind, spec.text, vocabulary, **spec.options)
 
     def wait_until_ready(self) -> None:
-        """Until a grammar that is asked for is the next thing to be compiled."""
+        """Return once the vocabulary's tables are made."""
         wait([self._first])
 
     def close(self) -> None:
-        """Compile nothing more; what is being compiled goes on to its end."""
+        """Cancel the compilations that have not begun."""
         for threads in (self._small, self._large):
             threads.shutdown(wait=False, cancel_futures=True)

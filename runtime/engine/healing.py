@@ -1,9 +1,9 @@
-"""Token healing: a prompt's last tokens are given back, and what is generated has to begin with their text.
+"""Token healing: a prompt's last tokens are removed, and the generated text has to begin with their text.
 
-    prompt:  ... | The | url | is | http | :          ":" is given back, since the vocabulary has "://" too
-    output:                             | :// | ...   drawn among the tokens that begin with ":" or are its beginning
+    prompt:  ... | The | url | is | http | :          ":" is removed, since the vocabulary has "://" too
+    output:                             | :// | ...   drawn from tokens that begin with ":" or are a prefix of it
 
-Without it a prompt that ends inside a longer token forces a cut the model has never seen. Never touches a tensor.
+Without it a prompt that ends inside a longer token forces a token boundary that the model has not seen in training.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
-MAX_TOKENS = 4  # looked at from the prompt's end
+MAX_TOKENS = 4  # given back at most
 
 
 class Healer:
-    """What a vocabulary says about texts that go on: made once per engine."""
+    """Finds tokens by their prefix. One per engine."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes = tokenizer.token_bytes
@@ -39,7 +39,7 @@ class Healer:
         return [self._bytes[i] for i in self._order]
 
     def to_give_back(self, ids: list[int]) -> tuple[int, bytes]:
-        """How many of the last tokens to give back, and their bytes: the most that together begin a longer token."""
+        """How many of the last tokens to give back, and their bytes: the most that are a prefix of a longer token."""
         found, text, joined = 0, b"", b""
         for count in range(1, min(MAX_TOKENS, len(ids)) + 1):
             joined = self._bytes[ids[-count]] + joined
@@ -57,7 +57,7 @@ class Healer:
         return start, end
 
     def mask(self, text: bytes) -> np.ndarray:
-        """The tokens that ``text`` can go on with: those that begin with it, and those that it begins with."""
+        """The tokens allowed next: those that begin with ``text``, and those that are a prefix of it."""
         start, end = self._beginning_with(text)
         allowed = [self._order[start:end]]
         for size in range(1, len(text)):
@@ -71,13 +71,13 @@ class Healer:
 
 
 class HealMatcher:
-    """A text that has to begin with ``text`` and is free after it; used until that is written."""
+    """Allows texts that begin with ``text``. Dropped once ``text`` is written."""
 
     __slots__ = ("_healer", "error", "text")
 
     def __init__(self, healer: Healer, text: bytes) -> None:
         self._healer = healer
-        self.text = text  # what is still to be written
+        self.text = text  # the part that is not written yet
         self.error: str | None = None
 
     def mask(self) -> np.ndarray:
@@ -86,7 +86,7 @@ class HealMatcher:
     def accept(self, token_id: int) -> bool:
         piece = self._healer._bytes[token_id]
         if not (piece.startswith(self.text) or self.text.startswith(piece)):
-            self.error = f"token {token_id} ({piece!r}) does not go on with {self.text!r}"
+            self.error = f"token {token_id} ({piece!r}) does not continue {self.text!r}"
             return False
         self.text = self.text[len(piece) :]
         return True

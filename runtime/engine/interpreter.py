@@ -49,7 +49,7 @@ class Interpreter:
         self._max_waiting = max_waiting
         self._num_coming = 0  # sequences with something to run, accepted since the last ``advance``
 
-    # -- what clients say ---------------------------------------------------------------------------------------------
+    # -- messages of clients ------------------------------------------------------------------------------------------
 
     def submit(self, client: bytes, submit: Submit) -> None:
         key = (client, submit.program)
@@ -91,17 +91,17 @@ class Interpreter:
             self._programs.close_if_over(program)
 
     def _num_in_line(self) -> int:
-        """Sequences that wait, and those accepted since the last step for which there is no free row."""
+        """Sequences that wait, and sequences accepted since the last step for which no row is free."""
         num_free = self._scheduler.config.max_running - len(self._scheduler.running)
         return self._scheduler.num_waiting + max(0, self._num_coming - num_free)
 
     def cancel(self, client: bytes, cancel: Cancel) -> None:
         program = self._programs.by_key.get((client, cancel.program))
         if program is None:
-            return  # it ended while the message travelled
+            return  # the program ended before the message arrived
         if cancel.op is not None:
             op_state = program.ops.get(cancel.op)
-            # A Close goes on: without it the sequence, and its program, would never end.
+            # A Close is not cancelled: without it the sequence and its program would never end.
             if op_state is not None and op_state.status == "queued" and not isinstance(op_state.op, Close):
                 owner = program.sequences[op_state.op.seq]
                 self._programs.fail_op(owner, op_state, Cancelled(f"op {cancel.op} was cancelled"))
@@ -121,7 +121,7 @@ class Interpreter:
             owner = self._programs.ready.popleft()
             try:
                 self._advance_sequence(owner)
-            except Exception as error:  # one program's trouble must not become another's
+            except Exception as error:  # a fault in one program must not stop the others
                 log.exception("op of program %s failed", owner.program.id)
                 self._programs.fail_sequence(owner, InternalError(f"{type(error).__name__}: {error}"))
         self._num_coming = 0

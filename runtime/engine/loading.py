@@ -1,4 +1,4 @@
-"""From an ``EngineConfig`` to the parts an engine is made of. Starts nothing."""
+"""The parts of an engine, loaded as an ``EngineConfig`` says."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .sizing import measured_slots
 
 log = logging.getLogger(__name__)
 
-BLOCK_LEN = 64  # tokens of KV that travel together
-STAGING_BYTES = 256 << 20  # of host memory, where only a disk is asked for
-DEFAULT_SLOTS = 32_768  # tokens of KV on a CPU when nothing is said
+BLOCK_LEN = 64  # tokens of KV that are copied to host memory or disk together
+STAGING_BYTES = 256 << 20  # of host memory, where the config has only a disk
+DEFAULT_SLOTS = 32_768  # tokens of KV on a CPU, unless the config says how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class EngineParts:
 def load_parts(
     config: EngineConfig, *, accelerator: Accelerator | None = None, progress: Progress | None = None
 ) -> EngineParts:
-    """``progress`` is told of what takes long: the kernels, where they have to be compiled.
+    """``progress`` is called while kernels are compiled.
 
-    Raises UnknownModel, InvalidParams and what a broken file raises, each naming what is wrong."""
+    Raises UnknownModel, InvalidParams and the errors of a broken file, each naming what is wrong."""
     kernels.set_threads(config.num_threads)
     path = resolve_model(config.model)
     tokenizer = load_tokenizer(path)
@@ -76,7 +76,7 @@ def load_parts(
     elif not num_slots:
         num_slots = max(DEFAULT_SLOTS, context_len)
     shape = model.config
-    spare = 0 if accelerator is None else 1  # the executor's
+    spare = 0 if accelerator is None else 1  # the executor owns one slot
     kv = KVPool.for_model(shape, num_slots=num_slots + spare, dtype=model.kv_dtype, device=model.device)
     log.info("%s: context %d, %d KV slots", path.name, context_len, num_slots)
     log.info("precision %s: %s; keys and values %s", config.precision, model.describe(), model.kv_dtype)
@@ -85,12 +85,12 @@ def load_parts(
 
 
 def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, context_len: int) -> ModelDrafter | None:
-    """The model that guesses ahead, where the config names one that can."""
+    """The drafter that runs a model; None where the config names none."""
     name = config.draft_model
     if not name:
         return None
     if config.speculative == "off":
-        raise InvalidParams(f"draft_model={name!r} guesses ahead; it needs speculative=auto", where="draft_model")
+        raise InvalidParams(f"draft_model={name!r} makes drafts; it needs speculative=auto", where="draft_model")
     if name.startswith("self:"):
         count, most = name.removeprefix("self:"), len(model.layers) - 1
         if not count.isdecimal() or not 1 <= int(count) <= most:
@@ -107,7 +107,7 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
     other = load_tokenizer(path)
     if other.vocab_hash != tokenizer.vocab_hash:
         raise InvalidParams(
-            f"draft_model={name!r} has another vocabulary ({other.vocab_size:,} tokens) than the model it would guess "
+            f"draft_model={name!r} has another vocabulary ({other.vocab_size:,} tokens) than the model it would draft "
             f"for ({tokenizer.vocab_size:,}); take a smaller model of the same family",
             where="draft_model",
         )
@@ -117,12 +117,14 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
 
 
 def check_scheduling(config: EngineConfig) -> None:
-    """Before the scheduler is made: what it would refuse, in the words of the option."""
+    """Refuse what the scheduler would refuse, by the name of the option."""
     for name in ("max_running", "max_step_tokens", "prefill_chunk", "match_window"):
         if getattr(config, name) < 1:
             raise InvalidParams(f"{name}={getattr(config, name)}: it must be at least 1", where=name)
     if config.order in PREEMPTIVE and config.match_window > 1:
-        message = f"match_window={config.match_window}: order={config.order!r} goes by what is left to do; leave it 1"
+        message = (
+            f"match_window={config.match_window}: order={config.order!r} orders by the work that is left; leave it 1"
+        )
         raise InvalidParams(message, where="match_window")
     for tenant, weight in config.tenant_weights.items():
         if not 0 < weight < math.inf:
@@ -155,7 +157,7 @@ def make_tiers(config: EngineConfig, path: Path, model: Model, kv: KVPool) -> Ti
 
 
 def kv_format(path: Path, model: Model, blocks: KVBlocks, *, precision: str) -> str:
-    """All that must be equal for KV on disk to be of use: weights, how they are computed with, shape, number format."""
+    """What KV on disk must have in common with this engine: weights, precision, shape and number format."""
     shape = model.config
     heads = f"layers {shape.num_layers} heads {shape.num_kv_heads} of {shape.head_dim}"
     computed = f"computed as {model.dtype} ({precision}) into {blocks.pool.dtype}"

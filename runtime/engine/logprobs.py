@@ -1,6 +1,6 @@
-"""Log-probabilities that a step owes: of a prompt's own tokens, and of the choices being scored.
+"""Log-probabilities from a step's logits: of a prompt's own tokens, and of the choices being scored.
 
-Each is asked of the step's logits while they lie on the device, and taken when the step is read.
+They are computed on the device with the step, and taken when the host reads the step's results.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from ..executor import Executor
     from ..scheduler import PlanRow, Sequence
     from ..tokenizer import Tokenizer
-    from .flight import Flight
+    from .flight import StepInFlight
     from .generation import Candidate
     from .scoring import ScoreRow
 
 
 def token_logprob(token: SampledToken, tokenizer: Tokenizer) -> TokenLogprob:
-    """``token`` with its alternatives, as a client is told."""
+    """``token`` and its alternatives with their texts, as clients receive them."""
     show = tokenizer.decode
     top = tuple((i, p, show([i], skip_special=False)) for i, p in token.top)
     return TokenLogprob(token.token_id, token.logprob, show([token.token_id], skip_special=False), top)
 
 
 def want_prompt_logprobs(
-    flight: Flight, candidate: Candidate, row: PlanRow, span: slice, executor: Executor, tokenizer: Tokenizer
+    flight: StepInFlight, candidate: Candidate, row: PlanRow, span: slice, executor: Executor, tokenizer: Tokenizer
 ) -> None:
-    """``span``: which logits are those after the row's last tokens; the prompt's own next are looked up in them."""
+    """Request the prompt's log-probabilities. ``span``: the step's logits after the row's last tokens."""
     params = candidate.generation.op.params
     ids = candidate.seq.tokens.ids
     start = row.tokens_end - (span.stop - span.start)
@@ -61,7 +61,7 @@ def want_prompt_logprobs(
 
 
 def want_scores(
-    flight: Flight,
+    flight: StepInFlight,
     score_row: ScoreRow,
     row: PlanRow,
     span: slice,
@@ -69,7 +69,7 @@ def want_scores(
     live: Mapping[int, Sequence],
     finish_row: Callable[[ScoreRow], None],
 ) -> None:
-    """``span``: which logits are those of the row's last positions."""
+    """Request the scores of ``score_row``. ``span``: the step's logits at the row's last positions."""
     part = flight.logits.whole()[span]
     seq = score_row.seq
     tokens, start = seq.tokens.ids, row.end - row.num_logits
@@ -83,7 +83,7 @@ def want_scores(
 
     def take(values: list[torch.Tensor]) -> None:
         if live.get(row.seq_id) is not seq:
-            return  # cancelled meanwhile
+            return  # the op was cancelled
         if len(targets):
             score_row.take_inner(start + 1, values[0].tolist())
         if last_ids:

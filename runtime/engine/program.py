@@ -1,4 +1,4 @@
-"""A program inside the engine: its sequences' text and tokens, its ops and what became of them. Computes nothing."""
+"""A program inside the engine: its ops and their state, and its sequences' text and tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SegmentKind = Literal["text", "special", "generated"]
 
 @dataclass(slots=True)
 class Segment:
-    """A stretch of a sequence whose token boundaries are fixed at both ends."""
+    """A part of a sequence's text that begins and ends at a token boundary."""
 
     kind: SegmentKind
     token_start: int
@@ -31,7 +31,7 @@ class Segment:
 
 @dataclass(slots=True)
 class OpState:
-    """One accepted op. ``order`` counts over the whole program. ``texts`` is what a ``Ref`` may paste."""
+    """One accepted op. ``order`` is its place among all ops of the program; a ``Ref`` can paste its ``texts``."""
 
     op: AnyOp
     order: int
@@ -44,7 +44,7 @@ class OpState:
 class SequenceState:
     """A program's sequence: its ops in order, its text as segments, and the scheduler's sequence with its tokens.
 
-    ``unborn`` sequences are children of a fork that has not run. ``stop_op`` is set while the model
+    An ``unborn`` sequence is a child of a fork that has not run yet. ``stop_op`` is set while the model
     computes the first op: it takes that op off the schedule and returns the texts so far.
 
         segments:  | special | text | generated | text |  pending_text (not yet tokenized)
@@ -81,10 +81,10 @@ class SequenceState:
         self.text_len = 0
         self.marks: dict[int, int] = {}
         self.fork_tokens = 0
-        self.num_traced = 0  # tokens that a traced program has been told of
+        self.num_traced = 0  # tokens that traces of earlier ops have reported
         self.fork_text = 0
         self.error: PhloemError | None = None
-        self.error_order = -1  # of the op that failed: earlier ones go on, later ones fail for its sake
+        self.error_order = -1  # of the op that failed: earlier ops still run, later ops fail
         self.closed = False
 
     @property
@@ -92,7 +92,7 @@ class SequenceState:
         return "".join(segment.text for segment in self.segments) + self.pending_text
 
     def text_since(self, start: int) -> str:
-        """The text from character ``start`` on, without joining what lies before."""
+        """The text from character ``start`` on, without joining the text before it."""
         pieces = [self.pending_text]
         for segment in reversed(self.segments):
             if segment.text_start + len(segment.text) <= start:
@@ -112,7 +112,7 @@ class SequenceState:
         self.pending_text += text
 
     def flush_text(self, tokenizer: Tokenizer) -> None:
-        """Tokenize what is pending: from here on its token boundaries are fixed."""
+        """Tokenize the pending text; text that is appended later cannot change its tokens."""
         if self.pending_text:
             text, self.pending_text = self.pending_text, ""
             at_start = not len(self.seq.tokens)
@@ -123,12 +123,12 @@ class SequenceState:
         self._append("special", ids, tokenizer.decode(list(ids), skip_special=False), tokenizer)
 
     def append_tokens(self, ids: list[int], text: str, kind: SegmentKind, tokenizer: Tokenizer) -> None:
-        """Tokens whose text is known, kept as they are."""
+        """Append tokens whose text is known, without tokenizing the text again."""
         self.flush_text(tokenizer)
         self._append(kind, ids, text, tokenizer)
 
     def note_generated(self, token_start: int, text: str) -> None:
-        """The sequence's tokens from ``token_start`` on were generated and read ``text``."""
+        """Record that the sequence's tokens from ``token_start`` on were generated and decode to ``text``."""
         self.segments.append(Segment("generated", token_start, self.text_len, text))
         self.text_len += len(text)
 
@@ -140,10 +140,10 @@ class SequenceState:
         self.text_len += len(text)
         self.seq.tokens.extend(ids)
 
-    # -- branching and going back -------------------------------------------------------------------------------------
+    # -- fork and rollback -------------------------------------------------------------------------------------
 
     def start_as(self, parent: SequenceState) -> None:
-        """Become what ``parent`` is now; the KV is found through the cache."""
+        """Copy the tokens and text of ``parent``; the scheduler finds their KV in the cache."""
         self.seq.tokens = parent.seq.tokens.copy()
         self.segments = list(parent.segments)
         self.text_len = parent.text_len
@@ -153,7 +153,7 @@ class SequenceState:
         self.unborn = False
 
     def rollback_point(self, text_pos: int) -> tuple[int, int, str]:
-        """(segments kept, tokens kept, text to be pending again) for a return to character ``text_pos``."""
+        """(segments kept, tokens kept, text that becomes pending again) for a rollback to character ``text_pos``."""
         if text_pos >= self.text_len:
             return len(self.segments), len(self.seq.tokens), self.pending_text[: text_pos - self.text_len]
         for i, segment in enumerate(self.segments):
@@ -190,7 +190,7 @@ class Program:
         self.sequences: dict[int, SequenceState] = {}
         self.ops: dict[int, OpState] = {}
         self.counters = ProgramCounters()
-        self.usage_rows = usage_rows  # what it is counted under: see ``usage``
+        self.usage_rows = usage_rows  # (tenant, name): see ``Usage.begin``
         self.joining: list[SequenceState] = []
         self.next_order = 0
 
@@ -201,7 +201,7 @@ class Program:
 
     @property
     def cache_key(self) -> str:
-        """The program's name to the cache, which has programs of many clients."""
+        """The program's name in the cache, where programs of several clients may have the same id."""
         return f"{self.key[0].hex()}/{self.id}"
 
     @property

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def metrics(loop: StepLoop) -> dict[str, Any]:
-    """Numbers by name; a dict of numbers where a number has parts.
+    """Numbers by name; a dict where a number has parts.
 
-    ``queue_seconds``: sequences by how long they waited, ``counts[i]`` at most ``bounds[i]`` seconds.
-    ``cache_hit_rate``: of the tokens of admitted sequences, those found. ``usage``: see ``Usage.report``.
+    ``queue_seconds`` is a histogram of waiting times: ``counts[i]`` sequences waited at most ``bounds[i]`` seconds.
+    ``cache_hit_rate``: share of admitted sequences' tokens that were in the cache. ``usage``: see ``Usage.report``.
     """
     scheduler, steps, programs = loop.scheduler, loop.counters, loop.programs
     cache, counters = scheduler.cache, scheduler.cache.counters
@@ -61,7 +61,7 @@ def cache_tree(cache: RadixCache, tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 
 def _drafts(speculation: Speculation | None) -> dict[str, Any]:
-    """Of drafts: tokens guessed and come true, by who guessed, and the time that is thought to have been saved."""
+    """By drafter: tokens drafted, tokens accepted, and the estimated seconds saved."""
     if speculation is None:
         return {"drafted_tokens": {}, "accepted_tokens": {}, "draft_saved_seconds": {}}
     return {

@@ -55,7 +55,7 @@ class ScoreOps:
         rows[inner].last[suffix[-1]] = float("nan")
 
     def finish_row(self, row: ScoreRow) -> None:
-        """All of ``row``'s log-probabilities are known: leave the schedule, perhaps end the op."""
+        """All log-probabilities of ``row`` are known: take it off the schedule, and end the op after the last row."""
         counters = row.scoring.owner.program.counters
         counters.prompt_tokens += len(row.seq.tokens)
         counters.cached_tokens += row.seq.num_cached
@@ -77,7 +77,7 @@ class ScoreOps:
         owner.program.counters.queue_s += meta.queue_s
         owner.program.counters.prefill_s += meta.prefill_s
         if op.append:
-            programs.scheduler.drop_lease(owner.seq)  # the winner's KV is in the cache
+            programs.scheduler.drop_lease(owner.seq)  # the winner's row has its KV in the cache
             last = owner.segments[-1] if owner.segments else None
             if last is not None and last.kind == "text":
                 last = Segment("generated", last.token_start, last.text_start, last.text + winner)

@@ -2,9 +2,8 @@
 
     prefix [0, common)   then per choice its own tokens; the last of them is only scored, never run
 
-Choices that differ in their last token alone share one row. ``common`` lies before the prompt's last token where a
-choice's first characters merge with the prompt's last ones (the scores then compare like with like).
-Never runs a model and never schedules.
+Choices that differ only in their last token share one row. ``common`` is less than the prompt's length where a
+choice's first characters merge with the prompt's last ones into one token; every choice is then scored from there on.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class ScoreRow:
-    """Tokens to run once, and the log-probabilities wanted from them.
+    """One row of tokens, and the log-probabilities wanted from it.
 
-    ``inner[p]`` is the log-probability of token p given those before it, from ``first`` on; ``last`` maps each token
-    id that some choice has as its final one to its log-probability after all of the row's tokens.
+    ``inner[i]`` is the log-probability of token ``first + i`` given the tokens before it. ``last`` maps each choice's
+    final token id to its log-probability after all of the row's tokens; NaN until it is known.
     """
 
     __slots__ = ("cached_tokens", "first", "inner", "last", "scoring", "seq")
@@ -48,7 +47,7 @@ class ScoreRow:
         return all(not np.isnan(value) for value in self.last.values())
 
     def take_inner(self, position: int, values: list[float]) -> None:
-        """The log-probabilities of the tokens from ``position`` on; again, where the row had to be run again."""
+        """Store the log-probabilities of the tokens from ``position`` on. A preempted row stores some of them twice."""
         at = position - self.first
         assert 0 <= at <= len(self.inner), (at, len(self.inner))
         self.inner[at : at + len(values)] = values
@@ -84,7 +83,7 @@ class Scoring:
         return all(row.is_finished for row in (*self.rows.values(), *self.unconditional.values()))
 
     def logprobs(self, choice: int) -> list[float | None]:
-        """Of each token of ``suffixes[choice]``; None for a token with nothing before it."""
+        """Log-probability of each token of ``suffixes[choice]``; None for a token with nothing before it."""
         return _collect(self.rows, self.suffixes[choice], has_context=self.common > 0)
 
     def unconditional_logprobs(self, choice: int) -> list[float | None]:
@@ -125,7 +124,7 @@ def tokenize_choices(
 ) -> tuple[int, list[list[int]]]:
     """(common, suffixes): ``tokens[:common] + suffixes[i]`` is the sequence followed by choice i.
 
-    The prompt's last stretch of text is tokenized together with each choice, as the model saw text in training.
+    The prompt's last text segment is tokenized together with each choice, as text was in training.
     """
     tokens = owner.seq.tokens.ids
     last = owner.segments[-1] if owner.segments else None

@@ -1,7 +1,4 @@
-"""How many slots of keys and values a device has room for, measured: what a step takes beside them is tried out.
-
-Never looks at a model's sizes to guess what its steps take, and keeps nothing of the trial.
-"""
+"""How many KV slots fit on a device: a trial of the largest step measures the memory that steps need beside them."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def measured_slots(model: Model, accelerator: Accelerator, config: EngineConfig, *, context_len: int) -> int:
-    """The slots that fit into ``gpu_memory_fraction`` of the device beside the weights and the greatest step."""
+    """The slots that fit into ``gpu_memory_fraction`` of the device beside the weights and the largest step."""
     fraction = config.gpu_memory_fraction
     if not 0.0 < fraction <= 1.0:
         raise InvalidParams(
@@ -34,7 +31,7 @@ def measured_slots(model: Model, accelerator: Accelerator, config: EngineConfig,
     free, total = accelerator.free_and_total_bytes()
     budget = int(total * fraction) - (total - free) - step_bytes
     each = slot_size_bytes(model.config, model.kv_dtype)
-    num_slots = budget // each - 1  # one is the executor's
+    num_slots = budget // each - 1  # the executor owns one slot
     if num_slots < 1:
         raise LimitExceeded(
             f"gpu_memory_fraction {fraction:g} of {total:,} bytes leaves {max(budget, 0):,} for keys and values, of "
@@ -46,7 +43,7 @@ def measured_slots(model: Model, accelerator: Accelerator, config: EngineConfig,
 
 
 def _step_bytes(model: Model, accelerator: Accelerator, config: EngineConfig, context_len: int) -> int:
-    """What the greatest step takes, and the greatest of decoding: a graph's memory is not that of steps without one."""
+    """Peak bytes of the largest prefill step plus those of the largest decode step: CUDA graphs have memory apart."""
     most = max(config.max_step_tokens, config.max_running)
     kv = KVPool.for_model(model.config, num_slots=most + 1, dtype=model.kv_dtype, device=model.device)
 
@@ -58,7 +55,7 @@ def _step_bytes(model: Model, accelerator: Accelerator, config: EngineConfig, co
 
 
 def greatest_step(num_rows: int, num_tokens: int, *, context_len: int, num_slots: int) -> StepPlan:
-    """A step of ``num_tokens`` in ``num_rows`` rows with logits for each, the longest context there is among them."""
+    """A step of ``num_tokens`` in ``num_rows`` rows with logits for each row; one row has the longest context."""
     rows = []
     left = num_tokens
     for row in range(num_rows):

@@ -1,7 +1,7 @@
-"""The step loop: a plan becomes a forward, its logits become draws, and draws become tokens that were accepted.
+"""The step loop: runs the forward of a plan, draws tokens from its logits, and accepts them.
 
-On an accelerator the host is one step behind the device (``overlaps``); else a step runs from beginning to end.
-Never takes a message, and never starts or ends an op: the interpreter does.
+On an accelerator the device computes the next step while the host accepts the last one (``overlaps``); on a CPU each
+step runs from beginning to end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...protocol.errors import PromptTooLong
 from ..executor import SampledToken, SampleRow
 from ..scheduler import Draft, StepPlan
 from .drafting import DraftPath, draft_rows, wants_of
-from .flight import Draw, Flight
+from .flight import Draw, StepInFlight
 from .generation import Candidate
 from .logprobs import token_logprob, want_prompt_logprobs, want_scores
 from .scoring import ScoreRow
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .programs import Programs
     from .score_ops import ScoreOps
 
-MOST_WAITING_FOR_DRAFTS = 8  # sequences; with more, drafts are worth less than steps without a pause
+MAX_WAITING_FOR_DRAFTS = 8  # decoding sequences; with more, steps without a pause are worth more than drafts
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class StepCounters:
 
 
 class StepLoop:
-    """Runs the scheduler's plans on the executor; what comes of each row goes to the interpreter and to ``send``."""
+    """Runs the scheduler's plans on the executor and hands the results to generations and scorings."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class StepLoop:
         self.overlaps = overlaps
         self.jump_forward = jump_forward
         self.clock = clock
-        self.flight: Flight | None = None  # given to the device and not read yet
+        self.flight: StepInFlight | None = None  # given to the device, not read yet
         self._generations = generations
         self._scorings = scorings
         self._collected_s = -math.inf
@@ -93,17 +93,17 @@ class StepLoop:
         )
 
     def run(self) -> bool:
-        """At most one forward; False when there was nothing to run and nothing to read."""
+        """Run at most one forward. False when there was nothing to run and nothing to read."""
         return self._run_ahead() if self.overlaps else self._run()
 
     def drop(self) -> None:
-        """Never mind what the device still computes."""
+        """Discard the step that the device is computing."""
         self.flight = None
         if self.speculation is not None:
             self.speculation.drop_steps()
 
     def _run(self) -> bool:
-        """A step from beginning to end."""
+        """Run one step from beginning to end."""
         self.vectorised.check_room(None)
         plan = self._without_failed(self.scheduler.plan())
         if plan is None:
@@ -115,13 +115,13 @@ class StepLoop:
         return True
 
     def _run_ahead(self) -> bool:
-        """The next forward is given to the device, then the step before it is read; draws follow when that is known.
+        """Give the next forward to the device, read the step before it, then give the device the next draws.
 
             device   | forward n | draw n | forward n + 1            | draw n + 1 | forward n + 2
             host       .. draw n | plan n + 1 | read n: text, grammars, masks | draw n + 1 | plan n + 2 | read n + 1
 
-        So each token is drawn with all known that it depends on, as if nothing ran ahead. A forward whose sequence has
-        turned out to be over was in vain: nothing is drawn from it, and its slot is free already.
+        So every draw has the tokens, masks and penalties that it depends on, as without overlap. If a sequence ends
+        with step n, its row of forward n + 1 is wasted: nothing is drawn from it, and its slots are free already.
         """
         before, self.flight = self.flight, None
         self.vectorised.check_room(before)
@@ -137,7 +137,7 @@ class StepLoop:
         return before is not None or flight is not None
 
     def _without_failed(self, plan: StepPlan | None) -> StepPlan | None:
-        """Fail the ops of sequences that can never run, and leave out of ``plan`` what was to run for these ops too."""
+        """Fail the ops of sequences that can never run, and remove the other rows of these ops from ``plan``."""
         if not self.scheduler.failed:
             return plan
         for seq, error in self.scheduler.failed:
@@ -150,12 +150,13 @@ class StepLoop:
         rows = tuple(row for row in plan.rows if row.seq_id in self.programs.live)
         return StepPlan(plan.step, rows, plan.vectorised) if rows or plan.vectorised is not None else None
 
-    def _expect_draws(self, flight: Flight) -> None:
-        """Say which of the tokens that are being drawn the next plan may stand on: those that cannot be the last.
+    def _expect_draws(self, flight: StepInFlight) -> None:
+        """Tell the scheduler which tokens of ``flight`` the next plan may use: those that cannot end their candidate.
 
-        Few sequences wait for their token where guesses at the ones after it have been good: a draft is then more.
+        With few sequences, a candidate whose drafts were accepted lately is left out, so that its next step can have
+        a draft, which needs the token's value.
         """
-        is_few = len(flight.draws) + len(flight.vectorised) <= MOST_WAITING_FOR_DRAFTS
+        is_few = len(flight.draws) + len(flight.vectorised) <= MAX_WAITING_FOR_DRAFTS
         self.vectorised.add_from(flight)
         self.vectorised.expect(flight)
         for draw in flight.draws:
@@ -169,7 +170,7 @@ class StepLoop:
                 continue
             self.scheduler.expect(candidate.seq, draw.at)
 
-    def _start(self, plan: StepPlan) -> Flight:
+    def _start(self, plan: StepPlan) -> StepInFlight:
         """Give the forward of ``plan`` to the device."""
         live = self.programs.live
         start_s = self.clock()
@@ -178,7 +179,7 @@ class StepLoop:
         self.scheduler.complete(plan, live)
         self._count(plan)
         owners = [(live[row.seq_id], live[row.seq_id].tag) for row in plan.rows]
-        return Flight(plan, drafts, owners, logits, self.executor.features, start_s, self.executor.is_cold)
+        return StepInFlight(plan, drafts, owners, logits, self.executor.features, start_s, self.executor.is_cold)
 
     def _count(self, plan: StepPlan) -> None:
         """Count ``plan``, once for each program that has a row in it."""
@@ -197,8 +198,8 @@ class StepLoop:
         for program in programs:
             program.counters.forwards += 1
 
-    def _draw(self, flight: Flight) -> None:
-        """Give the draws of a step to the device. All tokens before them are known."""
+    def _draw(self, flight: StepInFlight) -> None:
+        """Give the draws of a step to the device. Every token before the draws is accepted."""
         first, rows, arrays, live = flight.plan.num_vectorised, flight.rows, None, self.programs.live
         if flight.plan.vectorised is not None:
             flight.vectorised, arrays = self.vectorised.draws(flight.plan.vectorised)
@@ -209,7 +210,7 @@ class StepLoop:
             match tag:
                 case Candidate() as candidate:
                     if candidate.finish_reason:
-                        continue  # its last token came while this forward ran
+                        continue  # the candidate ended while this forward ran
                     if candidate.wants_prompt_logprobs:
                         want_prompt_logprobs(flight, candidate, row, part, self.executor, self.tokenizer)
                     if row.tokens_end == len(seq.tokens):
@@ -227,8 +228,8 @@ class StepLoop:
             flight.drawn = self.executor.draw(flight.logits, rows, arrays)
         flight.readback = self.executor.read(flight.tensors())
 
-    def _collect(self, flight: Flight) -> None:
-        """Read a step's results, and take them."""
+    def _collect(self, flight: StepInFlight) -> None:
+        """Wait for a step's results and accept them."""
         assert flight.readback is not None
         asked_s = self.clock()
         values = flight.readback.wait()
@@ -255,7 +256,7 @@ class StepLoop:
         if drawn is not None and len(flight.vectorised):
             self.vectorised.accept(flight.vectorised, ids)
         for draw in flight.draws:
-            if not draw.candidate.finish_reason:  # else it was cancelled, or a sibling's grammar failed in this step
+            if not draw.candidate.finish_reason:  # else the op was cancelled, or failed with a sibling's grammar
                 self.scheduler.settle(draw.candidate.seq)
                 self._accept(draw, sampled[draw.at - first : draw.end - first], flight)
         end_s = self.clock()
@@ -269,7 +270,7 @@ class StepLoop:
             self.speculation.sweep(self.programs.live)
 
     def _with_drafts(self, plan: StepPlan) -> tuple[StepPlan, dict[int, Draft]]:
-        """``plan`` with the guesses that are worth running, and these by sequence."""
+        """``plan`` with the drafts that are worth running, and these drafts by sequence."""
         if self.speculation is None:
             return plan, {}
         live = self.programs.live
@@ -306,8 +307,8 @@ class StepLoop:
             candidate.prefilled_tokens = candidate.seq.num_run
             candidate.cached_tokens = candidate.seq.num_cached
 
-    def _accept(self, draw: Draw, sampled: list[SampledToken], flight: Flight) -> None:
-        """Take the drawn token, and as long as the draft foresaw what was taken, the one drawn after that."""
+    def _accept(self, draw: Draw, sampled: list[SampledToken], flight: StepInFlight) -> None:
+        """Accept the drawn token, and while the accepted tokens equal the draft's, the draw after the last of them."""
         candidate, row, draft = draw.candidate, draw.row, draw.draft
         seq, start = candidate.seq, row.tokens_end
         followed = DraftPath(draft) if draft is not None else None
@@ -322,7 +323,7 @@ class StepLoop:
                 if not followed.follow(token_id):
                     break
                 num_followed += 1
-                candidate.num_foreseen += i == 0  # the drawn one; what follows it was forced
+                candidate.num_foreseen += i == 0  # token 0 was drawn; the grammar forced the others
             if candidate.finish_reason or start + num_followed < len(seq.tokens):
                 break
         if followed is not None and draft is not None:
@@ -349,7 +350,7 @@ class StepLoop:
             seq.logits_from = len(seq.tokens) - 1
 
     def _accept_token(self, candidate: Candidate, token: SampledToken) -> bool:
-        """Take one drawn token, and what it forces; False when the grammar has given up and the op with it."""
+        """Accept one drawn token and the tokens that the grammar then forces. False if the op failed by its grammar."""
         generation, matcher = candidate.generation, candidate.matcher
         if matcher is not None and (matcher.error is not None or token.token_id < 0):
             self._generations.fail_grammar(candidate, matcher.error or "no token may follow")
@@ -369,7 +370,7 @@ class StepLoop:
                     self._stream(candidate, candidate.accept_forced(forced, self.context_len), "forced")
                     if record is not None:
                         record.note("forced", len(candidate.seq.tokens) - length)
-        except GrammarError as error:  # a stop pattern, or what an item leaves to the next, that has grown too large
+        except GrammarError as error:  # the grammar or a stop pattern ran into a limit
             self._generations.fail_grammar(candidate, str(error))
             return False
         return True

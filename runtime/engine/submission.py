@@ -1,4 +1,4 @@
-"""Whether a ``Submit`` can be accepted: every fault of every op, by name. Changes nothing."""
+"""The checks on a ``Submit`` before any of its ops runs: every fault of every op, by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def find_faults(
     adapters: Collection[str],
     check_stop: Callable[[str], object],
 ) -> list[tuple[int, ErrorInfo]]:
-    """(op id, error) of everything that is wrong; op id -1 speaks of the submit as a whole.
+    """(op id, error) of every fault; op id -1 means the submit as a whole.
 
     ``check_stop`` raises ``GrammarError`` for a pattern that cannot end a text.
     """
@@ -83,7 +83,7 @@ def find_faults(
 def _own_faults(
     op: AnyOp, limits: Limits, vocab_size: int, check_stop: Callable[[str], object]
 ) -> Iterator[tuple[str, str]]:
-    """(kind, message) of what is wrong with an op whatever came before it."""
+    """(kind, message) of the faults that an op has whatever ops come before it."""
     match op:
         case Gen():
             for text in op.params.faults(vocab_size=vocab_size):

@@ -1,7 +1,4 @@
-"""What a traced program is told of its ops' tokens: what each reads, where it came from, how likely it was.
-
-Costs nothing where ``ProgramSettings.trace`` is off. Never changes what is generated.
-"""
+"""The trace of an op, for programs with ``ProgramSettings.trace``: each token's text, origin and probability."""
 
 from __future__ import annotations
 
@@ -24,13 +21,13 @@ NUM_ALTERNATIVES = 5
 
 
 def traced_params(params: SamplingParams) -> SamplingParams:
-    """The same draw, and the likeliest alternatives with it."""
+    """``params`` with the log-probabilities of the likeliest alternatives switched on."""
     num = max(params.top_logprobs_num, NUM_ALTERNATIVES)
     return msgspec.structs.replace(params, return_logprob=True, top_logprobs_num=num)
 
 
 def trace_generation(generation: Generation, tokenizer: Tokenizer) -> OpTrace:
-    """Of a generation that has ended; the owner's tokens count as told from here on."""
+    """The trace of a generation that has ended. Marks all tokens of the sequence as reported."""
     first, owner = generation.candidates[0], generation.owner
     prompt = _prompt(
         first.seq.tokens.ids[: first.prompt_len].tolist(), owner.num_traced, first.cached_tokens, tokenizer
@@ -40,7 +37,7 @@ def trace_generation(generation: Generation, tokenizer: Tokenizer) -> OpTrace:
         record = candidate.record
         assert record is not None
         ids = candidate.output_ids
-        # a stop string may have cut tokens off, and put others in the place of one that it cut through
+        # A stop string may have removed tokens, and replaced the token that it cut through.
         origins = [*record.origins[: len(ids)], *["generated"] * (len(ids) - len(record.origins))]
         drawn = [*record.drawn[: len(ids)], *[None] * (len(ids) - len(record.drawn))]
         tokens = []
@@ -58,7 +55,7 @@ def trace_generation(generation: Generation, tokenizer: Tokenizer) -> OpTrace:
 
 
 def trace_scoring(scoring: Scoring, meta: SelectMeta, tokenizer: Tokenizer) -> OpTrace:
-    """Of a choice that has been made: its tokens are ``selected``. To be called before the winner is appended."""
+    """The trace of a decided choice; its tokens are ``selected``. Call it before the winner is appended."""
     index = meta.index
     owner = scoring.owner
     start = min(owner.num_traced, scoring.common)
@@ -77,7 +74,7 @@ def _prompt(ids: list[int], start: int, num_cached: int, tokenizer: Tokenizer) -
 
 
 def texts_of(ids: Iterable[int], tokenizer: Tokenizer) -> list[str]:
-    """What each token adds to the text; a character made of several tokens is the last one's."""
+    """The text that each token adds; a character of several tokens counts for the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     special = tokenizer.special_ids
     return [tokenizer.special_text(i) if i in special else decoder.decode(tokenizer.token_bytes[i]) for i in ids]

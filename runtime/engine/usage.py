@@ -1,6 +1,6 @@
-"""What each tenant used, and all programs of one name: tokens by origin, time, preemptions. Never keeps a program.
+"""Usage by tenant and by program name: tokens by origin, time, preemptions.
 
-Names come from clients, so only the first ``max_names`` of a kind have a row; all others share the row OTHERS.
+Names come from clients, so only the first ``max_names`` tenants and program names get a row; all others share OTHERS.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ MAX_NAME_LEN = 100
 
 @dataclass(slots=True)
 class ProgramCounters:
-    """Of one program, or the sum of several.
+    """Counters of one program, or the sum of several.
 
-    ``foreseen_tokens`` were drawn where a draft had guessed them; ``accepted_tokens`` are these and what was forced
-    after them.
+    ``foreseen_tokens`` were drawn and equal to the draft token at their place; ``accepted_tokens`` are these and the
+    draft tokens that the grammar forced after them.
     """
 
     submits: int = 0
@@ -54,7 +54,7 @@ class _Row:
 
 
 class Usage:
-    """A program is counted from ``begin`` on, under the names it had then; ``report`` is given those that run."""
+    """Owns the rows. ``begin`` counts a program's run, ``end`` adds its counters; running ones come with ``report``."""
 
     def __init__(self, *, max_names: int = MAX_NAMES) -> None:
         self.max_names = max_names
@@ -62,7 +62,7 @@ class Usage:
         self._names: dict[str, _Row] = {}
 
     def begin(self, *, tenant: str, name: str) -> tuple[str, str]:
-        """The rows that a new program is counted in: of its tenant, and of its name."""
+        """The rows that count a new program: its tenant's and its name's."""
         rows = (self._row(self._tenants, tenant), self._row(self._names, name))
         self._tenants[rows[0]].num_runs += 1
         self._names[rows[1]].num_runs += 1
@@ -73,7 +73,7 @@ class Usage:
         self._names[rows[1]].ended.add(counters)
 
     def report(self, running: Iterable[tuple[tuple[str, str], ProgramCounters]]) -> dict[str, dict[str, Any]]:
-        """``tenants`` and ``programs``: by name what was used, running programs included. Numbers never fall."""
+        """``tenants`` and ``programs``: usage by name, running programs included. Numbers never decrease."""
         tenants = {name: _copy(row) for name, row in self._tenants.items()}
         names = {name: _copy(row) for name, row in self._names.items()}
         for (tenant, name), counters in running:
@@ -100,7 +100,7 @@ def _copy(row: _Row) -> _Row:
 
 
 def _numbers(row: _Row) -> dict[str, Any]:
-    """``tokens`` by origin count each token once: a prompt's were computed or cached, all others made."""
+    """``tokens`` counts each token once by its origin: prompt tokens are computed or cached, output tokens the rest."""
     c = row.ended
     looked_up = c.cached_tokens + c.prefilled_tokens
     return {

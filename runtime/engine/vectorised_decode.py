@@ -19,7 +19,7 @@ import numpy as np
 
 from ..executor import DrawArrays, SampledToken
 from ..scheduler import DecodePart, PlanRow, Sequence
-from .flight import Draw, Flight, VectorDraws
+from .flight import Draw, StepInFlight, VectorDraws
 from .generation import Candidate
 from .grammar_states import GrammarStates
 
@@ -112,7 +112,7 @@ class VectorisedDecode:
 
     # -- in and out ---------------------------------------------------------------------------------------------------
 
-    def add_from(self, flight: Flight) -> None:
+    def add_from(self, flight: StepInFlight) -> None:
         """Vectorise candidates of ``flight``: their draws become arrays. Nothing may be planned on these draws yet."""
         found = [draw for draw in flight.draws if draw.draft is None and self._can_vectorise(draw.candidate)]
         if not found or len(found) + len(self) < MIN_ROWS or not self._scheduler.can_vectorise:
@@ -127,7 +127,7 @@ class VectorisedDecode:
         ats = np.array([draw.at for draw in found], np.int64)
         flight.vectorised = flight.vectorised.joined(VectorDraws(rows, seq_ids, ats))
 
-    def check_room(self, flight: Flight | None) -> None:
+    def check_room(self, flight: StepInFlight | None) -> None:
         """Remove all sequences when slots become short or few rows are left. ``flight`` is the step being drawn."""
         if not len(self) or (len(self) >= MIN_ROWS and self._scheduler.can_vectorise):
             return
@@ -301,7 +301,7 @@ class VectorisedDecode:
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def expect(self, flight: Flight) -> None:
+    def expect(self, flight: StepInFlight) -> None:
         """The next plan may use the tokens that ``flight`` is drawing, except each candidate's last one."""
         rows, ats = self._alive(flight.vectorised)
         if len(rows):

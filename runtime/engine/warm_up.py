@@ -1,6 +1,6 @@
-"""Steps before the first that somebody waits for: what they load, record and touch is there then.
+"""Warm-up steps before the first request: they load libraries, record tapes and touch memory.
 
-Never goes through scheduler or cache: nothing of it can be found, counted or asked for afterwards.
+They bypass the scheduler and the cache, so no prefix and no count is left of them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ..scheduler import PlanRow, StepPlan
 from .engine import EngineCore
 
 PROMPT_LEN = 48
-ROWS = (1, 2, 4)  # of the steps that follow it; others are recorded when they first occur, some 15 ms each
+ROWS = (1, 2, 4)  # of the decode steps; other sizes are recorded when they first occur, about 15 ms each
 
 
 def ready_engine(config: EngineConfig, progress: Progress | None = None) -> EngineCore:
-    """An engine whose first answer takes no longer than its tenth."""
+    """A warmed-up engine: its first answer takes no longer than its tenth."""
     engine = EngineCore(config, progress=progress)
     engine.grammars.wait_until_ready()
     give_back_freed()
-    let_go_of_libraries()  # now, so that steps bring back what they need
+    let_go_of_libraries()  # before the steps, which load the pages they need again
     if engine.executor.accelerator is None:
         num_slots = min(engine.cache.num_slots, engine.context_len)
         _try_steps(engine.executor, most_rows=config.max_running, num_slots=num_slots)
@@ -31,7 +31,7 @@ def ready_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
 
 
 def _try_steps(executor: Executor, *, most_rows: int, num_slots: int) -> None:
-    """One prompt, then steps of few rows that all read it; drawn greedily, and with everything else there is."""
+    """Run one prompt, then decode steps of few rows that share it: greedy, and with penalties, top-k and top-p."""
     prompt_len = min(PROMPT_LEN, num_slots - 1)
     if prompt_len < 1:
         return
@@ -39,7 +39,7 @@ def _try_steps(executor: Executor, *, most_rows: int, num_slots: int) -> None:
     sampled = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, presence_penalty=0.1)
     _step(executor, num_rows=1, start=0, count=prompt_len, params=greedy)
     for num_rows in (rows for rows in ROWS if rows <= most_rows):
-        for params in (greedy, sampled):  # the first is recorded, the second comes from the tape
+        for params in (greedy, sampled):  # the first step is recorded, the second runs from the tape
             _step(executor, num_rows=num_rows, start=prompt_len, count=1, params=params)
 
 

@@ -39,7 +39,7 @@ def test_only_tokens_that_go_on_with_the_text_may_follow():
     matcher = HealMatcher(Healer(Pieces()), b"ab")
     assert bits(matcher.mask()) == [0, 1, 2]
     assert matcher.accept(0) and bits(matcher.mask()) == [3]
-    assert not matcher.accept(4) and "does not go on with b'b'" in matcher.error
+    assert not matcher.accept(4) and "does not continue b'b'" in matcher.error
     assert bits(HealMatcher(Healer(Pieces()), b"c\xff").mask()) == [10, 11]
 
 
