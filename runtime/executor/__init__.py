@@ -1,4 +1,4 @@
-"""Step plan in, logits and tokens out."""
+"""The executor: runs a step plan and draws tokens from its logits."""
 
 from .accelerator import Accelerator, Readback
 from .executor import DrawArrays, Drawn, Executor, SampledToken, SampleRow

@@ -1,6 +1,6 @@
-"""What a step asks of a GPU besides kernels: copies nobody waits for, graphs, and one wait a step. Never plans a step.
+"""What a step needs of a GPU besides kernels: asynchronous copies, CUDA graphs, and one wait a step.
 
-The work given to an accelerator is done in the order in which it is given, by and by; only ``Readback.wait`` waits.
+An accelerator runs its work in the order of the calls; only ``Readback.wait`` blocks the host.
 """
 
 from __future__ import annotations
@@ -13,49 +13,49 @@ import torch
 
 
 class Readback(Protocol):
-    """Tensors on their way to the host."""
+    """Tensors that are being copied to the host."""
 
     def wait(self) -> list[torch.Tensor]:
-        """Their values, in host memory, once the work before them is done."""
+        """Wait for the copies; returns the tensors in host memory."""
         ...
 
 
 class DeviceGraph(Protocol):
-    """Kernel calls with their addresses, made again at once by ``replay``."""
+    """Captured kernel calls with fixed addresses; ``replay`` queues all of them in one call."""
 
     def replay(self) -> None: ...
 
 
 class Accelerator(Protocol):
-    """One device and one queue of work on it."""
+    """One device with one queue of work."""
 
     @property
     def device(self) -> torch.device: ...
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
-        """A copy on the device. ``array`` may be changed as soon as this returns."""
+        """A copy on the device. The caller may change ``array`` as soon as this returns."""
         ...
 
     def write(self, array: np.ndarray, into: torch.Tensor) -> None:
-        """As ``upload``, to a place that stays: uint8 [N] into the first N of a uint8 tensor."""
+        """As ``upload``, but into a tensor: uint8 [N] into the first N bytes of a uint8 tensor."""
         ...
 
     def download(self, tensors: Sequence[torch.Tensor]) -> Readback: ...
 
     def capture(self, run: Callable[[], torch.Tensor]) -> tuple[DeviceGraph, torch.Tensor]:
-        """A graph of what ``run`` does, and where its result will lie; all graphs share their memory.
+        """A graph of what ``run`` does, and the tensor that holds its result. All graphs share their memory.
 
-        ``run`` is called more than once, so doing it again must do no harm, and nothing in it may ask the host. The
-        result is there after a replay, and good until a graph is replayed next.
+        ``run`` is called more than once, so it must be repeatable, and it must not synchronise with the host. The
+        result is valid after a replay, until the next replay of any graph.
         """
         ...
 
     def free_and_total_bytes(self) -> tuple[int, int]:
-        """The device's memory that nobody has, what is kept for later calls among it, and all of it."""
+        """(free, total) memory of the device; memory that torch keeps for later calls counts as free."""
         ...
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        """The most memory that ``run`` takes at a time, beyond what was taken before."""
+        """The peak memory of ``run``, beyond what was allocated before."""
         ...
 
 
@@ -64,11 +64,11 @@ class CudaAccelerator:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool: Any = None  # torch's handle of the memory that all graphs share
+        self._pool: Any = None  # torch's handle of the graphs' shared memory
         self._side: torch.cuda.Stream | None = None
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
-        # The allocator of pinned memory gives a block to others only when the copies from it are done.
+        # torch reuses a block of pinned memory only when the copies from it are done.
         return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
 
     def write(self, array: np.ndarray, into: torch.Tensor) -> None:
@@ -89,7 +89,7 @@ class CudaAccelerator:
         current, side = torch.cuda.current_stream(self.device), self._side
         side.wait_stream(current)
         with torch.cuda.stream(side):
-            run()  # what is compiled, loaded or allocated at the first call must not be so in the graph
+            run()  # the first call compiles, loads and allocates, which a capture must not do
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
@@ -120,5 +120,5 @@ class CudaReadback:
 
 
 def accelerator_of(device: torch.device) -> Accelerator | None:
-    """None on a CPU, which runs each call as it is made."""
+    """None on a CPU, where each call is complete when it returns."""
     return CudaAccelerator(device) if device.type == "cuda" else None

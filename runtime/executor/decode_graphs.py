@@ -1,9 +1,8 @@
-"""Decode steps as CUDA graphs: one for each number of rows, rounded up, and each width of the slot table; and others
-for steps whose rows share prefixes, since these have a kernel more in each layer.
+"""Decode steps as CUDA graphs: one for each number of rows, rounded up, and each width of the slot table.
 
-A graph is made when its size first occurs, from the embedding to the last norm; the head follows it, so that graphs
-share all their memory and no logits lie in it. Rows that only fill up write to a slot of no sequence. Never decides
-what a step computes, and never waits for the device but where a graph is made.
+Steps whose rows share prefixes have graphs of their own, with one more kernel in each layer. A graph is captured when
+its size first occurs. It runs from the embedding to the last norm; the head runs after it, so all graphs share their
+memory and none holds logits. Padding rows write to the executor's spare slot. Only a capture waits for the device.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
     from ..memory import KVPool
     from ..models import Model
 
-LEAST_WIDTH = 512  # positions; wider tables are powers of two, so that an attention grid fits its contexts
+LEAST_WIDTH = 512  # positions; wider tables are powers of two, so that the attention grid fits the contexts
 
 
 def ladder(max_rows: int) -> tuple[int, ...]:
-    """The numbers of rows that have graphs: at most a quarter of a graph's rows are padding, beyond 8."""
+    """The numbers of rows that have graphs. Padding rows: at most 7 up to 64 rows, 15 up to 256, 31 beyond."""
     sizes = [*(1, 2, 4, 8), *range(16, 64, 8), *range(64, 256, 16), *range(256, 1024, 32)]
     last = min(max_rows, sizes[-1])
     return (*(size for size in sizes if size < last), last)
@@ -42,7 +41,7 @@ class CapturedGraph:
 
 
 class DecodeGraphs:
-    """Owns the graphs of one model and pool, and the integers that they read, which lie at one address for all."""
+    """Owns the graphs of one model and pool, and the buffer of integers that all of them read."""
 
     def __init__(self, model: Model, kv: KVPool, inputs: DeviceBatch) -> None:
         self._model, self._kv, self._inputs = model, kv, inputs
@@ -52,7 +51,7 @@ class DecodeGraphs:
         self._starts = torch.arange(self.sizes[-1] + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(self.sizes[-1], dtype=torch.int64, device=device)
         self._shared = torch.zeros(4 * shared_size(self.sizes[-1]), dtype=torch.uint8, device=device)
-        self._written: tuple[Prefixes | None, int] = (None, 0)  # what lies there, and for how many rows
+        self._written: tuple[Prefixes | None, int] = (None, 0)  # the content of ``_shared``, and its number of rows
         self._captured: dict[tuple[int, int, bool], CapturedGraph] = {}
 
     @property
@@ -60,7 +59,7 @@ class DecodeGraphs:
         return len(self._captured)
 
     def forward(self, plan: StepPlan) -> torch.Tensor | None:
-        """What the head is given, [R, C]; None for steps that are not one token a row with logits, or of too many."""
+        """The head's input [R, C]. None if a row has several tokens or no logits, or if there are too many rows."""
         part = plan.decodes()
         if part is None or len(part) > self.sizes[-1]:
             return None

@@ -1,7 +1,7 @@
-"""A plan's integers on the device: one copy a step, a slot table that stays there, and tokens that no host has seen.
+"""A plan's integers on the device: one copy a step, and a slot table that stays there.
 
-A token id below 0 stands for a token that the step before is drawing: ``-1 - i`` for its draw i. The device looks it up
-in ``drawn``, so that a step can be given before the host knows the tokens of the one before it. Never runs a model.
+A token id below 0 stands for a token that the previous step is drawing: ``-1 - i`` for its draw i. The device looks it
+up in ``drawn``, so the host can queue a step before it knows the tokens of the previous one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _STATIC_WIDE, _STATIC_NARROW = ("token_ids", "positions", "out_slots"), ("row_id
 
 
 class DeviceBatch:
-    """Owns the slot table and the last step's draws. After the rows of sequences the table has those of branches, and
-    then the padding's, whose only slot is ``spare_slot``, which belongs to no sequence.
+    """Owns the slot table and the last step's draws.
+
+    The table's rows: first the sequences', then those for draft branches, then one padding row. The padding row's only
+    slot is ``spare_slot``, which no sequence uses.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class DeviceBatch:
         spare_slot: int,
         prefixes: PrefixFinder | None = None,
     ) -> None:
-        """``prefixes`` has this table's rows; None: every row reads its context for itself."""
+        """``prefixes`` finds shared prefixes in this table's rows; None: each row reads its whole context itself."""
         device = accelerator.device
         self.accelerator = accelerator
         self.max_rows = max_rows
@@ -49,16 +51,16 @@ class DeviceBatch:
 
     @property
     def num_fed(self) -> int:
-        """The next plan may name draws below this."""
+        """The next plan may use draws below this number."""
         return len(self.drawn)
 
     def take_draws(self, token_ids: torch.Tensor) -> None:
-        """The step's draws, int64 [R]: what the next plan's negative ids mean. None was allowed: -1, taken as 0."""
+        """Keep the step's draws, int64 [R], for the next plan's negative ids. -1 (no token allowed) becomes 0."""
         count = min(len(token_ids), self.num_fed)
         torch.clamp_min(token_ids[:count], 0, out=self.drawn[:count])
 
     def forward_batch(self, plan: StepPlan) -> ForwardBatch:
-        """Of any plan, at addresses of its own."""
+        """The batch of any plan, in newly allocated tensors."""
         table, vectorised = self.slot_table, plan.vectorised
         step = StepArrays.of(plan, table_len=self.max_rows + MAX_DRAFT_TOKENS)
         places = [self._places(step.changes)]
@@ -87,14 +89,14 @@ class DeviceBatch:
         return ForwardBatch(token_ids=token_ids, slot_table=slot_table, shared=shared, **found)
 
     def known(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The ids with the step before's draws in their places."""
+        """``token_ids`` with the previous step's draws in place of negative ids."""
         return torch.where(token_ids < 0, self.drawn[(-1 - token_ids).clamp_min(0)], token_ids)
 
     def write_decode(self, part: DecodePart, rows: Sequence[PlanRow], static: torch.Tensor, *, num_rows: int) -> None:
-        """A step of one token a row into ``static``, as ``decode_views`` reads it; rows up to ``num_rows`` are padding.
+        """Write a step of one token a row into ``static``, as ``decode_views`` reads it, padded to ``num_rows`` rows.
 
-        Slots of positions before this step's that have changed, which ``rows`` may have, go to the table at once; this
-        step's own are left to whoever reads the views.
+        Slots of ``rows`` that changed before this step's position are written to the table here; the reader of the
+        views writes this step's own slots.
         """
         n = len(part)
         packed = np.zeros(decode_size_bytes(num_rows), dtype=np.uint8)
@@ -123,7 +125,7 @@ class DeviceBatch:
         self.accelerator.write(packed, static)
 
     def decode_views(self, static: torch.Tensor, *, num_rows: int) -> dict[str, Any]:
-        """What ``write_decode`` writes, by name, each at an address that stays."""
+        """The arrays that ``write_decode`` writes, by name, as views of ``static``."""
         n = num_rows
         wide = static[: 3 * 8 * n].view(torch.int64).view(3, n)
         narrow = static[3 * 8 * n : decode_size_bytes(n)].view(torch.int32).view(2, n)
@@ -132,7 +134,7 @@ class DeviceBatch:
         )
 
     def _places(self, written: list[tuple[int, int, np.ndarray]]) -> np.ndarray:
-        """Where in the flat table each span of slots goes, given its row and first position."""
+        """The places in the flat table of the slots ``written``: (row, first position, slots)."""
         width = self.slot_table.shape[1]
         lengths = np.array([len(slots) for _, _, slots in written], dtype=np.int64)
         firsts = np.array([row * width + start for row, start, _ in written], dtype=np.int64)
@@ -140,7 +142,7 @@ class DeviceBatch:
 
 
 def shared_views(static: torch.Tensor, *, num_rows: int) -> SharedPrefixes:
-    """What ``Prefixes.padded`` lays out, each at an address that stays; ``static`` is uint8."""
+    """The arrays that ``Prefixes.padded`` lays out, as views of ``static`` (uint8)."""
     n = num_rows
     sizes = (n, n, n * PIECES_A_ROW * PIECE_FIELDS)
     order, own_from, pieces = static[: 4 * shared_size(n)].view(torch.int32).split(sizes)
@@ -148,7 +150,7 @@ def shared_views(static: torch.Tensor, *, num_rows: int) -> SharedPrefixes:
 
 
 def decode_size_bytes(num_rows: int) -> int:
-    """Of a decode step's integers."""
+    """Bytes of a decode step's integers."""
     return num_rows * (3 * 8 + 2 * 4)
 
 

@@ -1,4 +1,4 @@
-"""The executor: a step plan becomes tensors, a forward, logits and tokens. Knows nothing of programs or text."""
+"""The executor: turns a step plan into tensors, runs the forward, and draws tokens from the logits."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class SampleRow(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One token to be drawn. ``token_ids`` are prompt and output so far; the draw depends on (seed, their number).
+    """One token to draw. ``token_ids`` are prompt and output so far; the random number depends on (seed, their number).
 
-    What a grammar allows is what ``matcher`` says, or ``mask`` (uint32 words) where it was asked before.
+    A grammar's mask comes from ``matcher``, or is ``mask`` (uint32 words) if the caller has it already.
     """
 
     logits_row: int
@@ -44,10 +44,10 @@ class SampleRow(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class DrawArrays:
-    """Tokens to be drawn as arrays [R], each as a ``SampleRow`` without penalties, bias or log-probabilities says it.
+    """Draws as arrays [R], each equal to a ``SampleRow`` without penalties, bias and log-probabilities.
 
-    ``num_tokens``: the length of prompt and output so far. Draw ``masked[i]`` may have what ``masks[mask_ids[i]]``
-    allows (uint32 words); the others may have every token.
+    ``num_tokens``: the length of prompt and output so far. ``masks[mask_ids[i]]`` (uint32 words) says which tokens
+    draw ``masked[i]`` can be; other draws can be any token.
     """
 
     logits_rows: np.ndarray  # int64
@@ -66,7 +66,7 @@ class DrawArrays:
 
 
 def arrays_of(rows: list[SampleRow]) -> DrawArrays:
-    """How ``rows`` are chosen among what their masks leave."""
+    """The sampling parameters of ``rows`` as arrays, without masks and penalties."""
     params = [row.params for row in rows]
     return DrawArrays(
         logits_rows=np.array([row.logits_row for row in rows], np.int64),
@@ -80,7 +80,7 @@ def arrays_of(rows: list[SampleRow]) -> DrawArrays:
 
 
 def _joined(parts: list[DrawArrays]) -> DrawArrays:
-    """One after the other, without their masks."""
+    """The draws of ``parts`` in order, without masks."""
     if len(parts) == 1:
         return parts[0]
     names = ("logits_rows", "seeds", "num_tokens", "temperature", "top_k", "top_p", "min_p")
@@ -88,7 +88,7 @@ def _joined(parts: list[DrawArrays]) -> DrawArrays:
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
-    """``logprob``: of the model's distribution after mask, bias and penalties, before temperature."""
+    """``logprob`` is taken after mask, bias and penalties and before temperature."""
 
     token_id: int
     logprob: float
@@ -97,21 +97,21 @@ class SampledToken(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One step's draws, on the device. ``tops``: of the draws that want them, likeliest tokens and their logprobs."""
+    """One step's draws, on the device. ``tops``: by draw, the likeliest tokens and their logprobs, where requested."""
 
     token_ids: torch.Tensor  # int64 [R]
     logprobs: torch.Tensor  # float32 [R]
     tops: dict[int, tuple[torch.Tensor, torch.Tensor]]
 
     def ids(self, values: list[torch.Tensor]) -> np.ndarray:
-        """``values``: what ``tensors`` hold, on the host."""
+        """The drawn token ids. ``values``: host copies of ``tensors()``."""
         return values[0].numpy()
 
     def tensors(self) -> list[torch.Tensor]:
         return [self.token_ids, self.logprobs, *(x for top in self.tops.values() for x in top)]
 
     def tokens(self, values: list[torch.Tensor], *, first: int = 0) -> list[SampledToken]:
-        """Of the draws from ``first`` on."""
+        """The draws from ``first`` on."""
         found = [SampledToken(*x) for x in zip(values[0][first:].tolist(), values[1][first:].tolist(), strict=True)]
         for i, ids, logprobs in zip(self.tops, values[2::2], values[3::2], strict=True):
             top = list(zip(ids[0].tolist(), logprobs[0].tolist(), strict=True))
@@ -120,10 +120,10 @@ class Drawn:
 
 
 class Executor:
-    """Owns the slot table: row r holds the slots of the sequence that runs as row r, the last rows are for branches.
+    """Owns the slot table: row r holds the slots of the sequence with row id r; the last rows are for draft branches.
 
-    On a CPU every call is done when it returns. With an ``accelerator`` none is: steps are given to the device one
-    after the other, and ``read`` says when their results are wanted.
+    On a CPU every call is complete when it returns. With an ``accelerator`` a call only queues work on the device;
+    the result of ``read`` waits for it.
     """
 
     def __init__(
@@ -137,15 +137,15 @@ class Executor:
         accelerator: Accelerator | None = None,
         use_graphs: bool = True,
     ) -> None:
-        """``num_tokens``: logits beyond it belong to no token (padded heads) and are never drawn; 0: all do.
+        """``num_tokens``: tokens of the vocabulary; logits beyond it are padding and never drawn. 0: all are tokens.
 
-        With an accelerator the pool's last slot is the executor's: no sequence may have it.
+        With an accelerator the executor owns the pool's last slot; no sequence may use it.
         """
         self.model = model
         self.kv = kv
         self.device = torch.device(model.device)
         self.accelerator = accelerator if accelerator is not None else accelerator_of(self.device)
-        self.features = torch.empty(0)  # [L, C] of the last step, what its logits were made from; good until the next
+        self.features = torch.empty(0)  # [L, C], the head's input of the last step; valid until the next step
         self._num_tokens = num_tokens or model.config.vocab_size
         self._mask_words = (model.config.vocab_size + 31) // 32
         self._row_adapters = np.full(max_rows, -1, dtype=np.int64)  # of vectorised rows, which the plan does not say
@@ -170,27 +170,24 @@ class Executor:
 
     @property
     def is_cold(self) -> bool:
-        """Whether the last step took longer than others of its shape will."""
+        """Whether the last step took longer than later steps of its shape will."""
         return self._replays is not None and self._replays.is_cold
 
     @property
     def num_fed(self) -> int:
-        """The next plan may stand on draws below this."""
+        """The next plan may use draws below this number before the host has read them."""
         return self.inputs.num_fed if self.inputs is not None else 0
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> StepLogits:
-        """Logits [L, V]: for each row of the plan its last ``num_logits`` positions, in order.
-
-        They are good until the next step.
-        """
+        """Logits [L, V] of each row's last ``num_logits`` positions, in the plan's order. Valid until the next step."""
         adapters = self._adapters_of(plan)
         if self.inputs is not None:
             features = self.graphs.forward(plan) if self.graphs is not None and adapters is None else None
             if features is None:
                 features = self.model.features(self._adapted(self.inputs.forward_batch(plan), adapters), self.kv)
             logits = self._logits(features)
-            logits.whole()  # the device has it to do while the host looks at other things
+            logits.whole()  # queue the head now: the device runs it while the host works
             return logits
         batch = self._adapted(ForwardBatch.from_plan(plan, self.slot_table, self.device), adapters)
         features = self._replays.forward(batch) if self._replays is not None else None
@@ -199,11 +196,11 @@ class Executor:
 
     @torch.inference_mode()
     def features_of(self, plan: StepPlan) -> torch.Tensor:
-        """What ``forward`` would make the logits from, [L, C]."""
+        """The input that ``forward`` would give the head, [L, C]."""
         return self.model.features(ForwardBatch.from_plan(plan, self.slot_table, self.device), self.kv)
 
     def _adapters_of(self, plan: StepPlan) -> np.ndarray | None:
-        """Of each token its adapter; None where none has one."""
+        """Each token's adapter, -1 for none; None if no token has one."""
         if not self.model.adapters:
             return None
         rows = plan.rows
@@ -235,9 +232,9 @@ class Executor:
 
     @torch.inference_mode()
     def draw(self, step: StepLogits, rows: list[SampleRow], vectorised: DrawArrays | None = None) -> Drawn:
-        """One token for each of ``vectorised``, then one a row; the step's logits may be changed in place.
+        """Draw one token for each of ``vectorised``, then one for each row. May change the step's logits in place.
 
-        The next plan may stand on these draws.
+        The next plan may use these draws by number.
         """
         num_vectorised = 0 if vectorised is None else len(vectorised)
         masks = self._masks(rows, vectorised)
@@ -263,7 +260,7 @@ class Executor:
             kernels.apply_edits(logits[num_vectorised:], edits)
         if masks is None or wants_top:
             sampled = kernels.sample(logits, batch)
-        else:  # few tokens allowed are few logits read
+        else:  # the kernel reads only the logits that the masks allow
             sampled = kernels.sample(logits, batch, mask=self._words(masks), rows=self._rows(masks, len(logits)))
         if order is not None:
             place = self._on_device(np.argsort(order))
@@ -278,21 +275,21 @@ class Executor:
         return Drawn(sampled.token_ids, sampled.logprobs, tops)
 
     def sample(self, step: StepLogits, rows: list[SampleRow]) -> list[SampledToken]:
-        """``draw``, waited for."""
+        """As ``draw``, but wait for the tokens."""
         if not rows:
             return []
         drawn = self.draw(step, rows)
         return drawn.tokens(self.read(drawn.tensors()).wait())
 
     def read(self, tensors: list[torch.Tensor]) -> Readback:
-        """The values of what was computed, to be had later."""
+        """Start copying ``tensors`` to the host."""
         return AtHand(tensors) if self.accelerator is None else self.accelerator.download(tensors)
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array) if self.accelerator is None else self.accelerator.upload(array)
 
     def _masks(self, rows: list[SampleRow], vectorised: DrawArrays | None) -> StepMasks | None:
-        """What grammars allow and nothing has banned, of the draws where that is not everything."""
+        """The masks of the draws that a grammar or banned tokens restrict; None if no draw is restricted."""
         num_vectorised, num_masks = (0, 0) if vectorised is None else (len(vectorised), len(vectorised.masks))
         masked = [i for i, row in enumerate(rows) if row.matcher is not None or row.mask is not None or row.banned]
         if not masked and not num_masks:
@@ -315,7 +312,7 @@ class Executor:
         return StepMasks(indices, ids, words)
 
     def _constrain(self, logits: torch.Tensor, masks: StepMasks | None) -> None:
-        """Padding and masks, in place."""
+        """Set the logits of padding and of masked tokens to -inf, in place."""
         if self._num_tokens < logits.shape[1]:
             logits[:, self._num_tokens :] = float("-inf")
         if masks is not None:
@@ -325,24 +322,24 @@ class Executor:
         words = self._on_device(masks.words.view(np.int32))
         if np.array_equal(masks.ids, np.arange(len(masks.words))):
             return words
-        return words[self._on_device(masks.ids)]  # equal ones were given to the device once
+        return words[self._on_device(masks.ids)]  # equal masks are uploaded once
 
     def _rows(self, masks: StepMasks, num_rows: int) -> torch.Tensor | None:
         return None if len(masks.rows) == num_rows else self._on_device(masks.rows)
 
     @torch.inference_mode()
     def logprobs_of(self, logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
-        """float32 [L]: log softmax(logits)[i, token_ids[i]] of each row."""
+        """float32 [L]: log softmax(logits)[i, token_ids[i]] of each row i."""
         return kernels.gather_logprobs(logits, self._on_device(np.ascontiguousarray(token_ids, dtype=np.int64)))
 
     @torch.inference_mode()
     def top_logprobs(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each row the ``k`` likeliest tokens and their log-probabilities, likeliest first."""
+        """Each row's ``k`` likeliest tokens and their log-probabilities, likeliest first."""
         return kernels.top_logprobs(logits, k)
 
 
 def prefix_finder(model: Model, kv: KVPool, *, num_rows: int, max_len: int) -> PrefixFinder | None:
-    """None where the device's kernels find by themselves what rows share, or every layer sees a window alone."""
+    """None where the device's kernels find shared prefixes by themselves, or every layer has a sliding window."""
     config = model.config
     if all(layer.attention.window for layer in model.layers):
         return None
@@ -356,7 +353,7 @@ def prefix_finder(model: Model, kv: KVPool, *, num_rows: int, max_len: int) -> P
 
 @dataclass(frozen=True, slots=True)
 class AtHand:
-    """Results that lie on the host already."""
+    """Results that are already on the host."""
 
     tensors: list[torch.Tensor]
 

@@ -1,8 +1,8 @@
-"""Which rows of a step have the beginnings of their contexts in common, found by their slots. Never touches a tensor.
+"""Which rows of a step share a prefix of their contexts, found by comparing slots.
 
-A slot belongs to one place of one text: rows with the same slot at a chunk's end have the whole text up to there in
-common. Rows sorted by the slots at their chunks' ends stand beside those they share most with, and each run of
-neighbours with chunks of its own in common is read in pieces:
+A slot holds one position of one text, so two rows with the same slot at a chunk's end share the whole text up to
+there. Sorted by the slots at their chunks' ends, rows stand next to the rows they share most with. A run is a set of
+neighbours that share chunks; attention reads the chunks of a run once, in pieces:
 
 ends of chunks   r0  7 4 9     in common with the next      runs   r0 r1 r2   chunk 0
                  r1  7 4 2          2 chunks                       r0 r1      chunk 1
@@ -22,7 +22,7 @@ from ...kernels import Sharing
 from ...kernels.shared import PIECE_FIELDS
 from ..scheduler import MAX_DRAFT_TOKENS, DecodePart
 
-PIECES_A_ROW = 2  # at most, on average: a tree has fewer runs than rows, but long runs are several pieces
+PIECES_A_ROW = 2  # on average at most: there are fewer runs than rows, but a long run is several pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Prefixes:
     own_from: np.ndarray
 
     def padded(self, num_rows: int) -> np.ndarray:
-        """All as int32 [shared_size(num_rows)]: order, own_from, pieces, with zeros after each."""
+        """One int32 array [shared_size(num_rows)]: order, own_from and pieces, each padded with zeros."""
         packed = np.zeros(shared_size(num_rows), np.int32)
         packed[: len(self.order)] = self.order
         packed[num_rows : num_rows + len(self.own_from)] = self.own_from
@@ -47,18 +47,18 @@ def shared_size(num_rows: int) -> int:
 
 
 class PrefixFinder:
-    """Owns, of each row of the slot table, the slots at its chunks' ends, and what it found for the last step of
-    decoding: mostly the next one shares the same.
+    """Owns the slots at the chunk ends of each row of the slot table, and the result for the last decode step, which
+    usually holds for the next one too.
     """
 
     def __init__(self, sharing: Sharing, *, key_bytes: int, num_rows: int, max_len: int) -> None:
-        """``key_bytes``: of one position's keys and values in a layer."""
+        """``key_bytes``: size of one position's keys and values in a layer."""
         self._sharing, self._key_bytes = sharing, key_bytes
         self._ends = np.zeros((num_rows, max_len // sharing.chunk_len), np.int32)
         self._last: tuple[tuple[bytes, bytes] | None, Prefixes | None] = (None, None)
 
     def note(self, changes: Sequence[tuple[int, int, np.ndarray]]) -> None:
-        """From a position on, a row of the table has these slots."""
+        """Record slots written to the table: (row, first position, slots)."""
         chunk_len = self._sharing.chunk_len
         for row, start, slots in changes:
             first = start // chunk_len
@@ -68,14 +68,14 @@ class PrefixFinder:
                 self._last = (None, None)
 
     def note_decode(self, part: DecodePart) -> None:
-        """The slots of a step's own tokens."""
+        """Record the slots of a decode step's own tokens."""
         count, rest = np.divmod(part.starts + 1, self._sharing.chunk_len)
         whole = rest == 0
         if whole.any():
             self._ends[part.row_ids[whole], count[whole] - 1] = part.slot_ids[whole]
 
     def of_decode(self, part: DecodePart) -> Prefixes | None:
-        """Of rows of one token each. The same object as before where nothing has changed."""
+        """The prefixes of a decode step; the same object as for the last step if nothing has changed."""
         whole = part.starts // self._sharing.chunk_len
         if np.count_nonzero(whole) < 2:
             return None
@@ -85,8 +85,9 @@ class PrefixFinder:
         return self._last[1]
 
     def of(self, row_ids: np.ndarray, ends: np.ndarray, counts: np.ndarray) -> Prefixes | None:
-        """Of rows whose last ``counts`` of ``ends`` positions are new; None too where a row has more of these than a
-        draft: a prompt reads its context for many tokens as it is.
+        """The prefixes of rows whose last ``counts`` of ``ends`` positions are new.
+
+        None if a row has more new positions than a draft: a prompt's chunk reads its context once for many tokens.
         """
         if len(counts) < 2 or counts.max() > MAX_DRAFT_TOKENS + 1:
             return None
@@ -96,10 +97,12 @@ class PrefixFinder:
         chunk_len, piece_len = self._sharing.chunk_len, self._sharing.piece_len
         num_rows, most = len(whole), int(whole.max())
         has = np.arange(most) < whole[:, None]
-        ends = np.where(has, self._ends[row_ids, :most], -1 - np.arange(num_rows)[:, None])  # none: like nobody's
+        ends = np.where(
+            has, self._ends[row_ids, :most], -1 - np.arange(num_rows)[:, None]
+        )  # a row without this chunk equals no other row
         rows = np.lexsort(ends.T[::-1]) if most else np.arange(num_rows)
         ends = ends[rows]
-        common = np.cumprod(ends[1:] == ends[:-1], axis=1).sum(axis=1)  # chunks, of each and the next
+        common = np.cumprod(ends[1:] == ends[:-1], axis=1).sum(axis=1)  # chunks shared by each row and the next
         places = np.concatenate(([0], np.cumsum(counts[rows])))
         pieces: list[tuple[int, int, int, int, int]] = []
         saved = 0
@@ -115,7 +118,7 @@ class PrefixFinder:
 def _prefixes(
     pieces: list[tuple[int, int, int, int, int]], rows: np.ndarray, common: np.ndarray, counts: np.ndarray, *, most: int
 ) -> Prefixes:
-    """``most`` pieces, those nearest to the beginning; where one is left out, its tokens read from there on alone."""
+    """At most ``most`` pieces, those nearest to the beginning; tokens of the others read the rest for themselves."""
     starts = np.cumsum(counts) - counts
     order = np.concatenate([np.arange(starts[row], starts[row] + counts[row]) for row in rows])
     own = np.repeat(np.maximum(np.append(common, 0), np.append(0, common)), counts[rows])  # in order
@@ -128,11 +131,11 @@ def _prefixes(
 
 
 def _runs(common: list[int]) -> Iterator[tuple[int, int, int, int]]:
-    """(begin, end, first, last): neighbours [begin, end) have chunks [first, last) in common, with nobody else.
+    """(begin, end, first, last): exactly the neighbours [begin, end) share chunks [first, last).
 
-    ``common[i]`` is what i and i + 1 have in common. (The intervals of a suffix array, Abouelhoda et al. 2004.)
+    ``common[i]`` is the number of chunks that i and i + 1 share. (LCP intervals: Abouelhoda et al., 2004.)
     """
-    open_runs = [(0, 0)]  # (chunks in common, begin), ever more in common
+    open_runs = [(0, 0)]  # (shared chunks, begin), ascending
     for i, depth in enumerate([*common, 0]):
         begin = i
         while open_runs[-1][0] > depth:

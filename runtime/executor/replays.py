@@ -1,6 +1,4 @@
-"""Decode steps on the CPU that run from a tape: recorded once for each shape, then made without Python. Never decides
-what a step computes.
-"""
+"""Small steps on the CPU run from a tape: kernel calls are recorded once for each shape and replayed without Python."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ if TYPE_CHECKING:
     from ..memory import KVPool
     from ..models import Model
 
-MAX_TOKENS = 32  # beyond, a step's products are long and Python's share is small
-MAX_KEPT = 128
-# A recording takes about as long as Python's share of five steps, so it is made when a shape has cost that much.
+MAX_TOKENS = 32  # of a step; in larger steps the products take long and Python's share is small
+MAX_KEPT = 128  # tapes
+# Recording takes about as long as Python's share of five steps, so a shape is recorded at its fifth step.
 STEPS_BEFORE = 4
 SHORT_CONTEXT = 512  # tokens
 StepShape = tuple[int, int]  # rows, tokens
@@ -29,7 +27,7 @@ StepShape = tuple[int, int]  # rows, tokens
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A tape and the memory that it reads and writes. ``batch`` has what the layers read, no token ids."""
+    """A tape and the tensors that it reads and writes. ``batch`` holds the layers' inputs, without token ids."""
 
     tape: Tape
     embedded: torch.Tensor  # [T, C], the activations' type
@@ -39,25 +37,25 @@ class Recorded:
 
 
 class Replays:
-    """Owns the tapes of one model, one pool and one slot table. What comes of a step is good until the next.
+    """Owns the tapes of one model, one pool and one slot table. All tapes share one arena.
 
-    ``is_cold``: the last step took longer than its like will, for want of a tape or to make one.
+    ``is_cold``: the last step ran without a tape or recorded one, so it took longer than later steps of its shape.
     """
 
     def __init__(self, model: Model, kv: KVPool, *, steps_before: int = STEPS_BEFORE) -> None:
-        """``steps_before``: of a shape, that are made without a tape."""
+        """``steps_before``: steps of a shape that run without a tape before one is recorded."""
         self._model, self._kv = model, kv
         self._steps_before = steps_before
         self._arena = Arena()
-        self._kept: OrderedDict[StepShape, Recorded | None] = OrderedDict()  # None: something of it cannot be recorded
-        self._seen: Counter[StepShape] = Counter()  # steps of shapes that have no tape yet
+        self._kept: OrderedDict[StepShape, Recorded | None] = OrderedDict()  # None: a kernel of it cannot be recorded
+        self._seen: Counter[StepShape] = Counter()  # steps of each shape without a tape
         self.is_cold = False
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """What the head is given, [L, C]; None where there is no tape: for steps of many tokens or without logits, for
-        shapes seen a few times only, or where kernels are not ours.
+        """The head's input [L, C], valid until the next step. None without a tape: for steps of more than MAX_TOKENS
+        tokens, without logits or with adapters, for shapes that are still rare, for kernels that cannot be recorded.
 
-        On a tape every token is run to its end, also one that wants no logits: in the last layer's second half alone.
+        A tape runs every token through the whole last layer, also tokens without logits.
         """
         self.is_cold = False
         num_tokens = batch.num_tokens
@@ -70,7 +68,7 @@ class Replays:
         return whole if whole is None or has_all else whole[batch.logits_rows]
 
     def _features(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """Of every token, [T, C]."""
+        """The features of every token, [T, C]; None without a tape."""
         num_tokens = batch.num_tokens
         shape = (len(batch.row_ids), num_tokens)
         if shape not in self._kept:
@@ -118,10 +116,11 @@ class Replays:
 
 
 def _in_few_shapes(batch: ForwardBatch) -> ForwardBatch:
-    """With logits of all tokens, and with rows of no tokens so that their number tells the longest row's alone.
+    """The batch with logits for all tokens, padded with empty rows to a shape that many steps share.
 
-    Grammars force some tokens here, some there, and so do drafts; steps of as many tokens in all have few tapes for all
-    that. In short contexts they have that of as many rows, whose attention reads the keys for each token anew.
+    Forced tokens and drafts give steps many different splits of their tokens into rows. In short contexts the step is
+    padded to one row a token, so all steps of as many tokens share one tape. In longer contexts the number of rows
+    also depends on the longest row, rounded to a power of two, so that its tokens read the context's keys together.
     """
     num_rows, num_tokens = len(batch.row_ids), batch.num_tokens
     together = 1

@@ -1,4 +1,4 @@
-"""One step's logits, computed when somebody asks and as far as they are asked for. Never draws a token."""
+"""One step's logits, computed on demand: all of them, or only those that a grammar's masks allow."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 from ...kernels.linear import BLOCK_LEN
 
-FEW = 0.25  # of the head's blocks; beyond, the whole head streams as fast as its parts
-FEW_OF_A_ROW = 0.125
+FEW = 0.25  # of the head's blocks; with more, the whole head runs as fast as the blocks
+FEW_OF_A_ROW = 0.125  # of the head's blocks
 
 
 class LogitsHead(Protocol):
-    """``features`` [L, C] to logits [L, V], in ``out`` if given; of all tokens, or of these blocks of 16 alone."""
+    """``features`` [L, C] to logits [L, V], in ``out`` if given; of all tokens or of some blocks of 16."""
 
     def __call__(
         self, features: torch.Tensor, blocks: torch.Tensor | None, out: torch.Tensor | None
@@ -24,21 +24,21 @@ class LogitsHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepMasks:
-    """``rows[i]`` may draw what ``words[ids[i]]`` (uint32 [.., W]) allows; the others may draw everything."""
+    """``words[ids[i]]`` (uint32 [.., W]) says which tokens row ``rows[i]`` may draw; other rows may draw any token."""
 
     rows: np.ndarray  # int64, ascending
     ids: np.ndarray  # int64
     words: np.ndarray
 
     def take(self, order: np.ndarray) -> StepMasks:
-        """The same where row i is what row ``order[i]`` was."""
+        """These masks for rows in a new order: row i was row ``order[i]``."""
         rows = np.argsort(order)[self.rows]
         by_row = np.argsort(rows)
         return StepMasks(rows[by_row], self.ids[by_row], self.words)
 
 
 class StepLogits:
-    """float32 [L, V]. Good until the next step, as what the head is given."""
+    """float32 [L, V]. Valid until the next step, which overwrites the head's input."""
 
     __slots__ = ("_can_pick", "_features", "_head", "_vocab_size", "_whole")
 
@@ -57,16 +57,16 @@ class StepLogits:
         return self._whole
 
     def allowed(self, masks: StepMasks, *, may_move: bool = True) -> tuple[torch.Tensor, np.ndarray | None]:
-        """Logits [L, V], and which row of the step each is of (int64 [L]); None: as they come, as without ``may_move``.
+        """Logits [L, V], and the row of the step that each belongs to (int64 [L]; None: rows are in order).
 
-        Where a row may have few tokens, the head is run for these and their neighbours only, and its other numbers
-        mean nothing: a row of free text does not make all others wait for the whole vocabulary.
+        For rows whose mask allows few tokens the head computes only the blocks with these tokens; the other logits of
+        such a row are undefined. With ``may_move`` rows are sorted so that rows of free text get the whole head.
         """
         assert BLOCK_LEN == 16
         if self._whole is not None or not self._can_pick:
             return self.whole(), None
         num_blocks = -(-self._vocab_size // BLOCK_LEN)
-        words = masks.words.view(np.uint16)[:, :num_blocks]  # each the tokens of one block
+        words = masks.words.view(np.uint16)[:, :num_blocks]  # one word a block
         has_few = np.count_nonzero(words, axis=1) <= max(1, FEW_OF_A_ROW * num_blocks)
         blocks = np.flatnonzero(words[has_few].any(axis=0))
         picked = masks.rows[has_few[masks.ids]]

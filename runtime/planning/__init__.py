@@ -1,4 +1,4 @@
-"""What a model will do on a machine before either is there: step times, batches, throughput and replicas."""
+"""Predictions for a model on a machine, without running it: step times, batches, throughput and replicas."""
 
 from .capacity import Capacity, Goal, find_capacity
 from .hardware import HARDWARE, Hardware

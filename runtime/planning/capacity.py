@@ -1,7 +1,7 @@
-"""What one replica carries within a goal, and how many a load needs. Never runs anything.
+"""The largest batch of one replica within a goal, and the replicas that a load needs.
 
-In a steady state each of b sequences brings isl tokens of prompt for osl tokens of answer, so a step that decodes b
-tokens also prefills b * isl / osl: that step's time is what a reader waits between tokens.
+In a steady state each of b sequences has a prompt of isl tokens and an answer of osl tokens, so a step that decodes b
+tokens also prefills b * isl / osl tokens. The time between two tokens of an answer is that step's time.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from .hardware import Hardware
 from .shapes import ModelShape
 from .step_time import StepTime, step_time
 
-MEMORY_SHARE = 0.9  # of the device, for weights and keys and values together
+MEMORY_SHARE = 0.9  # of the device's memory, for weights and KV together
 MAX_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Prompts of ``isl`` tokens, answers of ``osl``; a first token within ``ttft_s``, the next each within ``tpot_s``.
+    """Prompts of ``isl`` tokens, answers of ``osl``; first token within ``ttft_s``, each next one within ``tpot_s``.
 
-    ``cached_share`` of a prompt is found in the prefix cache. ``chunk``: prompt tokens of one step at most.
+    ``cached_share``: share of a prompt that the prefix cache holds. ``chunk``: most prompt tokens of a step.
     """
 
     isl: int
@@ -42,7 +42,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """``batch`` 0: not even one sequence fits into memory or goal; ``limit`` says what is in the way of one more."""
+    """``batch`` 0: not even one sequence fits. ``limit`` says why the batch cannot be larger by one."""
 
     batch: int
     limit: str
@@ -53,7 +53,7 @@ class Capacity:
     step: StepTime
 
     def replicas(self, goal: Goal, requests_per_s: float) -> int:
-        """Replicas for so many requests a second."""
+        """Replicas that ``requests_per_s`` need."""
         if self.batch == 0:
             raise InvalidParams(f"no replica meets the goal: {self.limit}")
         return max(1, math.ceil(requests_per_s * goal.osl / self.tokens_per_s))
@@ -67,9 +67,9 @@ def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal) -> Capacity
     if fit < 1:
         need = shape.weights_size_bytes + (goal.isl + goal.osl) * shape.slot_size_bytes
         have = hardware.memory_bytes * MEMORY_SHARE
-        limit = f"memory: {need / 1e9:.1f} GB for weights and one sequence, {have / 1e9:.1f} GB to be had"
+        limit = f"memory: {need / 1e9:.1f} GB for weights and one sequence, {have / 1e9:.1f} GB available"
         return _capacity(shape, hardware, goal, 0, limit, slots)
-    # Both times grow with the batch.
+    # Both times grow with the batch, so bisect.
     low, high = 0, fit
     while low < high:
         middle = (low + high + 1) // 2
@@ -77,7 +77,11 @@ def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal) -> Capacity
             high = middle - 1
         else:
             low = middle
-    limit = "memory for keys and values" if low == fit < MAX_BATCH else f"batches of {MAX_BATCH:,} are the most"
+    limit = (
+        "memory for keys and values"
+        if low == fit < MAX_BATCH
+        else f"the most that plans go to is {MAX_BATCH:,} sequences"
+    )
     if goal.ttft_s == goal.tpot_s == math.inf:
         limit += "; no goal for times was given (--tpot-s, --ttft-s)"
     if low < fit:
@@ -107,12 +111,12 @@ def _times(shape: ModelShape, hardware: Hardware, goal: Goal, batch: int) -> tup
     chunk_step = step_time(
         shape, hardware, rows=max(batch - 1, 0), context=context, prefill=chunk, prefill_context=seen
     )
-    # The prompt arrives in the middle of a step, on average.
+    # On average a prompt arrives in the middle of a step.
     return math.ceil(new_prompt / chunk) * chunk_step.total + step.total / 2, step.total, step
 
 
 def _broken(goal: Goal, ttft_s: float, tpot_s: float) -> str:
-    """What one sequence more would break; empty when nothing."""
+    """The goal that these times break, as text; empty if they keep both."""
     if tpot_s > goal.tpot_s:
         return f"time per token: {tpot_s * 1e3:.1f} ms with one more, {goal.tpot_s * 1e3:g} ms allowed"
     if ttft_s > goal.ttft_s:

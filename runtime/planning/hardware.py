@@ -1,4 +1,4 @@
-"""Machines as rates: what they read and multiply in a second. Never measures; ``measured`` does that for a CPU."""
+"""Machines as rates: bytes read and operations done a second. ``measured`` finds those of this machine's CPU."""
 
 from __future__ import annotations
 
@@ -6,39 +6,41 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Curve = tuple[tuple[float, float], ...]  # (rows, seconds for a thousand million weights), rows ascending
+Curve = tuple[tuple[float, float], ...]  # (rows, seconds for 1e9 weights), rows ascending
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """Rates of one device, and of the host that drives it.
 
-    Where ``curves`` has the weights' bits, products cost what it says beside ``product_call``; elsewhere they are a
+    Matrix products cost what ``curves`` and ``product_calls`` say for the weights' bits; without a curve they follow a
     roofline of ``read_rate`` and ``product_rate``. ``read_rate`` (bytes/s) and ``product_rate`` (operations/s, 16-bit)
-    are what is reached, not what is printed on the box.
+    are rates that steps reach, below those of the datasheet.
     """
 
     name: str
     memory_bytes: float
     read_rate: float
     product_rate: float
-    launch_s: float  # of each kernel but products and attention
-    host_step_s: float  # a step's planning, sampling and sending, beyond the kernels
-    host_row_s: float  # and of each row in it
+    launch_s: float  # of each kernel, except products and attention if they are measured
+    host_step_s: float  # planning, sampling and sending of a step, without the kernels
+    host_row_s: float  # the same, for each row of a step
     about: str = ""
     curves: dict[int, Curve] | None = None
-    product_calls: dict[int, Curve] | None = None  # (rows, seconds) beside the weights; inputs are CALL_INPUTS wide
-    attention_call_s: float = 0.0  # of each layer's attention beside the context
-    attention_row_s: float = 0.0  # and of each row in it
-    key_rate: float = 0.0  # numbers of K and V read and widened a second; 0: a roofline of the two rates
-    score_rate: float = 0.0  # multiply-adds of queries with K and V, few queries a row
+    product_calls: dict[int, Curve] | None = (
+        None  # (rows, seconds) of a call beside its weights, with CALL_INPUTS inputs
+    )
+    attention_call_s: float = 0.0  # each layer's attention, without its context
+    attention_row_s: float = 0.0  # the same, for each row
+    key_rate: float = 0.0  # numbers of K and V read a second; 0: roofline of the two rates
+    score_rate: float = 0.0  # multiply-adds a second of queries with K and V, one query a row
     prefill_score_rate: float = 0.0  # the same, many queries a row
-    element_rate: float = 0.0  # numbers that norms and rope pass a second
-    gate_rate: float = 0.0  # numbers that activations pass a second
-    logit_rate: float = 0.0  # logits that a greedy choice looks at a second
+    element_rate: float = 0.0  # numbers a second in norms and rope
+    gate_rate: float = 0.0  # numbers a second in activations
+    logit_rate: float = 0.0  # logits a second of a greedy draw
 
     def product_s(self, outputs: int, inputs: int, rows: float, *, bits: int, weight_bytes: float) -> float:
-        """A matrix product of ``rows`` rows at once."""
+        """Seconds of a matrix product of ``rows`` rows."""
         weights = outputs * inputs
         curve = (self.curves or {}).get(bits)
         if curve:
@@ -46,7 +48,7 @@ class Hardware:
         return max(weights * weight_bytes / self.read_rate, 2 * weights * rows / self.product_rate)
 
     def _call_s(self, inputs: int, rows: float, bits: int) -> float:
-        """What a product costs beside its weights: sharing it between threads, and rounding its rows where it does."""
+        """Seconds of a product beside its weights: dividing it between threads, and quantising its input rows."""
         call = (self.product_calls or {}).get(bits)
         if not call:
             return self.launch_s
@@ -58,7 +60,7 @@ CALL_INPUTS = 1024
 
 
 def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float:
-    """Linear between points, proportional beyond the last one."""
+    """Linear between points, constant before the first, proportional beyond the last."""
     last_x, last_y = curve[-1]
     if x >= last_x:
         return last_y * x / last_x
@@ -69,7 +71,7 @@ def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float:
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
-# Datasheet rates: dense bfloat16 operations and memory bytes a second, of which steps reach these shares.
+# The shares of the datasheet's rates (dense bfloat16 operations and memory bytes a second) that steps reach.
 READ_SHARE, PRODUCT_SHARE = 0.75, 0.6
 
 

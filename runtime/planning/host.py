@@ -1,7 +1,7 @@
-"""What the host does in a step beside the kernels: measured with a model that has next to no weights. Predicts nothing.
+"""The host's share of a step, without the kernels, measured with a model of very few weights.
 
-Planning, embedding, sampling's Python, accepting and sending are the same for a model of any size. But whatever they
-read has left the processor's caches meanwhile, for the weights passed through them: so it is here.
+Planning, embedding, sampling's Python, accepting and sending cost the same for a model of any size. With a large model
+the weights evict the host's data from the processor's caches; here a pass over SWEPT_BYTES between steps does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BYTE_TOKENS = 256
 
 
 def host_seconds(num_threads: int = 0) -> tuple[float, float]:
-    """Seconds of (a step, each row in it)."""
+    """Seconds of (a step, each of its rows)."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "small.gguf"
         write_small_model(path)
@@ -48,7 +48,7 @@ def _step_s(engine: EngineCore, rows: int) -> float:
 
 
 def write_small_model(path: Path) -> None:
-    """One layer of random 4-bit weights, and a token for every byte."""
+    """Write a GGUF file with one layer of random 4-bit weights and one token for every byte."""
     numbers = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)

@@ -1,6 +1,6 @@
-"""This machine's CPU as ``Hardware``: measured with our own kernels, well under a minute, and kept in a file.
+"""This machine's CPU as ``Hardware``, measured with our own kernels in under a minute and kept in a file.
 
-Never measures twice what has not changed: processor, threads, torch and the kernels' sources.
+The file is reused while processor, number of threads, torch and the kernels' sources are the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .host import host_seconds
 
 log = logging.getLogger(__name__)
 
-VERSION = 4  # of what is measured
+VERSION = 4  # of the measurements; a new one makes old files unused
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 SMALL, LARGE = 512, 8192  # outputs of products, all of CALL_INPUTS inputs
 TOTAL_BYTES = 192 << 20  # of weights, more than a cache holds
@@ -37,7 +37,7 @@ REPEATS = 7
 
 
 def cpu_hardware(home: Path, *, threads: int = 0, again: bool = False) -> Hardware:
-    """From the file in ``home``, or measured now and written there. ``threads`` 0: one per core."""
+    """Read from the file in ``home``, or measure now and write it there. ``threads`` 0: one per core."""
     count = kernels.set_threads(threads)
     key = _digest_of_kernels(f"{VERSION} {_processor()} {count} {torch.__version__}")
     path = home / f"cpu-{key}.json"
@@ -54,7 +54,7 @@ def cpu_hardware(home: Path, *, threads: int = 0, again: bool = False) -> Hardwa
 
 
 def measure_cpu(threads: int = 0) -> Hardware:
-    """Runs every kind of kernel as a step does; other work on the machine shows in the figures."""
+    """Measure every kind of kernel as steps run it. Other load on the machine distorts the figures."""
     host_step_s, host_row_s = host_seconds(threads)
     with torch.inference_mode():
         return _measure_kernels(threads, host_step_s, host_row_s)
@@ -97,7 +97,7 @@ def _measure_kernels(threads: int, host_step_s: float, host_row_s: float) -> Har
 
 
 def _best(work: Callable[[], object]) -> float:
-    """Seconds of ``work``'s kernels, made from a tape where a step would; the best, because what disturbs only adds."""
+    """Seconds of ``work``'s kernels, from a tape where a step would use one. The minimum: noise only adds time."""
     with Recording(Arena()) as recording:
         work()
     run = work
@@ -114,7 +114,7 @@ def _best(work: Callable[[], object]) -> float:
 
 
 def _curves(precision: Precision, *, bits: int) -> tuple[Curve, Curve]:
-    """By rows: seconds for a thousand million weights, and of each call beside them. Two sizes give two equations."""
+    """By rows: seconds for 1e9 weights, and seconds of a call beside its weights. Two sizes give two equations."""
     small, large = (_products(precision, outputs, bits=bits) for outputs in (SMALL, LARGE))
     rates, calls = [], []
     for rows, few_s, many_s in zip(ROWS, small, large, strict=True):
@@ -140,7 +140,7 @@ def _products(precision: Precision, outputs: int, *, bits: int) -> list[float]:
     found = []
     for rows in ROWS:
         x = torch.randn(rows, inputs).bfloat16()
-        # Long products need no repeats over all the weights to be out of the caches.
+        # Long products find their weights out of the caches with fewer matrices.
         some = made if rows < 64 else made[: -(-count // 8)]
         seconds = _best(partial(_multiply, x, some))
         found.append(seconds / len(some))
@@ -148,8 +148,9 @@ def _products(precision: Precision, outputs: int, *, bits: int) -> list[float]:
 
 
 def _attention_rates(rows_s: float) -> tuple[float, float]:
-    """(numbers of K and V a second, multiply-adds a second): two head ratios give two equations. ``rows_s``: of so many
-    rows without a context.
+    """(numbers of K and V a second, multiply-adds a second). Two ratios of heads give two equations.
+
+    ``rows_s``: seconds of as many rows without a context.
     """
     rows, context, kv_heads, head_dim = 16, 500, 4, 64
     times = {group: _attention_s(rows, context, kv_heads, group, head_dim, new=1) - rows_s for group in (2, 6)}
@@ -166,7 +167,7 @@ def _prefill_score_rate() -> float:
 
 
 def _attention_s(rows: int, context: int, kv_heads: int, group: int, head_dim: int, *, new: int) -> float:
-    """One layer, of caches big enough that each layer finds its own in memory."""
+    """Seconds of one layer. The KV of the layers is larger than the processor's caches."""
     layers, slots = 8, rows * context
     caches = torch.randn(2, slots, kv_heads, head_dim).bfloat16()
     pools = [caches.clone() for _ in range(layers)]
@@ -183,7 +184,7 @@ def _attention_s(rows: int, context: int, kv_heads: int, group: int, head_dim: i
 
 
 def _line(seconds: Callable[[int], float]) -> tuple[float, float]:
-    """(seconds of a call, numbers a second) of a kernel, from a small and a large call."""
+    """(seconds of a call, numbers a second) of a kernel, from a small call and a large one."""
     few, many = 1 << 9, 1 << 16
     number_s = max(seconds(many) - seconds(few), 1e-9) / (many - few)
     return max(0.0, seconds(few) - few * number_s), 1 / number_s

@@ -1,4 +1,4 @@
-"""Models as what their steps must read and multiply. Never loads a weight."""
+"""Model shapes: the sizes that decide what a step reads and multiplies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHT_BYTES = {4: 0.625, 8: 1.0625, 16: 2.0, 32: 4.0}  # with scales and zeros 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """``kv_bytes`` are those of one number in the cache; ``eight_bit_share`` is that of the layers' weights."""
+    """``kv_bytes``: of one number in the KV cache. ``eight_bit_share``: share of 8-bit weights in the layers."""
 
     name: str
     num_layers: int
@@ -38,7 +38,9 @@ class ModelShape:
     @classmethod
     def of_config(cls, name: str, config: ModelConfig) -> ModelShape:
         if config.num_experts:
-            raise Unsupported(f"{name}: {config.num_experts} experts; plans are made for models without")
+            raise Unsupported(
+                f"{name}: {config.num_experts} experts; plans can be made only for models without experts"
+            )
         return cls(
             name,
             config.num_layers,
@@ -53,7 +55,7 @@ class ModelShape:
 
     @classmethod
     def of_file(cls, name: str, file: WeightFile) -> ModelShape:
-        """With the bits that its layers' weights have on a CPU. Costs the file's header."""
+        """The shape of a model file, with the bits of its layers' weights on a CPU. Reads only the file's header."""
         sizes: Counter[int] = Counter()
         for tensor in map(file.tensor, file.names()):
             rows, *columns = tensor.shape
@@ -90,30 +92,30 @@ class ModelShape:
 
     @property
     def head_bits(self) -> int:
-        """The head keeps 8 bits where the layers have 4."""
+        """4-bit models keep 8 bits in the head."""
         return max(self.weight_bits, 8)
 
     @property
     def weights_size_bytes(self) -> float:
-        """In memory: layers, head, and the embedding in 16 bits where the head is not read for it."""
+        """In memory: layers, head, and a 16-bit embedding unless it is tied to the head."""
         layers = self.num_layers * self.layer_weights * self.layer_weight_bytes
         return layers + self.head_weights * (WEIGHT_BYTES[self.head_bits] + (0.0 if self.tied else 2.0))
 
     @property
     def layer_weight_bytes(self) -> float:
-        """On average."""
+        """Mean over the layers' weights."""
         plain = (1.0 - self.eight_bit_share) * WEIGHT_BYTES[self.weight_bits]
         return plain + self.eight_bit_share * WEIGHT_BYTES[8]
 
     @property
     def slot_size_bytes(self) -> int:
-        """Of one token's keys and values."""
+        """Bytes of one token's keys and values."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_bytes
 
 
 _ALL = (
     ModelShape("smollm2", 30, 576, 1536, 9, 3, 64, 49_152, True),
-    # Of the two, files of mixed formats as they are fetched.
+    # The files of these two mix formats.
     ModelShape("qwen2.5-coder-0.5b", 24, 896, 4864, 14, 2, 64, 151_936, False, eight_bit_share=0.854),
     ModelShape("qwen2.5-coder-1.5b", 28, 1536, 8960, 12, 2, 128, 151_936, False, eight_bit_share=0.151),
     ModelShape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151_936, True),

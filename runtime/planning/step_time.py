@@ -1,4 +1,4 @@
-"""The time of one step, op by op, from a shape and a machine's rates. Never runs anything."""
+"""The predicted time of one step, op by op, from a model's shape and a machine's rates."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from .hardware import Hardware
 from .shapes import WEIGHT_BYTES, ModelShape
 
-KERNELS_A_LAYER = 8  # four products, two norms, rope with the KV write, attention, activation: one is fused
-SMALL_KERNELS = 4  # those of them that are neither products nor attention
+KERNELS_A_LAYER = 8  # four products, two norms, rope with the KV write, attention, activation; one is fused
+SMALL_KERNELS = 4  # of them, without products and attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ def step_time(
     prefill: float = 0.0,
     prefill_context: float = 0.0,
 ) -> StepTime:
-    """``rows`` sequences decode one token each, with ``context`` tokens behind them on average; beside them run
-    ``prefill`` tokens of prompts, that see ``prefill_context`` tokens on average. Numbers of tokens may be averages.
+    """A step in which ``rows`` sequences decode one token each, with ``context`` tokens before it on average, beside
+    ``prefill`` tokens of prompts with ``prefill_context`` tokens before them on average. Counts may be fractions.
     """
     tokens = rows + prefill
-    # Prompts need logits for their last token alone: of a chunk that is next to nothing.
+    # A prompt needs logits only for its last token, which is left out.
     head = hardware.product_s(
         shape.vocab_size,
         shape.hidden,
@@ -65,7 +65,7 @@ def step_time(
 
 
 def _products_s(shape: ModelShape, hardware: Hardware, tokens: float) -> float:
-    """Of one layer, whose weights have two numbers of bits where the model's file mixes them."""
+    """Seconds of one layer's products. Its weights may be a mix of 8 bits and the model's bits."""
     shares = ((shape.weight_bits, 1.0 - shape.eight_bit_share), (8, shape.eight_bit_share))
     return sum(
         share * hardware.product_s(outputs, inputs, tokens, bits=bits, weight_bytes=WEIGHT_BYTES[bits])
@@ -78,7 +78,7 @@ def _products_s(shape: ModelShape, hardware: Hardware, tokens: float) -> float:
 def _attention_s(
     shape: ModelShape, hardware: Hardware, tokens: float, context: float, score_rate: float, *, queries: float = 1.0
 ) -> float:
-    """``queries`` neighbours share one reading of the context."""
+    """Seconds of one layer's attention over the context; ``queries`` tokens read the context together."""
     numbers = 2 * tokens * context * shape.num_kv_heads * shape.head_dim / queries
     products = 2 * tokens * context * shape.num_heads * shape.head_dim
     if hardware.key_rate:
@@ -93,5 +93,5 @@ def _small_ops_s(shape: ModelShape, hardware: Hardware, tokens: float) -> float:
         numbers_s = passed / hardware.element_rate + 2 * gated / hardware.gate_rate
     else:
         numbers_s = 4 * (passed + 2 * gated) / hardware.read_rate
-    # Where products and attention are measured, their calls are as well.
+    # A measured machine has the calls of products and attention in their own figures.
     return numbers_s + (SMALL_KERNELS if hardware.product_calls else KERNELS_A_LAYER) * hardware.launch_s

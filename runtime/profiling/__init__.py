@@ -1,4 +1,4 @@
-"""Where a step's time goes: an engine under a load of its own, its spans, and their trace."""
+"""Profiling: runs an engine under a synthetic load and shows where a step's time goes."""
 
 from .load import Load, LoadResult, run_load
 from .spans import Spans

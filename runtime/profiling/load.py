@@ -1,4 +1,4 @@
-"""A load of equal sequences that an engine runs in this process, and how long it took. Never opens a socket."""
+"""A synthetic load of equal sequences for an engine in this process, and how long it took."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``rows`` sequences at once. Of each prompt the first ``shared_tokens`` are the same; ``grammar``: answers are
-    JSON that follows a schema, and end when they are complete.
+    """``rows`` sequences at once. Prompts share their first ``shared_tokens`` tokens. With ``grammar`` the answers are
+    JSON that follows a schema, and end when the JSON is complete.
     """
 
     rows: int = 1
@@ -47,7 +47,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """``decode_ms``: of the steps in which every row decoded one token; ``prefill_s``: until the first such step."""
+    """``decode_ms``: of the steps in which every row decoded one token; ``prefill_s``: time until the first of them."""
 
     wall_s: float
     prefill_s: float
@@ -72,12 +72,12 @@ def run_load(
     flush: bool = True,
     between: Callable[[], object] | None = None,
 ) -> LoadResult:
-    """From an empty cache, or from what is in it. ``between`` is called before each step, and not counted in
+    """Run ``load``. ``flush`` empties the cache first. ``between`` is called before each step; its time is not part of
     ``decode_ms``. Raises InvalidParams for a load that the engine cannot hold.
     """
     longest = load.prompt_tokens + load.new_tokens
     if not 0 <= load.shared_tokens <= load.prompt_tokens or min(load.rows, load.prompt_tokens, load.new_tokens) < 1:
-        raise InvalidParams(f"{load}: rows and tokens are at least 1, and a prompt is as long as what it shares")
+        raise InvalidParams(f"{load}: rows and tokens must be at least 1, shared_tokens at most prompt_tokens")
     if longest > engine.context_len:
         raise InvalidParams(f"{longest:,} tokens a row, but the model's context is {engine.context_len:,}")
     if load.rows > engine.config.max_running:
@@ -129,7 +129,7 @@ def run_load(
 
 
 def _prompts(engine: EngineCore, load: Load, seed: int) -> list[tuple[int, ...]]:
-    """Token ids drawn from what is no special token."""
+    """Random token ids, without special tokens."""
     plain = np.setdiff1d(np.arange(engine.tokenizer.vocab_size), sorted(engine.tokenizer.special_ids))
     numbers = np.random.default_rng(seed)
     shared = numbers.choice(plain, load.shared_tokens)

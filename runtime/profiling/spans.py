@@ -1,4 +1,4 @@
-"""Nested stretches of one thread's time, by name. Never looks at what happens in them."""
+"""Nested, named spans of one thread's time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ clock_ns = time.perf_counter_ns
 
 
 class TimedSpan(NamedTuple):
-    """``own_ns``: without the spans inside it. ``root``: the number of its outermost span. ``about``: for the trace."""
+    """``own_ns`` excludes the spans inside it. ``root``: number of its step. ``about``: text for the trace."""
 
     name: str
     start_ns: int
@@ -24,13 +24,13 @@ class TimedSpan(NamedTuple):
 
 
 class Spans:
-    """Collects spans; roots (``step``) are numbered, and may be marked as a kind of step."""
+    """Collects spans. Outermost spans (``step``) are numbered, and can be marked with a kind of step."""
 
     def __init__(self) -> None:
         self.spans: list[TimedSpan] = []
         self.marks: dict[int, str] = {}
         self.num_roots = 0
-        self._inside: list[int] = []  # of each open span, the time of those that have ended in it
+        self._inside: list[int] = []  # for each open span, the time of the spans that ended inside it
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -42,11 +42,11 @@ class Spans:
             self._end(name, start_ns, clock_ns(), self._inside.pop())
 
     def add(self, name: str, start_ns: int, end_ns: int, *, about: str = "") -> None:
-        """A span that has ended, inside the open one."""
+        """Add a span that has ended; it lies inside the open span."""
         self._end(name, start_ns, end_ns, 0, about)
 
     def set_apart(self, name: str, spent_ns: int) -> None:
-        """Counts so much of the open span's own time under another name; it lies nowhere in particular."""
+        """Count ``spent_ns`` of the open span's own time under another name; the trace does not show it."""
         self.spans.append(TimedSpan(name, 0, 0, spent_ns, self.num_roots))
         self._inside[-1] += spent_ns
 
@@ -63,12 +63,13 @@ class Spans:
         self.num_roots = 0
 
     def mark(self, kind: str) -> None:
-        """Says what kind of root is open."""
+        """Set the kind of the outermost open span."""
         self.marks[self.num_roots] = kind
 
     def milliseconds(self, kind: str) -> tuple[int, dict[str, float]]:
-        """(number of roots of that kind, own milliseconds of one by name). The mean of the middle half of the roots: a
-        step that something held up says nothing of steps.
+        """(number of steps of that kind, own milliseconds a step by name).
+
+        The milliseconds are means over the middle half of the steps by length, so that outliers do not count.
         """
         lengths: dict[int, int] = {root: 0 for root, found in self.marks.items() if found == kind}
         for span in self.spans:

@@ -1,4 +1,4 @@
-"""Putting spans around the parts of an engine. Costs nothing where it is not called: the engine knows nothing of it."""
+"""Spans around the parts of an engine's step, put there by replacing its methods, and the table made of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECODE, PREFILL = "decode", "prefill"
 PARTS = (  # in the order of a step
     ("receive", "ops in, sequences on"),
     ("schedule", "the plan: who runs, on which slots"),
-    ("gather", "the plan as tensors, embedding; Python and torch around kernels that no tape holds"),
+    ("gather", "the plan as tensors, embedding; Python and torch around kernels without a tape"),
     ("linear", "the layers' matrix products"),
     ("attention", "over the context"),
     ("small ops", "norms, rope with the KV write, activation"),
@@ -44,7 +44,7 @@ _OPS = {
 
 
 def watch(engine: EngineCore, spans: Spans) -> None:
-    """From now on every step of this engine leaves its spans; there is no way back."""
+    """Record spans of every later step of ``engine``. It cannot be switched off."""
     for owner, method, name in (
         (engine, "_receive", "receive"),
         (engine.loop, "_accept", "accept"),
@@ -66,7 +66,7 @@ def watch(engine: EngineCore, spans: Spans) -> None:
 
 
 def profile_lines(spans: Spans) -> Iterator[str]:
-    """A table: milliseconds of a step, by part, for decode steps and for those with a prompt in them."""
+    """A table: milliseconds a step, by part, for decode steps and for steps with a prompt in them."""
     kinds = {kind: spans.milliseconds(kind) for kind in (DECODE, PREFILL)}
     kinds = {kind: found for kind, found in kinds.items() if found[0]}
     watching = [times.pop(WATCHING, 0.0) for _, times in kinds.values()]
@@ -81,7 +81,7 @@ def profile_lines(spans: Spans) -> Iterator[str]:
         yield f"  {name:<12}{cells}  {about}"
     yield "  " + f"{'all':<12}" + "".join(f"{total:>14.3f} ms       " for total in totals)
     looked = " and ".join(f"{ms:.2f} ms" for ms in watching)
-    yield f"  of the middle half of the steps by length; looking took {looked} a step more"
+    yield f"  means of the middle half of the steps by length; measuring took {looked} a step more"
 
 
 def _spanned(function: Callable[..., Any], name: str, spans: Spans) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ def _spanned(function: Callable[..., Any], name: str, spans: Spans) -> Callable[
 
 def _forward(function: Callable[[StepPlan], StepLogits], spans: Spans) -> Callable[[StepPlan], StepLogits]:
     def run(plan: StepPlan) -> StepLogits:
-        spans.mark(DECODE if plan.num_tokens == plan.num_logits else PREFILL)  # drafts want logits as well
+        spans.mark(DECODE if plan.num_tokens == plan.num_logits else PREFILL)  # draft tokens have logits too
         with spans.span("gather"):
             with KernelTimes() as times:
                 logits = function(plan)

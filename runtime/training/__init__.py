@@ -1,4 +1,4 @@
-"""Training of what makes a model faster, on the machine that serves it. Never changes the model."""
+"""Training of an EAGLE head, which drafts for a model, on the machine that serves the model."""
 
 from .corpus import Corpus, collect
 from .eagle import EagleModule, Report, train_eagle

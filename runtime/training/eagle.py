@@ -1,8 +1,8 @@
-"""Trains an EAGLE-style head (Li et al., 2024) on what a model says and thinks. Plain torch in float32.
+"""Trains an EAGLE-style head (Li et al., 2024) on a model's texts and features. Plain torch in float32.
 
-The head's next feature is to give the tokens that the model's own feature gives (cross-entropy over the tokens that
-are frequent in the corpus) and to be like it (smooth L1). A second pass goes on from the first's features, as guessing
-does.
+The loss compares the head's next feature with the model's: cross-entropy of their token distributions, over the tokens
+that are frequent in the corpus, and smooth L1 of the features. A second pass runs on the first pass's features, as the
+head does when it drafts.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 _BATCH = 4  # windows of a step
 _SECOND = 0.5  # weight of the second pass
-_LIKENESS = 0.1
+_LIKENESS = 0.1  # weight of smooth L1
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of texts that were held out: how often the head's likeliest token is the model's, after the model's features
-    (``first``) and after the head's own (``second``), and how many of the model's likeliest tokens the head knows.
+    """Results on held-out texts: how often the head's likeliest token is the model's, after the model's features
+    (``first``) and after the head's own (``second``); ``known``: share of the model's tokens that the head has.
     """
 
     steps: int
@@ -51,13 +51,13 @@ class Report:
 
 
 class EagleModule(nn.Module):
-    """The head as ``runtime.speculative.eagle`` runs it, to be trained; the names are those of the file."""
+    """The trainable form of ``runtime.speculative.eagle``; parameters have the names of the file."""
 
     cos_sin: Tensor  # [window, D]
     head: Tensor  # [N, C]
 
     def __init__(self, shape: EagleShape, *, eps: float, cos_sin: Tensor, head: Tensor, norm: Tensor) -> None:
-        """``head`` [N, C], ``norm`` [C]: the model's own, to begin with; the head's products stay as they are."""
+        """``head`` [N, C] is the model's and stays fixed; ``norm`` [C] is the model's and is trained further."""
         super().__init__()
         self.shape, self.eps = shape, eps
         self.register_buffer("cos_sin", cos_sin[: shape.window], persistent=False)
@@ -73,7 +73,7 @@ class EagleModule(nn.Module):
             else:
                 weight = torch.randn(size, generator=rng) * (0.5 / math.sqrt(size[1]))
             self.weights[key] = nn.Parameter(weight)
-        with torch.no_grad():  # to begin with, the next feature is like the last
+        with torch.no_grad():  # at the start the next feature is close to the last
             self.weights["feature"] += torch.eye(shape.hidden_size)
 
     def forward(self, features: Tensor, embedded: Tensor) -> Tensor:
@@ -120,9 +120,9 @@ def train_eagle(
     learning_rate: float = 1e-3,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Report:
-    """Train a head for ``engine``'s model for so many minutes (or steps) and write it to ``out``.
+    """Train a head for ``engine``'s model, until ``minutes`` or ``max_steps`` have passed, and write it to ``out``.
 
-    It guesses the ``num_tokens`` tokens that are most frequent in the corpus, and sees ``window`` of what was said. One
+    The head drafts the ``num_tokens`` most frequent tokens of the corpus and attends to the last ``window`` tokens. One
     text in ten is held out.
     """
     say = progress or (lambda what, done, total: None)
@@ -174,14 +174,14 @@ def train_eagle(
 
 
 def _head_weight(engine: EngineCore) -> Tensor:
-    """float32 [V, C], as the model's file has it."""
+    """The head's weight in the model's file, float32 [V, C]."""
     file = open_weights(engine.model_path)
     name = "embedding" if file.config.tied_embeddings else "head"
     return as_float(file.tensor(TensorNames(file.config, file.format).of_model(name))).float().cpu()
 
 
 def _frequent(texts: list[CorpusText], vocab_size: int, count: int) -> Tensor:
-    """The tokens said most often, ascending; lower ids first where they are equally frequent."""
+    """The ``count`` most frequent tokens, ascending; of equally frequent tokens the lower ids."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for text in texts:
         counts += torch.bincount(text.token_ids, minlength=vocab_size)
@@ -191,7 +191,7 @@ def _frequent(texts: list[CorpusText], vocab_size: int, count: int) -> Tensor:
 def _batch(
     texts: list[CorpusText], embedding: Tensor, rng: torch.Generator, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Features [B, T + 1, C], embeddings of the tokens after each but the last [B, T, C], and which count [B, T]."""
+    """Features [B, T + 1, C], embeddings of the next tokens [B, T, C], and which positions are not padding [B, T]."""
     parts = []
     for i in torch.randint(len(texts), (_BATCH,), generator=rng).tolist():
         text = texts[i]
@@ -214,7 +214,7 @@ def _loss(module: EagleModule, features: Tensor, embedded: Tensor, counts: Tenso
     noisy = features[:, :-1] * (1.0 + 0.05 * torch.randn_like(features[:, :-1]))
     found = module(noisy, embedded)
     total = _distance(found, wanted, chances, head, counts)
-    # The second pass: what the head said of the token before, in place of what the model did.
+    # The second pass: the head's feature of the previous token in place of the model's.
     own = torch.cat((features[:, :1], found[:, :-1]), dim=1)
     return total + _SECOND * _distance(module(own, embedded), wanted, chances, head, counts)
 

@@ -1,4 +1,4 @@
-"""Questions whose answers a head is trained on where no text is given: everyday subjects, asked for in many ways."""
+"""The questions whose answers a head is trained on unless texts are given: 40 subjects, asked in 8 ways."""
 
 _SUBJECTS = (
     "volcanoes", "the Roman Empire", "vaccines", "photosynthesis", "jazz", "the printing press", "black holes",

@@ -102,7 +102,7 @@ def test_a_trace_has_every_span_in_microseconds(engine: EngineCore, tmp_path: Pa
     [
         (Load(prompt_tokens=200, new_tokens=100), "300 tokens a row, but the model's context is 256"),
         (Load(rows=65, prompt_tokens=8), "65 rows, but max_running is 64"),
-        (Load(prompt_tokens=8, shared_tokens=9), "a prompt is as long as what it shares"),
+        (Load(prompt_tokens=8, shared_tokens=9), "shared_tokens at most prompt_tokens"),
     ],
 )
 def test_a_load_that_does_not_fit_is_named(engine: EngineCore, load: Load, message: str) -> None:
