@@ -303,6 +303,8 @@ class SglFunction:
         if limit != "auto" and (not isinstance(limit, int) or limit < 1):
             raise InvalidRequest(f"num_threads={limit!r}: must be 'auto' or 1 or more")
         backend = resolve_backend(options.options.get("backend")) if items else BaseBackend()
+        if items:
+            backend.check_settings(options.settings)
         if len(items) > 1 and backend.precache_in_batch and global_config.enable_precache_with_tracing:
             nodes = self._leading_nodes(backend)
             if sum(len(node.text) for node in nodes) > MIN_PREFIX_CHARS:

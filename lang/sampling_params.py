@@ -73,6 +73,7 @@ def merge_sampling(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) ->
 
 _IN_SGLANG = tuple(field for field in FIELDS if field.native is not None)
 _SGLANG_NAMES = {field.name: field.native or "" for field in _IN_SGLANG}
+_NEEDY = tuple(field for field in FIELDS if field.needs)
 _OURS_ALONE = tuple(field for field in FIELDS if field.native is None)
 _TITLES: dict[Api, str] = {
     "native": "/generate",
@@ -105,6 +106,10 @@ class _Sampling:
     def clone(self) -> "SglSamplingParams":
         return dataclasses.replace(self)  # type: ignore[type-var]
 
+    def without_ends(self) -> "SglSamplingParams":
+        """The same but for what ends the text: two gens that are equal so draw their tokens alike."""
+        return dataclasses.replace(self, stop=(), max_new_tokens=0)  # type: ignore[type-var]
+
     def to_openai_kwargs(self) -> dict[str, Any]:
         """Of a chat completions call."""
         return self.kwargs_of("chat")
@@ -136,8 +141,6 @@ class _Sampling:
                         f"{field.name}={value!r}: the {_TITLES[api]} API has no such parameter; leave it out",
                         where=field.name,
                     )
-            elif is_set and field.needs and not getattr(self, field.needs):
-                raise InvalidRequest(f"{field.name}={value!r}: needs {field.needs}=True", where=field.name)
             elif is_set or field.name in _ALWAYS_SENT[api]:
                 kwargs[name] = _as_json(value)
         if self.return_logprob:  # OpenAI's logprobs are a flag in one API and a number in the other
@@ -197,6 +200,9 @@ def to_sgl_params(
             raise InvalidRequest(
                 f"{field.name}={value!r}: only Phloem's own engines have this parameter; leave it out", where=field.name
             )
+    for field in _NEEDY:
+        if (value := merged.get(field.name, field.default)) != field.default and not merged.get(field.needs):
+            raise InvalidRequest(f"{field.name}={value!r}: needs {field.needs}=True", where=field.name)
     params = SglSamplingParams(**{_SGLANG_NAMES.get(name, name): value for name, value in merged.items()})
     if extra_stop:
         params.stop = (*params.stop, *extra_stop)

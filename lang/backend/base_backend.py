@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...protocol.errors import Unsupported
+import msgspec
+
+from ...protocol.errors import InvalidRequest, Unsupported
+from ...protocol.messages import ProgramSettings
 from ..chat_template import ChatTemplate, get_chat_template
 from ..choices import ChoicesDecision, ChoicesSamplingMethod
 from ..nodes import Leading
@@ -27,6 +30,18 @@ class BaseBackend:
     has_own_loop: bool = False  # generate_async() runs on one loop of the backend, not on that of the program
     max_threads: int = 256  # generations that may block at once
     chat_template: ChatTemplate | None = None
+    served_settings: frozenset[str] = frozenset(("deadline_s", "name"))  # a run that sets another is refused
+
+    def check_settings(self, settings: ProgramSettings) -> None:
+        """Raises InvalidRequest for a setting of a run that this backend does not serve."""
+        for field in msgspec.structs.fields(settings):
+            value = getattr(settings, field.name)
+            if value != field.default and field.name not in self.served_settings:
+                raise InvalidRequest(
+                    f"{field.name}={value!r}: a run on {type(self).__name__} has no such setting; leave it out, or run "
+                    "on a phloem.Runtime",
+                    where=field.name,
+                )
 
     def open_session(self, run: RunTerms) -> Session | None:
         """This backend's side of one run. None: an ``InterpretedSession`` makes one call per generation."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...protocol.messages import ProgramSettings
 from ..chat_template import ChatTemplate
 from ..nodes import Node
 from ..sampling_params import SglSamplingParams
@@ -27,19 +28,26 @@ def next_sid() -> str:
 
 @dataclass(slots=True)
 class Ahead:
-    """``text``: written, not yet asked for. It has ``max_tokens`` tokens at most; ``is_whole``: the model had ended."""
+    """Text that a model wrote and no gen has taken yet.
+
+    It has ``max_tokens`` tokens at most; ``is_whole``: the model had ended. ``drawn_by``: the sampling that it was
+    drawn with; a gen with another cannot take it.
+    """
 
     text: str
     max_tokens: int
     is_whole: bool
+    drawn_by: SglSamplingParams
     is_fresh: bool = True
     num_asked: int = 0
 
     def take(self, params: SglSamplingParams) -> str | None:
-        """What a gen with ``params`` would have written; None where that cannot be told for certain.
+        """What a gen with ``params`` would have written; None where that is not certain.
 
-        Its length in tokens is not known, but no more than its bytes, nor than what was generated in all.
+        Its length in tokens is not known, but it is at most its length in bytes, and at most ``max_tokens``.
         """
+        if params.without_ends() != self.drawn_by:
+            return None
         ends = [at for stop in params.stop if (at := self.text.find(stop)) >= 0]
         if ends:
             text = self.text[: min(ends)]
@@ -86,6 +94,7 @@ class StreamExecutor:
         "planned",
         "queue",
         "seq",
+        "settings",
         "sid",
         "stream",
         "task",
@@ -111,6 +120,7 @@ class StreamExecutor:
         self.cur_role_begin_pos = 0
         self.fork_start_text_pos = 0
         self.arguments: Mapping[str, Any] = {}
+        self.settings = ProgramSettings()  # of the run
         self.default_sampling_para: Any = None
         self.num_api_spec_tokens: int | None = None
         self.ahead: Ahead | None = None  # what a completion model wrote beyond what was asked

@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, Literal
 
 from ...protocol.errors import Cancelled, DeadlineExceeded, DependencyFailed, PhloemError, Unsupported
+from ...protocol.messages import ProgramSettings
 from ...protocol.tool_format import ToolFormat
 from ..chat_template import ChatTemplate
 from ..global_config import global_config
@@ -63,7 +64,9 @@ class InterpretedSession:
         self._costs = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 0}
         self.closed = Leaf(run.lock, None)
         self._alarm: Alarm | None = None
-        if run.settings is not None and (deadline_s := run.settings.deadline_s) is not None:
+        self._settings = run.settings or ProgramSettings()
+        backend.check_settings(self._settings)
+        if (deadline_s := self._settings.deadline_s) is not None:
             self._alarm = Alarm(backend, deadline_s, self._expire)
 
     def executor(self, seq: int) -> StreamExecutor:
@@ -117,6 +120,7 @@ class InterpretedSession:
         self._executors[seq] = executor
         self._num_open += 1
         executor.arguments = self._arguments
+        executor.settings = self._settings
         if seq == 0:  # forks go on without
             executor.num_api_spec_tokens = self._num_api_spec_tokens
         self._backend.begin_program(executor)
@@ -221,7 +225,7 @@ class InterpretedSession:
         if isinstance(node, SelectNode):
             return backend.select(executor, list(node.choices), node.temperature, node.method)
         params = self.params_of(node)
-        if not node.stream:
+        if not node.stream or node.n > 1:  # several candidates come whole: their pieces would be mixed
             return backend.generate(executor, params)
         parts: list[str] = []
         meta: dict[str, Any] = {}
@@ -237,7 +241,7 @@ class InterpretedSession:
             if (select := getattr(backend, "select_async", None)) is None:
                 return await asyncio.to_thread(self._call, executor, node)
             return await select(executor, list(node.choices), node.temperature, node.method)
-        if not node.stream:
+        if not node.stream or node.n > 1:
             return await backend.generate_async(executor, self.params_of(node))
         if (generate_stream := getattr(backend, "generate_stream_async", None)) is None:
             return await asyncio.to_thread(self._call, executor, node)

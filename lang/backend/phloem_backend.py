@@ -70,6 +70,7 @@ from .base_backend import BaseBackend
 class PhloemBackend(BaseBackend):
     """A runtime, spoken to in programs."""
 
+    served_settings = frozenset(ProgramSettings.__struct_fields__)
     precache_in_batch = False  # the runtime computes a prefix once, also when all ask for it together
 
     def __init__(self, client: Any) -> None:

@@ -54,6 +54,8 @@ def RuntimeEndpoint(
 class HttpBackend(BaseBackend):
     """A server with SGLang's ``/generate``, ours included; kept-alive connections, as many as generations wait."""
 
+    served_settings = BaseBackend.served_settings | {"adapter"}
+
     def __init__(
         self,
         base_url: str,
@@ -92,14 +94,15 @@ class HttpBackend(BaseBackend):
         self._http.close()
 
     def cache_prefix(self, prefix_str: str) -> None:
-        self._prefill(prefix_str)
+        self._prefill(prefix_str, "")
 
     def commit_lazy_operations(self, s: StreamExecutor) -> None:
         if s.text_:
-            self._prefill(s.text_)
+            self._prefill(s.text_, s.settings.adapter)
 
-    def _prefill(self, text: str) -> None:
-        self._call("POST", "/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
+    def _prefill(self, text: str, adapter: str) -> None:
+        request = {"text": text, "sampling_params": {"max_new_tokens": 0}}
+        self._call("POST", "/generate", {**request, **_adapted(adapter)})
 
     def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[str | list[str], dict[str, Any]]:
         answer = self._call("POST", "/generate", self._request(s, sampling_params))
@@ -138,14 +141,14 @@ class HttpBackend(BaseBackend):
     ) -> ChoicesDecision:
         """Two requests: the prompt's length, then all choices scored in one batch."""
         method = choices_method or token_length_normalized
-        prompt_len = self._score([s.text_], 0)[0]["prompt_tokens"] if s.text_ else 0
-        metas = self._score([s.text_ + choice for choice in choices], max(prompt_len - 2, 0))
+        prompt_len = self._score(s, [s.text_], 0)[0]["prompt_tokens"] if s.text_ else 0
+        metas = self._score(s, [s.text_ + choice for choice in choices], max(prompt_len - 2, 0))
         scored = [meta["input_token_logprobs"] for meta in metas]
         common = _shared(scored)
         scored = [row[common:] for row in scored]  # tokens of the prompt that all share say nothing
         alone = None
         if method.requires_unconditional_logprobs:
-            rows = [meta["input_token_logprobs"] for meta in self._score(choices, 0)]
+            rows = [meta["input_token_logprobs"] for meta in self._score(s, choices, 0)]
             alone = [
                 row[len(row) - len(own) :] if len(row) >= len(own) else [None] * (len(own) - len(row)) + row
                 for row, own in zip(rows, scored, strict=True)
@@ -164,13 +167,14 @@ class HttpBackend(BaseBackend):
         at, probabilities = draw(scores, temperature, Random())
         return ChoicesDecision(choices[at], {**info, "index": at, "probabilities": probabilities})
 
-    def _score(self, texts: list[str], start: int) -> list[dict[str, Any]]:
+    def _score(self, s: StreamExecutor, texts: list[str], start: int) -> list[dict[str, Any]]:
         request = {
             "text": texts,
             "sampling_params": {"max_new_tokens": 0, "temperature": 0},
             "return_logprob": True,
             "logprob_start_len": start,
             "return_text_in_logprobs": True,
+            **_adapted(s.settings.adapter),
         }
         return [answer["meta_info"] for answer in self._call("POST", "/generate", request)]
 
@@ -178,11 +182,8 @@ class HttpBackend(BaseBackend):
         sampling = params.to_srt_kwargs()
         if params.dtype is not None:
             sampling["regex"] = REGEX_OF_DTYPE[params.dtype]
-        request: dict[str, Any] = {"text": s.text_, "sampling_params": sampling}
-        for name in ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs"):
-            if (value := getattr(params, name)) is not None:
-                request[name] = value
-        return request
+        beside = params.beside_srt_kwargs()
+        return {"text": s.text_, "sampling_params": sampling, **beside, **_adapted(s.settings.adapter)}
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:
         try:
@@ -196,6 +197,11 @@ class HttpBackend(BaseBackend):
         if response.is_error:
             message = f"{response.request.method} {response.url}: {response.status_code} {response.text[:500]}"
             raise InvalidRequest(message) if response.status_code < 500 else PhloemError(message)
+
+
+def _adapted(adapter: str) -> dict[str, str]:
+    """The request's field that names an adapter."""
+    return {"lora_path": adapter} if adapter else {}
 
 
 def _shared(rows: list[list[Any]]) -> int:

@@ -47,7 +47,8 @@ def complete(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
         num_asked = max(params.max_new_tokens, num_ahead)
         written, meta = _checked((yield _asked(node, num_asked)))
         is_whole = (meta.get("finish_reason") or {}).get("type") == "stop"
-        ahead = Ahead(written, int(meta.get("completion_tokens") or num_asked), is_whole, num_asked=num_asked)
+        num_tokens = int(meta.get("completion_tokens") or num_asked)
+        ahead = Ahead(written, num_tokens, is_whole, params.without_ends(), num_asked=num_asked)
         text = ahead.take(params)
         if text is not None:
             executor.ahead = ahead
@@ -64,11 +65,19 @@ def converse(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
     planned = executor.planned
     if planned is None:
         parts = [executor.text_[executor.cur_role_begin_pos :], *_rest_of_turn(executor.queue)]
+        drawn_by = caller.params_of(node).without_ends()
         for part in parts:
-            if isinstance(part, GenNode) and not _is_plain(caller.params_of(part), part):
+            if isinstance(part, str):
+                continue
+            if not _is_plain(caller.params_of(part), part):
                 raise InvalidRequest(
                     f"gen({part.leaf.name!r}): several gens of one assistant turn (num_api_spec_tokens) are found in "
                     "one text, so they take stop and sampling, but no n, no grammar and no log-probabilities"
+                )
+            if caller.params_of(part).without_ends() != drawn_by:
+                raise InvalidRequest(
+                    f"gen({part.leaf.name!r}): the gens of one assistant turn (num_api_spec_tokens) are one request, "
+                    f"so their sampling must be that of the first, gen({node.leaf.name!r}), but for stop and max_tokens"
                 )
         for attempt in range(1, MAX_TRIES + 1):
             assert executor.num_api_spec_tokens is not None

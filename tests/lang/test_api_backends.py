@@ -68,6 +68,83 @@ def serve():
         server.close()
 
 
+LOGPROBS = {  # of one token, in the form of each API
+    "chat": {
+        "content": [
+            {
+                "token": "four",
+                "logprob": -0.5,
+                "bytes": None,
+                "top_logprobs": [
+                    {"token": "four", "logprob": -0.5, "bytes": None},
+                    {"token": "two", "logprob": -2.0, "bytes": None},
+                ],
+            }
+        ]
+    },
+    "completions": {
+        "tokens": ["four"],
+        "token_logprobs": [-0.5],
+        "text_offset": [0],
+        "top_logprobs": [{"four": -0.5, "two": -2.0}],
+    },
+}
+
+
+def logprobs_answer(path, body):
+    kind = "chat" if "chat" in path else "completions"
+    text = {"message": {"role": "assistant", "content": "four"}} if kind == "chat" else {"text": "four"}
+    if body.get("stream"):
+        chunk = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+        delta = {"delta": {"content": "four"}} if kind == "chat" else text
+        choice = {"index": 0, "logprobs": LOGPROBS[kind], "finish_reason": "stop", **delta}
+        usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+        return [{**chunk, "choices": [choice]}, {**chunk, "choices": [], "usage": usage}]
+    choices = [
+        {"index": i, "finish_reason": "stop", "logprobs": LOGPROBS[kind], **text} for i in range(body.get("n", 1))
+    ]
+    return {"id": "1", "object": "x", "created": 1, "model": "m", "choices": choices}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("model", "asked"), [("gpt-x", (True, 2)), ("gpt-3.5-turbo-instruct", (2, None))])
+def test_openais_log_probabilities_reach_the_program(serve, make_openai, model, asked, stream):
+    server = serve(logprobs_answer)
+    expr = gen("a", return_logprob=True, top_logprobs_num=2)
+
+    @function
+    def body(s):
+        s += "q" + expr if "instruct" in model else user("q") + assistant(expr)
+
+    s = body.run(backend=make_openai(server, model), stream=stream)
+    meta = s.get_meta_info("a")
+    assert meta["output_token_logprobs"] == [(-0.5, None, "four")]
+    assert meta["output_top_logprobs"] == [[(-0.5, None, "four"), (-2.0, None, "two")]]
+    assert meta["finish_reason"] == {"type": "stop"}
+    request = server.requests[0][1]
+    assert (request["logprobs"], request.get("top_logprobs")) == asked
+
+
+def test_a_stream_of_several_candidates_keeps_them_apart(serve, make_openai):
+    server = serve(logprobs_answer)
+
+    @function
+    def body(s):
+        s += user("q") + assistant(gen("a", n=2, return_logprob=True))
+
+    s = body.run(backend=make_openai(server), stream=True)
+    assert "".join(s.text_iter("a")) == "four" and s["a"] == ["four", "four"]
+    assert [one["output_token_logprobs"] for one in s.get_meta_info("a")["candidates"]] == [[(-0.5, None, "four")]] * 2
+    assert server.requests[0][1]["n"] == 2
+
+
+def test_a_dtype_holds_in_a_stream_too(serve, make_openai):
+    s = function(lambda s: s.__iadd__(user("q") + assistant(gen("a", dtype=int)))).run(
+        backend=make_openai(serve(openai_answer)), stream=True
+    )
+    assert "".join(s.text_iter("a")) == "4" and s["a"] == "4"
+
+
 def openai_answer(path, body):
     if path.endswith("/chat/completions"):
         if body.get("stream"):
