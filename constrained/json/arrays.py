@@ -1,8 +1,10 @@
-"""JSON arrays under formulas of what they are asked. Never deals with an item's bytes.
+"""JSON arrays: the conditions on their items, as leaves of formulas, and their states.
 
-Leaves: ``("items", prefix, rest, at)`` item ``at`` satisfies ``prefix[at]`` or ``rest``; ``("min", n)`` and
-``("max", n)`` more items; ``("contains", schema, need, room)`` so many more items satisfy ``schema`` (room -1: any);
-``("unique", seen)`` each differs from those before it, of which ``seen`` are.
+The leaves speak of the items still to come:
+    ("items", prefix, rest, at)        item i >= ``at`` satisfies ``prefix[i]``, or ``rest`` past its end
+    ("min", n), ("max", n)             there are at least, at most n items
+    ("contains", schema, need, room)   at least ``need`` and at most ``room`` items (-1: any number) satisfy ``schema``
+    ("unique", seen)                   no item equals another one or one of ``seen``
 """
 
 from collections.abc import Callable, Set
@@ -14,12 +16,12 @@ from .documents import read_json
 from .formulas import FALSE, TRUE, Leaf
 from .inner_values import InnerValues
 
-CLOSE = 1 << 30  # the result of a first item that is the closing bracket
+CLOSE = 1 << 30  # the result where the closing bracket stands in the place of the first item
 Answers = Callable[[int], bool]
 
 
 class UniqueItems:
-    """Waits in arrays with ``uniqueItems`` for what an item is (``item_texts.ItemReader``)."""
+    """Reads the items of an array with ``uniqueItems`` (``machine.ItemReader``)."""
 
     def __init__(self, arrays: "Arrays", context: tuple[int, ...]) -> None:
         self._arrays, self._context = arrays, context
@@ -36,16 +38,18 @@ class UniqueItems:
 
 
 class Arrays:
+    """The arrays of one ``Values``. A *context* is a tuple of formulas: what must hold, then the observers."""
+
     def __init__(self, values: InnerValues) -> None:
         self.values = values
         self.formulas = values.formulas
         self._plans: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
-        self._contexts: dict[int, tuple[int, ...]] = {}  # of states after items
+        self._contexts: dict[int, tuple[int, ...]] = {}  # by the state after an item
 
-    # -- formulas -------------------------------------------------------------------------------------------------
+    # -- leaves ---------------------------------------------------------------------------------------------------
 
     def items(self, prefix: tuple[int, ...], rest: int, at: int = 0) -> int:
-        """Leaf: every item from ``at`` on satisfies its schema."""
+        """The formula that every item from ``at`` on satisfies its schema."""
         while prefix and prefix[-1] == rest:
             prefix = prefix[:-1]
         at = min(at, len(prefix))
@@ -62,17 +66,20 @@ class Arrays:
         return FALSE if n < 0 else self.formulas.leaf("max", n)
 
     def unique(self, seen: tuple[int, ...] = ()) -> int:
-        """Leaf: no two items are equal, nor one to what is ``seen`` (formulas, ascending). What must hold may not have
-        it under a negation."""
+        """The formula that no two items are equal, and none equals one of ``seen`` (formulas, ascending).
+
+        A formula that must hold may not negate it.
+        """
         return self.formulas.leaf("unique", seen)
 
     def contains(self, schema: int, need: int, room: int) -> int:
+        """The formula that ``need`` to ``room`` items satisfy the schema; room -1: any number."""
         if need <= 0 and room < 0:
             return TRUE
         return self.formulas.leaf("contains", schema, max(need, 0), room)
 
     def _asked(self, leaf: Leaf) -> int:
-        """The schema whose answer for the next item the leaf needs; TRUE if none."""
+        """The schema that the leaf asks of the next item; TRUE if it asks none."""
         if leaf[0] == "items":
             return leaf[1][leaf[3]] if leaf[3] < len(leaf[1]) else leaf[2]
         if leaf[0] == "unique":
@@ -80,7 +87,7 @@ class Arrays:
         return leaf[1] if leaf[0] == "contains" else TRUE
 
     def _change(self, leaf: Leaf, answer: bool) -> int:
-        """What remains of a leaf after an item of which it got an answer."""
+        """The leaf after an item, given whether the item satisfies what the leaf asked."""
         match leaf:
             case ("items", prefix, rest, at):
                 return self.items(prefix, rest, at + 1) if answer else FALSE
@@ -88,7 +95,7 @@ class Arrays:
                 return self.at_least(n - 1)
             case ("max", n):
                 return self.at_most(n - 1)
-            case ("unique", _):  # what it was is told by its text
+            case ("unique", _):  # ``after_value`` adds the item to those seen
                 return self.formulas.leaf(*leaf) if answer else FALSE
             case ("contains", schema, need, room):
                 if not answer:
@@ -100,13 +107,15 @@ class Arrays:
         return self.formulas.replace(formula, lambda leaf: self._change(leaf, answers(self._asked(leaf))))
 
     def _step_unsure(self, formula: int, true: Set[int], unknown: Set[int], at_worst: bool) -> int:
-        """What remains after an item: at least this much is asked of the rest (``at_worst``: at most) if some answers
-        are unknown."""
+        """The formula after an item of which some answers are unknown.
+
+        With ``at_worst`` it implies each formula that the answers can lead to; without, each of them implies it.
+        """
 
         def change(leaf: Leaf, at_worst: bool) -> int:
             asked = self._asked(leaf)
             if asked in unknown and leaf[0] == "contains" and leaf[3] > 0:
-                return FALSE if at_worst else TRUE  # neither answer is always the better one
+                return FALSE if at_worst else TRUE  # which answer is better depends on the items to come
             if asked in unknown and leaf[0] == "contains" and leaf[3] == 0:
                 return self._change(leaf, at_worst)
             return self._change(leaf, asked == TRUE or asked in true or (asked in unknown and not at_worst))
@@ -158,20 +167,21 @@ class Arrays:
         return self._some_item_leads_on(formula, frozenset(), self._all_asked(formula))
 
     def _check_enough(self, demand: int, need: int) -> None:
-        """That items which have to differ can: else an array begun might have no end."""
+        """Raise GrammarTooComplex unless ``need`` different values are found: an array might have no end."""
         if self.values.num_values(demand, need) < need:
             raise GrammarTooComplex(
-                f"uniqueItems with minItems {need}: it cannot be told that there are {need} different values for each "
-                "item; lower minItems, or allow more values"
+                f"uniqueItems with minItems {need}: fewer than {need} different values for each item were found; lower "
+                "minItems, or allow more values"
             )
 
     def check_clauses(self, formula: int) -> None:
-        """Look for items that may run out in any clause of a formula without negations."""
+        """Raise GrammarTooComplex if unique items may run out in some clause of a formula without negations."""
         for clause in self.formulas.clauses(formula):
             self.alive(self.formulas.conjunction([p for p, _ in clause]))
 
     def _some_item_leads_on(self, formula: int, true: frozenset[int], unknown: tuple[int, ...]) -> bool:
-        """Whether an item that satisfies ``true``, and nothing else but of the ``unknown``, brings the end nearer."""
+        """Whether the array can be completed after an item that satisfies, of all schemas asked, those in ``true`` and
+        some of the ``unknown``."""
         after = self._step_unsure(formula, true, frozenset(unknown), False)
         if after == FALSE or not self.values.satisfiable(self.formulas.conjunction(true)):
             return False
@@ -189,14 +199,14 @@ class Arrays:
     # -- states ---------------------------------------------------------------------------------------------------
 
     def _plan(self, context: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """What the next item must satisfy and which schemas it is observed for."""
+        """What the next item must satisfy, and the schemas that observe it."""
         found = self._plans.get(context)
         if found is not None:
             return found
         formulas = self.formulas
         must = context[0]
         if any(not sign and formulas.nodes[p][1][0] == "unique" for p, sign in formulas.polarities(must)):
-            raise GrammarTooComplex("uniqueItems must not hold")  # seen when compiled, see ``unheld``
+            raise GrammarTooComplex("uniqueItems must not hold")  # refused when compiled, see ``json_schema``
         plain = formulas.positive_clause(must)
         certain: set[int] = set()
         if plain is not None and not any(formulas.nodes[p][1][0] == "contains" for p in plain):
@@ -207,13 +217,15 @@ class Arrays:
         else:
             demand = self._demand(must)
             rest = context
-        leaves = [leaf for _, leaf in formulas.leaves(*rest) if leaf[0] != "unique"]  # of which the text tells
+        leaves = [
+            leaf for _, leaf in formulas.leaves(*rest) if leaf[0] != "unique"
+        ]  # ``UniqueItems`` asks the item's text
         observed = {self._asked(leaf) for leaf in leaves} - {TRUE, FALSE} - certain
         found = self._plans[context] = demand, tuple(sorted(observed))
         return found
 
     def _demand(self, must: int) -> int:
-        """The weakest schema for the next item that leaves ``must`` within reach."""
+        """The weakest condition on the next item after which ``must`` can still be satisfied."""
         formulas = self.formulas
         asked = self._all_asked(must)
 
@@ -232,11 +244,11 @@ class Arrays:
         return self.values.weakest(asked, is_alive, "one array item")
 
     def first_demand(self, formula: int) -> int:
-        """What the first item of an array must satisfy."""
+        """The condition on the first item of an array."""
         return self._plan((formula,))[0]
 
     def open(self, context: tuple[int, ...]) -> int:
-        """The row code of ``[``; 0 if no array fits."""
+        """The row code of ``[``; 0 if no array satisfies the formula."""
         if not self.alive(context[0]):
             return 0
         must, observed = self._plan(context)
@@ -268,7 +280,7 @@ class Arrays:
         return self._after(after)
 
     def after_value(self, state: int, value: int) -> int:
-        """The state that ``state`` is after an item that equals ``value`` (a formula); 0 if there is no way on."""
+        """The state instead of ``state`` after an item that equals ``value`` (a formula); 0 if it repeats an item."""
 
         def change(leaf: Leaf) -> int:
             if leaf[0] != "unique":
@@ -279,7 +291,7 @@ class Arrays:
         return self._after(context) if context[0] != FALSE else 0
 
     def may_go_on(self, must: int) -> bool:
-        """Whether there is an item after the next one, of each kind it may be of, whatever the next one is."""
+        """Whether, whatever the next item is, another one can follow it, of each kind that items may be of."""
         demand, _ = self._plan((self._step(must, lambda asked: True),))
         return self.values.has_another_of_each_kind(demand)
 

@@ -1,4 +1,4 @@
-"""Whether an object can be completed, and what its next property must satisfy for that. Makes no state."""
+"""Whether an object can be completed, and which next properties keep it so."""
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
@@ -14,7 +14,10 @@ MANY = 1 << 30  # as an upper count: none
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """An object at some point: ``seen`` has a bit per name that may not come again."""
+    """An object between two properties.
+
+    ``formulas`` are what must hold, then the observers; ``seen`` has the bits of the names that may not come any more.
+    """
 
     partition: NamePartition
     seen: int
@@ -23,27 +26,29 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A plain conjunction taken apart: rules on names and values, names still missing, and how many may come."""
+    """A conjunction without negations: the rules on names and values, required names, number of properties."""
 
     rules: tuple[int, ...]
-    missing: int  # bits
-    low: int
-    room: int
+    missing: int  # bits of required names
+    low: int  # least number of properties
+    room: int  # greatest number of properties
 
 
 @dataclass(slots=True)
 class Clause:
-    """What one clause asks of an object's properties: those still to come keep the rules and break what is to break."""
+    """What a clause asks of the properties to come: each keeps all rules; each rule in ``broken`` is broken by one."""
 
     rules: list[int] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
-    needed: int = 0  # bits of names
-    banned: int = 0
-    low: int = 0
-    high: int = MANY
+    needed: int = 0  # bits of required names
+    banned: int = 0  # bits of forbidden names
+    low: int = 0  # least number of properties
+    high: int = MANY  # greatest number of properties
 
 
 class Completions:
+    """The questions about objects of one ``Values``. States are made by ``Objects``."""
+
     def __init__(self, values: InnerValues, properties: Properties) -> None:
         self.values = values
         self.formulas = values.formulas
@@ -58,9 +63,9 @@ class Completions:
     # -- whole objects --------------------------------------------------------------------------------------------
 
     def settled(self, formula: int) -> int:
-        """What holds of the same objects, without negations that hold anyway.
+        """An equivalent formula without the negations that always hold.
 
-        Of a ``oneOf`` whose branches a required property tells apart, nothing is left but the branches.
+        A ``oneOf`` whose branches a required property tells apart becomes the disjunction of its branches.
         """
         found = self._settled.get(formula)
         if found is None:
@@ -82,7 +87,7 @@ class Completions:
         return formulas.conjunction(settled)
 
     def _without_sure_breaks(self, formula: int, certain: list[int], partition: NamePartition) -> int:
-        """The formula without what is broken by any object that keeps its own leaves and the ``certain`` ones."""
+        """The formula without the negated rules that its required properties break, given ``certain`` leaves."""
         nodes = self.formulas.nodes
         leaves = {*certain, *(p for p in self.formulas.parts(formula, "and") if nodes[p][0] == "leaf")}
         clause = self._clause(partition, tuple((p, True) for p in sorted(leaves)))
@@ -142,7 +147,7 @@ class Completions:
             return False
         if not clause.broken and clause.low <= len(used):
             return True
-        # Rules are broken by a property that is needed anyway, or by one more.
+        # A rule is broken by a required property or by an additional one.
         unseen = self.properties.unseen_classes(partition, seen | clause.banned | clause.needed)
         broken = [rule for rule in clause.broken if not self._is_sure_to_be_broken(rule, partition, rules, used)]
         if clause.low <= len(used) and self._break_greedily(broken, partition, rules, used, unseen, clause.high):
@@ -158,7 +163,7 @@ class Completions:
                 return False
             wanted.append([(cls, self.formulas.negation(asked)) for cls, asked in ways])
         wanted.sort(key=len)
-        has_others = bool(free) and partition.name_of(free[-1]) is None  # of which there are any number
+        has_others = bool(free) and partition.name_of(free[-1]) is None  # other names: any number of properties
         most = min(clause.high, MANY if has_others else len(used) + len(free))
         placing = Placing(self.values, lambda cls: self._demanded(partition, rules, cls), wanted, clause.low, most)
         return placing.exists(frozenset(used))
@@ -172,7 +177,7 @@ class Completions:
         free: list[int],
         most: int,
     ) -> bool:
-        """Whether each rule can be broken by the first property that can, after those before it: then all can."""
+        """Whether a greedy choice breaks all rules: each by the first property that can still break it."""
         extra: dict[int, int] = {}
         conjunction = self.formulas.conjunction
         for rule in broken:
@@ -189,7 +194,7 @@ class Completions:
     def _is_sure_to_be_broken(
         self, rule: int, partition: NamePartition, rules: tuple[int, ...], used: list[int]
     ) -> bool:
-        """Whether a rule is broken whatever is written for some property that is needed."""
+        """Whether every value of some required property breaks the rule."""
         for cls in used:
             key = (self._demanded(partition, rules, cls), self._asked(rule, partition, cls))
             found = self._sure_breaks.get(key)
@@ -201,7 +206,7 @@ class Completions:
         return False
 
     def _can_break(self, demand: int, asked: int) -> bool:
-        """Whether some value satisfies one formula and not the other."""
+        """Whether some value satisfies ``demand`` and not ``asked``."""
         formulas = self.formulas
 
         def rule() -> bool:
@@ -210,14 +215,14 @@ class Completions:
         return self.values.prove(("breaks", demand, asked), rule)
 
     def _asked(self, rule: int, partition: NamePartition, cls: int) -> int:
-        """What a rule on names or values asks of a property's value; FALSE if it forbids its name."""
+        """The schema that a rule on names or values asks of a property's value; FALSE if the rule forbids the name."""
         leaf = self.formulas.nodes[rule][1]
         if leaf[0] != "names":
             return self.properties.asked(leaf, partition, cls)
         return TRUE if self.properties.matches(self.values.expression(leaf[1], "string"), partition, cls) else FALSE
 
     def _demanded(self, partition: NamePartition, rules: tuple[int, ...], cls: int) -> int:
-        """What rules on names and values ask of a property's value together."""
+        """The formula that rules on names and values together ask of a property's value."""
         key = (partition, rules, cls)
         found = self._rule_demands.get(key)
         if found is None:
@@ -227,13 +232,13 @@ class Completions:
         return found
 
     def _fits(self, partition: NamePartition, rules: tuple[int, ...], cls: int) -> bool:
-        """Whether a property of this class may stand in an object of these rules, and has a value."""
+        """Whether the rules allow a property of this class with some value."""
         return self.values.satisfiable(self._demanded(partition, rules, cls))
 
     # -- the next property ----------------------------------------------------------------------------------------
 
     def demand(self, context: Context, cls: int) -> tuple[int, tuple[int, ...]]:
-        """What the value of a property of this class must satisfy, and which schemas it is observed for."""
+        """What the value of a property of this class must satisfy, and the schemas that observe it."""
         key = (context, cls)
         found = self._demands.get(key)
         if found is not None:
@@ -260,7 +265,7 @@ class Completions:
         return asked - {TRUE, FALSE}
 
     def _weakest_demand(self, context: Context, cls: int) -> int:
-        """The weakest schema for the next property that leaves what must hold within reach."""
+        """The weakest condition on the next property's value after which the object can still be completed."""
         formulas, properties = self.formulas, self.properties
         partition, must = context.partition, context.formulas[0]
         seen = properties.seen_after(partition, context.seen, cls)
@@ -284,20 +289,20 @@ class Completions:
         return formulas.disjunction(parts)
 
     def allowed_demand(self, context: Context, cls: int) -> tuple[int, tuple[int, ...]]:
-        """``demand`` for a class known to be allowed."""
+        """As ``demand``, for a class that ``allowed`` has returned: for plain objects without the checks."""
         plain = self._plain(context.partition, context.formulas[0])
         if plain is None or len(context.formulas) > 1:
             return self.demand(context, cls)
         return self._demanded(context.partition, plain.rules, cls), ()
 
     def demands_at_start(self, formula: int) -> list[int]:
-        """What the values of the properties of note must satisfy that may come first."""
+        """The conditions on the values of the listed properties that may come first."""
         context = self._start(formula)
         names, _ = self.allowed(context)
         return [self.allowed_demand(context, cls)[0] for cls in classes_of(names)]
 
     def has_free_names(self, formula: int) -> bool:
-        """Whether the first property may have any name but a few."""
+        """Whether the first property may have a name of class 0, of which there are any number."""
         return 0 in self.allowed(self._start(formula))[1]
 
     def _start(self, formula: int) -> Context:
@@ -305,7 +310,7 @@ class Completions:
         return Context(self.properties.partition((formula,)), 0, (formula,))
 
     def allowed(self, context: Context) -> tuple[int, tuple[int, ...]]:
-        """The names that may come next, as bits, and the other classes that may."""
+        """The listed names that may come next, as bits, and the other classes that may."""
         fast = self._allowed_plain(context)
         if fast is not None:
             return fast
@@ -318,7 +323,7 @@ class Completions:
                     others.append(cls)
         return names, tuple(others)
 
-    # -- plain conjunctions, in a few operations on bits ----------------------------------------------------------
+    # -- conjunctions without negations, by a few operations on bits ----------------------------------------------
 
     def _plain(self, partition: NamePartition, formula: int) -> Plain | None:
         key = (partition, formula)
@@ -333,7 +338,7 @@ class Completions:
         return found
 
     def _allowed_plain(self, context: Context) -> tuple[int, tuple[int, ...]] | None:
-        """As ``allowed`` for a plain conjunction without lower counts."""
+        """As ``allowed``, for a conjunction without negations and without a least count; None for any other."""
         plain = self._plain(context.partition, context.formulas[0])
         if plain is None or plain.low:
             return None
@@ -351,7 +356,7 @@ class Completions:
         return names, others
 
     def _possible_of(self, partition: NamePartition, rules: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """The names as bits and the other classes of which a property may stand in an object of these rules."""
+        """The listed names, as bits, and the other classes of which the rules allow a property."""
         key = (partition, rules)
         found = self._possible.get(key)
         if found is None:
@@ -361,7 +366,7 @@ class Completions:
         return found
 
     def after_plain(self, context: Context, cls: int) -> tuple[int, ...] | None:
-        """The formulas after a property of a plain object without observers and counts; None for others."""
+        """The formulas after a property if they are one conjunction without negations and counts; else None."""
         partition, (formula, *others) = context.partition, context.formulas
         plain = self._plain(partition, formula)
         if plain is None or others or plain.low or plain.room < MANY:
@@ -374,9 +379,10 @@ class Completions:
 
 
 class Placing:
-    """A search for properties that break all that is to break, and are neither too few nor too many.
+    """A search for ``low`` to ``most`` properties that break every rule that has to be broken.
 
-    ``wanted``: for each thing to break the classes that can, with what their value must satisfy.
+    ``wanted`` has for each rule the classes that can break it, each with what its value must satisfy for that.
+    ``demanded(cls)`` is what the value of a property of a class must satisfy anyway.
     """
 
     def __init__(
@@ -395,7 +401,7 @@ class Placing:
         self._num_tried = 0
 
     def exists(self, used: frozenset[int]) -> bool:
-        """Whether it can be done, where properties of the classes in ``used`` are written anyway."""
+        """Whether there are such properties, among them one of each class in ``used``."""
         return self.low <= self.most and self._place(0, used, {})
 
     def _place(self, at: int, used: frozenset[int], extra: dict[int, int]) -> bool:
@@ -420,7 +426,7 @@ class Placing:
 
 
 def classes_of(names: int) -> list[int]:
-    """The classes of the names whose bits are set."""
+    """The classes of the listed names whose bits are set."""
     found = []
     while names:
         low = names & -names

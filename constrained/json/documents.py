@@ -1,4 +1,4 @@
-"""A JSON Schema document: its resources, anchors and references. Never says what a keyword means for a value."""
+"""A JSON Schema document: its subschemas, resources, anchors and references."""
 
 import json
 import re
@@ -22,7 +22,7 @@ MAPS = ("properties", "patternProperties", "definitions", "$defs", "dependentSch
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A schema inside a document. ``scope`` lists the resources entered on the way, where dynamic references ask."""
+    """A schema inside a document. ``scope``: the resources entered on the way, which dynamic references search."""
 
     schema: Json = field(compare=False, hash=False)
     pointer: str
@@ -31,7 +31,7 @@ class Place:
 
 
 def read_json(text: str) -> Json:
-    """Parse a schema; numbers with a point or exponent stay exact decimals."""
+    """Parse JSON; numbers with a point or exponent become exact decimals. Raises GrammarError."""
 
     def number(text: str) -> Decimal:
         found = Decimal(text)
@@ -57,14 +57,15 @@ def read_json(text: str) -> Json:
 
 
 def escape(part: str) -> str:
+    """A name as a part of a JSON pointer (RFC 6901)."""
     return part.replace("~", "~0").replace("/", "~1")
 
 
 class Document:
-    """Where the parts of a schema are, by URI."""
+    """The subschemas of a document by URI. Raises GrammarError for a part that is no schema."""
 
     def __init__(self, root: Json, *, keeps_unique_items: bool = True) -> None:
-        """``keeps_unique_items``: else that keyword is left to be checked afterwards."""
+        """Without ``keeps_unique_items`` that keyword is not enforced."""
         self.root = root
         self.keeps_unique_items = keeps_unique_items
         dialect = root.get("$schema", "") if isinstance(root, dict) else ""
@@ -134,7 +135,7 @@ class Document:
                 self._index(value, f"{pointer}/{key}", base, depth + 1)
 
     def resolve(self, reference: str, place: Place, *, dynamic: bool = False) -> Place:
-        """The schema a reference leads to from ``place``."""
+        """The schema that a reference at ``place`` leads to. Raises GrammarError if it leads outside the document."""
         key = (reference, place.base, place.scope, dynamic)
         found = self._resolved.get(key)
         if found is None:
@@ -159,7 +160,7 @@ class Document:
         else:
             anchored = self.anchors.get((target.base, fragment))
             if anchored is None:
-                raise GrammarError(f"$ref {reference!r}: there is no such anchor", where=place.pointer)
+                raise GrammarError(f"$ref {reference!r}: the schema has no such anchor", where=place.pointer)
             found = anchored
             if dynamic and (target.base, fragment) in self.dynamic:
                 for resource in place.scope:
@@ -169,13 +170,14 @@ class Document:
         return self.enter(found, place)
 
     def enter(self, found: Place, origin: Place) -> Place:
+        """``found`` with the scope of a reference from ``origin``."""
         if not self.dynamic:
             return found
         scope = origin.scope if found.base in origin.scope else (*origin.scope, found.base)
         return Place(found.schema, found.pointer, found.base, scope)
 
     def child(self, schema: Json, pointer: str, place: Place) -> Place:
-        """The place of a subschema."""
+        """The place of a subschema of the schema at ``place``."""
         base = self._base_of(schema, place.base)
         scope = place.scope
         if self.dynamic and base not in scope:

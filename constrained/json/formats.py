@@ -1,4 +1,4 @@
-"""What ``format`` means where it is enforced: a regular expression for each that is one. Never reads a schema."""
+"""The formats that can be enforced, as regexes."""
 
 _YEAR = "[0-9]{4}"
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
@@ -9,7 +9,7 @@ _DATE = (
 _OFFSET = "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?"
 _TIME = f"{_CLOCK}{_OFFSET}"
-# A label is at most 63 characters long by the standard; counting them would make a state of each.
+# The standard allows a label 63 characters. They are not counted: each count would be a state.
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _HOST = f"{_LABEL}(?:\\.{_LABEL})*"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -35,7 +35,7 @@ _HEX = "[0-9A-Fa-f]"
 
 
 def _uri(extra: str, *, absolute: bool) -> str:
-    """RFC 3986 (and 3987 with ``extra`` characters), scheme and all or any reference."""
+    """A URI of RFC 3986, or with ``extra`` characters of RFC 3987; unless ``absolute``, a relative reference too."""
     plain = f"[A-Za-z0-9._~!$&'()*+,;=:@{extra}-]"
     pchar = f"(?:{plain}|%{_HEX}{{2}})"
     no_colon = f"(?:[A-Za-z0-9._~!$&'()*+,;=@{extra}-]|%{_HEX}{{2}})"

@@ -1,8 +1,8 @@
-"""Boolean formulas over schemas and over what arrays and objects are asked, hash-consed. Never reads a schema.
+"""Boolean formulas, hash-consed: over schemas, and over conditions on arrays and objects.
 
-A formula is an int; equal ints are equal formulas. Negations stand at leaves only. An array's or object's formula is
-derived item by item like a regular expression byte by byte: a leaf answers what it asks of the next value, becomes
-what remains of it, and at the closing bracket is true or false.
+A formula is an int; equal ints are equal formulas. Negations stand at leaves only. A formula of an array or object is
+derived item by item, as a regular expression is derived byte by byte: each leaf asks a schema of the next item, the
+answer turns the leaf into what it asks of the items after it, and at the closing bracket each leaf is true or false.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,9 +13,9 @@ from ..spec import GrammarTooComplex
 
 FALSE, TRUE = 0, 1
 MAX_CLAUSES = 512
-FEW_CASES = 8  # so many are tried one after another; of more, choices that fail by themselves are dropped first
+FEW_CASES = 8  # with more, ``some_clause`` first drops the alternatives that fail by themselves
 Leaf = tuple  # ("kind", ...)
-SignedLeaf = tuple[int, bool]  # leaf formula, is positive
+SignedLeaf = tuple[int, bool]  # a leaf's formula; False: the leaf is negated
 
 
 def _too_many_cases(limit: int) -> GrammarTooComplex:
@@ -26,6 +26,8 @@ def _too_many_cases(limit: int) -> GrammarTooComplex:
 
 
 class Formulas:
+    """The formulas of one set of schemas. ``fuel`` counts the work; ``max_formulas`` bounds the store."""
+
     def __init__(self, *, fuel: Fuel, max_formulas: int = 500_000) -> None:
         self.fuel = fuel
         self.max_formulas = max_formulas
@@ -112,7 +114,7 @@ class Formulas:
     def replace(
         self, formula: int, change: Callable[[Leaf], int], change_negated: Callable[[Leaf], int] | None = None
     ) -> int:
-        """The formula with every leaf replaced by what ``change`` makes of it; a negated one by ``change_negated``."""
+        """The formula with ``change(leaf)`` for every leaf; if given, ``change_negated(leaf)`` for negated ones."""
         known: dict[int, int] = {}
 
         def visit(at: int) -> int:
@@ -137,7 +139,7 @@ class Formulas:
         return visit(formula)
 
     def leaves(self, *formulas: int) -> list[tuple[int, Leaf]]:
-        """Every leaf in the formulas, once."""
+        """Every leaf of the formulas, once, with its formula."""
         found: dict[int, Leaf] = {}
         seen: set[int] = set()
         stack = list(reversed(formulas))
@@ -154,7 +156,10 @@ class Formulas:
         return list(found.items())
 
     def clauses(self, formula: int) -> list[tuple[SignedLeaf, ...]]:
-        """The disjunctive normal form: any one clause, all its literals."""
+        """The disjunctive normal form: the formula holds where all leaves of some clause do.
+
+        Raises GrammarTooComplex for more than ``MAX_CLAUSES`` clauses.
+        """
         found = self._clauses.get(formula)
         if found is None:
             node = self.nodes[formula]
@@ -187,9 +192,10 @@ class Formulas:
         return found
 
     def some_clause(self, formula: int, holds: Callable[[tuple[SignedLeaf, ...]], bool], *, fuel: int = 4096) -> bool:
-        """Whether ``holds`` is true of any clause; they are made one by one, so the first to hold ends the search.
+        """Whether ``holds`` is true of any clause. Clauses are made one by one until one holds.
 
-        What holds of a clause has to hold of any part of it too.
+        ``holds`` must be monotone: if it is true of a clause, it is true of every part of the clause.
+        Raises GrammarTooComplex after ``fuel`` clauses.
         """
         budget = [fuel]
 
@@ -205,7 +211,7 @@ class Formulas:
                 if node[0] == "or":
                     options = node[1:]
                     if any(chosen.get(leaf) == sign for leaf, sign in map(self._literal, options)):
-                        continue  # one of them is chosen already
+                        continue  # a chosen leaf makes this part true
                     return any(search((p, *todo), dict(chosen)) for p in options)
                 leaf, sign = (at, True) if node[0] == "leaf" else (node[1], False)
                 if chosen.setdefault(leaf, sign) != sign:
@@ -232,7 +238,7 @@ class Formulas:
         return (node[1], False) if node[0] == "not" else (formula, True)
 
     def polarities(self, formula: int) -> list[SignedLeaf]:
-        """Every leaf of the formula with the signs it appears under."""
+        """Every leaf of the formula, once for each sign it appears with."""
         found: dict[SignedLeaf, None] = {}
         stack, seen = [formula], set()
         while stack:
@@ -248,12 +254,12 @@ class Formulas:
         return list(found)
 
     def parts(self, formula: int, op: str) -> tuple[int, ...]:
-        """The parts of an ``and`` or an ``or``; of anything else, itself."""
+        """The parts of the formula if it is an ``op`` (``and`` or ``or``); otherwise the formula itself."""
         node = self.nodes[formula]
         return node[1:] if node[0] == op else (formula,)
 
     def positive_clause(self, formula: int) -> tuple[int, ...] | None:
-        """The leaves of a plain conjunction of leaves; None for anything else."""
+        """The leaves of a conjunction of leaves without negations; None for any other formula."""
         node = self.nodes[formula]
         if node[0] == "leaf":
             return (formula,)

@@ -1,4 +1,4 @@
-"""JSON Schema 2020-12, with the spellings of draft 4 to 2019-09, as formulas. Never deals with bytes or states."""
+"""JSON Schema 2020-12, with the spellings of draft 4 to 2019-09: a document's text to the formula of its root."""
 
 import hashlib
 from decimal import Decimal
@@ -15,7 +15,7 @@ from .schema_nodes import SchemaNodes
 from .schema_reader import SchemaReader
 from .values import Values
 
-OF_NO_VALUE = ("has", "names", "minp", "maxp")  # leaves that ask nothing of an object's values
+OF_NO_VALUE = ("has", "names", "minp", "maxp")  # leaves that ask nothing of the values of properties
 UNENFORCED = (
     "uniqueItems that may have to be broken: under not, if or contains, in a branch of oneOf that others overlap, "
     "beside contains, or within the items of such an array"
@@ -23,7 +23,7 @@ UNENFORCED = (
 
 
 class Schemas:
-    """The schemas met on one machine in one style. ``compile`` gives the formula of a document's root."""
+    """The schemas compiled on one machine in one style."""
 
     def __init__(
         self,
@@ -49,9 +49,12 @@ class Schemas:
         self._reading: set[tuple[int, Kind]] = set()
 
     def compile(self, text: str, *, check_after: bool) -> tuple[int, list[str]]:
-        """The root's formula, and what of it is left to check afterwards."""
+        """The formula of the root, and the parts of the schema that it does not enforce.
+
+        Raises GrammarError for those parts unless ``check_after``.
+        """
         document = Document(read_json(text))
-        lock = self.values.machine.lock  # taken for a while at a time, so that masks are made in between
+        lock = self.values.machine.lock  # held for one schema at a time, so that matchers make masks in between
         for place in document.places:
             with lock:
                 self._check(document, place)
@@ -78,7 +81,7 @@ class Schemas:
     # -- checks ---------------------------------------------------------------------------------------------------
 
     def _check(self, document: Document, place: Place) -> None:
-        """Every keyword of one schema is well formed and known to be enforced."""
+        """Raise GrammarError if a keyword of one schema is malformed, or its value cannot be enforced."""
         schema, where = place.schema, place.pointer
         if "$ref" in schema and document.ref_stands_alone:
             check_keyword("$ref", schema["$ref"], f"{where}/$ref")
@@ -106,7 +109,7 @@ class Schemas:
             self.values.numbers.between(*number_bounds(schema), where=where)
 
     def _read(self, schema: int, kind: Kind) -> int:
-        """The formula of leaves that a schema, by its number, is for values of one kind."""
+        """The formula of leaves that a schema, by its number, means for values of one kind."""
         document, _, place = self._nodes.nodes[schema]
         if not has_type(place.schema, kind) and not ("$ref" in place.schema and document.ref_stands_alone):
             return FALSE
@@ -125,8 +128,12 @@ class Schemas:
 
 
 def _unenforced_unique_items(values: Values, root: int) -> list[str]:
-    """Where ``uniqueItems`` stands in schemas that ``root`` may ask to be broken. Raises GrammarTooComplex for arrays
-    of more items than there may be different ones."""
+    """Where ``uniqueItems`` stands but cannot be enforced.
+
+    An array's items are compared as they are read, so no formula may ask for arrays that repeat items: no negation of
+    the schema, which ``oneOf`` of overlapping branches contains, and no count of items that satisfy it.
+    Raises GrammarTooComplex for arrays that need more different items than were found.
+    """
     formulas = values.formulas
     found: dict[str, None] = {}
     todo = [(root, True)]
@@ -153,7 +160,7 @@ def _unenforced_unique_items(values: Values, root: int) -> list[str]:
                     found[values.schemas.pointer(node)] = None
                 else:
                     values.arrays.check_clauses(array)
-                of_items = False  # of which each must not equal those before it
+                of_items = False  # an item must differ from those before it: a negation
             todo += [(inner, of_items) for leaf in leaves if leaf[0] == "items" for inner in (*leaf[1], leaf[2])]
             todo += [(leaf[1], False) for leaf in leaves if leaf[0] == "contains"]
     return list(found)

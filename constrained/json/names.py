@@ -1,6 +1,6 @@
-"""The states of a property name being written: on the way to one of some names of note, or past them all.
+"""The states inside a property name: each stands for a node of the trie of the listed names.
 
-Never knows what may follow a name. Each state stands for a node of the names' trie and for what else may begin so.
+From any of them the name may also leave the trie and become another name.
 """
 
 import json
@@ -11,11 +11,11 @@ from ..machine import Machine
 from ..vocabulary import flat_trie
 
 QUOTE = 0x22
-EAGER_NODES = 4096  # rows of a bigger trie are made one by one, when met
+EAGER_NODES = 4096  # the rows of a bigger trie are made one by one, when first met
 
 
 class NameTrie:
-    """The trie of ``names`` (class 1 is the first); ``other`` is the state within any other name."""
+    """The trie of ``names``, whose classes are 1, 2, ...; ``other`` is the state inside any other name."""
 
     def __init__(self, machine: Machine, other: int, names: tuple[str, ...]) -> None:
         self.machine = machine
@@ -25,19 +25,21 @@ class NameTrie:
         offsets = np.concatenate([[0], np.cumsum([len(s) for s in spelled])]).astype(np.int64)
         num_empty = sum(not s for s in spelled)  # the empty name ends at the root
         node_byte, depth, end, first, count, _, _ = flat_trie(data, offsets, self._sorted[num_empty:])
-        # Node 0 is the root; the names under node n are those from ``_first[n]`` up to ``_last[n]`` in sorted order.
+        # Node 0 is the root. The names under node n are those of sorted positions [_first[n], _last[n]).
         self.num_nodes = len(node_byte) + 1
         before = np.concatenate([[0], np.cumsum(count)]) + num_empty
         self._first = np.concatenate([[0], before[:-1]])
         self._last = np.concatenate([[len(names)], before[end]])
-        self._ends = np.full(self.num_nodes, -1, np.int64)  # the class of the name that ends at the node
+        self._ends = np.full(self.num_nodes, -1, np.int64)  # class of the name that ends at the node, -1 for none
         ending = np.flatnonzero(count)
         self._ends[ending + 1] = self._sorted[num_empty + first[ending]] + 1
         if num_empty:
             self._ends[0] = self._sorted[0] + 1
         self._bytes = node_byte
         self._parents = _parents(depth)
-        self._edges: dict[int, list[tuple[int, int]]] | None = None  # children of each node, for rows made one by one
+        self._edges: dict[int, list[tuple[int, int]]] | None = (
+            None  # (byte, child) of each node, for rows made one by one
+        )
         is_plain = (data[:-1] >= 0x20) & (data[:-1] < 0x7F) & (data[:-1] != 0x5C) & (data[:-1] != QUOTE)
         self.start = machine.num_states
         if is_plain.all() and self.num_nodes <= EAGER_NODES:
@@ -79,7 +81,7 @@ class NameTrie:
             row[QUOTE] = self.machine.end_state(int(self._ends[n]))
 
     def filter(self, names: int, others: bool) -> int:
-        """The frame filter that lets names pass whose bits are set, and others or not."""
+        """The frame filter that allows the names whose bits are set, and other names if ``others``."""
         key = (names, others)
         found = self._filters.get(key)
         if found is None:
@@ -96,7 +98,7 @@ class NameTrie:
 
 
 def _parents(depth: np.ndarray) -> np.ndarray:
-    """Each node's parent, 0 for the root, counting nodes from 1."""
+    """The parent of each node, given the nodes' depths in depth-first order; nodes count from 1, the root is 0."""
     path = [0] * (int(depth.max(initial=0)) + 1)
     out = np.zeros(len(depth), np.int64)
     for n, d in enumerate(depth.tolist(), 1):

@@ -1,7 +1,7 @@
-"""JSON numbers under bounds, as languages of their decimal spellings. Never deals with JSON structure.
+"""JSON numbers under bounds, as languages of their decimal spellings.
 
-A bounded number is spelled without an exponent; trailing zeros after the point are free, so ``1``, ``1.0`` and
-``1.00`` are one integer, as the standard says. Numbers without bounds may carry an exponent.
+A bounded number is spelled without an exponent. Zeros may trail behind the point: ``1``, ``1.0`` and ``1.00`` are the
+same integer in JSON Schema. Numbers without bounds may have an exponent.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Bound:
 
 
 class Numbers:
-    """Expressions for sets of numbers."""
+    """Sets of numbers as expressions of one store."""
 
     def __init__(self, expressions: Expressions) -> None:
         ex = self.ex = expressions
@@ -36,7 +36,7 @@ class Numbers:
         not_zero = ex.concat(sign, self._digits(1, 9), ex.repeat(self.digit, 0, None))
         self.canonical_integer = ex.union(ex.literal(b"0"), not_zero)
         self._canonical: dict[int, int] = {}
-        self._integers: set[int] = set()  # known to be languages of integers
+        self._integers: set[int] = set()  # expressions of which every text is an integer
         self.fraction = ex.union(EMPTY, ex.concat(self.point, ex.repeat(self.digit, 1, None)))
         self.plain = ex.concat(sign, self.natural, self.fraction)
         self.plain_integer = ex.concat(sign, self.natural, self.zeros)
@@ -49,10 +49,10 @@ class Numbers:
         plus_minus = ex.union(EMPTY, ex.bytes_in(1 << ord("+") | 1 << ord("-")))
         exponent = ex.union(EMPTY, ex.concat(mark, plus_minus, below_309))
         self.any = ex.concat(self.plain, exponent)
-        # so that no model can write zeros for ever behind the point; 17 digits tell any two doubles apart
+        # at most 17 decimals, so that a model cannot write zeros without end; 17 digits tell any two doubles apart
         decimals = ex.union(EMPTY, ex.concat(self.point, ex.repeat(self.digit, 1, MAX_DECIMALS)))
         self.short = ex.concat(sign, self.natural, decimals, exponent)
-        # d.ddd e16 and up, with at most 16 decimals, is an integer whatever its digits
+        # d.ddd e16 and above, with at most 16 decimals, is an integer whatever its digits are
         from_16 = ex.union(
             ex.concat(ex.literal(b"1"), self._digits(6, 9)),
             ex.concat(self._digits(2, 9), self.digit),
@@ -68,7 +68,7 @@ class Numbers:
 
     @property
     def distinct(self) -> int:
-        """Spellings of which no two are of one number, not of all numbers."""
+        """Spellings of some numbers, one spelling for each of them: for counting different numbers."""
         fraction = self.ex.concat(self.point, self.ex.repeat(self.digit, 0, 16), self._digits(1, 9))
         return self.ex.concat(self.canonical_integer, self.ex.union(EMPTY, fraction))
 
@@ -76,8 +76,11 @@ class Numbers:
         return self.ex.bytes_in((1 << (0x30 + high + 1)) - (1 << (0x30 + low))) if low <= high else NOTHING
 
     def canonical(self, expr: int) -> int:
-        """Of a language of integers only the shortest spellings, without point and exponent; of any other those with
-        at most ``MAX_DECIMALS`` behind the point, if there are any."""
+        """The preferred spellings in a language of numbers.
+
+        In a language of integers: those without point and exponent. In any other: those with at most ``MAX_DECIMALS``
+        decimals, or all spellings if there are none of those.
+        """
         if expr == self.any:
             return self.short
         if expr in (self.integer, self.plain_integer):
@@ -92,20 +95,23 @@ class Numbers:
                     short = self.ex.intersect(expr, self.short)
                     found = short if self.ex.is_nonempty(short) else expr
             except GrammarTooComplex:
-                pass  # too much to tell: all spellings, then
+                pass  # all spellings are kept
             self._canonical[expr] = found
         return found
 
     def without_exponents(self, expr: int) -> int:
+        """The language's spellings that have no exponent."""
         if expr == self.any:
             return self.plain
         return self.plain_integer if expr == self.integer else self.ex.intersect(self.plain, expr)
 
     def equal_to(self, value: Decimal) -> int:
+        """Plain spellings of one number."""
         bound = Bound(value, True)
         return self.between(bound, bound)
 
     def multiple_of(self, step: Decimal, *, integer: bool = False, where: str = "") -> int:
+        """Plain spellings of the multiples of ``step``, or of the integers among them."""
         if step <= 0:
             raise GrammarError(f"multipleOf must be above 0, not {step}", where=where)
         _, digits, exponent = step.as_tuple()
@@ -117,7 +123,7 @@ class Numbers:
             modulus, scale = modulus // 10, scale - 1
         if modulus > 10**15 or scale > 30:
             raise GrammarError(f"multipleOf {step} has too many digits", where=where)
-        if integer:  # the whole multiples of a / b in lowest terms are those of a
+        if integer:  # the integers among the multiples of a / b, in lowest terms, are the multiples of a
             modulus, scale = modulus // gcd(modulus, 10**scale), 0
         if modulus == 1 and scale == 0:
             return self.plain_integer
@@ -125,7 +131,7 @@ class Numbers:
         return self.ex.intersect(well_formed, self.ex.multiple_of(modulus, scale))
 
     def between(self, low: Bound | None, high: Bound | None, *, integer: bool = False, where: str = "") -> int:
-        """Plain spellings of the numbers between the bounds."""
+        """Plain spellings of the numbers, or integers, between the bounds."""
         for bound in (low, high):
             if bound is None:
                 continue
@@ -168,7 +174,7 @@ class Numbers:
         return Bound(value, True)
 
     def _natural_between(self, low: Bound, high: Bound | None, integer: bool) -> int:
-        """Spellings of [low, high] with low >= 0, without sign."""
+        """Spellings without a sign of the numbers in [low, high], where low >= 0."""
         if high is not None and high.value < low.value:
             return NOTHING
         if high is not None and high.value == low.value and not (high.is_inclusive and low.is_inclusive):
@@ -221,7 +227,7 @@ class Numbers:
 
 
 class _Fractions:
-    """What may follow the whole part, given whether it lies on the lower and on the upper bound."""
+    """What may follow the digits before the point, given whether they equal those of the lower and the upper bound."""
 
     def __init__(
         self, numbers: Numbers, low: str, low_inclusive: bool, high: str | None, high_inclusive: bool, integer: bool
@@ -251,7 +257,7 @@ class _Fractions:
         return not (on_high and not (self.high or "")[at:].strip("0") and not self.high_inclusive)
 
     def _from(self, at: int, on_low: bool, on_high: bool, first: bool) -> int:
-        """Digits from fraction position ``at`` on; at least one where ``first``."""
+        """Digits from decimal place ``at`` on; at least one where ``first``."""
         ex, numbers = self.numbers.ex, self.numbers
         high = self.high or ""
         if on_low and at >= len(self.low) and self.low_inclusive:
@@ -260,7 +266,7 @@ class _Fractions:
             return ex.repeat(numbers.digit, 1 if first else 0, None)
         if at >= len(self.low) and at >= len(high):
             zeros = ex.repeat(ex.literal(b"0"), 0, None)
-            if on_high:  # only zeros keep it from passing the bound
+            if on_high:  # any other digit would pass the bound
                 is_reached = self.high_inclusive and not on_low
                 return ex.repeat(ex.literal(b"0"), 1 if first else 0, None) if is_reached else NOTHING
             return ex.concat(zeros, numbers._digits(1, 9), ex.repeat(numbers.digit, 0, None))

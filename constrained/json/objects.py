@@ -1,4 +1,4 @@
-"""The states of JSON objects under formulas of what they are asked. Never deals with a value's bytes."""
+"""The states of JSON objects: brackets, names, colons and commas; the values inside are ``InnerValues``."""
 
 import numpy as np
 
@@ -12,6 +12,8 @@ QUOTE = 0x22
 
 
 class Objects:
+    """The objects of one ``Values``."""
+
     def __init__(self, values: InnerValues, *, any_order: bool) -> None:
         self.values = values
         self.ex = values.ex
@@ -22,7 +24,7 @@ class Objects:
         self._beginnings: dict[Context, int] = {}
 
     def open(self, formulas: tuple[int, ...]) -> int:
-        """The row code of ``{``; 0 if no object fits."""
+        """The row code of ``{``; 0 if no object satisfies the first formula. The other formulas are observers."""
         formulas = (self.completions.settled(formulas[0]), *formulas[1:])
         partition = self.properties.partition(formulas)
         context = Context(partition, 0, formulas)
@@ -43,7 +45,7 @@ class Objects:
         return self.values.machine.end_state(self.values.machine.result(bits))
 
     def _begin_name(self, context: Context) -> int:
-        """The row code of the quote before a name; 0 if the object has to close."""
+        """The row code of the quote before a name; 0 if no further property is allowed."""
         found = self._beginnings.get(context)
         if found is None:
             found = self._beginnings[context] = self._make_beginning(context)
@@ -85,7 +87,7 @@ class Objects:
         return machine.push(frame, values.scalars.key(must, one_of_tagged(ex, words), partition.patterns))
 
     def _other_names(self, partition: NamePartition, words: list[bytes], cls: int) -> int:
-        """The names of a class that is none of the names of note."""
+        """The expression of the names of a class other than the listed ones."""
         bits = cls - len(words) if cls else 0
         marks = [p if bits >> i & 1 else self.ex.complement(p) for i, p in enumerate(partition.patterns)]
         return self.ex.intersect(self.ex.text_without(self.ex.one_of(words)), *marks)

@@ -1,10 +1,14 @@
-"""What formulas ask of an object's properties: leaves, and what becomes of them property by property. Makes no state.
+"""The conditions on an object's properties, as leaves of formulas, and how each property changes them.
 
-Leaves: ``("props", rule)`` every property satisfies the rule's schema for its name; ``("has", name)``; ``("minp", n)``
-and ``("maxp", n)`` more properties; ``("names", schema)`` every name satisfies ``schema``.
+The leaves speak of the properties still to come:
+    ("props", rule)            the value of each satisfies the rule's schema for its name
+    ("has", name)              one has this name
+    ("minp", n), ("maxp", n)   there are at least, at most n
+    ("names", schema)          each name satisfies ``schema``
 
-A property's *class* is an int: 0 a name of no note, 1..n the n names of note, n + m (m >= 1) another name that matches
-the patterns whose bits are set in m. No name of note is written twice.
+Property names fall into *classes*, which are ints: 1..n are the n listed names; n + m (m >= 1) are the other names that
+match just the patterns whose bits are set in m; 0 are the names that are not listed and match no pattern. No listed
+name is written twice.
 """
 
 from collections.abc import Iterable, Set
@@ -34,18 +38,20 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamePartition:
-    """The names and patterns that tell an object's properties apart. Equal ones are one object."""
+    """The listed names and the patterns that tell an object's properties apart. Equal partitions are one object."""
 
     names: tuple[str, ...]
     patterns: tuple[int, ...]
     index: dict[str, int]
 
     def name_of(self, cls: int) -> str | None:
-        """The name of note that a class stands for."""
+        """The listed name that is the class; None for a class of other names."""
         return self.names[cls - 1] if 1 <= cls <= len(self.names) else None
 
 
 class Properties:
+    """The leaves and classes of one ``Values``. Unless ``any_order``, listed properties come in the schema's order."""
+
     def __init__(self, values: InnerValues, *, any_order: bool) -> None:
         self.values = values
         self.ex = values.ex
@@ -61,7 +67,7 @@ class Properties:
     # -- leaves ---------------------------------------------------------------------------------------------------
 
     def rule(self, names: dict[str, int], patterns: Iterable[tuple[int, int]], additional: int) -> int:
-        """Leaf: each property satisfies what its name asks for."""
+        """The formula that the value of each property satisfies the schema for its name."""
         rule = Rule(tuple(names.items()), tuple(patterns), additional, names)
         if additional == TRUE and not names and all(f == TRUE for _, f in rule.patterns):
             return TRUE
@@ -86,7 +92,7 @@ class Properties:
     # -- classes --------------------------------------------------------------------------------------------------
 
     def partition(self, formulas: tuple[int, ...]) -> NamePartition:
-        """What some formulas tell apart."""
+        """The partition of names that the formulas need."""
         found = self._partitions.get(formulas)
         if found is not None:
             return found
@@ -123,7 +129,7 @@ class Properties:
         return found
 
     def other_classes(self, partition: NamePartition) -> tuple[int, ...]:
-        """The classes of names that are not of note which hold any name at all."""
+        """The classes of names that are not listed; classes without a name are left out."""
         found = self._classes.get(partition)
         if found is None:
             ex = self.ex
@@ -137,12 +143,12 @@ class Properties:
         return found
 
     def unseen_classes(self, partition: NamePartition, seen: int) -> list[int]:
-        """The classes of which a property may still come."""
+        """The classes of which a property may still be written, given the bits of the listed names in ``seen``."""
         unseen = [i + 1 for i in range(len(partition.names)) if not seen >> i & 1]
         return unseen + list(self.other_classes(partition))
 
     def seen_after(self, partition: NamePartition, seen: int, cls: int) -> int:
-        """The names that may not come again after a property of a class, as bits."""
+        """``seen`` after a property of a class: the bits of the listed names that may not be written from here on."""
         count = len(partition.names)
         if 1 <= cls <= count:
             return seen | (1 << (cls - 1)) if self.any_order else seen | ((1 << cls) - 1)
@@ -163,7 +169,7 @@ class Properties:
     # -- one property ---------------------------------------------------------------------------------------------
 
     def asked(self, leaf: Leaf, partition: NamePartition, cls: int) -> int:
-        """The schema whose answer the leaf needs for the value of a property of this class; TRUE if none."""
+        """The schema that the leaf asks of the value of a property of this class; TRUE if it asks none."""
         if leaf[0] != "props":
             return TRUE
         key = (leaf, partition, cls)
@@ -184,9 +190,9 @@ class Properties:
         true: Set[int] | None,
         true_negated: Set[int] | None = None,
     ) -> int:
-        """What remains of a formula after a property whose value satisfies the schemas in ``true`` (None: all).
+        """The formula after a property whose value satisfies the schemas in ``true`` (None: all).
 
-        Where ``true_negated`` is given, it is what counts for negated leaves.
+        Negated leaves go by ``true_negated`` where that is given.
         """
         name = partition.name_of(cls)
 

@@ -1,7 +1,7 @@
-"""The automata of JSON strings, numbers and literals: one scalar each, with answers asked along the way.
+"""The states of JSON strings, numbers and literals.
 
-``must`` is the language the value has to be in; ``observers`` are languages of which the end tells whether the value
-is in them too, as bits of the result. Never deals with arrays and objects.
+``must`` is the language that the value has to be in. ``observers`` are further languages: the value's result has a bit
+for each of them that the value is in.
 """
 
 from collections.abc import Iterable
@@ -20,8 +20,11 @@ LOWER_HEX = {ord(c): c for c in "0123456789abcdef"}
 
 
 class Scalars:
-    """States of scalar values. Strings of a fixed or patterned kind are spelled one way only; free text may use any
-    escape the standard has."""
+    """The states of scalar values on one machine.
+
+    Listed strings and property names are spelled one way only; where any character may follow, a string may use every
+    escape of the standard.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -34,7 +37,7 @@ class Scalars:
     # -- strings --------------------------------------------------------------------------------------------------
 
     def string(self, must: int, observers: tuple[int, ...] = ()) -> int:
-        """The row code after the opening quote of a string value; 0 if there is none."""
+        """The row code of the opening quote of a string value; 0 if no text is in ``must``."""
         ex = self.ex
         if not ex.is_nonempty(must):
             return 0
@@ -50,17 +53,20 @@ class Scalars:
         return self._string((must, *observers), free=ex.words_of(must) is None, counted=False)
 
     def key(self, must: int, names: int, patterns: tuple[int, ...]) -> int:
-        """The state after the opening quote of a property name, spelled one way only.
+        """The state after the opening quote of a property name.
 
-        ``names`` is ``one_of_tagged``; the result is the tag + 1 of the name, or how many there are plus the patterns
-        that match, as bits, or 0 if none does.
+        ``names`` is ``one_of_tagged``. The result is the class of the name: the tag + 1 of a listed name; for another
+        one the number of listed names plus the bits of the patterns that it matches, or 0 if it matches none.
         """
         return self._string(
             (must, names, *patterns), free=False, counted=False, tagged=len(self.ex.words_of(names) or ())
         )
 
     def _string(self, exprs: tuple[int, ...], *, free: bool, counted: bool, tagged: int = -1) -> int:
-        """``tagged``: how many names the first observer tells apart; -1 where it is an observer like the others."""
+        """The state inside a string. ``free``: it may use every escape. ``counted``: see ``Machine.add_state``.
+
+        ``tagged``: the number of names in the first observer, which ``one_of_tagged`` made; -1: it is like the others.
+        """
         if exprs[0] == NOTHING:
             return 0
         machine = self.machine
@@ -127,7 +133,7 @@ class Scalars:
         return run is not None and run >= 1
 
     def _escape(self, exprs: tuple[int, ...], free: bool, counted: bool, tagged: int) -> int:
-        """The state after a backslash, where some escape can follow."""
+        """The state after a backslash."""
         free = free and self._any_next(exprs)
         machine = self.machine
 
@@ -147,7 +153,7 @@ class Scalars:
         return machine.state(("escape", exprs, free, counted, tagged), make)
 
     def _controls(self, exprs: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """What follows each control character."""
+        """The derivatives by each control character."""
         found: list[tuple[int, ...]] = []
         for lo, hi in self.ex.classes(*exprs):
             if lo >= 0x20:
@@ -158,7 +164,7 @@ class Scalars:
         return found
 
     def _code_point(self, exprs: tuple[int, ...], free: bool, counted: bool, tagged: int, digits: str) -> int:
-        r"""The state after ``\u`` and some digits; for a surrogate pair the digits go on after another ``\u``."""
+        r"""The state after ``\u`` and ``digits``, which for a surrogate pair hold the second ``\u`` too; 0 if none."""
         machine = self.machine
         if not free:
             controls = self._controls(exprs)
@@ -166,7 +172,7 @@ class Scalars:
             if not any(f"{c:04x}".startswith(digits) for c in found):
                 return 0
         if len(digits) >= 2 and digits[0] == "d" and digits[1] in "cdef" and len(digits) <= 4:
-            return 0  # a low surrogate cannot come first
+            return 0  # a low surrogate without a high one
         is_high = len(digits) >= 4 and digits[0] == "d" and digits[1] in "89ab"
         if (len(digits) == 4 and not is_high) or len(digits) == 10:
             code = int(digits[:4], 16)
@@ -193,7 +199,7 @@ class Scalars:
     # -- numbers --------------------------------------------------------------------------------------------------
 
     def fill_number(self, row: np.ndarray, must: int, observers: tuple[int, ...]) -> None:
-        """Write the transitions of a number's first byte, or of a later one."""
+        """Write the codes of a number's next byte into the row of a state."""
         ex = self.ex
         exprs = (must, *observers)
         for lo, hi in ex.classes(*exprs):
@@ -217,7 +223,7 @@ class Scalars:
     # -- literals -------------------------------------------------------------------------------------------------
 
     def literal(self, rest: bytes, result: int) -> int:
-        """The state in which ``rest`` has to follow, after which the value has ended."""
+        """The state from which ``rest`` has to follow; then the value ends with ``result``."""
         machine = self.machine
         if not rest:
             return machine.end_state(result)
@@ -231,7 +237,7 @@ class Scalars:
 def one_of_tagged(ex: Expressions, literals: Iterable[bytes]) -> int:
     """The literals, each followed by its number in quotes: the tag by which ``Scalars.key`` tells which one has ended.
 
-    No other byte that may follow a literal here is a quote.
+    A literal's own quotes come before the tag's: ``_tag_here`` looks for a tail that is a number and a quote.
     """
     return ex.one_of([word + b'"%d"' % i for i, word in enumerate(literals)])
 

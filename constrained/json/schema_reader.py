@@ -1,4 +1,4 @@
-"""What one schema asks of values of one kind, as a formula, keyword by keyword. Never deals with bytes or states."""
+"""One schema for values of one kind, keyword by keyword, as a formula of leaves."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -57,9 +57,11 @@ class SchemaReader:
         return self.schemas.node(self.document, self.key, self.document.child(schema, pointer, self.place))
 
     def inside(self, formula: int) -> int:
+        """A formula over schemas as one over leaves."""
         return self.values.expand(formula, self.kind)
 
     def read(self) -> int:
+        """The formula of leaves that the values satisfy."""
         schema = self.schema
         if "$ref" in schema and self.document.ref_stands_alone:
             return self.inside(self.target("$ref"))
@@ -105,6 +107,7 @@ class SchemaReader:
         return self.formulas.conjunction(parts)
 
     def target(self, key: str) -> int:
+        """The formula of the schema that the reference under ``key`` leads to."""
         place = self.schemas.target(self.document, self.place, key)
         return self.schemas.node(self.document, self.key, place)
 
@@ -112,7 +115,7 @@ class SchemaReader:
         return [self.sub(branch, key, i) for i, branch in enumerate(self.schema[key])]
 
     def _one_of(self) -> int:
-        """Exactly one; branches that cannot hold together need no negations."""
+        """Exactly one branch; negations are left out where no value satisfies two branches."""
         parts = [self.inside(b) for b in self.branches("oneOf")]
         live = [p for p in parts if p != FALSE]
         if len(live) <= 1 or self._are_disjoint(live):
@@ -120,7 +123,7 @@ class SchemaReader:
         return self.formulas.exactly_one(live)
 
     def _are_disjoint(self, parts: list[int]) -> bool:
-        """Whether no value can satisfy two of the formulas, told by a property all of them need, with constants."""
+        """Whether all formulas require one property, with different constants: then no value satisfies two of them."""
         if self.kind != "object":
             return False
         tags: list[dict[str, frozenset[str]]] = []
@@ -148,7 +151,7 @@ class SchemaReader:
         return False
 
     def _constants(self, formula: int) -> frozenset[str] | None:
-        """The strings a schema is bound to, if only strings and listed."""
+        """The strings that a schema lists; None if it lists other values too, or none."""
         node = self.formulas.nodes[formula]
         if node[0] != "leaf":
             return None

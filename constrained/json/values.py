@@ -1,7 +1,7 @@
-"""JSON values under boolean formulas of schemas, as states of a machine. Never reads a schema's keywords.
+"""JSON values under boolean formulas of schemas: their satisfiability, and their states on a machine.
 
-A value is asked a *must* formula, which it has to satisfy, and *observers*, of which its end tells whether it does.
-Whatever is offered can be completed: a state is made only if some value is left in it.
+A value has to satisfy a *must* formula. *Observers* are further formulas: the value's result has a bit for each that
+it satisfies. Every text that a state allows can be completed, because a state is made only if some value is left.
 """
 
 from collections.abc import Callable, Hashable, Sequence, Set
@@ -20,12 +20,12 @@ from .objects import Objects
 from .scalars import Scalars
 from .schema_nodes import SchemaNodes
 
-MAX_CASES = 256
+MAX_CASES = 256  # of the answers to observed schemas
 NUM_VALUES_DEPTH = 3  # levels of arrays and objects in which ``num_values`` counts
 
 
 class Values:
-    """All JSON values in one style of white space and property order, on one machine."""
+    """All JSON values in one style of white space, spelling and property order, on one machine."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Values:
         any_order: bool,
         canonical: bool,
     ) -> None:
-        """``read(schema, kind)`` is the formula of leaves that a schema's number is for values of a kind."""
+        """``read(schema, kind)``: the formula of leaves that a schema, by its number, means for values of a kind."""
         self.machine = machine
         self.ex = machine.expressions
         self.scalars = scalars
@@ -48,11 +48,12 @@ class Values:
         self._read = read
         self.canonical = canonical  # integers are spelled one way only
         self.space = FLEXIBLE if flexible else COMPACT
-        self.style = object()  # formulas mean nothing to other Values: states keyed by them are not shared with those
+        self.style = (
+            object()
+        )  # in the keys of states, so that another ``Values``, with other formulas, does not share them
         self.arrays = Arrays(self)
         self.objects = Objects(self, any_order=any_order)
         self._expanded: dict[tuple[int, Kind], int] = {}
-        self._expanding: set[tuple[int, Kind]] = set()
         self._exprs: dict[tuple[int, Kind], int] = {}
         self._proved: dict[Hashable, bool] = {}
         self._active: dict[Hashable, int] = {}
@@ -61,7 +62,7 @@ class Values:
     # -- formulas -------------------------------------------------------------------------------------------------
 
     def expand(self, formula: int, kind: Kind) -> int:
-        """A formula over schemas as one over what its values of a kind are asked."""
+        """A formula over schemas as a formula over leaves for values of one kind."""
         if formula <= TRUE:
             return formula
         key = (formula, kind)
@@ -97,7 +98,7 @@ class Values:
         everything = ex.text if is_string else self.numbers.any
         parts = {self._expression(p, is_string) for p in node[1:]} - {everything}
         if self.numbers.plain in parts and len(parts) > 1 and not is_string:
-            parts.discard(self.numbers.plain)  # every bounded language is of plain numbers
+            parts.discard(self.numbers.plain)  # the other languages hold plain numbers only
             if parts <= {self.numbers.integer}:
                 parts = {self.numbers.plain_integer}
         return ex.intersect(*parts) if parts else everything
@@ -121,7 +122,7 @@ class Values:
         return self.prove(key, lambda: self._satisfiable(formula))
 
     def is_surely_impossible(self, formula: int) -> bool:
-        """Whether no value satisfies the formula, as far as can be told without looking into arrays and objects."""
+        """Whether no value satisfies the formula, told without looking into arrays and objects."""
         for kind in KINDS:
             if kind in ("array", "object"):
                 if self.expand(formula, kind) != FALSE:
@@ -131,17 +132,18 @@ class Values:
         return True
 
     def weakest(self, asked: Sequence[int], holds: Callable[[Set[int], Set[int], bool], bool], what: str) -> int:
-        """The formula of just those values whose answers to some schemas make something hold.
+        """The formula of the values that meet a condition on their answers to the schemas in ``asked``.
 
-        ``holds(true, unknown, at_worst)`` tells whether it holds of a value that satisfies the schemas in ``true``,
-        whatever its answers to the ``unknown`` (``at_worst``), or for some answers to them; not those to the rest.
+        ``holds(true, unknown, at_worst)``: whether values meet it that satisfy the schemas in ``true`` and no schema
+        outside the two sets: for all answers to ``unknown`` (``at_worst``), or for some.
+        Raises GrammarTooComplex, which names ``what`` is asked, after ``MAX_CASES`` cases.
         """
         formulas = self.formulas
         parts: list[int] = []
         num_cases = 0
 
         def split(true: frozenset[int], false: frozenset[int]) -> bool:
-            """Whether it holds of all values there are with these answers; of which it does goes to ``parts``."""
+            """Whether all values with these answers meet the condition. Adds those that do to ``parts``."""
             nonlocal num_cases
             num_cases += 1
             if num_cases > MAX_CASES:
@@ -152,7 +154,7 @@ class Values:
             unknown = everything - true - false
             if holds(true, unknown, True):
                 if false and holds(true, unknown | false, True):
-                    false = frozenset()  # whatever the answers assumed to be no
+                    false = frozenset()  # true for all answers to these too
                 parts.append(formulas.conjunction([*sorted(true), *map(formulas.negation, sorted(false))]))
                 return True
             if not holds(true, unknown, False):
@@ -175,10 +177,11 @@ class Values:
             raise error.at(self._pointer(formula)) from None
 
     def _pointer(self, formula: int) -> str:
-        """Where the first schema of a formula stands."""
+        """Where the first schema of the formula stands in its document."""
         return next((self.schemas.pointer(leaf[1]) for _, leaf in self.formulas.leaves(formula)), "")
 
     def satisfiable_kind(self, formula: int, kind: Kind) -> bool:
+        """Whether a value of one kind satisfies the formula."""
         if kind in ("string", "number"):
             return self.ex.is_nonempty(self.expression(formula, kind))
         inner = self.expand(formula, kind)
@@ -229,7 +232,11 @@ class Values:
         return 1
 
     def prove(self, key: Hashable, rule: Callable[[], bool]) -> bool:
-        """The least answer to a question that may lead back to itself: what only holds if it holds, does not."""
+        """The answer of ``rule``, remembered by ``key``: the least fixpoint where the question leads back to itself.
+
+        A question met again while it is being answered is answered False. Answers that rest on such an assumption about
+        a question further out are not remembered.
+        """
         known = self._proved.get(key)
         if known is not None:
             return known
@@ -252,7 +259,7 @@ class Values:
     # -- states ---------------------------------------------------------------------------------------------------
 
     def value(self, must: int, observers: tuple[int, ...] = (), *, or_close: bool = False) -> int:
-        """The state before a value; with ``or_close`` an array may close here instead (result ``CLOSE``)."""
+        """The state before a value; with ``or_close`` a ``]`` may stand in its place (result ``CLOSE``)."""
         key = ("value", self.style, must, observers, or_close)
 
         def fill(row: np.ndarray) -> None:
@@ -264,7 +271,7 @@ class Values:
         return self.machine.state(key, lambda: self.machine.add_state(fill, space=self.space))
 
     def prepare(self, must: int, *, most: int) -> None:
-        """Make the rows that the first words of a value will need, of at most so many values, outermost first."""
+        """Make the rows of the value and of the first values inside it, ``most`` values in all, outermost first."""
         machine = self.machine
         queue, seen = [must], {must}
         for formula in queue:
@@ -282,7 +289,7 @@ class Values:
                     queue.append(following)
 
     def _prepare_inside(self, formula: int, row: np.ndarray) -> list[int]:
-        """What the first values inside must satisfy."""
+        """Make the row after an object's bracket. The conditions on the first values inside the value."""
         array, members = self.expand(formula, "array"), self.expand(formula, "object")
         inner: list[int] = []
         if members != FALSE and row[ord("{")] > 0:
@@ -307,7 +314,7 @@ class Values:
         if number != NOTHING:
             watched = tuple(self.expression(o, "number") for o in observers)
             if any(w not in (self.numbers.any, NOTHING) for w in watched):
-                number = self.numbers.without_exponents(number)  # of which alone an observer tells the value
+                number = self.numbers.without_exponents(number)  # observers judge plain spellings only
             if self.canonical:
                 number = self.numbers.canonical(number)
             self.scalars.fill_number(row, number, watched)
@@ -319,7 +326,7 @@ class Values:
             row[ord("{")] = self.objects.open((members, *[self.expand(o, "object") for o in observers]))
 
     def accept_root(self, must: int) -> tuple[int, int]:
-        """The state and root frame of a text that is one such value."""
+        """The state and the root frame of a text that is one value that satisfies the formula."""
         machine = self.machine
         done = machine.state("done", lambda: machine.add_state(None, accepting=True))
         frame = machine.frame("root", lambda: machine.add_frame(lambda result: done))
