@@ -1,4 +1,4 @@
-"""Which KV slot belongs to whom: a token-granular radix tree with leases, eviction and tiers. Never imports torch."""
+"""The prefix cache: which KV slot belongs to whom. A radix tree by token, leases, eviction and tiers; no torch."""
 
 from .blocks import block_names
 from .cache import CacheCounters, Lease, NodeSnapshot, RadixCache

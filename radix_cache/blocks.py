@@ -1,10 +1,10 @@
-"""Names for token blocks that mean the same everywhere: a chain of hashes over a sequence. Never holds a sequence.
+"""Names of token blocks that are equal in every process: a chain of hashes over a sequence's tokens.
 
     root = H(namespace)    name[i] = H(name[i - 1], tokens[i * block_len : (i + 1) * block_len])
 
-So a name stands for a whole prefix: two sequences share a block's KV exactly when its names are equal. Routers follow
-an engine's cache by these names, and tiers file blocks under them. A block belongs to the node in whose edge its last
-token lies.
+A name stands for a whole prefix: two sequences can share a block's KV exactly when its names are equal. Routers follow
+an engine's cache by these names, and tiers store blocks under them. A block belongs to the node whose edge holds the
+block's last token.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,18 @@ NAME_BYTES = 16
 
 
 class Follower(Protocol):
-    """Is told which blocks came, and which go (before they do). Names follow each other; the first block's last token
-    is at position ``first_end - 1``, the others' at steps of the block's length, all in the edge of ``node``."""
+    """Called after blocks were stored in the tree, and before they are evicted.
+
+    ``names`` are of consecutive blocks; the first ends at position ``first_end``. All of them end in the edge of
+    ``node``.
+    """
 
     def stored(self, node: RadixNode, names: list[bytes], *, parent: bytes, first_end: int) -> None: ...
     def evicted(self, node: RadixNode, names: list[bytes], *, first_end: int, cause: str) -> None: ...
 
 
 class BlockNames:
-    """The tree's observer: keeps on each node the names of the blocks whose last token lies in its edge."""
+    """The tree's observer: keeps on each node the names of the blocks that end in its edge."""
 
     def __init__(self, block_len: int, followers: Sequence[Follower]) -> None:
         if block_len < 1:
@@ -39,7 +42,7 @@ class BlockNames:
         root.names = [root_name(root.namespace)]
 
     def stored(self, node: RadixNode, start: int) -> None:
-        first = start - start % self.block_len  # [first, start) of the block begun above, then [start, end)
+        first = start - start % self.block_len  # [first, start) belongs to a block that begins above; then [start, end)
         pieces, at = [], node
         while at.end > first:
             pieces.append(at.tokens[max(first - at.start, 0) :])
@@ -68,7 +71,7 @@ class BlockNames:
         head.names, tail.names = tail.names[:keep], tail.names[keep:]
 
     def _name_before(self, node: RadixNode) -> bytes:
-        """The last name on the path to ``node``, its own included; a root has one."""
+        """The last name on the path down to ``node`` (included); every root has a name."""
         at: RadixNode | None = node
         while at is not None and not at.names:
             at = at.parent
@@ -77,12 +80,12 @@ class BlockNames:
 
 
 def root_name(namespace: Namespace) -> bytes:
-    """The name before the first block; ``namespace`` is made of strings, bytes, integers, None and tuples."""
+    """The name that precedes the first block. ``namespace``: strings, bytes, integers, None and tuples of them."""
     return blake2b(_encode(namespace), digest_size=NAME_BYTES).digest()
 
 
 def chain(name: bytes, tokens: np.ndarray, block_len: int) -> list[bytes]:
-    """The names of the whole blocks in ``tokens``, which follow the block called ``name``."""
+    """The names of the whole blocks in ``tokens``, which follow the block ``name``."""
     raw = tokens.astype("<i4", copy=False).tobytes()
     names, step = [], 4 * block_len
     for at in range(0, len(raw) - step + 1, step):
@@ -110,7 +113,7 @@ def _encode(value: Namespace) -> bytes:
             kind, raw = b"n", b""
         case _:
             raise TypeError(
-                f"namespace part {value!r} of type {type(value).__name__} has no lasting name; "
+                f"namespace part {value!r} of type {type(value).__name__} cannot be hashed for block names; "
                 "use strings, bytes, integers, None and tuples of them"
             )
     return kind + str(len(raw)).encode() + b":" + raw

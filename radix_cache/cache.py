@@ -1,8 +1,8 @@
-"""Which KV slot belongs to whom: free, in the radix tree, or private to a lease. Never touches a tensor's bytes.
+"""The prefix cache and its leases: every KV slot is free, in the radix tree, or private to a lease.
 
     num_slots = num_free + num_cached + num_leased             num_cached = num_locked + num_evictable
 
-Not thread-safe: the engine's loop is its one user.
+It counts slots and never reads the KV pool's tensors. Not thread-safe: only the engine's loop uses it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CacheCounters:
-    """Since the cache was made. ``hits`` are lookups that matched something; all else counts tokens."""
+    """Since the cache was made. ``hits`` are lookups that matched at least one token; all other fields count tokens."""
 
     lookups: int
     hits: int
@@ -43,7 +43,7 @@ class CacheCounters:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """A node as it was. ``num_hidden`` counts the nodes below that the snapshot left out."""
+    """A copy of a node. ``num_hidden`` counts the nodes below it that the snapshot leaves out."""
 
     namespace: Namespace
     num_tokens: int
@@ -58,11 +58,12 @@ class NodeSnapshot:
 
 
 class RadixCache:
-    """``policy`` orders eviction (see ``policies``). With ``reuse=False`` nothing is ever matched or kept.
+    """``policy`` orders eviction (see ``policies``). With ``reuse=False`` no prefix is matched or kept.
 
-    A namespace keeps what must not be mixed apart: equal tokens under another model, adapter, salt or image have other
-    KV. It is a string, or a tuple of strings, bytes, integers and None. Pins may keep up to ``pin_share`` of the slots;
-    ``clock`` (seconds) is for their time only. ``on_event`` and ``tiers`` follow whole blocks of ``block_len`` tokens.
+    A namespace separates prefixes that must not be shared: equal tokens under another model, adapter, salt or image
+    have other KV. It is a string, or a tuple of strings, bytes, integers and None. Pins may keep up to ``pin_share`` of
+    the slots; ``clock`` (seconds) only times pins. ``on_event`` and ``tiers`` follow whole blocks of ``block_len``
+    tokens.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class RadixCache:
         block_len: int = 64,
     ) -> None:
         if not 0.0 <= pin_share <= 1.0:
-            raise ValueError(f"pin_share={pin_share}: the share of slots that pins may keep lies between 0 and 1")
+            raise ValueError(f"pin_share={pin_share}: the share of slots that pins may keep must be between 0 and 1")
         self.reuse = reuse
         self.num_slots = num_slots
         self._pool = SlotPool(num_slots)
@@ -112,10 +113,10 @@ class RadixCache:
         priority: int = 0,
         is_repeated: bool = False,
     ) -> Lease:
-        """A lease on the longest prefix of ``tokens`` that the tree holds, at most ``limit`` tokens of it.
+        """A lease on the longest prefix of ``tokens`` in the tree, cut to ``limit`` tokens.
 
-        ``program`` and ``priority`` (a lower number is more urgent) are noted on the path for the eviction policy, and
-        that these tokens were asked for, unless the lookup ``is_repeated`` for the same sequence.
+        ``program`` and ``priority`` (a lower number is more urgent) are noted on the path for the eviction policy. The
+        history counts the lookup unless it ``is_repeated`` for the same sequence.
         """
         self._pins.expire()
         self._num_lookups += 1
@@ -139,23 +140,23 @@ class RadixCache:
         return lease
 
     def extend_all(self, leases: Sequence[Lease], n: int) -> np.ndarray:
-        """``n`` slots for each of ``leases``, as by ``Lease.extend`` one after the other; int32 [leases, n]."""
+        """Extend each of ``leases`` by ``n`` slots; returns them, int32 [leases, n]."""
         taken = self._take(n * len(leases)).reshape(len(leases), n)
         for lease, slots in zip(leases, taken, strict=True):
             lease._append(slots)
         return taken
 
     def peek(self, tokens: np.ndarray, *, namespace: Namespace = "", limit: int | None = None) -> int:
-        """How many tokens ``acquire`` would find. Changes and counts nothing; see ``version``."""
+        """How many tokens ``acquire`` would match. Changes no state; the result holds while ``version`` stays."""
         root = self._tree.roots.get(namespace)
         if root is None or not self.reuse:
             return 0
         return self._tree.find(root, as_tokens(tokens, limit))[1]
 
     def continuation(self, tokens: np.ndarray, *, namespace: Namespace = "", limit: int) -> np.ndarray:
-        """What the tree holds after all of ``tokens``, the most recently used way, at most ``limit`` tokens; a copy.
+        """A copy of at most ``limit`` tokens that follow ``tokens`` in the tree, along the most recently used children.
 
-        Empty where it does not hold all of them. Changes and counts nothing.
+        Empty if the tree does not hold all of ``tokens``. Changes no state.
         """
         node = self._tree.roots.get(namespace)
         pieces: list[np.ndarray] = []
@@ -209,11 +210,11 @@ class RadixCache:
         owner: Hashable | None = None,
         namespace: Namespace = "",
     ) -> int:
-        """Keep what the tree holds of ``target`` for ``ttl_s`` seconds, although nobody leases it.
+        """Lock the part of ``target`` that the tree holds for ``ttl_s`` seconds.
 
-        Returns the number of tokens kept: all that is shared of a lease, or matched of tokens in ``namespace``; less,
-        from the front, when pins have used up their share of the slots. An owner has one pin: a new one replaces it,
-        and ``ttl_s=0`` ends it. Without an owner a pin belongs to its tokens: pinning the same again renews it, and
+        Returns the number of tokens locked: the shared part of a lease, or the matched part of tokens in ``namespace``;
+        only their front when pins have used up their share of the slots. An owner has one pin: a new one replaces it,
+        and ``ttl_s=0`` ends it. A pin without an owner belongs to its tokens: pinning them again renews it, and
         ``ttl_s=0`` ends every such pin on ``target`` or a prefix of it.
         """
         self._pins.expire()
@@ -226,30 +227,30 @@ class RadixCache:
         return num_pinned
 
     def end_pins(self, need: int) -> bool:
-        """End pins, those with least time left first, until ``need`` slots could be had; False when they cannot be.
+        """End pins, least time left first, until ``need`` slots are free or evictable; False if that is not possible.
 
-        For a sequence that nothing else keeps from running: a pin is a wish, and must stop nobody for good.
+        The scheduler calls it when only pins keep a sequence from running: a pin must not block a sequence for ever.
         """
         if need > self.num_free + self.num_evictable + self.num_pinned:
             return False
         while need > self.num_free + self.num_evictable:
             if not self._pins.end_next():
                 return False
-            log.info("a pin ends before its time: %d slots are needed", need)
+            log.info("a pin was ended early: a sequence needs %d slots", need)
         return True
 
     def end_program(self, program: str) -> None:
-        """``program`` will not come back: what only it touched is evicted before what running programs touched."""
+        """``program`` has ended: prefixes that only it used are evicted before those of running programs."""
         self._tree.end_program(program)
 
     def free_up(self, n: int) -> None:
-        """Evict until ``n`` slots are free, or nothing is left to evict: once for many leases that grow by a little."""
+        """Evict until ``n`` slots are free or no token is evictable: one eviction for many small ``extend`` calls."""
         shortfall = n - self.num_free
         if shortfall > 0:
             self._evict(min(shortfall, self.num_evictable), "space")
 
     def flush(self) -> int:
-        """Evict everything that is neither leased nor pinned; returns the number of tokens."""
+        """Evict all tokens that are neither leased nor pinned; returns their number."""
         n = self.num_evictable
         self._evict(n, "flush")
         return n
@@ -267,7 +268,7 @@ class RadixCache:
 
     @property
     def num_locked(self) -> int:
-        """Slots of the tree that a lease or pin keeps."""
+        """Slots of the tree that are locked by a lease or pin."""
         return self._tree.num_locked
 
     @property
@@ -277,7 +278,7 @@ class RadixCache:
 
     @property
     def num_pinned(self) -> int:
-        """Slots of the tree that pins keep."""
+        """Slots of the tree that are locked by pins."""
         return self._pins.num_tokens
 
     @property
@@ -287,7 +288,7 @@ class RadixCache:
 
     @property
     def version(self) -> int:
-        """Changes whenever tokens enter or leave the tree: while it stays, so does every ``peek``."""
+        """Changes whenever tokens enter or leave the tree."""
         return self._tree.version
 
     @property
@@ -303,10 +304,10 @@ class RadixCache:
         )
 
     def snapshot(self, *, max_nodes: int = 1000, num_first_tokens: int = 8) -> list[NodeSnapshot]:
-        """The tree as values, one per root, for drawing; beyond ``max_nodes`` the least recently used are left out."""
+        """The tree as values, one per root, for drawing; shows the ``max_nodes`` most recently used nodes."""
         nodes = sorted(self._tree.nodes(), key=lambda node: (-node.last_use, node.end))
         shown = set(nodes[:max_nodes])
-        # A parent is used no earlier than its child and ends before it, so it is never left out before it.
+        # A parent is used no earlier than its child and ends before it, so a shown node's parent is shown too.
         made: dict[RadixNode, list[NodeSnapshot]] = {}
         hidden: Counter[RadixNode] = Counter()
         result = []
@@ -334,7 +335,7 @@ class RadixCache:
         return result
 
     def check(self) -> None:
-        """Recompute every count and invariant from nothing; an AssertionError names the one that does not hold."""
+        """Recompute every count and invariant; an AssertionError names the one that does not hold."""
         tree = self._tree
         owned = [self._pool.free_slots(), *(node.slots for node in tree.nodes())]
         owned += [lease._buffer[lease.num_shared : lease.num_slots] for lease in self._leases]
@@ -348,7 +349,7 @@ class RadixCache:
             assert lease.node.end == lease.num_shared <= lease.num_slots
             at: RadixNode | None = lease.node
             while at is not None:
-                assert (lease._buffer[at.start : at.end] == at.slots).all(), f"{at} is not what its lease holds"
+                assert (lease._buffer[at.start : at.end] == at.slots).all(), f"{at} differs from its lease's slots"
                 locks[at] += 1
                 at = at.parent
         pins: Counter[RadixNode] = Counter()
@@ -382,7 +383,7 @@ class RadixCache:
         assert counted == (num_tokens, num_locked, num_nodes, num_leaves), (counted, "counted incrementally")
         assert self.num_free + self.num_cached + self.num_leased == self.num_slots
 
-    # -- what leases call ---------------------------------------------------------------------------------------------
+    # -- called by leases ---------------------------------------------------------------------------------------------
 
     def _release(self, lease: Lease, private: np.ndarray) -> None:
         tree = self._tree
@@ -415,10 +416,14 @@ class RadixCache:
 
 
 class Lease:
-    """Made by ``RadixCache.acquire`` and ended by exactly one ``release``.
+    """A sequence's KV slots: a locked path of the tree, then private slots.
 
-    ``num_cached`` counts the tokens that were found instead of computed: at ``acquire`` and by ``rematch``.
-    ``stale_from`` is the first position whose slot has changed since ``mark_fresh``.
+        [0, num_shared) in the tree, locked, not written again
+        [num_shared, num_slots) private, written by its owner
+
+    Made by ``RadixCache.acquire`` and ended by exactly one ``release``. ``num_cached`` counts the tokens that were
+    found and not computed: by ``acquire``, ``rematch`` and ``RadixCache.restore``. ``stale_from`` is the first position
+    whose slot has changed since ``mark_fresh``.
     """
 
     __slots__ = (
@@ -456,30 +461,30 @@ class Lease:
 
     @property
     def num_sole(self) -> int:
-        """Slots that nobody else holds: what others could have after ``release``."""
+        """Slots that no other lease or pin holds: they would be free or evictable after ``release``."""
         node: RadixNode | None = self.node
         while node is not None and node.lock_count == 1:
             node = node.parent
         return self.num_slots - (node.end if node is not None else 0)
 
     def mark_fresh(self) -> None:
-        """The caller has copied ``slot_ids``: until the next change nothing in it is stale."""
+        """The caller has copied ``slot_ids``: no position is stale until the next change."""
         self.stale_from = self.num_slots
 
     def extend(self, n: int) -> None:
-        """Take ``n`` private slots for the positions that follow, evicting exactly what is not free.
+        """Take ``n`` private slots for the next positions, evicting as many tokens as free slots are missing.
 
-        Raises ``OutOfSlots`` and changes nothing when free and evictable slots together do not suffice.
+        Raises ``OutOfSlots``, without a change, if free and evictable slots together are fewer than ``n``.
         """
         assert not self._is_released and n >= 0
         self._append(self._cache._take(n))
 
     def commit(self, tokens: np.ndarray) -> None:
-        """The KV of ``tokens`` (the whole sequence from position 0) is computed: give it to the tree.
+        """Give the KV of ``tokens`` (the sequence from position 0), which is computed, to the tree.
 
-        What is already in the tree, put there by someone else meanwhile, is adopted: its slots take the place of ours,
-        which are freed. ``tokens`` may be shorter than the slots held; the rest stays private. Tokens shared before
-        must not have changed. Without reuse nothing happens.
+        Tokens that another lease has put into the tree meanwhile are adopted: the tree's slots replace the private
+        ones, which are freed. ``tokens`` may be shorter than the slots held; the rest stays private. The shared tokens
+        must not have changed. Without reuse this does nothing.
         """
         assert not self._is_released and len(tokens) <= self.num_slots
         cache, tree, n = self._cache, self._cache._tree, len(tokens)
@@ -500,10 +505,10 @@ class Lease:
             self.node, self.num_shared = added, n
 
     def rematch(self, tokens: np.ndarray, *, limit: int | None = None) -> int:
-        """Take what the tree holds by now of ``tokens`` beyond the shared part; returns how many tokens that adds.
+        """Lock more of ``tokens`` that the tree holds by now; returns how many tokens are gained.
 
-        For a sequence that waited while another computed their common prefix. Private slots at those positions are
-        freed, so nothing may be being computed into them.
+        For a sequence that was blocked while another computed their common prefix. Private slots at the gained
+        positions are freed, so no step that writes them may be running.
         """
         assert not self._is_released
         if not self._cache.reuse:
@@ -518,8 +523,8 @@ class Lease:
     def truncate(self, n: int) -> None:
         """Keep only the first ``n`` positions.
 
-        Private slots beyond are freed. Shared ones stay in the tree for others and may be evicted once nobody holds
-        them; what this lease takes next is private again, so a slot of the tree is never written twice.
+        Private slots beyond are freed. Shared slots stay in the tree and may be evicted once no lease holds them. The
+        next slots that this lease takes are private, so a slot of the tree is not written again.
         """
         assert not self._is_released and 0 <= n <= self.num_slots
         cache, tree = self._cache, self._cache._tree
@@ -534,8 +539,8 @@ class Lease:
         self.stale_from = min(self.stale_from, n)
 
     def reorder(self, start: int, order: np.ndarray) -> None:
-        """The private slots of positions [start, start + len(order)) change places: position start + i takes the slot
-        that start + order[i] had. For what was computed side by side and is kept in another order; no KV moves.
+        """Permute the private slots of positions [start, start + len(order)): position start + i takes the slot that
+        start + order[i] had. For draft tokens that are kept in another order than computed; no KV is copied.
         """
         end = start + len(order)
         assert not self._is_released and self.num_shared <= start and end <= self.num_slots, (start, end, self)
@@ -544,7 +549,7 @@ class Lease:
         self.stale_from = min(self.stale_from, start)
 
     def release(self) -> None:
-        """Free the private slots and unlock the path. The lease is at its end; a second release is an error of ours."""
+        """Free the private slots, unlock the path and end the lease. A second release is a bug."""
         assert not self._is_released, "a lease is released once"
         self._is_released = True
         self._cache._release(self, self._buffer[self.num_shared : self.num_slots])
@@ -552,15 +557,15 @@ class Lease:
     # -- helpers ------------------------------------------------------------------------------------------------------
 
     def _append(self, taken: np.ndarray) -> None:
-        """These slots are private to us from now on, at the positions that follow."""
+        """Hold ``taken`` as private slots of the next positions."""
         start, end = self.num_slots, self.num_slots + len(taken)
         if end > len(self._buffer):
             self._grow_buffer(end)
         self._buffer[start:end] = taken
-        self.num_slots = end  # stale_from never lies beyond what num_slots was, so what is new is stale
+        self.num_slots = end  # stale_from is at most the old num_slots, so the new slots are stale
 
     def _adopt(self, tokens: np.ndarray) -> int:
-        """Move the lock down along what the tree holds of ``tokens``; returns the number of our slots freed."""
+        """Move the lock down the path that the tree holds of ``tokens``; returns the number of private slots freed."""
         tree, old_shared, old_node = self._cache._tree, self.num_shared, self.node
         found, equal = tree.find(old_node, tokens[old_shared:])
         if equal == 0:
@@ -578,7 +583,7 @@ class Lease:
         return num_freed
 
     def _read_path(self, start: int) -> None:
-        """Copy the tree's slots of positions [start, num_shared) into the buffer; ``start`` is where a node ends."""
+        """Copy the tree's slots of positions [start, num_shared) into the buffer; a node must end at ``start``."""
         at = self.node
         while at.end > start:
             self._buffer[at.start : at.end] = at.slots

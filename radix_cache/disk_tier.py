@@ -2,9 +2,9 @@
 
     <folder>/<format>/<ab>/<ab...>.kv  =  MAGIC, format [16], name [16], checksum [16], the block's bytes
 
-``format`` stands for all that makes bytes comparable: model, layers, heads, number format. A file is written aside
-and renamed, so a reader sees a whole file or none; what does not verify is ignored, never deleted, and replaced when
-the block is saved again. Never holds a block in memory.
+``format`` identifies everything that the bytes depend on: model, layers, heads, number format. A file is written under
+another name and renamed, so a reader sees a whole file or none. A file that does not verify is ignored, and replaced
+when its block is saved again.
 """
 
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class DiskTier:
-    """The files read or written longest ago give way. Safe to use from several threads and processes at once."""
+    """Deletes the least recently read or written files first. Several threads and processes may use it at once."""
 
     def __init__(self, folder: str | Path, *, format: str, max_bytes: int) -> None:
         if max_bytes < 1:
@@ -32,7 +32,7 @@ class DiskTier:
         self.folder = Path(folder) / self._format.hex()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = Lock()
-        self._unsound: set[bytes] = set()  # names of files that did not verify
+        self._unsound: set[bytes] = set()  # names of blocks whose files did not verify
         self._num_written = 0
         self.size_bytes = sum(size for _, size, _ in self._scan())
 
@@ -40,7 +40,7 @@ class DiskTier:
         return name not in self._unsound and self._path(name).exists()
 
     def read(self, name: bytes) -> bytes | None:
-        """The block's bytes; None when there is no sound file of it."""
+        """The block's bytes; None if it has no file that verifies."""
         path = self._path(name)
         if name in self._unsound:
             return None
@@ -54,15 +54,15 @@ class DiskTier:
             return None
         block = memoryview(raw)[_HEADER_BYTES:]
         if not raw.startswith(MAGIC):
-            self._ignore(name, "not a file of this cache")
+            self._ignore(name, "it is not a file of this cache")
             return None
         if raw[:_HEADER_BYTES] != self._header(name, block):
-            self._ignore(name, "its checksum, name or format is not what it should be")
+            self._ignore(name, "its checksum, name or format does not verify")
             return None
         return bytes(block)
 
     def write(self, name: bytes, block: bytes) -> bool:
-        """Keep the block; False when the disk refuses it (one line is logged)."""
+        """Write the block; False on an error of the file system, which is logged."""
         path = self._path(name)
         with self._lock:
             self._num_written += 1
@@ -86,7 +86,7 @@ class DiskTier:
         return True
 
     def _trim(self) -> None:
-        """Count what is there, other engines' files included, and delete the oldest tenth beyond the limit."""
+        """Count all files, those of other engines too. Beyond the limit delete the oldest, down to 90% of the limit."""
         files = sorted(self._scan())
         self.size_bytes = sum(size for _, size, _ in files)
         if self.size_bytes <= self.max_bytes:
@@ -99,7 +99,7 @@ class DiskTier:
             self.size_bytes -= size
 
     def _scan(self) -> list[tuple[float, int, str]]:
-        """(last use, bytes, path) of every file of a block; what another process deletes meanwhile is left out."""
+        """(last use, bytes, path) of every block's file; files that another process deletes meanwhile are left out."""
         found = []
         for folder in self.folder.iterdir():
             with suppress(OSError), os.scandir(folder) as entries:

@@ -1,4 +1,4 @@
-"""What a cache tells routers: which token blocks came and which went. Never sends anything: it calls ``on_event``."""
+"""Events for routers: which token blocks the cache has stored and evicted. ``on_event`` sends them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from .node import Namespace, RadixNode
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that follow each other; the first follows ``parent``. ``seq`` counts events: a gap means one was lost."""
+    """Consecutive blocks; the first follows ``parent``. ``seq`` counts events: a gap means that one was lost."""
 
     seq: int
     namespace: Namespace
@@ -18,7 +18,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Blocks that are no longer whole. ``cause``: ``space`` or ``flush``."""
+    """Blocks of which tokens were evicted. ``cause``: ``space`` or ``flush``."""
 
     seq: int
     namespace: Namespace
@@ -30,7 +30,7 @@ Event = Stored | Evicted
 
 
 class BlockEvents:
-    """A follower of the cache's blocks that makes events of what it is told."""
+    """A ``Follower`` that makes an event of each call."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event

@@ -1,7 +1,7 @@
-"""The unlocked leaves in the order in which they go. Never touches the tree.
+"""The unlocked leaves, in the order in which they are evicted.
 
-A heap with lazy deletion: what is withdrawn or offered again leaves a dead entry, skipped when it surfaces and swept
-out when the dead outnumber the living, so every call costs O(log leaves) amortised.
+A heap with lazy deletion: a leaf that is withdrawn or offered again leaves a dead entry behind. ``pop`` skips dead
+entries, and ``offer`` rebuilds the heap when they outnumber the leaves, so a call costs O(log leaves) amortised.
 """
 
 from heapq import heapify, heappop, heappush
@@ -19,7 +19,7 @@ class EvictionQueue:
         self._tickets = 0
 
     def offer(self, leaf: RadixNode) -> None:
-        """Put an unlocked leaf up for eviction, or give it a new place."""
+        """Queue an unlocked leaf for eviction, or give it a new place."""
         if leaf.ticket == 0:
             self.num_leaves += 1
         self._tickets += 1
@@ -35,7 +35,7 @@ class EvictionQueue:
             self.num_leaves -= 1
 
     def pop(self) -> RadixNode:
-        """The leaf that goes first; it is no longer in the queue."""
+        """Take out the leaf to be evicted first."""
         while True:
             key, ticket, leaf = heappop(self._heap)
             if leaf.ticket == ticket:

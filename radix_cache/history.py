@@ -1,10 +1,10 @@
-"""How often each prefix was asked for lately, also while it was not cached. Never holds tokens, and forgets slowly.
+"""How often each prefix was looked up lately, also while it was not cached.
 
-A prefix that was evicted and comes again is known from before, as a tree alone could not know it. A count-min sketch
-with conservative update, halved after every so many counts, as TinyLFU has it (Einziger et al., 2017):
+The tree forgets a prefix that it evicts; the history still counts it. A count-min sketch with conservative update,
+whose counters are halved after ``num_until_halved`` counts, as in TinyLFU (Einziger et al., 2017):
 
-    tokens |--BLOCK--|--BLOCK--|--BLOCK--|..      each whole block's prefix is counted; a prefix has the count of its
-                                                  last whole block, and below one block none
+    tokens |--BLOCK--|--BLOCK--|--BLOCK--|..      the prefix up to the end of each whole block has a counter; any other
+                                                  prefix has the count of its last whole block, or 0
 """
 
 import numpy as np
@@ -12,15 +12,15 @@ import numpy as np
 from .node import Namespace, RadixNode
 
 BLOCK = 16
-PER_BLOCK = 32  # counters of a row for each block that the cache has slots for; half as many counts halve them all
+PER_BLOCK = 32  # counters in a row for each block that fits into the cache
 NUM_ROWS = 4
-NEAR = 3  # blocks that may seem known by chance beyond an end
+NEAR = 3  # blocks after the end of an earlier lookup that may have counts by chance
 MOST = 255
 _ALL_BITS = 0xFFFFFFFFFFFFFFFF
 
 
 class History:
-    """About ten bytes a slot. Where hashes collide a prefix seems asked for more often than it was."""
+    """Takes about ten bytes a slot. Hash collisions can only make a count too high."""
 
     def __init__(self, num_slots: int) -> None:
         bits = max(10, (PER_BLOCK * num_slots // BLOCK).bit_length())
@@ -28,16 +28,16 @@ class History:
         self._shift = np.uint64(64 - bits)
         self._counts = np.zeros((NUM_ROWS, 1 << bits), np.uint8)
         self._mix = _weights(NUM_ROWS)[:, None]
-        self._is_end = np.zeros(1 << bits, np.bool_)  # of the first row's counters, those where somebody's tokens ended
+        self._is_end = np.zeros(1 << bits, np.bool_)  # by counter of the first row: the tokens of a lookup ended here
         self._rows = np.arange(NUM_ROWS)[:, None]
         self._num_counted = 0
         self._weights = _weights(4096)  # of the token at each position
 
     def count(self, namespace: Namespace, tokens: np.ndarray) -> None:
-        """All prefixes of ``tokens`` were asked for.
+        """Count a lookup of ``tokens`` for all of their prefixes.
 
-        Where they go on from the end of what was asked for before, as a chat's next turn does, only what is new counts:
-        the one who asked before is the one who asks now, and will not ask for both again.
+        If ``tokens`` continue those of an earlier lookup, as a chat's next turn does, only the prefixes beyond it are
+        counted: the same client has moved on and will not look up the shorter prefix again.
         """
         n = len(tokens) // BLOCK * BLOCK
         if n == 0:
@@ -65,7 +65,7 @@ class History:
             self._is_end &= self._counts[0] > 0
 
     def times(self, node: RadixNode) -> tuple[int, int]:
-        """How often the path to ``node`` was asked for, and from which position of its edge on no more often."""
+        """The count of the path to ``node``, and the position in its edge from which on counts are not higher."""
         start, end = node.start, node.end - node.end % BLOCK
         if end == 0:
             return 0, start
@@ -78,11 +78,11 @@ class History:
         products = node.tokens[: end - start].astype(np.uint64) * self._weights[start:end]
         sums = np.cumsum(np.add.reduceat(products, np.arange(first - BLOCK, end - start, BLOCK).clip(0)))
         times = self._least(sums + np.uint64(before))
-        num_above = int((times <= times[-1]).argmax())  # blocks whose prefix was asked for more often
+        num_above = int((times <= times[-1]).argmax())  # blocks whose prefix has a higher count
         return int(times[-1]), start + (first + BLOCK * (num_above - 1) if num_above else 0)
 
     def _sum(self, node: RadixNode, end: int) -> int:
-        """What the first ``end`` tokens of the path to ``node`` sum up to, from which their counters are found."""
+        """The hash sum of the first ``end`` tokens of the path to ``node``, which selects their counters."""
         at, total = node, hash(node.namespace)
         while at.parent is not None:
             start = at.start
@@ -102,5 +102,5 @@ class History:
 
 
 def _weights(n: int) -> np.ndarray:
-    """The same beginning for every n: what was counted before it grew is found again."""
+    """The first weights are equal for every n, so counters stay valid when the array grows."""
     return np.random.default_rng(0).integers(0, 1 << 63, n, np.uint64) * np.uint64(2) + np.uint64(1)

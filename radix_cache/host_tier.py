@@ -1,6 +1,6 @@
-"""KV blocks in host memory, by name, up to a number of bytes. Never knows what a block holds.
+"""KV blocks in host memory, by name, up to a number of bytes.
 
-Used by the engine's thread and by the tiers' worker, so every call takes the lock.
+The engine's thread and the tiers' worker both use it, so every call takes the lock.
 """
 
 from collections import OrderedDict
@@ -8,7 +8,7 @@ from threading import Lock
 
 
 class HostTier:
-    """The least recently used blocks give way."""
+    """Drops the least recently used blocks first."""
 
     def __init__(self, max_bytes: int) -> None:
         if max_bytes < 1:
@@ -33,7 +33,7 @@ class HostTier:
             return block
 
     def put(self, name: bytes, block: bytes) -> None:
-        """A block larger than the whole tier is not kept."""
+        """Keep ``block``, unless it is larger than the whole tier."""
         with self._lock:
             old = self._blocks.pop(name, None)
             if old is not None:

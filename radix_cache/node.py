@@ -17,12 +17,12 @@ EMPTY = np.empty(0, np.int32)
 
 
 class RadixNode:
-    """``lock_count`` counts the leases and pins on this node or below it, ``pin_count`` the pins among them.
+    """``lock_count`` counts the leases and pins that end at this node or below it, ``pin_count`` only the pins.
 
-    ``times`` is how often the path was asked for, as of when the node came up for eviction, and from ``cut_from`` on
-    the edge no more often. ``programs`` are the running programs that touched the node. ``ticket`` is its number in the
-    eviction queue, 0 when it is not in it. ``names`` are those of the token blocks that end in this edge; kept only
-    while events are on.
+    ``times`` is how often the path was looked up (``History``), as of when the node became evictable; the edge before
+    position ``cut_from`` was looked up more often. ``programs`` are the running programs that used the node. ``ticket``
+    is its number in the eviction queue, 0 when it is not in it. ``names`` are those of the token blocks that end in
+    this edge; None unless events or tiers are on.
     """
 
     __slots__ = (

@@ -1,7 +1,7 @@
-"""Prefixes kept for a time although nobody holds them, within a budget. Never evicts; a pin is a lock with an end.
+"""Pins: locks on prefixes that end after a time, within a budget of tokens.
 
-Each owner has at most one pin; a pin without an owner belongs to the place in the tree where it ends. A token pinned
-several times counts once.
+Each owner has at most one pin; a pin without an owner belongs to the node where it ends. A token that is pinned several
+times counts once.
 """
 
 import math
@@ -20,13 +20,13 @@ class Pins:
         self._tree = tree
         self._clock = clock
         self._tickets: dict[Hashable, int] = {}
-        self._queue: list[tuple[float, int, Hashable]] = []  # pins renewed or removed leave dead entries
+        self._queue: list[tuple[float, int, Hashable]] = []  # dead entries of renewed or ended pins are skipped
         self._num_queued = 0
 
     def pin(self, node: RadixNode, *, owner: Hashable | None, ttl_s: float) -> int:
-        """Keep the path to ``node``, or as much of its front as the budget allows; returns the tokens kept.
+        """Lock the path to ``node``, or as much of its front as the budget allows; returns the tokens locked.
 
-        ``ttl_s=0`` ends the owner's pin; without an owner, all such pins that end on the path.
+        ``ttl_s=0`` ends the owner's pin; without an owner, all pins without owner that end on the path.
         """
         if not ttl_s >= 0.0 or math.isinf(ttl_s):
             raise ValueError(f"ttl_s={ttl_s}: a pin lasts a finite number of seconds, 0 to end it")
@@ -39,7 +39,7 @@ class Pins:
                 above = above.parent
         if ttl_s == 0.0:
             return 0
-        pinned: RadixNode | None = node  # the part of the path that others have pinned
+        pinned: RadixNode | None = node  # where the part of the path ends that is pinned already
         while pinned is not None and pinned.pin_count == 0:
             pinned = pinned.parent
         room = self.max_tokens - self.num_tokens + (pinned.end if pinned is not None else 0)
@@ -79,7 +79,7 @@ class Pins:
         self._tree.unlock(node)
 
     def end_next(self) -> bool:
-        """End the pin whose time is over first; False when there is none."""
+        """End the pin with least time left; False if there is none."""
         while self._queue:
             _, ticket, owner = heappop(self._queue)
             if self._tickets.get(owner) == ticket:

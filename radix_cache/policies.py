@@ -1,9 +1,8 @@
-"""Which leaf goes first when slots are short: each policy is a function from a leaf to a key. Never evicts anything.
+"""Eviction policies: functions from a leaf to a key. The unlocked leaf with the lowest key is evicted first.
 
-The unlocked leaf with the least key is evicted first. A policy sees the leaf's ``num_tokens, end, last_use, hits,
-priority`` and ``programs``; ``age`` is the greatest first number among the keys evicted so far, for policies in which
-what is new must outrank what was useful long ago. A key is taken when a leaf becomes evictable and again when it
-shrinks or one of its programs ends.
+A policy reads the leaf's ``num_tokens, end, last_use, hits, times, priority`` and ``programs``. ``age`` is the greatest
+first number of the keys evicted so far: adding it lets a new leaf outrank one that was useful long ago. The key is
+computed when a leaf becomes evictable, and again when it shrinks or one of its programs ends.
 """
 
 from collections.abc import Callable
@@ -26,10 +25,10 @@ def lfu(leaf: RadixNode, age: float) -> Key:
 
 
 def size_aware(leaf: RadixNode, age: float) -> Key:
-    """Least loss per slot first: GreedyDual-Size-Frequency (Cherkasova, 1998), H = L + F * C / S.
+    """Lowest cost of recomputation per slot first: GreedyDual-Size-Frequency (Cherkasova, 1998), H = L + F * C / S.
 
-    C is the cost of computing the edge again. A token costs one unit plus attention to all before it, so C / S grows
-    with the mean depth; at ATTENTION_DEPTH both parts weigh the same.
+    C is the cost of computing the edge again. A token costs one unit, plus attention to all tokens before it, so C / S
+    grows with the mean depth; at ATTENTION_DEPTH both parts are equal.
     """
     mean_depth = leaf.end - leaf.num_tokens / 2
     return (age + (1 + leaf.hits) * (1 + mean_depth / ATTENTION_DEPTH), leaf.last_use)
@@ -41,17 +40,17 @@ def priority(leaf: RadixNode, age: float) -> Key:
 
 
 def program_aware(leaf: RadixNode, age: float) -> Key:
-    """What no running program has touched first, then by how lately it was used and how often it was asked for.
+    """Leaves that no running program has used first, then by recency and number of lookups.
 
-    Being asked for twice as often is worth HALF_LIFE uses of the cache. All fades alike, so that the difference of two
-    keys stays the same as time goes on: a key is right until its leaf is used again.
+    Twice as many lookups are worth HALF_LIFE later uses of the cache. All keys age alike, so the difference of two keys
+    is constant: a key stays right until its leaf is used again.
     """
     return (1.0 if leaf.programs else 0.0, leaf.last_use / HALF_LIFE + log2(max(leaf.times, 1)))
 
 
 ATTENTION_DEPTH = 4096
 HALF_LIFE = 2000
-WITH_HISTORY = frozenset((program_aware,))  # those that look at ``times``
+WITH_HISTORY = frozenset((program_aware,))  # policies that read ``times``
 
 POLICIES: dict[str, Policy] = {
     "lru": lru,

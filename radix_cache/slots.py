@@ -1,4 +1,4 @@
-"""The free KV slots, as a stack of slot ids. Never knows what a slot holds or who has it.
+"""The free KV slots, as a stack of slot ids.
 
 A slot is one row of the KV pool: the keys and values of one token in every layer.
 """
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class OutOfSlots(Exception):
-    """More slots are wanted than are free or can be freed; nothing was taken and nothing was evicted."""
+    """More slots are needed than are free or evictable; no slot was taken or evicted."""
 
     def __init__(self, need: int, free: int, evictable: int) -> None:
         super().__init__(
@@ -20,7 +20,7 @@ class OutOfSlots(Exception):
 
 
 class SlotPool:
-    """Slots are taken in ascending order while the pool is fresh, and a run given back is taken again as that run."""
+    """A new pool gives slots in ascending order. Slots that are given back are taken next, in the same order."""
 
     def __init__(self, num_slots: int) -> None:
         if num_slots < 1:
@@ -30,7 +30,7 @@ class SlotPool:
         self._stack = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # [0, num_free) free, top last
 
     def take(self, n: int) -> np.ndarray:
-        """``n`` slot ids, int32; the caller has made sure that as many are free."""
+        """``n`` slot ids, int32; at least as many must be free."""
         assert 0 <= n <= self.num_free, f"{n} slots taken of {self.num_free} free"
         bottom = self.num_free - n
         taken = self._stack[bottom : self.num_free][::-1].copy()

@@ -1,12 +1,12 @@
-"""Where KV goes when the device's slots are short, and comes back from: host memory, then disk. Touches no tensor.
+"""Tiers: evicted KV is saved to host memory and to disk, and restored from there.
 
     stored   -> pending --write_behind--> host tier --worker--> disk tier
-    evicted  -> not saved yet? saved before the slots are given out again
-    read_ahead -> disk tier --worker--> host tier        restore -> host tier -> private slots -> commit
+    evicted  -> if not saved yet, saved before the slots are given out again
+    read_ahead -> disk tier --worker--> host tier        RadixCache.restore -> host tier -> private slots -> commit
 
-Blocks are filed under names that mean the same in every process (see ``blocks``), so a restarted engine finds its
-prefixes again, and engines on one host share a folder. Only whole blocks are kept. The bytes of blocks come from
-``save`` and go to ``load``, which the engine makes of its KV pool, and in whose power a smaller number format lies.
+Block names are equal in every process (see ``blocks``), so a restarted engine finds its prefixes again, and engines on
+one host share a folder. Only whole blocks are kept. The engine's ``save`` and ``load`` copy a block's bytes from and to
+its KV pool, and choose the number format of the copies.
 """
 
 import logging
@@ -26,7 +26,7 @@ from .node import Namespace, RadixNode
 
 log = logging.getLogger(__name__)
 
-TRY_AGAIN_AFTER = 64  # evictions without a copy, until one is timed again
+TRY_AGAIN_AFTER = 64  # evictions without a copy, after which one is copied and timed again
 
 Save = Callable[[np.ndarray], Sequence[bytes]]  # slots int32 [n, block_len] -> n blocks of bytes
 Load = Callable[[np.ndarray, Sequence[bytes]], None]  # the same slots, filled from n blocks of bytes
@@ -34,8 +34,9 @@ Load = Callable[[np.ndarray, Sequence[bytes]], None]  # the same slots, filled f
 
 @dataclass(slots=True)
 class TierCounters:
-    """In blocks. ``dropped`` were not written to disk because the worker was behind, ``refused`` not saved because
-    computing them again costs less."""
+    """In blocks. ``dropped``: not written to disk because the worker was behind. ``refused``: not saved because
+    computing them again takes less time.
+    """
 
     saved: int = 0
     restored: int = 0
@@ -46,7 +47,7 @@ class TierCounters:
 
 
 class ReadAhead:
-    """Blocks on their way from disk. ``num_tokens`` from the front will be had when it is done, if all are sound."""
+    """Blocks being read from disk. Once done, the first ``num_tokens`` tokens can be restored if all blocks verify."""
 
     __slots__ = ("_all_reading", "_names", "num_tokens")
 
@@ -66,11 +67,11 @@ class ReadAhead:
 
 
 class Tiers:
-    """One per cache. All calls but the worker's own come from the engine's thread.
+    """The host tier, the disk tier and the worker between them; one per cache, called by the engine's thread.
 
     ``max_queued`` bounds the blocks that wait for the disk: beyond it a write is dropped and a read is not begun.
-    What is evicted is copied only where copying out and back is quicker than computing again: set
-    ``recompute_s_per_token`` to what a token costs (unknown: infinite). Copies are timed as they happen.
+    An evicted block is copied only if copying it out and back takes less time than computing it again: the engine sets
+    ``recompute_s_per_token`` to the time of a token (not known: infinite), and each copy is timed.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Tiers:
         self.disk = disk
         self.counters = TierCounters()
         self.recompute_s_per_token = inf
-        self._save_s = self._load_s = 0.0  # of a block, lately
+        self._save_s = self._load_s = 0.0  # of a block: moving averages
         self._num_refused = 0
         self._save = save
         self._load = load
@@ -102,7 +103,7 @@ class Tiers:
             self._worker = Thread(target=self._work, args=(disk,), name="phloem-kv-tiers", daemon=True)
             self._worker.start()
 
-    # -- out: what the cache tells ------------------------------------------------------------------------------------
+    # -- out: called by the cache -------------------------------------------------------------------------------------
 
     def stored(self, node: RadixNode, names: list[bytes], *, parent: bytes, first_end: int) -> None:
         for i, name in enumerate(names):
@@ -115,7 +116,7 @@ class Tiers:
                 self._leaving[name] = self._slots_of(node, first_end + i * self.block_len)
 
     def save_leaving(self) -> None:
-        """Save what was just evicted; called while its slots still hold it."""
+        """Save the blocks that were just evicted; called while their slots still hold them."""
         if self._leaving:
             leaving, self._leaving = self._leaving, {}
             if self.is_worth_copying:
@@ -125,16 +126,16 @@ class Tiers:
 
     @property
     def is_worth_copying(self) -> bool:
-        """Whether a block is copied out and back in less time than it is computed in; tried again now and then."""
+        """Whether copying a block out and back takes less time than computing it; sometimes True to time it again."""
         if self._save_s + self._load_s <= self.recompute_s_per_token * self.block_len:
             return True
         self._num_refused += 1
         return self._num_refused % TRY_AGAIN_AFTER == 0
 
     def write_behind(self, max_blocks: int) -> int:
-        """Save up to ``max_blocks`` blocks of the tree, oldest first, so that evicting them costs nothing later.
+        """Save up to ``max_blocks`` blocks of the tree, oldest first, so that their eviction needs no copy.
 
-        For moments in which the device is idle; returns how many blocks were saved.
+        Called while the device is idle; returns how many blocks were saved.
         """
         found: dict[bytes, np.ndarray] = {}
         while self._pending and len(found) < max_blocks:
@@ -148,7 +149,7 @@ class Tiers:
     # -- in -----------------------------------------------------------------------------------------------------------
 
     def read_ahead(self, tokens: np.ndarray, *, start: int = 0, namespace: Namespace = "") -> ReadAhead:
-        """Begin to read from disk what a sequence will want beyond its first ``start`` tokens."""
+        """Begin to read from disk the blocks of ``tokens`` after the first ``start`` tokens."""
         first = start // self.block_len
         reading, count = set(), 0
         for name in block_names(tokens, namespace=namespace, block_len=self.block_len)[first:]:
@@ -179,19 +180,19 @@ class Tiers:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Save every block of the tree and wait until the disk has what it was given."""
+        """Save every block of the tree and wait until the disk has them."""
         while self._pending:
             self.write_behind(min(64, self._queue.maxsize))
             self.wait()
         self.wait()
 
     def wait(self) -> None:
-        """Until the worker has nothing left to do."""
+        """Wait until the worker has nothing left to do."""
         if self._worker is not None:
             self._queue.join()
 
     def close(self) -> None:
-        """Finish what is queued and end the worker."""
+        """Finish the queued blocks and end the worker."""
         if self._worker is not None:
             self._queue.put(None)
             self._worker.join()
@@ -245,12 +246,12 @@ class Tiers:
                     return
                 self._move(disk, *task)
             except Exception:
-                log.exception("a kv block was not moved")
+                log.exception("a KV block was not written to disk or not read")
             finally:
                 self._queue.task_done()
 
     def _move(self, disk: DiskTier, name: bytes, block: bytes | None) -> None:
-        """Write ``block``, or read it into the host tier. The sets change by single calls, so they need no lock."""
+        """Write ``block``, or if None read it into the host tier. The sets need no lock: each operation is atomic."""
         if block is not None:
             try:
                 if name not in disk and disk.write(name, block):

@@ -1,10 +1,10 @@
-"""The radix tree: token sequences by shared prefix, and how much of it is locked. Never takes or frees a slot itself.
+"""The radix tree: token sequences by shared prefix, the slots of their KV, and locks.
 
     root --[the quick]-- node --[ brown fox]-- leaf        children by first token, no two with the same one
                           |----[ red hen]----- leaf        locks are counted along the path to the root
 
-Matching, inserting and splitting cost time in proportion to the tokens compared and the nodes passed. Only leaves
-are evicted, and only unlocked ones: a path that is locked anywhere below keeps all that lies above.
+Matching, inserting and splitting take time proportional to the tokens compared and the nodes passed. Only unlocked
+leaves are evicted: a lock on a node keeps the whole path above it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ from .history import History
 from .node import EMPTY, Namespace, RadixNode
 from .policies import Policy
 
-FIRST_COMPARED = 512  # tokens compared at once; then four times as many, and so on
-SHORT_EDGE = 256  # an edge below this length grows in place even by single tokens
+FIRST_COMPARED = 512  # tokens compared in the first numpy call; each next call compares four times as many
+SHORT_EDGE = 256  # tokens; a shorter edge grows in place even by single tokens
 
 
 def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
-    """The number of equal tokens at the front of two int32 arrays."""
+    """The length of the common prefix of two int32 arrays."""
     n = min(len(a), len(b))
     at, width = 0, FIRST_COMPARED
     while at < n:
@@ -48,7 +48,7 @@ def compact(view: np.ndarray) -> np.ndarray:
 
 
 class Observer(Protocol):
-    """Is told of a new root, after tokens [start, end) of a node came, before they go, and after an edge was cut."""
+    """Called for a new root, after tokens from ``start`` on are stored, before they are evicted, after a split."""
 
     def rooted(self, root: RadixNode) -> None: ...
     def stored(self, node: RadixNode, start: int) -> None: ...
@@ -57,7 +57,7 @@ class Observer(Protocol):
 
 
 class RadixTree:
-    """``history``, where there is one, is asked how often a leaf was asked for when it comes up for eviction."""
+    """``history``, if given, says how often a leaf was looked up when it becomes evictable."""
 
     def __init__(self, policy: Policy, observer: Observer | None = None, *, history: History | None = None) -> None:
         self.roots: dict[Namespace, RadixNode] = {}
@@ -65,14 +65,14 @@ class RadixTree:
         self.num_tokens = 0
         self.num_locked = 0
         self.num_nodes = 0
-        self.now = 0  # a count of uses: what policies take for time
-        self.version = 0  # changes whenever tokens come or go
+        self.now = 0  # a count of uses: the clock of the policies
+        self.version = 0  # changes whenever tokens are stored or evicted
         self.observer = observer
         self.history = history
         self._touched: dict[str, set[RadixNode]] = {}  # by running program
 
     def root(self, namespace: Namespace) -> RadixNode:
-        """The root of ``namespace``, made where there is none: the caller locks it or lets it go."""
+        """The root of ``namespace``, made if there is none. The caller locks it or calls ``drop_root_if_unused``."""
         found = self.roots.get(namespace)
         if found is None:
             found = RadixNode(namespace, None, EMPTY, EMPTY)
@@ -88,7 +88,7 @@ class RadixTree:
     # -- finding ------------------------------------------------------------------------------------------------------
 
     def find(self, node: RadixNode, tokens: np.ndarray) -> tuple[RadixNode, int]:
-        """Where the longest match of ``tokens`` below ``node`` ends, and its length; it may end inside the edge."""
+        """The longest match of ``tokens`` below ``node``: the node in which it ends, perhaps midway, and its length."""
         at, n = 0, len(tokens)
         while at < n:
             child = node.children.get(tokens.item(at))
@@ -102,7 +102,7 @@ class RadixTree:
         return node, at
 
     def node_at(self, node: RadixNode, position: int) -> RadixNode:
-        """The node on the path to ``node`` that ends at ``position``; an edge is split where it must."""
+        """The node on the path to ``node`` that ends at ``position``; splits an edge if need be."""
         assert 0 <= position <= node.end
         while node.parent is not None and node.parent.end >= position:
             node = node.parent
@@ -120,10 +120,10 @@ class RadixTree:
     # -- changing -----------------------------------------------------------------------------------------------------
 
     def append(self, node: RadixNode, tokens: np.ndarray, slots: np.ndarray) -> RadixNode:
-        """Put ``tokens`` below ``node``, which has no child that begins like them; returns the node that ends there.
+        """Store ``tokens`` below ``node``, which has no child with that first token; returns the node that ends there.
 
-        The caller holds a lock on ``node``; where that is the only one, a leaf's edge may grow in place. A new node is
-        unlocked and not up for eviction: the caller locks it next. Both arrays are copied.
+        The caller holds a lock on ``node``; if that is the only one, a leaf's edge may grow in place. A new node is
+        unlocked and not in the eviction queue: the caller locks it next. Both arrays are copied.
         """
         assert node.lock_count > 0 and len(tokens) == len(slots) > 0
         grows = node.lock_count == 1 and not node.children and node.parent is not None
@@ -145,7 +145,7 @@ class RadixTree:
         return added
 
     def evict(self, n: int, cause: str) -> np.ndarray:
-        """Take exactly ``n`` tokens off the unlocked leaves, from the ends of their edges; returns their slots."""
+        """Evict exactly ``n`` tokens from the ends of unlocked leaves; returns their slots."""
         assert n <= self.num_tokens - self.num_locked
         freed = []
         while n > 0:
@@ -154,7 +154,7 @@ class RadixTree:
             size = len(leaf.tokens)
             keep = max(size - n, 0)
             if self.history is not None:
-                keep = max(keep, leaf.cut_from - leaf.start)  # what lies before was asked for more often
+                keep = max(keep, leaf.cut_from - leaf.start)  # tokens before it were looked up more often
             if self.observer is not None:
                 self.observer.evicted(leaf, leaf.start + keep, cause)
             freed.append(leaf.slots[keep:])
@@ -165,7 +165,7 @@ class RadixTree:
                 leaf.slots = compact(leaf.slots[:keep])
                 leaf.end -= size - keep
                 if leaf.end > leaf.cut_from and self.history is not None:
-                    self.queue.offer(leaf)  # what is left was asked for as often as what went
+                    self.queue.offer(leaf)  # the rest was looked up as often as the evicted tokens
                 else:
                     self._offer(leaf)
             else:
@@ -181,10 +181,10 @@ class RadixTree:
         for program in leaf.programs or ():
             self._touched[program].discard(leaf)
         if not parent.children and parent.lock_count == 0:
-            self._let_go(parent)
+            self._queue_or_drop(parent)
 
-    def _let_go(self, leaf: RadixNode) -> None:
-        """An unlocked node without children goes into the queue; a root goes away."""
+    def _queue_or_drop(self, leaf: RadixNode) -> None:
+        """Queue an unlocked node without children for eviction; drop it if it is a root."""
         if leaf.parent is not None:
             self._offer(leaf)
         else:
@@ -196,7 +196,7 @@ class RadixTree:
         self.queue.offer(leaf)
 
     def _split(self, node: RadixNode, position: int) -> RadixNode:
-        """Cut the edge at ``position``. ``node`` keeps its identity as the lower half, where leases may end."""
+        """Split the edge at ``position``; returns the upper half. ``node``, where leases may end, is the lower half."""
         parent, head_len = node.parent, position - node.start
         assert parent is not None and 0 < head_len < len(node.tokens)
         head = RadixNode(node.namespace, parent, compact(node.tokens[:head_len]), compact(node.slots[:head_len]))
@@ -217,7 +217,7 @@ class RadixTree:
     # -- locks and use ------------------------------------------------------------------------------------------------
 
     def lock(self, node: RadixNode, *, below: RadixNode | None = None) -> None:
-        """Count one more lock on the path from ``node`` up to the root, or to the child of ``below``."""
+        """Add one lock to each node on the path from ``node`` up to the root, or up to the child of ``below``."""
         at: RadixNode | None = node
         while at is not below and at is not None:
             if at.lock_count == 0:
@@ -227,6 +227,7 @@ class RadixTree:
             at = at.parent
 
     def unlock(self, node: RadixNode, *, below: RadixNode | None = None) -> None:
+        """Remove the lock that ``lock`` added with the same arguments."""
         at: RadixNode | None = node
         while at is not below and at is not None:
             assert at.lock_count > 0
@@ -234,11 +235,11 @@ class RadixTree:
             if at.lock_count == 0:
                 self.num_locked -= len(at.tokens)
                 if not at.children:
-                    self._let_go(at)
+                    self._queue_or_drop(at)
             at = at.parent
 
     def touch(self, node: RadixNode, *, hits: int, priority: int, program: str, below: RadixNode | None = None) -> None:
-        """Note a use of the path: now, by ``program``, at ``priority`` (the most urgent is kept)."""
+        """Record a use of the path by ``program`` at ``priority``; the most urgent priority is kept."""
         at: RadixNode | None = node
         while at is not below and at is not None:
             at.priority = min(at.priority, priority) if at.last_use else priority
@@ -256,7 +257,7 @@ class RadixTree:
             self._touched.setdefault(program, set()).add(node)
 
     def end_program(self, program: str) -> None:
-        """Forget that ``program`` touched anything; its leaves take new places in the queue."""
+        """Forget which nodes ``program`` has used; its leaves take new places in the eviction queue."""
         for node in self._touched.pop(program, ()):
             assert node.programs is not None
             node.programs.discard(program)

@@ -16,7 +16,7 @@ from ...radix_cache import DiskTier, HostTier, Tiers
 from ..config import EngineConfig, Progress
 from ..executor import Accelerator
 from ..executor.accelerator import accelerator_of
-from ..memory import KVBlocks, KVPool, give_back_freed
+from ..memory import KVBlocks, KVPool, return_freed_memory
 from ..models import Model, load_model
 from ..scheduler import PREEMPTIVE
 from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
@@ -67,7 +67,7 @@ def load_parts(
     context_len = config.max_seq_len or longest
     check_scheduling(config)
     drafter = load_drafter(config, model, tokenizer, context_len=context_len)
-    give_back_freed()
+    return_freed_memory()
     if accelerator is None:
         accelerator = accelerator_of(model.device)
     num_slots = config.num_slots

@@ -10,7 +10,7 @@ import numpy as np
 from ...protocol.sampling import SamplingParams
 from ..config import EngineConfig, Progress
 from ..executor import Executor, SampleRow
-from ..memory import give_back_freed, let_go_of_libraries
+from ..memory import return_freed_memory, unmap_library_code
 from ..scheduler import PlanRow, StepPlan
 from .engine import EngineCore
 
@@ -22,8 +22,8 @@ def ready_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     """A warmed-up engine: its first answer takes no longer than its tenth."""
     engine = EngineCore(config, progress=progress)
     engine.grammars.wait_until_ready()
-    give_back_freed()
-    let_go_of_libraries()  # before the steps, which load the pages they need again
+    return_freed_memory()
+    unmap_library_code()  # before the steps, which load the pages they need again
     if engine.executor.accelerator is None:
         num_slots = min(engine.cache.num_slots, engine.context_len)
         _try_steps(engine.executor, most_rows=config.max_running, num_slots=num_slots)

@@ -1,7 +1,7 @@
-"""Where keys and values live, and what they take. Never knows what they belong to."""
+"""The KV pool, copies of its blocks, and the process's memory."""
 
-from .heap import give_back_freed, let_go_of_libraries
+from .heap import return_freed_memory, unmap_library_code
 from .kv_blocks import BlockFormat, KVBlocks
 from .kv_pool import KVPool, slot_size_bytes
 
-__all__ = ["BlockFormat", "KVBlocks", "KVPool", "give_back_freed", "let_go_of_libraries", "slot_size_bytes"]
+__all__ = ["BlockFormat", "KVBlocks", "KVPool", "return_freed_memory", "unmap_library_code", "slot_size_bytes"]

@@ -1,4 +1,4 @@
-"""What a process holds of memory that it does not need. Never frees anything that somebody owns."""
+"""Returns memory that the process holds but does not need to the operating system."""
 
 import ctypes
 import sys
@@ -9,8 +9,8 @@ _MAPPINGS = Path("/proc/self/smaps")
 _DONT_NEED = 4  # of madvise
 
 
-def give_back_freed() -> None:
-    """Return to the system what loading has left behind; does nothing where the C library has no such call."""
+def return_freed_memory() -> None:
+    """Return freed heap memory to the system, after loading. Does nothing if the C library has no ``malloc_trim``."""
     if not sys.platform.startswith("linux"):
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -18,9 +18,9 @@ def give_back_freed() -> None:
         trim(0)
 
 
-def let_go_of_libraries() -> None:
-    """Unmap the pages of libraries' code: most of it ran for loading alone. What runs again is found in the system's
-    page cache, some microseconds a time. Does nothing but on Linux.
+def unmap_library_code() -> None:
+    """Unmap the code pages of libraries, most of which only ran for loading. A page that runs again is mapped from the
+    system's page cache in some microseconds. Works on Linux only.
     """
     if not _MAPPINGS.exists():
         return
@@ -31,7 +31,7 @@ def let_go_of_libraries() -> None:
 
 
 def _code_mappings(lines: list[str]) -> Iterator[tuple[int, int]]:
-    """The address ranges that are a file's, may be run, may not be written, and hold no page that differs from it.
+    """The address ranges that map a file as executable, not writable, and without a modified page.
 
     7f0000000000-7f0000200000 r-xp 00034000 fe:00 1234   /usr/lib/libexample.so
     Rss:    512 kB

@@ -1,7 +1,7 @@
-"""The keys and values of token blocks as bytes, to be kept outside the pool. Never decides which, nor where they go.
+"""The keys and values of token blocks as bytes, for the tiers.
 
-a block, as it is:   [2, layers, block, Hkv, D] in the pool's type            (2: keys, then values)
-as int8 or fp8:      scales float32 [2, layers, block, Hkv], then bytes [2, layers, block, Hkv, D]
+auto:                [2, layers, block, Hkv, D] in the pool's dtype           (2: keys, then values)
+int8 or fp8:         scales float32 [2, layers, block, Hkv], then bytes [2, layers, block, Hkv, D]
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,16 @@ from .kv_pool import KVPool
 
 BlockFormat = Literal["auto", "int8", "fp8"]
 
-# the numbers of a byte, and the greatest of them
+# dtype and greatest value
 _BYTES: dict[str, tuple[torch.dtype, float]] = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
 
 
 class KVBlocks:
-    """``save`` and ``load`` of a pool's blocks; ``auto`` keeps every bit.
+    """Copies blocks between a pool and bytes; ``auto`` is exact.
 
-    In the others each head's vector of a token has its own scale. ``int8`` comes back within half a 127th of the
-    vector's greatest value, ``fp8`` (e4m3) within a 16th of each value, or a 2^18th of the greatest where that is more.
+    In ``int8`` and ``fp8`` each head's vector of a token has its own scale. The quantisation error is at most 1/254 of
+    the vector's greatest value for ``int8``; for ``fp8`` (e4m3) 1/16 of each value, or 2^-18 of the greatest if that is
+    more.
     """
 
     def __init__(self, pool: KVPool, *, block_len: int, format: BlockFormat = "auto") -> None:
@@ -33,7 +34,7 @@ class KVBlocks:
         self._shape = (2, len(pool.k), block_len, num_heads, head_dim)
 
     def _rows(self, layer: torch.Tensor) -> torch.Tensor:
-        """What can be indexed: torch does not move 8-bit floats about on every device, but bytes."""
+        """A view that can be indexed: torch cannot index 8-bit floats on every device, but bytes."""
         return layer.view(torch.uint8) if layer.dtype == torch.float8_e4m3fn else layer
 
     @property
@@ -46,7 +47,7 @@ class KVBlocks:
 
     @torch.inference_mode()
     def save(self, slots: np.ndarray) -> list[bytes]:
-        """``slots``: int32 [n, block_len]; n blocks of bytes."""
+        """The bytes of n blocks, whose slots are ``slots``, int32 [n, block_len]."""
         n = len(slots)
         index = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.pool.device)
         parts = [
@@ -71,7 +72,7 @@ class KVBlocks:
         """Fill ``slots``, int32 [n, block_len], from n blocks of bytes."""
         for block in blocks:
             if len(block) != self.size_bytes:
-                raise ValueError(f"a block of {len(block):,} bytes, but this pool's have {self.size_bytes:,}")
+                raise ValueError(f"a KV block of {len(block):,} bytes, but this pool's have {self.size_bytes:,}")
         raw = torch.from_numpy(np.frombuffer(b"".join(blocks), np.uint8).reshape(len(blocks), -1).copy())
         if self.format not in _BYTES:
             values = raw.view(self.pool.dtype).view(len(blocks), *self._shape)

@@ -1,4 +1,4 @@
-"""The tensors that hold keys and values, one row per slot. Never decides whose a slot is: that is the radix cache's."""
+"""The tensors of keys and values, one row per slot. The radix cache decides whose a slot is."""
 
 import mmap
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from ..weights.model_config import ModelConfig
 
 
 class KVPool:
-    """``k[layer]`` and ``v[layer]`` are [num_slots, Hkv, D]. On the CPU, memory is taken as slots are first written."""
+    """``k[layer]`` and ``v[layer]`` are [num_slots, Hkv, D]. On the CPU, pages take memory when first written."""
 
     def __init__(
         self,
@@ -42,15 +42,15 @@ class KVPool:
 
 
 def slot_size_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """What one token's keys and values take, over all layers."""
+    """Bytes of one token's keys and values in all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Zeros come from the system page by page, of 4 kB. numpy would ask for pages of 2 MB: of 60 tensors 120 MB and half
-    # a second for the first token, and no step was found to be faster.
+    # The system gives zeroed pages of 4 kB on the first write. numpy would ask for pages of 2 MB: 60 tensors would take
+    # 120 MB and half a second at the first token, and no step is faster.
     size = max(1, int(np.prod(shape)) * dtype.itemsize)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=torch.uint8)[: size // dtype.itemsize * dtype.itemsize].view(dtype).view(shape)

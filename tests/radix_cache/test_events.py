@@ -40,7 +40,7 @@ def test_names_are_the_same_in_another_process():
 
 def test_a_namespace_without_a_lasting_name_is_refused_where_it_is_needed():
     cache, _ = cache_with_events()
-    with pytest.raises(TypeError, match=r"namespace part 1.5 of type float has no lasting name"):
+    with pytest.raises(TypeError, match=r"namespace part 1.5 of type float cannot be hashed for block names"):
         cache.acquire(text(3), namespace=("m", 1.5))
     assert cache._tree.roots == {}
 

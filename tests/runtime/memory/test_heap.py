@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from phloem.runtime.memory import KVPool, give_back_freed, heap, let_go_of_libraries
+from phloem.runtime.memory import KVPool, heap, return_freed_memory, unmap_library_code
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -40,9 +40,9 @@ Anonymous:  0 kB
 def test_libraries_leave_memory_and_run_again() -> None:
     expected = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)) @ torch.eye(4)
     before = resident("RssFile")
-    let_go_of_libraries()
+    unmap_library_code()
     assert resident("RssFile") < before
-    give_back_freed()
+    return_freed_memory()
     assert torch.equal(torch.randn(4, 4, generator=torch.Generator().manual_seed(1)) @ torch.eye(4), expected)
     assert float(np.linalg.norm(np.ones(9))) == 3.0
 
