@@ -1,4 +1,4 @@
-"""The command ``phloem``: pull, serve, engine, bench, plan, train-drafter, doctor.
+"""The command ``phloem``: pull, serve, engine, bench, plan, train-drafter, grammar, doctor.
 
 The only place that prints. Nothing here decides anything: every command is a call that a program could make as well.
 """
@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from . import __version__
+from .constrained.spec import GRAMMAR_KINDS
 from .flags import add_engine_flags, parse_at_least_one, parse_count, parse_port, parse_seconds
 from .progress import Bars, Progress, progress_bars
 from .protocol.errors import PhloemError, UnknownModel
@@ -26,6 +27,7 @@ from .runtime.weights.aliases import ALIASES
 
 _MODELS = f"an alias ({', '.join(ALIASES)}), a .gguf file, a folder with config.json, or a Hugging Face name"
 
+_KINDS_BY_SUFFIX = {".json": "json_schema", ".lark": "lark", ".ebnf": "ebnf", ".gbnf": "ebnf", ".regex": "regex"}
 _OK, _FAILED, _INTERRUPTED = 0, 2, 130
 
 
@@ -90,6 +92,28 @@ def _engine(args: argparse.Namespace) -> int:
     how = f"precision {config.precision}"
     with _loading_bars(lambda url: f"phloem runs {args.model} at {url}, {how}") as (progress, on_ready):
         return run_engine(config, args.url, on_ready=on_ready, progress=progress)
+
+
+def _grammar(args: argparse.Namespace) -> int:
+    from .constrained import GrammarError, check
+
+    kind = args.kind or _KINDS_BY_SUFFIX.get(args.file.suffix)
+    if kind is None:
+        return _complain(f"{args.file}: its name does not say what kind of grammar it is; add --kind")
+    vocabulary = None
+    if args.model is not None:
+        from .runtime.tokenizer import load_tokenizer
+        from .runtime.weights.resolve import resolve_model
+
+        vocabulary = load_tokenizer(resolve_model(args.model)).vocabulary()
+    try:
+        text = args.file.read_text(encoding="utf-8")
+        text = text.rstrip("\n") if kind == "regex" else text
+        report = check(kind, text, vocabulary, texts=args.text, **dict(args.option))
+    except (OSError, UnicodeDecodeError, GrammarError) as error:
+        return _complain(f"{args.file}: {getattr(error, 'strerror', None) or error}")
+    print(report)
+    return _OK if report.is_accepting else _FAILED
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -236,6 +260,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_plan(commands)
     _add_train_drafter(commands)
+    _add_grammar(commands)
     doctor = commands.add_parser("doctor", help="show what this machine can run")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -341,6 +366,37 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument("--num-threads", type=parse_count, default=0, metavar="N", help="CPU threads; 0: one per core")
     plan.add_argument("--measure-again", action="store_true", help="do not use what was measured on this CPU before")
     plan.set_defaults(run=_plan)
+
+
+def _add_grammar(commands: Any) -> None:
+    grammar = commands.add_parser(
+        "grammar",
+        help="check a grammar or schema before it is served",
+        description="Compile a grammar and print what overlaps, what can never match, how many tokens may come first, "
+        "how near it is to each limit, and whether example texts are accepted (exit code 2 if one is not).",
+    )
+    grammar.add_argument("file", metavar="FILE", type=Path, help="the grammar's text")
+    grammar.add_argument(
+        "--kind", choices=GRAMMAR_KINDS, help="default: by the file's name (.json, .lark, .ebnf, .gbnf, .regex)"
+    )
+    grammar.add_argument("--text", action="append", default=[], help="an example text to be judged; may be repeated")
+    grammar.add_argument("--model", metavar="MODEL", help="whose tokens to use (default: every byte is a token)")
+    grammar.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=_parse_option,
+        metavar="NAME=VALUE",
+        help="an option of the grammar, such as start=RULE or whitespace=compact; may be repeated",
+    )
+    grammar.set_defaults(run=_grammar)
+
+
+def _parse_option(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
 # -- what the user sees -----------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Grammar in, token bitmask out: JSON Schema, regex, EBNF, Lark, choices.
 
-Names load on first use: whoever only says what a grammar is, as every client does, needs no compiler of kernels.
+Names load on first use, so that clients, which only describe grammars, do not import numba.
 """
 
 from importlib import import_module
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .spec import GRAMMAR_KINDS, GrammarError, GrammarKind, GrammarSpec, GrammarTooComplex
 
 if TYPE_CHECKING:
+    from .checker import Report, check
     from .compiler import Compiler, compile, compiler_of
     from .grammar import CompiledGrammar, Matcher, fill_masks
     from .vocabulary import Vocabulary
@@ -17,7 +18,9 @@ _HOMES = {
     "CompiledGrammar": ".grammar",
     "Compiler": ".compiler",
     "Matcher": ".grammar",
+    "Report": ".checker",
     "Vocabulary": ".vocabulary",
+    "check": ".checker",
     "compile": ".compiler",
     "compiler_of": ".compiler",
     "fill_masks": ".grammar",
@@ -32,7 +35,9 @@ __all__ = [
     "GrammarSpec",
     "GrammarTooComplex",
     "Matcher",
+    "Report",
     "Vocabulary",
+    "check",
     "compile",
     "compiler_of",
     "fill_masks",

@@ -1,9 +1,9 @@
-"""EBNF as llama.cpp's GBNF writes it: rules of literals, character classes, groups and repeats. Never parses a text.
+"""EBNF as llama.cpp's GBNF writes it: rules of literals, character classes, groups and repeats.
 
     root  ::= "[" (value ("," value)*)? "]"      # the start is the rule named root
     value ::= [0-9]+ | root
 
-What does not refer back to itself is one regular lexeme; only recursion needs the parser.
+A rule that does not refer back to itself becomes one regular lexeme; only recursion needs the parser.
 """
 
 from dataclasses import dataclass
@@ -21,50 +21,65 @@ HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Literal:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Chars:
+class CharClass:
     ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class RuleName:
     name: str
     line: int
 
 
 @dataclass(frozen=True, slots=True)
-class Seq:
-    parts: tuple["Node", ...]
+class InOrder:
+    parts: tuple["RuleBody", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Alt:
-    parts: tuple["Node", ...]
+class OneOf:
+    parts: tuple["RuleBody", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Rep:
-    inner: "Node"
+class Repeated:
+    inner: "RuleBody"
     low: int
     high: int | None
 
 
-Node = Text | Chars | Ref | Seq | Alt | Rep
+RuleBody = Literal | CharClass | RuleName | InOrder | OneOf | Repeated
 
 
 def compile_ebnf(text: str, masks: Masks, *, start: str = "root") -> int:
-    """The state a text of the grammar begins in."""
-    rules = _Reader(text).read()
+    """The state before a text of the grammar; the caller holds the machine's lock. Raises GrammarError."""
+    rules = read_ebnf(text)
     if start not in rules:
-        raise GrammarError(f"the grammar has no rule {start!r}, where a text would start")
+        raise GrammarError(f"the grammar has no rule {start!r} to start from; it has {', '.join(rules) or 'no rules'}")
     return _Lowering(rules, masks.machine.expressions).parser(start, masks)
 
 
-class _Reader:
+def read_ebnf(text: str) -> dict[str, RuleBody]:
+    """The rules by name, in the order of the text. Raises GrammarError."""
+    return _EbnfReader(text).read()
+
+
+def rules_used(rules: dict[str, RuleBody], start: str) -> set[str]:
+    """The rules that ``start`` refers to, itself included, directly or through others."""
+    found, waiting = {start}, [start]
+    for name in waiting:
+        new = {ref.name for ref in _names_in(rules[name])} - found
+        found |= new
+        waiting += sorted(new)
+    return found
+
+
+class _EbnfReader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
@@ -76,8 +91,8 @@ class _Reader:
     def fail(self, what: str) -> GrammarError:
         return GrammarError(what, where=f"line {self.line}")
 
-    def read(self) -> dict[str, Node]:
-        rules: dict[str, Node] = {}
+    def read(self) -> dict[str, RuleBody]:
+        rules: dict[str, RuleBody] = {}
         while self.skip(lines=True):
             name = self.name()
             self.skip(lines=True)
@@ -91,7 +106,7 @@ class _Reader:
         return rules
 
     def skip(self, *, lines: bool) -> bool:
-        """Past blanks and comments; whether there is more."""
+        """Skip blanks and comments, and line ends if ``lines``; whether anything follows that belongs to the rule."""
         while self.at < len(self.text):
             c = self.text[self.at]
             if c == "#":
@@ -132,24 +147,24 @@ class _Reader:
             raise self.fail(f"a rule's name expected, not {self.peek()!r}")
         return self.text[mark : self.at]
 
-    def alternatives(self, depth: int) -> Node:
+    def alternatives(self, depth: int) -> RuleBody:
         if depth > 100:
             raise self.fail("groups nest deeper than 100")
         branches = [self.sequence(depth)]
         while self.skip(lines=depth > 0) and self.peek() == "|":
             self.at += 1
             branches.append(self.sequence(depth))
-        return branches[0] if len(branches) == 1 else Alt(tuple(branches))
+        return branches[0] if len(branches) == 1 else OneOf(tuple(branches))
 
-    def sequence(self, depth: int) -> Node:
-        parts: list[Node] = []
+    def sequence(self, depth: int) -> RuleBody:
+        parts: list[RuleBody] = []
         while self.skip(lines=depth > 0) and self.peek() not in "|)":
             parts.append(self.repeated(self.atom(depth)))
         if depth == 0 and self.peek() == ")":
             raise self.fail("unbalanced ')'")
-        return parts[0] if len(parts) == 1 else Seq(tuple(parts))
+        return parts[0] if len(parts) == 1 else InOrder(tuple(parts))
 
-    def atom(self, depth: int) -> Node:
+    def atom(self, depth: int) -> RuleBody:
         c = self.peek()
         if c in "\"'":
             return self.quoted(c)
@@ -157,7 +172,7 @@ class _Reader:
             return self.char_class()
         if c == ".":
             self.at += 1
-            return Chars(ANY)
+            return CharClass(ANY)
         if c == "(":
             self.at += 1
             inner = self.alternatives(depth + 1)
@@ -166,9 +181,9 @@ class _Reader:
             self.at += 1
             return inner
         line = self.line
-        return Ref(self.name(), line)
+        return RuleName(self.name(), line)
 
-    def repeated(self, node: Node) -> Node:
+    def repeated(self, node: RuleBody) -> RuleBody:
         while self.peek() and self.peek() in "*+?{":
             sign = self.peek()
             self.at += 1
@@ -181,9 +196,9 @@ class _Reader:
                 if max(first, last or 0) > MAX_REPEAT or (last is not None and last < first):
                     raise self.fail(f"repeat {{{low}{comma}{high}}} must rise and be at most {MAX_REPEAT:,}")
                 self.at = end + 1
-                node = Rep(node, first, last)
+                node = Repeated(node, first, last)
             else:
-                node = Rep(node, 1 if sign == "+" else 0, 1 if sign == "?" else None)
+                node = Repeated(node, 1 if sign == "+" else 0, 1 if sign == "?" else None)
         return node
 
     def code(self) -> int:
@@ -208,15 +223,15 @@ class _Reader:
             raise self.fail(f"unknown escape '\\{c}'")
         return ord(c)
 
-    def quoted(self, quote: str) -> Node:
+    def quoted(self, quote: str) -> RuleBody:
         self.at += 1
         codes = []
         while self.peek() != quote:
             codes.append(self.code())
         self.at += 1
-        return Text("".join(map(chr, codes)))
+        return Literal("".join(map(chr, codes)))
 
-    def char_class(self) -> Node:
+    def char_class(self) -> RuleBody:
         self.at += 1
         negated = self.peek() == "^"
         self.at += negated
@@ -227,17 +242,17 @@ class _Reader:
                 self.at += 1
                 high = self.code()
                 if high < low:
-                    raise self.fail("character range is the wrong way round")
+                    raise self.fail(f"character range {chr(low)!r} to {chr(high)!r} is the wrong way round")
             ranges.append((low, high))
         self.at += 1
         found = union(ranges)
-        return Chars(complement(found) if negated else found)
+        return CharClass(complement(found) if negated else found)
 
 
 class _Lowering:
-    """Rules to expressions where they are regular, to productions where they are not."""
+    """Makes expressions of regular rules, and productions of the others."""
 
-    def __init__(self, rules: dict[str, Node], ex: Expressions) -> None:
+    def __init__(self, rules: dict[str, RuleBody], ex: Expressions) -> None:
         self.rules = rules
         self.ex = ex
         self._regular: dict[str, bool] = {}
@@ -249,11 +264,11 @@ class _Lowering:
             self.is_regular(name, ())
         grammar = self.grammar = ContextFreeGrammar(self.ex)
         top = grammar.rule(start)
-        grammar.add(top, self.symbols(Ref(start, 0)))
+        grammar.add(top, self.symbols(RuleName(start, 0)))
         return Parser(grammar, masks).start
 
     def is_regular(self, name: str, path: tuple[str, ...], line: int = 0) -> bool:
-        """Whether a rule never leads back to itself, nor to one that does."""
+        """Whether neither the rule nor a rule it refers to is recursive."""
         if name in path:
             for inner in path[path.index(name) :]:
                 self._regular[inner] = False
@@ -261,19 +276,19 @@ class _Lowering:
         if name not in self._regular:
             if name not in self.rules:
                 raise GrammarError(f"rule {name!r} is used but not defined", where=f"line {line}")
-            found = [self.is_regular(ref.name, (*path, name), ref.line) for ref in _refs(self.rules[name])]
+            found = [self.is_regular(ref.name, (*path, name), ref.line) for ref in _names_in(self.rules[name])]
             self._regular.setdefault(name, all(found))
         return self._regular[name]
 
-    def expression(self, node: Node) -> int | None:
-        """The node as one regular language, None if it is recursive."""
+    def expression(self, node: RuleBody) -> int | None:
+        """The node as one regular language; None if it is recursive."""
         ex = self.ex
         match node:
-            case Text(text):
+            case Literal(text):
                 return ex.literal(text.encode(errors="surrogatepass")) if text else EMPTY
-            case Chars(ranges):
+            case CharClass(ranges):
                 return ex.chars(ranges)
-            case Ref(name, _):
+            case RuleName(name, _):
                 if not self._regular[name]:
                     return None
                 if name not in self._exprs:
@@ -281,24 +296,24 @@ class _Lowering:
                     assert found is not None
                     self._exprs[name] = found
                 return self._exprs[name]
-            case Rep(inner, low, high):
+            case Repeated(inner, low, high):
                 inside = self.expression(inner)
                 return None if inside is None else ex.repeat(inside, low, high)
         parts = [self.expression(p) for p in node.parts]
         known = [p for p in parts if p is not None]
         if len(known) < len(parts):
             return None
-        return ex.concat(*known) if isinstance(node, Seq) else ex.union(*known)
+        return ex.concat(*known) if isinstance(node, InOrder) else ex.union(*known)
 
-    def symbols(self, node: Node) -> list[Symbol]:
-        """A node as symbols of a production; neighbouring regular parts are one lexeme."""
+    def symbols(self, node: RuleBody) -> list[Symbol]:
+        """A node as symbols of a production; neighbouring regular parts become one lexeme."""
         whole = self.expression(node)
         if whole is not None:
             return [("lexeme", whole)] if whole != EMPTY else []
         match node:
-            case Ref(name, _):
+            case RuleName(name, _):
                 return [("rule", self.number(name))]
-            case Seq(parts):
+            case InOrder(parts):
                 out: list[Symbol] = []
                 for symbol in [s for part in parts for s in self.symbols(part)]:
                     if symbol[0] == "lexeme" and out and out[-1][0] == "lexeme":
@@ -306,12 +321,12 @@ class _Lowering:
                     else:
                         out.append(symbol)
                 return out
-            case Alt(parts):
+            case OneOf(parts):
                 rule = self.grammar.rule("alternatives")
                 for part in parts:
                     self.grammar.add(rule, self.symbols(part))
                 return [("rule", rule)]
-            case Rep(inner, low, high):
+            case Repeated(inner, low, high):
                 return self._repeat(self.symbols(inner), low, high)
         raise AssertionError(node)
 
@@ -337,17 +352,17 @@ class _Lowering:
         if found is None:
             found = self._numbers[name] = self.grammar.rule(name)
             body = self.rules[name]
-            for part in body.parts if isinstance(body, Alt) else (body,):
+            for part in body.parts if isinstance(body, OneOf) else (body,):
                 self.grammar.add(found, self.symbols(part))
         return found
 
 
-def _refs(node: Node) -> list[Ref]:
+def _names_in(node: RuleBody) -> list[RuleName]:
     match node:
-        case Ref():
+        case RuleName():
             return [node]
-        case Seq(parts) | Alt(parts):
-            return [ref for part in parts for ref in _refs(part)]
-        case Rep(inner, _, _):
-            return _refs(inner)
+        case InOrder(parts) | OneOf(parts):
+            return [ref for part in parts for ref in _names_in(part)]
+        case Repeated(inner, _, _):
+            return _names_in(inner)
     return []

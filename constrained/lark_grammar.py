@@ -1,7 +1,7 @@
-"""Lark's grammar syntax: its own loader reads it, its rules and terminals become productions and lexemes.
+"""Lark's grammar syntax: Lark's own loader reads it; rules become productions and terminals become lexemes.
 
-A text is in the language if it can be cut into terminals (with ignored ones between) that the rules derive, as Lark's
-``earley`` parser with the ``dynamic_complete`` lexer has it; priorities choose among readings, not among texts.
+A text is in the language if it can be cut into terminals (with ignored ones between) that the rules derive, as with
+Lark's ``earley`` parser and ``dynamic_complete`` lexer. Priorities choose among readings, so they are ignored.
 """
 
 import re
@@ -13,46 +13,59 @@ from .productions import ContextFreeGrammar
 from .regex_syntax import compile_regex
 from .spec import GrammarError
 
-# ``common.ESCAPED_STRING`` and its like: anything up to the quote that no backslash precedes.
+# The pattern of ``common.ESCAPED_STRING``: anything up to the first quote that no backslash precedes.
 _LAZY_STRING = re.compile(r"\.\*\?\(\?<!\\\\\)\(\\\\\\\\\)\*\?(\\?[\"'])")
 
 
 class Loaded(NamedTuple):
-    """What Lark's loader makes of a grammar: ``TerminalDef``, ``Rule``, and names of terminals."""
+    """What Lark's loader makes of a grammar, less what the start rule never reaches.
+
+    ``terminals`` are Lark's ``TerminalDef``, ``rules`` its ``Rule``, ``ignored`` names of terminals; ``defined`` names
+    all rules and terminals of the text.
+    """
 
     terminals: list[Any]
     rules: list[Any]
     ignored: list[str]
+    defined: list[str]
 
 
 def compile_lark(text: str, masks: Masks, *, start: str = "start") -> int:
-    """The state a text of the grammar begins in."""
+    """The state before a text of the grammar. Raises GrammarError."""
+    loaded = read_lark(text, start=start)
+    with masks.machine.lock:
+        return _build(loaded, masks, start)
+
+
+def read_lark(text: str, *, start: str) -> Loaded:
+    """Read a grammar with Lark's loader. Raises GrammarError."""
     from lark.exceptions import LarkError
     from lark.load_grammar import load_grammar
 
     try:
         grammar, _ = load_grammar(text, "<grammar>", [_refuse_files], False)
-        loaded = Loaded(*grammar.compile([start], set()))  # a Lark of it would prepare to parse, in quadratic time
+        defined = [name for name, *_ in (*grammar.rule_defs, *grammar.term_defs)]
+        # lark.Lark(text) would also build parse tables, in time quadratic in the rules.
+        loaded = Loaded(*grammar.compile([start], set()), defined)
     except (LarkError, OSError) as error:
         raise GrammarError(f"Lark cannot read the grammar: {str(error).strip()}") from None
     except re.error as error:
         raise GrammarError(f"a terminal's regex: {error}") from None
     if not any(rule.origin.name == start for rule in loaded.rules):
         raise GrammarError(f"Lark cannot read the grammar: there is no rule {start!r}")
-    with masks.machine.lock:
-        return _build(loaded, masks, start)
+    return loaded
 
 
 def _refuse_files(base_path: object, path: str) -> tuple[object, str]:
-    """Asked before the loader looks for an import: only Lark's own library may be had, never a file of this machine."""
+    """Lark asks this before it opens an import: only Lark's own library may be imported, no file of this machine."""
     from lark.load_grammar import PackageResource, stdlib_loader
 
-    if isinstance(base_path, PackageResource):  # of a grammar of the library
+    if isinstance(base_path, PackageResource):  # an import within the library
         raise OSError("the library is asked next")
     name = path.removesuffix(".lark").replace("/", ".")
     try:
         if base_path is not None:
-            raise OSError("relative to a grammar that is no file")
+            raise OSError("the grammar is not a file, so no file is relative to it")
         return cast(tuple[object, str], stdlib_loader(None, path))
     except OSError:
         raise GrammarError(
@@ -81,7 +94,7 @@ def _build(loaded: Loaded, masks: Masks, start: str) -> int:
         )
     for name, lexeme in lexemes.items():
         if ex.nullable[lexeme]:
-            raise GrammarError("a terminal that may be empty; let rules leave it out", where=name)
+            raise GrammarError("a terminal may not match the empty text; make it optional in the rules", where=name)
     grammar = ContextFreeGrammar(ex)
     numbers: dict[str, int] = {}
     top = grammar.rule(start)

@@ -170,6 +170,44 @@ def test_pull_prints_where_the_model_is(model: str, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == model + "\n"
 
 
+def test_a_grammar_is_checked_and_its_example_texts_are_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "answer.regex"
+    file.write_text("yes|y[a-z]s\n")
+    assert cli.main(["grammar", str(file), "--text", "yes", "--text", "yas"]) == 0
+    shown = capsys.readouterr().out
+    assert "overlap: yes overlaps with y[a-z]s; both match 'yes'" in shown and "accepted: 'yas'" in shown
+    assert cli.main(["grammar", str(file), "--text", "no"]) == 2
+    assert "refused: 'no' stops after 0 of 2 characters; expected 'y'" in capsys.readouterr().out
+
+
+def test_a_grammar_takes_options_and_its_tokens_are_those_of_the_model(
+    tmp_path: Path, tiny_model_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "integer"}')
+    assert cli.main(["grammar", str(file), "--option", "whitespace=compact", "--model", str(tiny_model_path)]) == 0
+    assert capsys.readouterr().out.startswith("json_schema: compiled in ")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("bad.regex", "(a", "bad.regex: regex '(a', character 2: '(' is never closed"),
+        ("bad.txt", "a", "bad.txt: its name does not say what kind of grammar it is; add --kind"),
+        ("gone.lark", None, "gone.lark: No such file or directory"),
+    ],
+)
+def test_a_grammar_that_cannot_be_read_is_one_line_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str | None, message: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    assert cli.main(["grammar", str(tmp_path / name)]) == 2
+    assert capsys.readouterr().err == f"phloem: error: {tmp_path}/{message}\n"
+
+
 def test_doctor_names_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     shown = capsys.readouterr().out

@@ -4,9 +4,9 @@ Builders of grammars add states and frames to a ``Machine``; ``Masks`` makes the
 """
 
 from .item_texts import ItemReader
-from .machine import COMPACT, FLEXIBLE, Machine
+from .machine import COMPACT, FLEXIBLE, MASK_WORK, Machine
 from .masks import SHORT_TOKEN, Masks
 from .parser_sets import Lexer
 from .walk import UNBOUNDED
 
-__all__ = ["COMPACT", "FLEXIBLE", "SHORT_TOKEN", "UNBOUNDED", "ItemReader", "Lexer", "Machine", "Masks"]
+__all__ = ["COMPACT", "FLEXIBLE", "MASK_WORK", "SHORT_TOKEN", "UNBOUNDED", "ItemReader", "Lexer", "Machine", "Masks"]

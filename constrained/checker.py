@@ -1,0 +1,379 @@
+"""A grammar checked before it is served: alternatives that overlap, dead rules, mask sizes, cost, and example texts."""
+
+import json
+import random
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from .compiler import MAX_TEXT_BYTES, Compiler
+from .ebnf import read_ebnf, rules_used
+from .grammar import CompiledGrammar
+from .lark_grammar import read_lark
+from .machine import MASK_WORK
+from .spec import GrammarError, GrammarKind, GrammarSpec
+from .vocabulary import Vocabulary
+
+MAX_PAIRS = 2_000  # pairs compared
+MAX_REPEAT = 200  # patterns with longer repeats have too many states for interegular
+MAX_PARTS = 200  # rules or subschemas that are compiled one by one
+WALK_STEPS = 240
+SHOWN_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two parts that a text can match both of: which of them it was is ambiguous, and following both costs time."""
+
+    first: str
+    second: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an example text is accepted; if not, how many characters were ``taken`` and what is ``expected`` next."""
+
+    text: str
+    accepted: bool
+    taken: int
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much of a limit the grammar used, in compiling and in a random walk of ``WALK_STEPS`` tokens."""
+
+    name: str
+    used: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What ``check`` found. ``str`` is the text that ``phloem grammar`` prints."""
+
+    spec: GrammarSpec
+    overlaps: tuple[Overlap, ...]
+    not_compared: tuple[str, ...]  # parts that interegular cannot read, each with the reason
+    dead: tuple[str, ...]  # parts that no text can match
+    unused: tuple[str, ...]  # rules and terminals that the start never reaches
+    unchecked: tuple[str, ...]  # what the grammar leaves to be checked afterwards
+    num_tokens: int  # tokens of the vocabulary
+    first_tokens: tuple[bytes, ...]  # those that may come first, in the order of the vocabulary
+    may_be_empty: bool
+    compile_s: float
+    mask_s: tuple[float, ...]  # times of the masks met on the random walk, ascending
+    limits: tuple[Limit, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether every example text is accepted."""
+        return all(verdict.accepted for verdict in self.verdicts)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def check(
+    kind: GrammarKind,
+    text: str,
+    vocabulary: Vocabulary | None = None,
+    *,
+    texts: Iterable[str] = (),
+    **options: str | int | bool,
+) -> Report:
+    """Compile a grammar as ``compile`` does, on a machine of its own, and report what serving it would meet.
+
+    Without a vocabulary every byte is a token. ``texts`` are examples to be judged. Raises ``GrammarError``.
+    """
+    vocabulary = byte_vocabulary() if vocabulary is None else vocabulary
+    spec = GrammarSpec(kind, text, options)
+    Compiler(vocabulary).compile(GrammarSpec("lark", 'start: "a"'))  # loads the compiled walks and Lark
+    compiler = Compiler(vocabulary)
+    begin = time.perf_counter()
+    grammar = compiler.compile(spec)
+    compile_s = time.perf_counter() - begin
+    machine = grammar.machine
+    allowed = np.flatnonzero(np.unpackbits(grammar.matcher().mask().view(np.uint8), bitorder="little"))
+    times, work = _walk(grammar)
+    limits = (
+        Limit("characters of grammar", len(text), MAX_TEXT_BYTES),
+        Limit("automaton states", machine.num_states, machine.hard_limit),
+        Limit("expressions", len(machine.expressions.nodes), machine.expressions.max_expressions),
+        Limit("work of one mask", work, MASK_WORK),
+    )
+    overlaps, not_compared = _overlaps(spec)
+    dead, unused = _dead_and_unused(spec, compiler)
+    return Report(
+        spec,
+        overlaps,
+        not_compared,
+        dead,
+        unused,
+        grammar.unchecked,
+        int(vocabulary.is_text.sum()),
+        tuple(vocabulary.tokens[t] for t in allowed if t != vocabulary.eos),
+        machine.may_end(grammar.start),
+        compile_s,
+        times,
+        limits,
+        tuple(_judge(grammar, each) for each in texts),
+    )
+
+
+def byte_vocabulary() -> Vocabulary:
+    """A token for each byte, and an end token."""
+    return Vocabulary([*(bytes([b]) for b in range(256)), b""], {256}, 256)
+
+
+# -- overlaps ---------------------------------------------------------------------------------------------------------
+
+
+def _overlaps(spec: GrammarSpec) -> tuple[tuple[Overlap, ...], tuple[str, ...]]:
+    match spec.kind:
+        case "choices":
+            choices = json.loads(spec.text)
+            pairs = ((a, b) if len(a) <= len(b) else (b, a) for a, b in combinations(choices, 2))
+            return tuple(Overlap(a, b, a) for a, b in pairs if b.startswith(a))[:MAX_PAIRS], ()
+        case "regex":
+            groups = [{part: part for part in group} for group in alternatives(spec.text)]
+        case "lark":
+            loaded = read_lark(spec.text, start=str(spec.options.get("start", "start")))
+            groups = [{f"{t.name} /{t.pattern.to_regexp()}/": t.pattern.to_regexp() for t in loaded.terminals}]
+        case _:
+            return (), ()
+    found: list[Overlap] = []
+    not_compared: list[str] = []
+    num_pairs = 0
+    for group in groups:
+        for pair, example in _common_texts(group, not_compared):
+            if num_pairs == MAX_PAIRS:
+                not_compared.append(f"more than {MAX_PAIRS:,} pairs; the rest")
+                break
+            num_pairs += 1
+            if example is not None:
+                found.append(Overlap(*pair, example))
+    return tuple(found), tuple(not_compared)
+
+
+def _common_texts(patterns: dict[str, str], not_compared: list[str]) -> Iterator[tuple[tuple[str, str], str | None]]:
+    """For each pair of patterns, by their labels, a text that matches both; None if there is none."""
+    from interegular import Comparator, InvalidSyntax, Unsupported, parse_pattern
+
+    parsed: dict[str, Any] = {}
+    for label, pattern in patterns.items():
+        longest = max((int(n) for n in re.findall(r"\{(\d+)|,(\d+)\}", pattern) for n in n if n), default=0)
+        try:
+            if longest > MAX_REPEAT:
+                raise Unsupported(f"a repeat of {longest:,} is above {MAX_REPEAT}")
+            parsed[label] = parse_pattern(pattern.removeprefix("^").removesuffix("$"))
+            parsed[label].to_fsm()
+        except (Unsupported, InvalidSyntax) as error:
+            not_compared.append(f"{label}: {error or 'interegular cannot read it'}")
+            parsed.pop(label, None)
+    comparator = Comparator(parsed)
+    for first, second in combinations(parsed, 2):
+        example = None
+        if not comparator.isdisjoint(first, second):
+            example = comparator.get_example_overlap(first, second).main_text
+        yield (first, second), example
+
+
+def alternatives(pattern: str) -> list[list[str]]:
+    """The alternatives of each group of a regex that has more than one, inner groups first, the whole regex last."""
+    found: list[list[str]] = []
+    open_groups: list[tuple[list[str], int, str]] = [([], 0, "")]  # branches so far, start of the next, flags
+    at = 0
+    while at < len(pattern):
+        c = pattern[at]
+        if c == "\\":
+            at += 1
+        elif c == "[":
+            at += 2 if pattern.startswith("[^", at) else 1
+            at += pattern.startswith("]", at)
+            while at < len(pattern) and pattern[at] != "]":
+                if pattern.startswith("[:", at):
+                    at = pattern.find(":]", at) + 1
+                at += 2 if pattern[at] == "\\" else 1
+        elif c == "(":
+            header = re.compile(r"\((\?(?:P?<\w+>|(\w*):))?").match(pattern, at)
+            assert header is not None
+            at = header.end() - 1
+            open_groups.append(([], at + 1, header[2] or ""))
+        elif c in "|)":
+            branches, begin, flags = open_groups.pop()
+            part = pattern[begin:at]
+            branches.append(f"(?{flags}:{part})" if flags else part)
+            if c == "|":
+                open_groups.append((branches, at + 1, flags))
+            elif len(branches) > 1:
+                found.append(branches)
+        at += 1
+    branches, begin, _ = open_groups.pop()
+    branches.append(pattern[begin:])
+    return [*found, branches] if len(branches) > 1 else found
+
+
+# -- rules that match nothing -----------------------------------------------------------------------------------------
+
+
+def _dead_and_unused(spec: GrammarSpec, compiler: Compiler) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def is_dead(part: GrammarSpec) -> bool:
+        """Whether no text matches; a part that is refused for another reason was served as part of the whole."""
+        try:
+            compiler.compile(part)
+        except GrammarError as error:
+            return str(error).startswith("no ")
+        return False
+
+    start = str(spec.options.get("start", "root" if spec.kind == "ebnf" else "start"))
+    match spec.kind:
+        case "regex":
+            parts = list(dict.fromkeys(part for group in alternatives(spec.text) for part in group))[:MAX_PARTS]
+            return tuple(part for part in parts if is_dead(GrammarSpec("regex", part))), ()
+        case "ebnf":
+            rules = read_ebnf(spec.text)
+            used = rules_used(rules, start)
+            names: Sequence[str] = [name for name in rules if name in used]
+            unused = [name for name in rules if name not in used]
+        case "lark":
+            loaded = read_lark(spec.text, start=start)
+            names = list(dict.fromkeys(r.origin.name for r in loaded.rules if not r.origin.name.startswith("_")))
+            kept = {*names, *(r.origin.name for r in loaded.rules), *(t.name for t in loaded.terminals)}
+            unused = [name for name in loaded.defined if name not in kept and "__" not in name]
+        case "json_schema":
+            schema = json.loads(spec.text)
+            if not isinstance(schema, dict) or "$id" in schema:  # another $id would change what references mean
+                return (), ()
+            outer = {"$ref": "", "$defs": {"checked": {**schema, "$id": "urn:phloem:checked"}}}
+            dead = []
+            for pointer in list(_subschemas(schema, ""))[:MAX_PARTS]:
+                outer["$ref"] = f"urn:phloem:checked#{pointer}"
+                if is_dead(GrammarSpec("json_schema", json.dumps(outer), spec.options)):
+                    dead.append(f"#{pointer}")
+            return tuple(dead), ()
+        case _:
+            return (), ()
+    dead = [name for name in names[:MAX_PARTS] if is_dead(GrammarSpec(spec.kind, spec.text, {"start": name}))]
+    return tuple(dead), tuple(unused)
+
+
+def _subschemas(schema: object, pointer: str) -> Iterator[str]:
+    """The places of the schemas inside a schema; those that are ``false`` forbid something on purpose."""
+    if not isinstance(schema, dict):
+        return
+    for keyword in ("properties", "patternProperties", "$defs", "definitions"):
+        for name, inner in schema.get(keyword, {}).items():
+            if inner is not False:
+                place = f"{pointer}/{keyword}/{name.replace('~', '~0').replace('/', '~1')}"
+                yield place
+                yield from _subschemas(inner, place)
+    for keyword in ("prefixItems", "anyOf", "oneOf"):
+        for i, inner in enumerate(schema.get(keyword, ())):
+            yield f"{pointer}/{keyword}/{i}"
+            yield from _subschemas(inner, f"{pointer}/{keyword}/{i}")
+    for keyword in ("items", "additionalProperties", "contains"):
+        if isinstance(schema.get(keyword), dict):
+            yield f"{pointer}/{keyword}"
+            yield from _subschemas(schema[keyword], f"{pointer}/{keyword}")
+
+
+# -- cost and examples ------------------------------------------------------------------------------------------------
+
+
+def _walk(grammar: CompiledGrammar) -> tuple[tuple[float, ...], int]:
+    """The seconds of each mask met on a random walk, ascending, and the most work that one of them took."""
+    rng = random.Random(0)
+    fuel, eos = grammar.machine.fuel, grammar.machine.vocabulary.eos
+    matcher = grammar.matcher()
+    times: list[float] = []
+    most = 0
+    for _ in range(WALK_STEPS):
+        before, begin = fuel.spent, time.perf_counter()
+        mask = matcher.mask()
+        times.append(time.perf_counter() - begin)
+        most = max(most, fuel.spent - before)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        token = int(rng.choice(allowed))
+        if token == eos or not matcher.accept(token):
+            matcher = grammar.matcher()
+    return tuple(sorted(times)), most
+
+
+def _judge(grammar: CompiledGrammar, text: str) -> Verdict:
+    machine, config = grammar.machine, grammar.start
+    data = text.encode(errors="surrogatepass")
+    taken = len(data)
+    for at, byte in enumerate(data):
+        following = machine.advance_bytes(config, bytes([byte]))
+        if following < 0:
+            taken = at
+            break
+        config = following
+    accepted = taken == len(data) and machine.may_end(config)
+    expected = "" if accepted else _expected(grammar, config)
+    return Verdict(text, accepted, len(data[:taken].decode(errors="ignore")), expected)
+
+
+def _expected(grammar: CompiledGrammar, config: int) -> str:
+    """The bytes that may follow, as ranges of characters."""
+    machine = grammar.machine
+    allowed = [b for b in range(256) if machine.advance_bytes(config, bytes([b])) >= 0]
+    parts = []
+    if machine.may_end(config):
+        parts.append("the end")
+    if allowed and allowed[-1] >= 0x80:
+        parts.append("a character beyond ASCII")
+    ranges: list[list[int]] = []
+    for byte in (b for b in allowed if b < 0x80):
+        if ranges and ranges[-1][1] == byte - 1:
+            ranges[-1][1] = byte
+        else:
+            ranges.append([byte, byte])
+    shown = [repr(chr(a)) if a == b else f"{chr(a)!r} to {chr(b)!r}" for a, b in ranges]
+    return ", ".join([*shown, *parts])
+
+
+# -- the report as text -----------------------------------------------------------------------------------------------
+
+
+def _lines(report: Report) -> Iterator[str]:
+    spec = report.spec
+    yield f"{spec.kind}: compiled in {1e3 * report.compile_s:.1f} ms"
+    shown = " ".join(ascii(t.decode(errors="backslashreplace")) for t in report.first_tokens[:SHOWN_TOKENS])
+    more = " ..." if len(report.first_tokens) > SHOWN_TOKENS else ""
+    end = "; the text may be empty" if report.may_be_empty else ""
+    yield f"first mask: {len(report.first_tokens):,} of {report.num_tokens:,} tokens: {shown}{more}{end}"
+    middle, slowest = report.mask_s[len(report.mask_s) // 2], report.mask_s[-1]
+    yield f"masks of {len(report.mask_s)} random steps: median {1e6 * middle:.0f} us, slowest {1e3 * slowest:.1f} ms"
+    for limit in report.limits:
+        share = limit.used / limit.most
+        warning = "  <- near the limit" if share > 0.5 else ""
+        yield f"  {limit.name}: {limit.used:,} of {limit.most:,} ({share:.1%}){warning}"
+    for title, parts in (
+        ("left to be checked afterwards", report.unchecked),
+        ("matches no text", report.dead),
+        ("never used", report.unused),
+    ):
+        yield from (f"{title}: {part}" for part in parts)
+    if spec.kind in ("regex", "choices", "lark"):
+        for o in report.overlaps:
+            how = "begins" if spec.kind == "choices" and o.first != o.second else "overlaps with"
+            yield (
+                f"overlap: {o.first} {how} {o.second}; both match {o.example!r}"
+                if how != "begins"
+                else (f"overlap: {o.first!r} begins {o.second!r}")
+            )
+        yield from (f"not compared: {part}" for part in report.not_compared)
+        if not report.overlaps and not report.not_compared:
+            yield "overlaps: none"
+    for v in report.verdicts:
+        where = f"stops after {v.taken} of {len(v.text)} characters" if v.taken < len(v.text) else "is not complete"
+        yield f"accepted: {v.text!r}" if v.accepted else f"refused: {v.text!r} {where}; expected {v.expected}"
