@@ -97,7 +97,7 @@ def _engine(args: argparse.Namespace) -> int:
 def _grammar(args: argparse.Namespace) -> int:
     from .constrained import GrammarError, check
 
-    kind = args.kind or _KINDS_BY_SUFFIX.get(args.file.suffix)
+    kind: Any = args.kind or _KINDS_BY_SUFFIX.get(args.file.suffix)
     if kind is None:
         return _complain(f"{args.file}: its name does not say what kind of grammar it is; add --kind")
     vocabulary = None

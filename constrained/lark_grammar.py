@@ -46,7 +46,8 @@ def read_lark(text: str, *, start: str) -> Loaded:
         grammar, _ = load_grammar(text, "<grammar>", [_refuse_files], False)
         defined = [name for name, *_ in (*grammar.rule_defs, *grammar.term_defs)]
         # lark.Lark(text) would also build parse tables, in time quadratic in the rules.
-        loaded = Loaded(*grammar.compile([start], set()), defined)
+        terminals, rules, ignored = grammar.compile([start], set())
+        loaded = Loaded(terminals, rules, ignored, defined)
     except (LarkError, OSError) as error:
         raise GrammarError(f"Lark cannot read the grammar: {str(error).strip()}") from None
     except re.error as error:
