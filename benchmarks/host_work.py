@@ -91,7 +91,7 @@ def measure(num_rows: int, *, grammar: str, stream: bool = False) -> tuple[float
         gen = Gen(op=1, seq=0, params=params, grammar=spec, stream=stream)
         ops = [Special(op=0, seq=0, ids=tuple(LETTERS)), gen, Close(op=2, seq=0)]
         inbox.append((b"bench", Submit(program=str(i), ops=ops)))
-    with using(replace(CPU, sample=sample)):
+    with using(replace(CPU, sample=sample, sample_masked=sample)):
         engine.step(inbox)
         while engine.scheduler.num_waiting or engine.generations.compiling:
             engine.step([])

@@ -1,43 +1,217 @@
-"""The one table from (device, dtype) to the functions that run there. Never looks at shapes or values."""
+"""The table from (device, dtype) to the functions that run there, and the signature of each op.
 
-from collections.abc import Callable, Iterator, Mapping
+A Protocol per op is what every backend's function has to accept: tensors by position, options by name. ``ops`` and
+``sampling`` say what each op means. T tokens, R rows, S slots, Hq/Hkv query and KV heads, D head size, V vocabulary.
+"""
+
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from . import reference
-from .batch import LogitEdits, Sampled
+from .batch import LogitEdits, SampleBatch, Sampled
 from .cpu import activation, attention, edits, experts, norm, rope, sampling
-from .shared import Sharing
+from .groups import Groups
+from .quantized_weight import Experts, QuantizedWeight
+from .shared import SharedPrefixes, Sharing
+
+
+class RmsNorm(Protocol):
+    """x [..., C], weight [C], residual [..., C] -> (y, residual_out), each [..., C]."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, eps: float, /, *, residual: Tensor | None
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class RopeWriteKv(Protocol):
+    """q [T, Hq, D], k and v [T, Hkv, D], cos_sin [positions, rotary], positions [T], caches [S, Hkv, D], slots [T]."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        out_slots: Tensor,
+        /,
+    ) -> None: ...
+
+
+class NormRopeWriteKv(Protocol):
+    """As ``RopeWriteKv``, with q_norm and k_norm float32 [D] -> the rotated queries [T, Hq, D]."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        out_slots: Tensor,
+        /,
+        *,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        eps: float,
+    ) -> Tensor: ...
+
+
+class Gated(Protocol):
+    """x [..., 2I] -> [..., I]."""
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+class PagedAttention(Protocol):
+    """q [T, Hq, D], caches [S, Hkv, D], slot_table [rows, length], row_ids [R], query_starts [R + 1], kv_lens [R]
+    -> [T, Hq, D].
+    """
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_table: Tensor,
+        row_ids: Tensor,
+        query_starts: Tensor,
+        kv_lens: Tensor,
+        /,
+        *,
+        scale: float,
+        sliding_window: int,
+        soft_cap: float,
+    ) -> Tensor: ...
+
+
+class SharedPrefixAttention(Protocol):
+    """As ``PagedAttention``."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_table: Tensor,
+        row_ids: Tensor,
+        query_starts: Tensor,
+        kv_lens: Tensor,
+        /,
+        *,
+        shared: SharedPrefixes,
+        scale: float,
+        soft_cap: float,
+    ) -> Tensor: ...
+
+
+class SharingOf(Protocol):
+    """The device and the query heads of a KV head -> how prefixes are to be cut; None: not at all."""
+
+    def __call__(self, device: torch.device, group: int, /) -> Sharing | None: ...
+
+
+class QuantizedProduct(Protocol):
+    """x [T, K], weight [N, K], bias [N] -> [T, N]."""
+
+    def __call__(
+        self, x: Tensor, weight: QuantizedWeight, /, *, bias: Tensor | None, out_dtype: torch.dtype | None
+    ) -> Tensor: ...
+
+
+class RouteExperts(Protocol):
+    """logits [T, E] -> (weights float32, experts int32), each [T, top_k]."""
+
+    def __call__(self, logits: Tensor, top_k: int, /, *, normalise: bool) -> tuple[Tensor, Tensor]: ...
+
+
+class MixExperts(Protocol):
+    """x [T, C], gate_up [E, 2I, C], down [E, C, I], weights and ids [T, top_k] -> [T, C].
+
+    Only a backend that ``reads_packed`` is given packed experts.
+    """
+
+    def __call__(self, x: Tensor, gate_up: Experts, down: Experts, weights: Tensor, ids: Tensor, /) -> Tensor: ...
+
+
+class AddAdapters(Protocol):
+    """y [T, N], x [T, K], down [A, r, K], up [A, N, r], scales [T] -> y, changed in place."""
+
+    def __call__(
+        self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups, /, *, scales: Tensor
+    ) -> Tensor: ...
+
+
+class ApplyBitmask(Protocol):
+    """logits [R, V], mask int32 [M, words], rows int64 [M] -> logits, changed in place."""
+
+    def __call__(self, logits: Tensor, mask: Tensor, /, *, rows: Tensor | None) -> Tensor: ...
+
+
+class ApplyEdits(Protocol):
+    """logits [R, V] -> logits, changed in place."""
+
+    def __call__(self, logits: Tensor, edits: LogitEdits, /) -> Tensor: ...
+
+
+class Sample(Protocol):
+    """logits [R, V] -> one token a row."""
+
+    def __call__(self, logits: Tensor, batch: SampleBatch, /) -> Sampled: ...
+
+
+class SampleMasked(Protocol):
+    """logits [R, V], mask int32 [M, words], rows int64 [M] -> one token a row."""
+
+    def __call__(self, logits: Tensor, batch: SampleBatch, /, *, mask: Tensor, rows: Tensor | None) -> Sampled: ...
+
+
+class GatherLogprobs(Protocol):
+    """logits [R, V], token_ids int64 [R] -> float32 [R]."""
+
+    def __call__(self, logits: Tensor, token_ids: Tensor, /) -> Tensor: ...
+
+
+class TopLogprobs(Protocol):
+    """logits [R, V] -> (ids int64, log-probabilities float32), each [R, k]."""
+
+    def __call__(self, logits: Tensor, k: int, /) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One way to run every op; ``ops`` says what each means."""
+    """One way to run every op."""
 
-    rms_norm: Callable[..., tuple[Tensor, Tensor]]
-    rope_write_kv: Callable[..., None]
-    norm_rope_write_kv: Callable[..., Tensor]
-    silu_mul: Callable[[Tensor], Tensor]
-    gelu_mul: Callable[[Tensor], Tensor]
-    paged_attention: Callable[..., Tensor]
-    shared_prefix_attention: Callable[..., Tensor]
-    sharing_of: Callable[[torch.device, int], Sharing | None]
-    quantized_product: Callable[..., Tensor]
-    route_experts: Callable[..., tuple[Tensor, Tensor]]
-    mix_experts: Callable[..., Tensor]
-    add_adapters: Callable[..., Tensor]
-    apply_bitmask: Callable[..., Tensor]
-    apply_edits: Callable[[Tensor, LogitEdits], Tensor]
-    sample: Callable[..., Sampled]
-    gather_logprobs: Callable[[Tensor, Tensor], Tensor]
-    top_logprobs: Callable[[Tensor, int], tuple[Tensor, Tensor]]
-    samples_masked: bool = False  # ``sample`` takes a bitmask too
-    reads_packed: bool = False  # weights of 4 and 8 bits and pools of 8-bit floats, as they are stored
+    rms_norm: RmsNorm
+    rope_write_kv: RopeWriteKv
+    norm_rope_write_kv: NormRopeWriteKv
+    silu_mul: Gated
+    gelu_mul: Gated
+    paged_attention: PagedAttention
+    shared_prefix_attention: SharedPrefixAttention
+    sharing_of: SharingOf
+    quantized_product: QuantizedProduct
+    route_experts: RouteExperts
+    mix_experts: MixExperts
+    add_adapters: AddAdapters
+    apply_bitmask: ApplyBitmask
+    apply_edits: ApplyEdits
+    sample: Sample
+    gather_logprobs: GatherLogprobs
+    top_logprobs: TopLogprobs
+    sample_masked: SampleMasked | None = None  # None: the mask is written into the logits first
+    reads_packed: bool = False  # takes weights of 4 and 8 bits and pools of 8-bit floats as they are stored
 
 
 REFERENCE = Backend(
@@ -72,7 +246,7 @@ CPU = replace(
     apply_bitmask=edits.apply_bitmask,
     apply_edits=edits.apply_edits,
     sample=sampling.sample,
-    samples_masked=True,
+    sample_masked=sampling.sample,
     gather_logprobs=sampling.gather_logprobs,
     top_logprobs=sampling.top_logprobs,
 )
@@ -88,7 +262,7 @@ _chosen: ContextVar[Backend | None] = ContextVar("backend", default=None)
 
 @cache
 def triton_backend() -> Backend:
-    """The GPU's; imported with the first tensor that lies there."""
+    """The GPU's backend, imported when the first op runs on a GPU."""
     from .triton import activation as triton_activation
     from .triton import attention as triton_attention
     from .triton import edits as triton_edits
@@ -121,7 +295,7 @@ def triton_backend() -> Backend:
 
 @contextmanager
 def using(backend: Backend) -> Iterator[None]:
-    """Every op called inside runs there, whatever the device: for the reference, and for interpreted GPU kernels."""
+    """Runs every op called inside on ``backend``, whatever the device: the reference, or interpreted GPU kernels."""
     token = _chosen.set(backend)
     try:
         yield

@@ -5,8 +5,6 @@ W = ceil(V / 32) mask words. Arithmetic is float32 (float64 where a probability 
 the first argument.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -134,9 +132,11 @@ def mix_experts(x: Tensor, gate_up: Experts, down: Experts, weights: Tensor, ids
     return out.to(x.dtype)
 
 
-def shared_prefix_attention(q: Tensor, *inputs: Tensor, shared: SharedPrefixes, **how: Any) -> Tensor:
-    """Sharing changes what is read, not what comes out."""
-    return paged_attention(q, *inputs, **how)
+def shared_prefix_attention(
+    q: Tensor, *inputs: Tensor, shared: SharedPrefixes, scale: float, soft_cap: float = 0.0
+) -> Tensor:
+    """``paged_attention``: sharing changes what is read, not the result."""
+    return paged_attention(q, *inputs, scale=scale, soft_cap=soft_cap)
 
 
 def sharing_of(device: torch.device, group: int) -> Sharing | None:

@@ -62,8 +62,8 @@ def sample(
     if mask is None:
         return backend.sample(logits, batch)
     words = _words_of(logits, mask, rows)
-    if backend.samples_masked:
-        return backend.sample(logits, batch, mask=words, rows=rows)
+    if backend.sample_masked is not None:
+        return backend.sample_masked(logits, batch, mask=words, rows=rows)
     return backend.sample(backend.apply_bitmask(logits, words, rows=rows), batch)
 
 

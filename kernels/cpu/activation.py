@@ -1,35 +1,50 @@
-"""The gated activation of a feed-forward block. Never changes its input."""
+"""The gated activation of a feed-forward block."""
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .entry import ARGS, TASK, entry
+from .entry import TASK, counters, entry
 from .tensors import KINDS, team_size
-from .vector import LANES, exp2, exp2_16, get, get_i64, load16, max16, put, splat16, store16, take_number
+from .vector import LANES, exp2, exp2_16, get, load16, max16, put, splat16, store16, take_number
 
 _LOG2_E = np.float32(1.44269504)
-_LOWEST = np.float32(-88.0)  # a gate beyond is as good as 0, and the power of 2 is one that there is
+_LOWEST = np.float32(-88.0)  # silu of a smaller gate is 0 in float32; this one's power of 2 is a normal number
 
 
 def silu_mul(x: Tensor) -> Tensor:
     x = x.contiguous()
     width = x.shape[-1] // 2
     y = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
-    num_rows = y.numel() // width if width else 0
-    _silu_mul(x.data_ptr(), y.data_ptr(), KINDS[x.dtype], num_rows, width, threads=team_size(2 * y.numel()))
+    call = SiluMulCall(
+        x=x.data_ptr(),
+        y=y.data_ptr(),
+        kind=KINDS[x.dtype],
+        num_rows=y.numel() // width if width else 0,
+        width=width,
+    )
+    _silu_mul(call, threads=team_size(2 * y.numel()))
     return y
 
 
-@entry(ints=5)
-def _silu_mul(call: int) -> None:
-    x, y, kind = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
-    num_rows, width = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4)
-    # A task is up to 512 gates of one row, so that one long row is shared too.
+class SiluMulCall(NamedTuple):
+    x: int  # [rows, 2 * width]: gates, then what they are multiplied with
+    y: int  # [rows, width]
+    kind: int  # of x and y
+    num_rows: int
+    width: int
+
+
+@entry
+def _silu_mul(call: SiluMulCall) -> None:
+    x, y, kind, num_rows, width = call.x, call.y, call.kind, call.num_rows, call.width
+    # A task is up to 512 gates of one row, so that threads can share one long row.
     step = 512
     shares = (width + step - 1) // step
     lowest, exponent, one = splat16(_LOWEST), splat16(-_LOG2_E), splat16(1.0)
-    task = take_number(call, TASK)
+    task = take_number(counters(call), TASK)
     while task < num_rows * shares:
         row = task // shares
         begin = (task - row * shares) * step
@@ -44,4 +59,4 @@ def _silu_mul(call: int) -> None:
             value = get(x, gates + i, kind)
             divisor = np.float32(1.0) + exp2(max(_LOWEST, value) * -_LOG2_E)
             put(y, to + i, kind, value / divisor * get(x, ups + i, kind))
-        task = take_number(call, TASK)
+        task = take_number(counters(call), TASK)

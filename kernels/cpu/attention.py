@@ -1,22 +1,23 @@
-"""Causal attention over slots, for decoding and prefill alike. Never copies a context: 64 keys at a time, laid out.
+"""Causal attention over slots, for decoding and prefill alike. Keys and values are laid out 64 at a time.
 
 A task is one KV head, a block of neighbouring queries of one row with all the query heads of that KV head (its
-*vectors*), and one chunk of 512 keys. Threads take tasks by number; of a block with several chunks, each leaves its
-part (sums, highest score, weight) and the last to finish joins them, so a long context is shared by all threads
-whatever the number of rows. Tiles and chunks begin at multiples of their length, sums run in the order of positions,
-and keys that a query may not see weigh exactly nothing: a query's result depends on its own row alone, to the bit,
-however rows are batched and prompts are cut.
+*vectors*), and one chunk of 512 keys. Threads take tasks by number. Where a block has several chunks, each task leaves
+its part (sums, highest score, weight), and the task that finishes last joins them. So all threads share a long context,
+whatever the number of rows.
 
-Rows whose first chunks lie in the same slots, children of one prompt, have those chunks computed together: keys and
-values are read and widened once, and their queries make one matrix product. It changes no bit of any of them.
+A query's result depends on its own row alone, to the bit, however rows are batched and prompts are cut: tiles and
+chunks begin at multiples of their length, sums run in the order of positions, and masked keys weigh exactly 0.
 
-Where queries, keys and values are bfloat16, so are the factors of both products: two of them are multiplied and added
-by one instruction. Scores, weights and sums are float32; a weight is rounded for its product with a value alone.
+Rows whose first chunks lie in the same slots, such as children of one prompt, have those chunks computed together: keys
+and values are read and widened once, and all their queries make one matrix product. No bit of a result changes.
+
+Where queries, keys and values are bfloat16, both products take bfloat16 factors, two of which are multiplied and added
+by one instruction. Scores, weights and sums are float32; a weight is rounded only as a factor of a value.
 
 The running softmax is Milakov and Gimelshein's (2018), the joining of chunks Dao's Flash-Decoding (2023).
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,14 +45,17 @@ from .attention_plan import (
     PIECE_FIELDS,
     ROW,
     SHARED,
+    PlanCall,
     plan_attention,
 )
 from .attention_tile import (
     KEYS,
     LOWEST,
+    Context,
+    Queries,
+    Softmax,
     add_product,
     add_words_product,
-    ask_for,
     find_keys,
     load_key_words,
     load_keys,
@@ -60,17 +64,17 @@ from .attention_tile import (
     load_values,
     multiply,
     multiply_words,
+    prefetch_rows,
     weigh,
 )
 from .bfloat import has_bfloat16_pairs
-from .entry import ARGS, TASK, THREAD, entry
+from .entry import TASK, THREAD, counters, entry
 from .recording import open_recording, scratch
 from .tensors import KINDS, readable, team_size
 from .vector import (
     LANES,
     exp2,
     get_f32,
-    get_f64,
     get_i32,
     get_i64,
     load16_f32,
@@ -84,7 +88,7 @@ from .vector import (
 
 _VECTORS = 64  # of a task, or the query heads of one KV head where those are more
 
-_MIN_WORK = 200_000  # products of a context worth a second thread
+_MIN_WORK = 200_000  # multiplications worth a second thread
 
 
 def paged_attention(
@@ -119,86 +123,137 @@ def paged_attention(
     plan = scratch(
         "attention plan", HEADER + max_blocks * (FIELDS + num_kv_heads) + 2 * num_rows + max_pieces, torch.int64
     )
-    plan_attention(
-        query_starts.data_ptr(),
-        kv_lens.data_ptr(),
-        num_rows,
-        num_kv_heads,
-        group,
-        block,
-        head_dim,
-        sliding_window,
-        plan.data_ptr(),
-        slot_table.data_ptr(),
-        slot_table.stride(0),
-        row_ids.data_ptr(),
-        max(1, _VECTORS // group),
+    plan_call = PlanCall(
+        starts=query_starts.data_ptr(),
+        kv_lens=kv_lens.data_ptr(),
+        num_rows=num_rows,
+        num_kv_heads=num_kv_heads,
+        group=group,
+        block=block,
+        head_dim=head_dim,
+        window=sliding_window,
+        plan=plan.data_ptr(),
+        table=slot_table.data_ptr(),
+        table_step=slot_table.stride(0),
+        row_ids=row_ids.data_ptr(),
+        most_queries=max(1, _VECTORS // group),
     )
+    plan_attention(plan_call)
     if open_recording() is None:
         _, num_tasks, num_parts, work, *_ = plan[:HEADER].tolist()
         threads = min(team_size(work, min_share=_MIN_WORK), max(num_tasks, 1))
-    else:  # contexts will grow up to what the table holds
+    else:  # a replay's contexts may be as long as the table is wide
         num_parts = max_blocks * num_kv_heads * -(-slot_table.shape[1] // CHUNK)
         threads = team().size
     vectors, padded = block * group, -(-head_dim // LANES) * LANES
     part_len = vectors * (padded + 2)
-    if num_rows > 1:  # that may share
+    if num_rows > 1:  # rows may share chunks
         vectors = max(vectors, max(1, _VECTORS // group) * group)
     parts = scratch("attention parts", num_parts * part_len, torch.float32)
     scratch_len = -(-(vectors * (2 * padded + KEYS + 2) + 2 * KEYS * padded + 4 * KEYS) // LANES) * LANES
     tiles = scratch("attention tiles", threads * scratch_len, torch.float32)
-    _attend(
-        q.data_ptr(),
-        q.stride(0),
-        KINDS[q.dtype],
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
-        KINDS[k_cache.dtype],
-        slot_table.data_ptr(),
-        slot_table.stride(0),
-        row_ids.data_ptr(),
-        query_starts.data_ptr(),
-        kv_lens.data_ptr(),
-        out.data_ptr(),
-        num_kv_heads,
-        group,
-        head_dim,
-        vectors,
-        sliding_window,
-        plan.data_ptr(),
-        parts.data_ptr(),
-        tiles.data_ptr(),
-        scratch_len,
-        part_len,
-        in_words,
-        scale,
-        soft_cap,
-        threads=threads,
+    call = AttendCall(
+        q=q.data_ptr(),
+        q_step=q.stride(0),
+        q_kind=KINDS[q.dtype],
+        k_cache=k_cache.data_ptr(),
+        v_cache=v_cache.data_ptr(),
+        kv_kind=KINDS[k_cache.dtype],
+        table=slot_table.data_ptr(),
+        table_step=slot_table.stride(0),
+        row_ids=row_ids.data_ptr(),
+        starts=query_starts.data_ptr(),
+        kv_lens=kv_lens.data_ptr(),
+        out=out.data_ptr(),
+        num_kv_heads=num_kv_heads,
+        group=group,
+        head_dim=head_dim,
+        max_vectors=vectors,
+        window=sliding_window,
+        plan=plan.data_ptr(),
+        parts=parts.data_ptr(),
+        part_len=part_len,
+        scratch=tiles.data_ptr(),
+        scratch_len=scratch_len,
+        in_words=in_words,
+        scale=scale,
+        soft_cap=soft_cap,
     )
+    _attend(call, threads=threads)
     return out
 
 
-def shared_prefix_attention(q: Tensor, *inputs: Tensor, shared: SharedPrefixes, **how: Any) -> Tensor:
-    """Rows that share a prefix are found by their slots: nothing needs to be told."""
-    return paged_attention(q, *inputs, **how)
+def shared_prefix_attention(
+    q: Tensor, *inputs: Tensor, shared: SharedPrefixes, scale: float, soft_cap: float = 0.0
+) -> Tensor:
+    """``paged_attention``, which finds shared prefixes by their slots."""
+    return paged_attention(q, *inputs, scale=scale, soft_cap=soft_cap)
 
 
-@entry(ints=23, floats=2)
-def _attend(call: int) -> None:
-    q, q_step, q_kind = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
-    k_cache, v_cache, kv_kind = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
-    slot_table, table_step = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7)
-    row_ids, starts, kv_lens = get_i64(call, ARGS + 8), get_i64(call, ARGS + 9), get_i64(call, ARGS + 10)
-    out, num_kv_heads, group = get_i64(call, ARGS + 11), get_i64(call, ARGS + 12), get_i64(call, ARGS + 13)
-    head_dim, max_vectors, window = get_i64(call, ARGS + 14), get_i64(call, ARGS + 15), get_i64(call, ARGS + 16)
-    plan, parts = get_i64(call, ARGS + 17), get_i64(call, ARGS + 18)
-    scratch = get_i64(call, ARGS + 19) + 4 * get_i64(call, ARGS + 20) * take_number(call, THREAD)
-    in_words = get_i64(call, ARGS + 22) != 0
-    scale, soft_cap = np.float32(get_f64(call, ARGS + 23)), np.float32(get_f64(call, ARGS + 24))
-    score_scale = scale if in_words else np.float32(1.0)  # else queries have it
+class AttendCall(NamedTuple):
+    """A step counts numbers from one row, or token, to the next."""
 
+    q: int  # [T, Hq, D]
+    q_step: int
+    q_kind: int  # of q and out
+    k_cache: int  # [S, Hkv, D]
+    v_cache: int  # [S, Hkv, D]
+    kv_kind: int
+    table: int  # int32 [rows, table_step]
+    table_step: int
+    row_ids: int  # int32 [R]
+    starts: int  # int32 [R + 1]
+    kv_lens: int  # int32 [R]
+    out: int  # [T, Hq, D]
+    num_kv_heads: int
+    group: int  # query heads of one KV head
+    head_dim: int
+    max_vectors: int  # of a task
+    window: int  # 0: none
+    plan: int  # see ``attention_plan``
+    parts: int  # float32 [parts, part_len]
+    part_len: int
+    scratch: int  # float32 [threads, scratch_len]
+    scratch_len: int
+    in_words: int  # 1: queries, keys and values are bfloat16, and are multiplied two at a time
+    scale: float
+    soft_cap: float  # 0: none
+
+
+class Parts(NamedTuple):
+    """Where tasks leave their sums over one chunk: for each block with several chunks, chunk and KV head."""
+
+    plan: int
+    parts: int
+    part_len: int
+    num_kv_heads: int
+    group: int
+    padded: int
+
+
+class Output(NamedTuple):
+    out: int
+    kind: int
+    group: int
+    num_heads: int
+    head_dim: int
+    padded: int
+
+
+@entry
+def _attend(call: AttendCall) -> None:
+    num_kv_heads, group, head_dim, max_vectors = call.num_kv_heads, call.group, call.head_dim, call.max_vectors
+    kv_kind, window, plan = call.kv_kind, call.window, call.plan
+    starts, kv_lens = call.starts, call.kv_lens
+    in_words, scale = call.in_words != 0, np.float32(call.scale)
     padded = (head_dim + LANES - 1) // LANES * LANES
-    part_len = get_i64(call, ARGS + 21)
+    source = Queries(call.q, call.q_step, call.q_kind, group, head_dim, padded, scale, in_words)
+    # Queries that are not words are scaled when they are loaded.
+    softmax = Softmax(group, window, scale if in_words else np.float32(1.0), np.float32(call.soft_cap), in_words)
+    kept = Parts(plan, call.parts, call.part_len, num_kv_heads, group, padded)
+    output = Output(call.out, call.q_kind, group, num_kv_heads * group, head_dim, padded)
+
+    scratch = call.scratch + 4 * call.scratch_len * take_number(counters(call), THREAD)
     addresses = scratch  # int64 [64]: of the tile's keys
     queries = addresses + 8 * KEYS  # [vectors, padded], scaled; or words [vectors, padded], half of each row used
     keys = queries + 4 * max_vectors * padded  # [padded, 64]; or words [padded / 2, 64]
@@ -208,11 +263,10 @@ def _attend(call: int) -> None:
     num_blocks, num_tasks = get_i64(plan, NUM_BLOCKS), get_i64(plan, NUM_TASKS)
     num_shared = get_i64(plan, NUM_SHARED)
     finished = plan + 8 * (HEADER + num_blocks * FIELDS)
-    num_heads = num_kv_heads * group
 
     block, at = 0, HEADER
     piece, piece_number = get_i64(plan, SHARED), 0
-    task = take_number(call, TASK)
+    task = take_number(counters(call), TASK)
     while task < num_tasks:
         is_shared = task < num_shared
         if is_shared:
@@ -228,9 +282,9 @@ def _attend(call: int) -> None:
                 member_at = HEADER + get_i64(piece, PIECE_FIELDS + member) * FIELDS
                 begin, end = get_i64(plan, member_at + BEGIN), get_i64(plan, member_at + END)
                 to = queries + 4 * vectors * padded
-                load_queries(q, q_step, q_kind, begin, end, head * group, group, head_dim, padded, scale, to, in_words)
+                load_queries(source, begin, end, head * group, to)
                 vectors += (end - begin) * group
-            first_position = end_key  # all queries lie behind the chunk
+            first_position = end_key  # all queries come after the chunk
             chunk = begin = 0
         else:
             own = task - num_shared
@@ -250,74 +304,74 @@ def _attend(call: int) -> None:
             first_position = before + begin
             if window > 0:
                 first_key = max(first_key, (first_position - window + 1) // KEYS * KEYS)
-            load_queries(q, q_step, q_kind, begin, end, head * group, group, head_dim, padded, scale, queries, in_words)
-        table = slot_table + 4 * get_i32(row_ids, row) * table_step
+            load_queries(source, begin, end, head * group, queries)
+        table = call.table + 4 * get_i32(call.row_ids, row) * call.table_step
+        row_keys = Context(call.k_cache, kv_kind, table, num_kv_heads, head, head_dim)
+        row_values = Context(call.v_cache, kv_kind, table, num_kv_heads, head, head_dim)
         count = min(KEYS, end_key - first_key)
-        ask_for(k_cache, kv_kind, table, first_key, count, num_kv_heads, head, head_dim)
-        ask_for(v_cache, kv_kind, table, first_key, count, num_kv_heads, head, head_dim)
+        prefetch_rows(row_keys, first_key, count)
+        prefetch_rows(row_values, first_key, count)
         _clear(sums, vectors, padded)
         for tile in range(first_key, end_key, KEYS):
             count = min(KEYS, end_key - tile)
             columns = (count + LANES - 1) // LANES
-            find_keys(k_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, addresses)
+            find_keys(row_keys, tile, count, addresses)
             if in_words:
                 load_key_words(addresses, count, head_dim, keys)
-                ask_for(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim)
+                prefetch_rows(row_values, tile, count)
                 multiply_words(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, head_dim // 2)
             else:
                 load_keys(addresses, kv_kind, count, head_dim, keys)
-                ask_for(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim)
+                prefetch_rows(row_values, tile, count)
                 multiply(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, head_dim)
             offset = first_position - tile
-            weigh(scores, sums, vectors, padded, columns, group, offset, window, score_scale, soft_cap, in_words)
-            following = min(KEYS, end_key - tile - KEYS)
-            ask_for(k_cache, kv_kind, table, tile + KEYS, following, num_kv_heads, head, head_dim)
+            weigh(softmax, scores, sums, vectors, padded, columns, offset)
+            prefetch_rows(row_keys, tile + KEYS, min(KEYS, end_key - tile - KEYS))
             if in_words:
-                load_value_words(v_cache, table, tile, count, num_kv_heads, head, head_dim, values)
+                load_value_words(row_values, tile, count, values)
                 pairs = (count + 1) // 2
                 add_words_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
             else:
-                load_values(v_cache, kv_kind, table, tile, count, num_kv_heads, head, head_dim, padded, values)
+                load_values(row_values, tile, count, padded, values)
                 add_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
         if is_shared:
             first_vector = 0
             for member in range(num_members):
                 other = get_i64(piece, PIECE_FIELDS + member)
-                to = _part(plan, other, get_i64(piece, CHUNK_OF_PIECE), num_kv_heads, head, parts, part_len)
-                first_vector += _leave_part(plan, other, group, padded, sums, vectors, first_vector, to)
+                to = _part(kept, other, get_i64(piece, CHUNK_OF_PIECE), head)
+                first_vector += _leave_part(kept, other, sums, vectors, first_vector, to)
             for member in range(num_members):
                 other = get_i64(piece, PIECE_FIELDS + member)
                 if (
                     take_number(finished, other * num_kv_heads + head)
                     == get_i64(plan, HEADER + other * FIELDS + CHUNKS) - 1
                 ):
-                    _join_parts(plan, other, num_kv_heads, head, group, padded, parts, part_len, sums)
+                    _join_parts(kept, other, head, sums)
                     begin = get_i64(plan, HEADER + other * FIELDS + BEGIN)
                     rows = (get_i64(plan, HEADER + other * FIELDS + END) - begin) * group
-                    _finish(sums, rows, padded, out, q_kind, begin, head * group, group, num_heads, head_dim)
+                    _finish(output, sums, rows, begin, head * group)
         elif chunks == 1:
-            _finish(sums, vectors, padded, out, q_kind, begin, head * group, group, num_heads, head_dim)
+            _finish(output, sums, vectors, begin, head * group)
         else:
-            to = _part(plan, block, chunk, num_kv_heads, head, parts, part_len)
-            _leave_part(plan, block, group, padded, sums, vectors, 0, to)
+            _leave_part(kept, block, sums, vectors, 0, _part(kept, block, chunk, head))
             if take_number(finished, block * num_kv_heads + head) == chunks - 1:
-                _join_parts(plan, block, num_kv_heads, head, group, padded, parts, part_len, sums)
-                _finish(sums, vectors, padded, out, q_kind, begin, head * group, group, num_heads, head_dim)
-        task = take_number(call, TASK)
+                _join_parts(kept, block, head, sums)
+                _finish(output, sums, vectors, begin, head * group)
+        task = take_number(counters(call), TASK)
 
 
 @njit(forceinline=True)
-def _part(plan: int, block: int, chunk: int, num_kv_heads: int, head: int, parts: int, part_len: int) -> int:
-    """Where a block's sums over one chunk lie."""
-    first = get_i64(plan, HEADER + block * FIELDS + FIRST_PART)
-    return parts + 4 * part_len * (first + chunk * num_kv_heads + head)
+def _part(kept: Parts, block: int, chunk: int, head: int) -> int:
+    """The address of a block's sums over one chunk."""
+    first = get_i64(kept.plan, HEADER + block * FIELDS + FIRST_PART)
+    return kept.parts + 4 * kept.part_len * (first + chunk * kept.num_kv_heads + head)
 
 
 @njit
-def _leave_part(plan: int, block: int, group: int, padded: int, sums: int, vectors: int, first: int, to: int) -> int:
-    """Copies a block's vectors, from ``first`` on of so many, to its part; their number."""
-    at = HEADER + block * FIELDS
-    count = (get_i64(plan, at + END) - get_i64(plan, at + BEGIN)) * group
+def _leave_part(kept: Parts, block: int, sums: int, vectors: int, first: int, to: int) -> int:
+    """Copies a block's vectors, which begin at ``first`` of ``vectors`` in ``sums``, to ``to``; their number."""
+    padded = kept.padded
+    count = _num_vectors(kept, block)
     for i in range(0, count * padded, LANES):
         store16_f32(to, i, load16_f32(sums, first * padded + i))
     for i in range(count):
@@ -327,20 +381,23 @@ def _leave_part(plan: int, block: int, group: int, padded: int, sums: int, vecto
 
 
 @njit
-def _join_parts(
-    plan: int, block: int, num_kv_heads: int, head: int, group: int, padded: int, parts: int, part_len: int, sums: int
-) -> None:
-    """All of a block's parts, chunk by chunk, into ``sums``."""
+def _join_parts(kept: Parts, block: int, head: int, sums: int) -> None:
+    """Joins all of a block's parts, chunk by chunk, in ``sums``."""
+    vectors = _num_vectors(kept, block)
+    _clear(sums, vectors, kept.padded)
+    for chunk in range(get_i64(kept.plan, HEADER + block * FIELDS + CHUNKS)):
+        _join(_part(kept, block, chunk, head), sums, vectors, kept.padded)
+
+
+@njit(forceinline=True)
+def _num_vectors(kept: Parts, block: int) -> int:
     at = HEADER + block * FIELDS
-    vectors = (get_i64(plan, at + END) - get_i64(plan, at + BEGIN)) * group
-    _clear(sums, vectors, padded)
-    for chunk in range(get_i64(plan, at + CHUNKS)):
-        _join(_part(plan, block, chunk, num_kv_heads, head, parts, part_len), sums, vectors, padded)
+    return (get_i64(kept.plan, at + END) - get_i64(kept.plan, at + BEGIN)) * kept.group
 
 
 @njit
 def _join(part: int, sums: int, vectors: int, padded: int) -> None:
-    """Adds a later chunk's sums to those of the chunks before it."""
+    """Adds a later chunk's part to the sums of the chunks before it."""
     highest_at, weight_at = vectors * padded, vectors * (padded + 1)
     for vector in range(vectors):
         old, other = get_f32(sums, highest_at + vector), get_f32(part, highest_at + vector)
@@ -355,18 +412,10 @@ def _join(part: int, sums: int, vectors: int, padded: int) -> None:
 
 
 @njit
-def _finish(
-    sums: int,
-    vectors: int,
-    padded: int,
-    out: int,
-    kind: int,
-    begin: int,
-    first_head: int,
-    group: int,
-    num_heads: int,
-    head_dim: int,
-) -> None:
+def _finish(output: Output, sums: int, vectors: int, begin: int, first_head: int) -> None:
+    """Divides the sums by their weights and writes them to ``output``, from token ``begin`` on."""
+    out, kind, group, num_heads = output.out, output.kind, output.group, output.num_heads
+    head_dim, padded = output.head_dim, output.padded
     whole = head_dim - head_dim % LANES
     weights = sums + 4 * vectors * (padded + 1)
     for vector in range(vectors):

@@ -1,37 +1,56 @@
-"""Who computes what of an attention: blocks of queries, chunks of keys, and the chunks that rows share.
+"""The plan of an attention: blocks of queries, chunks of keys, and the chunks that rows share.
 
-Never touches queries, keys or values: it reads lengths and slots, and writes integers.
+It is made of lengths and slots alone, and is an array of integers.
 """
+
+from typing import NamedTuple
 
 from numba import njit
 
-from .entry import ARGS, entry
+from .entry import entry
 from .vector import get_i32, get_i64, put_i64
 
 CHUNK = 512  # keys of a task
 
-# A plan: header, the fields of each block, of each block its KV heads' counts of finished chunks, of each row its
-# leader and how many chunks it shares with it, and then the shared pieces: fields, then the blocks of its members.
+# A plan is int64 words:
+#   the header;
+#   for each block its fields;
+#   for each block and KV head how many of its chunks are finished;
+#   for each row its leader, then for each row how many chunks it shares with its leader;
+#   for each shared piece its fields, then the blocks of its members.
 NUM_BLOCKS, NUM_TASKS, NUM_PARTS, WORK, NUM_SHARED, SHARED, HEADER = 0, 1, 2, 3, 4, 5, 6
 ROW, BEGIN, END, FIRST_CHUNK, CHUNKS, FIRST_TASK, FIRST_PART, OWN, FIELDS = 0, 1, 2, 3, 4, 5, 6, 7, 8
 CHUNK_OF_PIECE, MEMBERS, PIECE_FIELDS = 0, 1, 2
 
 
-@entry(ints=13)
-def plan_attention(call: int) -> None:
-    """Cuts the rows' queries into blocks, counts each block's chunks, and finds those that rows share."""
-    starts, kv_lens, num_rows = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
-    num_kv_heads, group, block = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
-    head_dim, window, plan = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
-    table, table_step, row_ids = get_i64(call, ARGS + 9), get_i64(call, ARGS + 10), get_i64(call, ARGS + 11)
-    most_queries = get_i64(call, ARGS + 12)
+class PlanCall(NamedTuple):
+    starts: int  # int32 [R + 1]: the first query of each row
+    kv_lens: int  # int32 [R]
+    num_rows: int
+    num_kv_heads: int
+    group: int  # query heads of one KV head
+    block: int  # queries of a block, at most
+    head_dim: int
+    window: int  # 0: none
+    plan: int  # int64, written
+    table: int  # int32 [rows, table_step]: the slots of each row's context
+    table_step: int
+    row_ids: int  # int32 [R]: the row of the table
+    most_queries: int  # of a shared piece
+
+
+@entry
+def plan_attention(call: PlanCall) -> None:
+    """Cuts the rows' queries into blocks, counts each block's chunks, and finds the chunks that rows share."""
+    starts, kv_lens, num_rows, num_kv_heads = call.starts, call.kv_lens, call.num_rows, call.num_kv_heads
+    group, block, head_dim, window, plan = call.group, call.block, call.head_dim, call.window, call.plan
     num_blocks = 0
     for row in range(num_rows):
         queries = get_i32(starts, row + 1) - get_i32(starts, row)
         num_blocks += (queries + block - 1) // block
     leaders = plan + 8 * (HEADER + num_blocks * (FIELDS + num_kv_heads))
     shared = leaders + 8 * num_rows
-    _find_shared(starts, kv_lens, num_rows, block, window, table, table_step, row_ids, leaders, shared)
+    _find_shared(call, leaders, shared)
     blocks = tasks = parts = work = 0
     for row in range(num_rows):
         begin, end = get_i32(starts, row), get_i32(starts, row + 1)
@@ -57,7 +76,7 @@ def plan_attention(call: int) -> None:
                 parts += chunks * num_kv_heads
             work += (before + last - first_key) * num_kv_heads * head_dim * (4 + (last - first) * group)
     pieces = shared + 8 * num_rows
-    num_pieces = _plan_pieces(plan, blocks, leaders, shared, pieces, most_queries)
+    num_pieces = _plan_pieces(plan, blocks, leaders, shared, pieces, call.most_queries)
     put_i64(plan, NUM_BLOCKS, blocks)
     put_i64(plan, NUM_TASKS, tasks + num_pieces * num_kv_heads)
     put_i64(plan, NUM_PARTS, parts)
@@ -69,22 +88,13 @@ def plan_attention(call: int) -> None:
 
 
 @njit
-def _find_shared(
-    starts: int,
-    kv_lens: int,
-    num_rows: int,
-    block: int,
-    window: int,
-    table: int,
-    table_step: int,
-    row_ids: int,
-    leaders: int,
-    shared: int,
-) -> None:
-    """Of each row its leader, the first row with the same first chunk, and how many whole chunks they share.
+def _find_shared(call: PlanCall, leaders: int, shared: int) -> None:
+    """Finds each row's leader, the first row with the same first chunk, and how many whole chunks they share.
 
-    Only chunks that lie before a row's first query count, and only rows of one block.
+    Only chunks before a row's first query count, and only rows of one block.
     """
+    starts, kv_lens, num_rows, block, window = call.starts, call.kv_lens, call.num_rows, call.block, call.window
+    table, table_step, row_ids = call.table, call.table_step, call.row_ids
     for row in range(num_rows):
         put_i64(leaders, row, row)
         put_i64(shared, row, 0)
@@ -116,7 +126,7 @@ def _find_shared(
 
 @njit
 def _is_equal(a: int, b: int, first: int) -> bool:
-    """Whether a chunk's slots are the same; mostly the first tells."""
+    """Whether a chunk's slots are the same. Where they differ, the first 16 mostly do."""
     for i in range(first, first + CHUNK, 16):
         differ = 0
         for j in range(i, i + 16):
@@ -128,7 +138,7 @@ def _is_equal(a: int, b: int, first: int) -> bool:
 
 @njit
 def _plan_pieces(plan: int, num_blocks: int, leaders: int, shared: int, pieces: int, most_queries: int) -> int:
-    """Each shared chunk's members, in pieces of at most so many queries; their number."""
+    """Writes the pieces, each a shared chunk with members of at most ``most_queries`` queries; returns their number."""
     count, to = 0, 0
     for first in range(num_blocks):
         leader = get_i64(plan, HEADER + first * FIELDS + ROW)

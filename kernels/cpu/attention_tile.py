@@ -1,9 +1,9 @@
-"""One tile of attention: 64 keys and values laid out for products, scores made weights. Never decides whose turn it is.
+"""One tile of attention: lays out 64 keys and values for products, and makes weights of scores.
 
-Everything is at addresses; ``attention`` says where and how long. Words are pairs of bfloat16 (``tiles``).
+Everything lies at addresses that ``attention`` gives. Words are pairs of bfloat16 (``tiles``).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -35,29 +35,53 @@ from .vector import (
 )
 
 KEYS = 64  # of a tile
-LOWEST = np.float32(-1.0e37)  # of no score: finite, so that the difference of two is a number
+LOWEST = np.float32(-1.0e37)  # the highest score of no keys: finite, so that the difference of two is a number
 _MINUS_INF = np.float32(-np.inf)
 _LOG2_E = np.float32(1.44269504)
 
 _transpose_f32, _transpose_bf16, _transpose_words = (transpose_tile(kind) for kind in (FLOAT32, BFLOAT16, WORDS))
 
 
+class Queries(NamedTuple):
+    """All queries, and the form in which a tile reads them."""
+
+    q: int  # [T, Hq, D]
+    q_step: int  # numbers from one token to the next
+    kind: int
+    group: int  # query heads of one KV head
+    head_dim: int
+    padded: int  # head_dim up to a multiple of 16
+    scale: np.float32
+    in_words: bool
+
+
+class Context(NamedTuple):
+    """Keys or values of one KV head, in the order of one row's slots."""
+
+    cache: int  # [S, Hkv, D]
+    kind: int
+    table: int  # int32: the row's slots
+    num_kv_heads: int
+    head: int
+    head_dim: int
+
+
+class Softmax(NamedTuple):
+    """How scores become weights."""
+
+    group: int
+    window: int  # 0: none
+    scale: np.float32
+    soft_cap: np.float32  # 0: none
+    in_words: bool
+
+
 @njit
-def load_queries(
-    q: int,
-    q_step: int,
-    kind: int,
-    begin: int,
-    end: int,
-    first_head: int,
-    group: int,
-    head_dim: int,
-    padded: int,
-    scale: np.float32,
-    queries: int,
-    in_words: bool,
-) -> None:
-    if in_words:
+def load_queries(source: Queries, begin: int, end: int, first_head: int, queries: int) -> None:
+    """Tokens [begin, end), each with its ``group`` heads, to ``queries``: [vectors, padded], scaled; or as words."""
+    q, q_step, kind, group = source.q, source.q_step, source.kind, source.group
+    head_dim, padded, scale = source.head_dim, source.padded, source.scale
+    if source.in_words:
         to = 0
         for token in range(begin, end):
             row = q + 2 * (token * q_step + first_head * head_dim)
@@ -81,19 +105,17 @@ def load_queries(
 
 
 @njit
-def find_keys(
-    cache: int, kind: int, table: int, first: int, count: int, num_kv_heads: int, head: int, head_dim: int, to: int
-) -> None:
-    """Addresses of ``count`` rows, and again of the last up to a multiple of 16."""
-    size = 2 if kind == BFLOAT16 else 4
+def find_keys(context: Context, first: int, count: int, to: int) -> None:
+    """Addresses of ``count`` keys; the last one is repeated up to a multiple of 16."""
+    size = 2 if context.kind == BFLOAT16 else 4
     for j in range((count + LANES - 1) // LANES * LANES):
-        slot = get_i32(table, first + min(j, count - 1))
-        put_i64(to, j, cache + (slot * num_kv_heads + head) * head_dim * size)
+        slot = get_i32(context.table, first + min(j, count - 1))
+        put_i64(to, j, context.cache + (slot * context.num_kv_heads + context.head) * context.head_dim * size)
 
 
 @njit
 def load_keys(addresses: int, kind: int, count: int, head_dim: int, keys: int) -> None:
-    """Columns 0 to ``count`` of ``keys``, filled up to a multiple of 16 with copies of the last key."""
+    """Columns 0 to ``count`` of ``keys``, padded to a multiple of 16 with copies of the last key."""
     whole = head_dim - head_dim % LANES
     for j in range(0, count, LANES):
         for d in range(0, whole, LANES):
@@ -109,25 +131,16 @@ def load_keys(addresses: int, kind: int, count: int, head_dim: int, keys: int) -
 
 @njit
 def load_key_words(addresses: int, count: int, head_dim: int, keys: int) -> None:
-    """The same with two neighbouring numbers of a key in each word."""
+    """``load_keys`` with two neighbouring numbers of a key in each word."""
     for j in range(0, count, LANES):
         for d in range(0, head_dim // 2, LANES):
             _transpose_words(addresses + 8 * j, d, keys + 4 * (d * KEYS + j), KEYS)
 
 
 @njit
-def load_values(
-    cache: int,
-    kind: int,
-    table: int,
-    first: int,
-    count: int,
-    num_kv_heads: int,
-    head: int,
-    head_dim: int,
-    padded: int,
-    values: int,
-) -> None:
+def load_values(context: Context, first: int, count: int, padded: int, values: int) -> None:
+    cache, kind, table, head_dim = context.cache, context.kind, context.table, context.head_dim
+    num_kv_heads, head = context.num_kv_heads, context.head
     whole = head_dim - head_dim % LANES
     for j in range(count):
         at, to = (get_i32(table, first + j) * num_kv_heads + head) * head_dim, j * padded
@@ -140,10 +153,10 @@ def load_values(
 
 
 @njit
-def load_value_words(
-    cache: int, table: int, first: int, count: int, num_kv_heads: int, head: int, head_dim: int, values: int
-) -> None:
-    """Words of two neighbouring keys' values; after the last of an odd number, whose weight is 0, itself again."""
+def load_value_words(context: Context, first: int, count: int, values: int) -> None:
+    """Words of two neighbouring keys' values. The last of an odd number is paired with itself, at weight 0."""
+    cache, table, head_dim = context.cache, context.table, context.head_dim
+    num_kv_heads, head = context.num_kv_heads, context.head
     for j in range(0, count, 2):
         at = cache + 2 * (get_i32(table, first + j) * num_kv_heads + head) * head_dim
         other = cache + 2 * (get_i32(table, first + min(j + 1, count - 1)) * num_kv_heads + head) * head_dim
@@ -153,13 +166,11 @@ def load_value_words(
 
 
 @njit
-def ask_for(
-    cache: int, kind: int, table: int, first: int, count: int, num_kv_heads: int, head: int, head_dim: int
-) -> None:
-    """Has the rows of a tile fetched from memory while something else is computed."""
-    row_bytes = head_dim * (2 if kind == BFLOAT16 else 4)
+def prefetch_rows(context: Context, first: int, count: int) -> None:
+    """Fetches the rows of a tile into the processor's cache while something else is computed."""
+    row_bytes = context.head_dim * (2 if context.kind == BFLOAT16 else 4)
     for j in range(count):
-        at = cache + (get_i32(table, first + j) * num_kv_heads + head) * row_bytes
+        at = context.cache + (get_i32(context.table, first + j) * context.num_kv_heads + context.head) * row_bytes
         for offset in range(0, row_bytes, 64):
             prefetch(at + offset)
 
@@ -183,8 +194,8 @@ def _tile_of_rows(num_vectors: int, *, words: bool, adds: bool) -> Any:
 
 
 def _multiplier(*, words: bool, adds: bool) -> Any:
-    """``f(a, a_step, b, b_step, c, c_step, num_rows, num_vectors, count)``: c [rows, 16 * vectors] becomes, or gets
-    added, a [rows, count] @ b [count, 16 * vectors]; ``count`` is of words, where a and b hold those.
+    """``f(a, a_step, b, b_step, c, c_step, num_rows, num_vectors, count)``: c [rows, 16 * vectors] = a [rows, count] @
+    b [count, 16 * vectors], added to c if ``adds``. ``count`` counts words where a and b hold words.
     """
 
     by_four, by_one = (_tile_of_rows(num_vectors, words=words, adds=adds) for num_vectors in (4, 1))
@@ -214,24 +225,19 @@ add_product, add_words_product = (_multiplier(words=words, adds=True) for words 
 
 
 @njit
-def weigh(
-    scores: int,
-    sums: int,
-    vectors: int,
-    padded: int,
-    columns: int,
-    group: int,
-    offset: int,
-    window: int,
-    scale: np.float32,
-    soft_cap: np.float32,
-    in_words: bool,
-) -> None:
-    """Scores become weights against the highest so far; what was summed against a lower one is scaled down.
+def weigh(softmax: Softmax, scores: int, sums: int, vectors: int, padded: int, columns: int, offset: int) -> None:
+    """Makes weights of scores, relative to the highest score so far; rescales earlier sums where it rises.
 
-    ``offset`` is the position of the block's first query, counted from the tile's first key. The highest are kept as
-    exponents of 2.
+    ``offset`` is the position of the block's first query, counted from the tile's first key. The highest scores are
+    kept as exponents of 2.
     """
+    group, window, scale, soft_cap, in_words = (
+        softmax.group,
+        softmax.window,
+        softmax.scale,
+        softmax.soft_cap,
+        softmax.in_words,
+    )
     highests = sums + 4 * vectors * padded
     weights = highests + 4 * vectors
     exponent = scale * _LOG2_E

@@ -1,13 +1,12 @@
-"""Products of bfloat16 weights with results in float32. Never rounds a result to bfloat16, which would cost a head's
-logits their order.
+"""Products of bfloat16 weights with float32 results: logits rounded to bfloat16 would lose their order.
 
-Packed weights are, for 16 outputs at a time, vectors of 16 pairs of neighbouring weights; x is laid out for 8 rows at a
-time, pair by pair. A float32 x is the sum of two bfloat16, what is rounded off multiplied too. A row's result does not
-depend, to the bit, on how many rows there are.
+Packed weights are vectors of 16 outputs: a pair of neighbouring weights of each. x is laid out for 8 rows at a time,
+pair by pair. A float32 x is split into two bfloat16, its rounded value and the rounding error, and both are multiplied.
+A row's result is the same to the bit however many rows there are.
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from numba import njit, types
 from torch import Tensor
 
-from .entry import ARGS, TASK, THREAD, entry
+from .entry import FIRST_DONE, FIRST_TASK, TASK, counters, entry
 from .llvm import F32, I32, LANES, V16, V16_I32, carry, constant, declared, fused, load_at, number, splat, vector_at
 from .recording import scratch
 from .tensors import KINDS, readable, task_len, team_size
@@ -23,7 +22,6 @@ from .vector import (
     compiled,
     get,
     get_bf16,
-    get_i64,
     local_floats,
     put_bf16,
     put_outputs,
@@ -40,12 +38,12 @@ _MIN_SHARE = 200_000  # products worth a second thread
 
 @cache
 def has_bfloat16_pairs() -> bool:
-    """Whether this CPU multiplies and adds 32 bfloat16 in one instruction; without it this is right, but slower."""
+    """Whether this CPU multiplies and adds 32 bfloat16 in one instruction; other CPUs take longer for the same."""
     return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16", False))
 
 
 def pack_bfloat16(weight: Tensor) -> Tensor:
-    """bfloat16 [blocks, pairs, 16, 2] from [N, K], filled up with zeros to a multiple of four blocks."""
+    """bfloat16 [blocks, pairs, 16, 2] from [N, K], padded with zeros to a multiple of four blocks."""
     num_outputs, width = weight.shape
     padded = torch.nn.functional.pad(weight.bfloat16(), (0, width % 2, 0, -num_outputs % (LANES * _BLOCKS)))
     return padded.view(-1, LANES, padded.shape[1] // 2, 2).permute(0, 2, 1, 3).contiguous()
@@ -66,22 +64,21 @@ class Bfloat16Product:
         parts = 1 if x.dtype == torch.bfloat16 else 2
         pairs = (width + 1) // 2
         laid_out = scratch("laid out", -(-num_rows // _ROWS) * _ROWS * 2 * pairs * parts, torch.bfloat16)
-        _multiply(
-            x.data_ptr(),
-            KINDS[x.dtype],
-            num_rows,
-            width,
-            self.packed.data_ptr(),
-            self.num_outputs,
-            0 if self.bias is None else self.bias.data_ptr(),
-            out.data_ptr(),
-            KINDS[out_dtype],
-            laid_out.data_ptr(),
-            parts,
-            0,
-            task_len(-(-self.num_outputs // (_BLOCKS * LANES)), threads, 1),
-            threads=threads,
+        call = Bfloat16Call(
+            x=x.data_ptr(),
+            kind=KINDS[x.dtype],
+            num_rows=num_rows,
+            width=width,
+            packed=self.packed.data_ptr(),
+            num_outputs=self.num_outputs,
+            bias=0 if self.bias is None else self.bias.data_ptr(),
+            out=out.data_ptr(),
+            out_kind=KINDS[out_dtype],
+            laid_out=laid_out.data_ptr(),
+            parts=parts,
+            fours_a_task=task_len(-(-self.num_outputs // (_BLOCKS * LANES)), threads, 1),
         )
+        _multiply(call, threads=threads)
         return out
 
 
@@ -129,18 +126,31 @@ _tile_8, _tile_4, _tile_2, _tile_1 = (_pair_tile(rows, blocks) for rows, blocks 
 _local_sums = local_floats(_ROWS * _BLOCKS * LANES)
 
 
-@entry(ints=13)
-def _multiply(call: int) -> None:
+class Bfloat16Call(NamedTuple):
+    x: int  # [T, K]
+    kind: int  # of x
+    num_rows: int
+    width: int  # K
+    packed: int  # bfloat16 [blocks, pairs, 16, 2]
+    num_outputs: int
+    bias: int  # float32 [N], or 0: there is none
+    out: int  # [T, N]
+    out_kind: int
+    laid_out: int  # bfloat16 [T / 8, parts, pairs, 8, 2]: x as the tiles read it, written in the first phase
+    parts: int  # bfloat16 numbers for one of x: 1, or 2 of a float32
+    fours_a_task: int  # groups of four blocks of 16 outputs
+
+
+@entry
+def _multiply(call: Bfloat16Call) -> None:
     _lay_out_rows(call)
-    num_rows, pairs = get_i64(call, ARGS + 2), (get_i64(call, ARGS + 3) + 1) // 2
-    packed, num_outputs = get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
-    bias, out, out_kind = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
-    laid_out, parts = get_i64(call, ARGS + 9), get_i64(call, ARGS + 10)
+    num_rows, pairs, packed, num_outputs = call.num_rows, (call.width + 1) // 2, call.packed, call.num_outputs
+    bias, out, out_kind = call.bias, call.out, call.out_kind
+    laid_out, parts, fours_a_task = call.laid_out, call.parts, call.fours_a_task
     block_bytes, x_bytes = pairs * 4 * LANES, pairs * 4 * _ROWS
     width = _BLOCKS * LANES
     sums = _local_sums()
-    fours_a_task = get_i64(call, ARGS + 12)
-    task = take_number(call, TASK)
+    task = take_number(counters(call), TASK)
     while task * fours_a_task * width < num_outputs:
         for start in range(task * fours_a_task * width, min((task + 1) * fours_a_task * width, num_outputs), width):
             weights = packed + start // LANES * block_bytes
@@ -150,7 +160,7 @@ def _multiply(call: int) -> None:
                     store16_f32(sums, i, splat16(0.0))
                 for part in range(parts):
                     x = laid_out + (row // _ROWS * parts + part) * x_bytes
-                    # Rows of the tile that are not there are computed and left out.
+                    # A tile may have more rows than are left: the rest is computed and not stored.
                     if rows > 4:
                         _tile_8(weights, block_bytes, x, pairs, sums)
                         _tile_8(weights + 2 * block_bytes, block_bytes, x, pairs, sums + 8 * LANES)
@@ -164,17 +174,16 @@ def _multiply(call: int) -> None:
                     for column in range(start, min(start + width, num_outputs), LANES):
                         at = r * width + column - start
                         put_outputs(sums, at, bias, out, out_kind, row + r, num_outputs, column, num_outputs)
-        task = take_number(call, TASK)
+        task = take_number(counters(call), TASK)
 
 
 @njit
-def _lay_out_rows(call: int) -> None:
-    """x pair by pair, rows shared by the team; returns when all are done."""
-    x, kind = get_i64(call, ARGS), get_i64(call, ARGS + 1)
-    num_rows, width, laid_out = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3), get_i64(call, ARGS + 9)
-    parts, finished = get_i64(call, ARGS + 10), ARGS + 11
+def _lay_out_rows(call: Bfloat16Call) -> None:
+    """The first phase: lays out x pair by pair, the rows shared by the team. Returns when all are done."""
+    x, kind, num_rows, width = call.x, call.kind, call.num_rows, call.width
+    laid_out, parts = call.laid_out, call.parts
     pairs = (width + 1) // 2
-    row = take_number(call, THREAD)
+    row = take_number(counters(call), FIRST_TASK)
     while row < num_rows:
         to = laid_out + 4 * (row // _ROWS * parts * pairs * _ROWS + row % _ROWS)
         for i in range(2 * pairs):
@@ -183,7 +192,7 @@ def _lay_out_rows(call: int) -> None:
                 at = 2 * _ROWS * (part * pairs + i // 2) + i % 2
                 put_bf16(to, at, value)
                 value -= get_bf16(to, at)
-        take_number(call, finished)
-        row = take_number(call, THREAD)
-    while watch(call, finished) < num_rows:
+        take_number(counters(call), FIRST_DONE)
+        row = take_number(counters(call), FIRST_TASK)
+    while watch(counters(call), FIRST_DONE) < num_rows:
         pass

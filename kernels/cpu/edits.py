@@ -1,11 +1,13 @@
-"""Masks, biases and penalties, written into rows of logits. Never chooses a token."""
+"""Grammar masks, biases and penalties, written into rows of logits."""
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..batch import LogitEdits
-from .entry import ARGS, TASK, entry
+from .entry import TASK, counters, entry
 from .tensors import check_range, team_size
 from .vector import (
     LANES,
@@ -22,7 +24,7 @@ from .vector import (
 )
 
 _MINUS_INF = np.float32(-np.inf)
-_MASK_SHARE = 4096  # tokens of a bitmask task
+_MASK_SHARE = 4096  # tokens of one task
 
 
 def apply_bitmask(logits: Tensor, mask: Tensor, *, rows: Tensor | None = None) -> Tensor:
@@ -30,27 +32,38 @@ def apply_bitmask(logits: Tensor, mask: Tensor, *, rows: Tensor | None = None) -
     mask = mask if mask.stride(-1) == 1 else mask.contiguous()
     index = torch.arange(mask.shape[0]) if rows is None else rows.long().contiguous()
     check_range("row", index, logits.shape[0])
-    _apply_bitmask(
-        target.data_ptr(),
-        target.stride(0),
-        logits.shape[1],
-        mask.data_ptr(),
-        mask.stride(0),
-        mask.shape[0],
-        index.data_ptr(),
-        threads=team_size(mask.shape[0] * logits.shape[1], min_share=1 << 16),
+    call = BitmaskCall(
+        logits=target.data_ptr(),
+        logits_step=target.stride(0),
+        vocab_size=logits.shape[1],
+        mask=mask.data_ptr(),
+        mask_step=mask.stride(0),
+        num_rows=mask.shape[0],
+        rows=index.data_ptr(),
     )
+    _apply_bitmask(call, threads=team_size(mask.shape[0] * logits.shape[1], min_share=1 << 16))
     return logits if target is logits else logits.copy_(target)
 
 
-@entry(ints=7)
-def _apply_bitmask(call: int) -> None:
-    logits, step, vocab_size = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
-    mask, mask_step, num_rows = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
-    rows = get_i64(call, ARGS + 6)
+class BitmaskCall(NamedTuple):
+    """A step counts numbers, or words, from one row to the next."""
+
+    logits: int  # float32 [R, V]
+    logits_step: int
+    vocab_size: int
+    mask: int  # int32 [M, W]
+    mask_step: int
+    num_rows: int  # M
+    rows: int  # int64 [M]: the row of logits for each row of the mask
+
+
+@entry
+def _apply_bitmask(call: BitmaskCall) -> None:
+    logits, step, vocab_size = call.logits, call.logits_step, call.vocab_size
+    mask, mask_step, num_rows, rows = call.mask, call.mask_step, call.num_rows, call.rows
     shares = (vocab_size + _MASK_SHARE - 1) // _MASK_SHARE
     forbidden = splat16(_MINUS_INF)
-    task = take_number(call, TASK)
+    task = take_number(counters(call), TASK)
     while task < num_rows * shares:
         row, share = task // shares, task % shares
         line, words = logits + 4 * step * get_i64(rows, row), mask + 4 * mask_step * row
@@ -67,7 +80,7 @@ def _apply_bitmask(call: int) -> None:
                 for i in range(token, end):
                     if not (word >> (i - token)) & 1:
                         put_f32(line, i, _MINUS_INF)
-        task = take_number(call, TASK)
+        task = take_number(counters(call), TASK)
 
 
 def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
@@ -85,29 +98,46 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
         places = torch.from_numpy(edits.bias_rows), torch.from_numpy(edits.bias_ids)
         logits.index_put_(places, torch.from_numpy(edits.bias_values), accumulate=True)
     if len(edits.rows):
-        held = tuple(np.ascontiguousarray(x) for x in (edits.rows, edits.starts, edits.prompt_lens))
+        rows, starts, prompt_lens = map(np.ascontiguousarray, (edits.rows, edits.starts, edits.prompt_lens))
         factors = np.stack((edits.frequency, edits.presence, edits.repetition)).astype(np.float32)
         ids32 = np.ascontiguousarray(edits.ids, dtype=np.int32)
         counts = torch.zeros(2 * vocab_size, dtype=torch.int32)
-        _penalise(
-            logits.data_ptr(),
-            logits.stride(0),
-            vocab_size,
-            len(edits.rows),
-            *(x.ctypes.data for x in held),
-            ids32.ctypes.data,
-            factors.ctypes.data,
-            counts.data_ptr(),
+        call = PenaltyCall(
+            logits=logits.data_ptr(),
+            logits_step=logits.stride(0),
+            vocab_size=vocab_size,
+            num_rows=len(edits.rows),
+            rows=rows.ctypes.data,
+            starts=starts.ctypes.data,
+            prompt_lens=prompt_lens.ctypes.data,
+            ids=ids32.ctypes.data,
+            factors=factors.ctypes.data,
+            seen=counts.data_ptr(),
         )
+        _penalise(call)
     return logits
 
 
-@entry(ints=10)
-def _penalise(call: int) -> None:
-    logits, step, vocab_size = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
-    num_rows, rows, starts = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
-    prompt_lens, ids, factors = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
-    seen = get_i64(call, ARGS + 9)  # int32 [V]: times a token came up, all zero between rows
+class PenaltyCall(NamedTuple):
+    """P penalised rows, as ``LogitEdits`` describes them."""
+
+    logits: int  # float32 [R, V]
+    logits_step: int  # numbers from one row to the next
+    vocab_size: int
+    num_rows: int  # P
+    rows: int  # int64 [P]
+    starts: int  # int64 [P + 1]
+    prompt_lens: int  # int64 [P]
+    ids: int  # int32 [N]
+    factors: int  # float32 [3, P]: frequency, presence, repetition
+    seen: int  # int32 [2, V]: times a token occurs, and times it was generated; all zero before and after each row
+
+
+@entry
+def _penalise(call: PenaltyCall) -> None:
+    logits, step, vocab_size, num_rows = call.logits, call.logits_step, call.vocab_size, call.num_rows
+    rows, starts, prompt_lens, ids, factors = call.rows, call.starts, call.prompt_lens, call.ids, call.factors
+    seen = call.seen
     generated = seen + 4 * vocab_size
     for p in range(num_rows):
         line = logits + 4 * step * get_i64(rows, p)

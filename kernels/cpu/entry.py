@@ -1,41 +1,67 @@
-"""Compiled functions that Python may call, on one thread or on a team. Never looks at what they compute.
+"""Compiled kernels that Python may call, on one thread or on a team of threads.
 
-An entry is a function of one address, that of its call's arguments, 8 bytes each: two counters that start at 0, for
-``take_number``, then integers (addresses among them) and then floats. Every thread of the team runs the whole function
-and takes its share of the work by number:
+A kernel is a function of one *call record*: the block of memory that holds its arguments. The record is described once,
+as a NamedTuple of ints (addresses among them) and floats. The caller fills it in, the kernel reads its fields by name:
 
-    TASK, THREAD = 0, 1
-    task = take_number(call, TASK)
-    while task < num_tasks: ...
+    class SiluCall(NamedTuple):
+        x: int  # [rows, 2 * width]
+        num_rows: int
+        width: int
+
+    @entry
+    def _silu(call: SiluCall) -> None:
+        x, width = call.x, call.width
+        row = take_number(counters(call), TASK)
+        while row < call.num_rows: ...
+
+    _silu(SiluCall(x=x.data_ptr(), num_rows=2, width=64), threads=4)
+
+Every thread of the team runs the whole function and takes its share of the work by number. Four counters, zero at the
+start, lie before the fields for that. A field is 8 bytes wide and is loaded wherever it is named, so a kernel copies
+what its loops need to local variables.
 """
 
 import ctypes
 import struct
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from numba import types
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
 from ..threads import team
+from .llvm import F64, I64, at, number
 from .machine_code import machine_code
 from .recording import Call, open_recording
 from .timing import CallTime, clock_ns, open_times
 
-TASK = 0  # the next task that nobody has taken
+Record = TypeVar("Record", bound=tuple[Any, ...])  # a NamedTuple of ints and floats
+
+# The counters of a call.
+TASK = 0  # the next task that no thread has taken
 THREAD = 1  # the next thread that has no number
-ARGS = 2  # the first argument
-OUTPUTS = ARGS + 5  # of a matrix product: how many outputs a row has
+FIRST_TASK = 2  # the next task of a kernel's first phase, where it has two
+FIRST_DONE = 3  # tasks of the first phase that are done
+_COUNTERS = 4
 
 
-class Entry:
-    """``entry(*integers_then_floats, threads=n)``. Compiled at its first call, or loaded from numba's cache on disk."""
+class Entry(Generic[Record]):
+    """``entry(record, threads=n)``. Compiled at its first call, or loaded from numba's cache on disk."""
 
-    def __init__(self, function: Callable[[int], None], *, ints: int, floats: int = 0) -> None:
+    def __init__(self, function: Callable[[Record], None]) -> None:
         self.function = function
-        self._pack = struct.Struct(f"=qq{ints}q{floats}d")
+        (record,) = (kind for name, kind in get_type_hints(function).items() if name != "return")
+        fields = get_type_hints(record)
+        self._type = CallRecord(record.__name__, tuple((name, kind is float) for name, kind in fields.items()))
+        letters = "".join("d" if kind is float else "q" for kind in fields.values())
+        self._pack = struct.Struct(f"={_COUNTERS}q{letters}")
         self._block = ctypes.c_char * self._pack.size
 
     @cached_property
     def _compiled(self) -> tuple[int, Callable[..., None]]:
-        code = machine_code(self.function, 1)
+        code = machine_code(self.function, self._type)
         self._code = code  # owns the machine code
         address: int = code.address
         return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
@@ -47,12 +73,12 @@ class Entry:
         _ = self._compiled
         return self._code.cache_hits == 0
 
-    def __call__(self, *args: float, threads: int = 1) -> None:
-        packed = self._pack.pack(0, 0, *args)
+    def __call__(self, record: Record, *, threads: int = 1) -> None:
+        packed = self._pack.pack(0, 0, 0, 0, *record)
         address, call = self._compiled
         recording = open_recording()
         if recording is not None:
-            recording.calls.append(Call(address, packed, threads))
+            recording.calls.append(Call(address, packed, threads, getattr(record, "num_outputs", 0)))
         block = self._block.from_buffer_copy(packed)
         times = open_times()
         start_ns = 0 if times is None else clock_ns()
@@ -61,8 +87,7 @@ class Entry:
         else:
             call(block)
         if times is not None:
-            num_outputs = int(args[OUTPUTS - ARGS]) if len(args) > OUTPUTS - ARGS else 0
-            times.calls.append(CallTime(address, num_outputs, start_ns, clock_ns()))
+            times.calls.append(CallTime(address, getattr(record, "num_outputs", 0), start_ns, clock_ns()))
 
     @property
     def address(self) -> int:
@@ -70,12 +95,56 @@ class Entry:
         return self._compiled[0] if "_compiled" in vars(self) else 0
 
 
-def entry(*, ints: int, floats: int = 0) -> Callable[[Callable[[int], None]], Entry]:
-    """Makes a function of ``ints`` integers and ``floats`` floats an ``Entry``."""
-    return lambda function: Entry(function, ints=ints, floats=floats)
+def entry(function: Callable[[Record], None]) -> Entry[Record]:
+    """Makes a function of one call record an ``Entry``."""
+    return Entry(function)
 
 
-def entries(*modules: object) -> Iterator[Entry]:
+def entries(*modules: object) -> Iterator[Entry[Any]]:
     """The entries of these modules."""
     for module in modules:
         yield from (value for value in vars(module).values() if isinstance(value, Entry))
+
+
+# -- call records in compiled code ------------------------------------------------------------------------------------
+
+
+class CallRecord(types.Type):
+    """numba's type of a call record: its address. The name holds the layout, so the cache on disk knows it too."""
+
+    def __init__(self, name: str, fields: tuple[tuple[str, bool], ...]) -> None:
+        self.places = {field: i for i, (field, _) in enumerate(fields)}
+        self.floats = frozenset(field for field, is_float in fields if is_float)
+        kinds = {True: "float", False: "int"}
+        super().__init__(name=f"{name}({', '.join(f'{field}: {kinds[is_float]}' for field, is_float in fields)})")
+
+
+@register_model(CallRecord)
+class _CallRecordModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, I64)
+
+
+@infer_getattr
+class _CallRecordFields(AttributeTemplate):
+    key = CallRecord
+
+    def generic_resolve(self, record: CallRecord, name: str) -> types.Type | None:  # type: ignore[override]
+        if name not in record.places:
+            return None
+        return types.float64 if name in record.floats else types.int64
+
+
+@lower_getattr_generic(CallRecord)
+def _load_field(context: Any, builder: Any, record: CallRecord, address: Any, name: str) -> Any:
+    kind = F64 if name in record.floats else I64
+    return builder.load(at(builder, kind, address, number(_COUNTERS + record.places[name])))
+
+
+def _counters(typing: Any, call: Any) -> Any:
+    if not isinstance(call, CallRecord):
+        return None
+    return types.int64(call), lambda context, builder, signature, values: values[0]
+
+
+counters: Any = intrinsic(_counters)  # (call): the address of its counters, for ``take_number`` and ``watch``

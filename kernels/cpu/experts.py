@@ -1,12 +1,14 @@
-"""A mixture of experts where choices can be looked at: only the experts that some token takes are run, once each."""
+"""A mixture of experts on the CPU: runs only the experts that some token takes, once each."""
 
 import torch
 from torch import Tensor
 
+from ..quantized_weight import Experts
 from .activation import silu_mul
 
 
-def mix_experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+def mix_experts(x: Tensor, gate_up: Experts, down: Experts, weights: Tensor, ids: Tensor) -> Tensor:
+    assert isinstance(gate_up, Tensor) and isinstance(down, Tensor), "packed experts on a CPU"
     out = torch.zeros(x.shape, dtype=torch.float32)
     for expert in ids.unique().tolist():
         tokens, ranks = (ids == expert).nonzero(as_tuple=True)

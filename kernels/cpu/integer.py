@@ -1,17 +1,17 @@
-"""Products of 4- and 8-bit weights in groups of 32 with activations in 8 or 16 bits. Never rounds a packed weight.
+"""Products of 4- and 8-bit weights in groups of 32 with activations rounded to 8 or 16 bits.
 
-Each row of x is rounded to 8 bits, a scale for every 32 neighbours (what ggml calls Q8), and multiplied in integers:
+Each row of x is rounded to 8 bits with a scale for every 32 neighbours (ggml's Q8), and multiplied in integers:
 
     y[n] = sum over groups g of  scale[n, g] * x_scale[g] * ((q[n, g] - centre) . xq[g])  +  zero[n, g] * sum(x in g)
 
-where only the rounding of x in the first term loses anything. For 16 bits, what was rounded off is rounded to 8 bits
-in its turn and multiplied too. A row's result does not depend, to the bit, on how many rows there are: every weight is
-read once for up to eight rows, whose sums are kept apart.
+The only quantisation error is that of x in the first term. For 16 bits, the rounding error of x is itself rounded to 8
+bits and multiplied too. A row's result is the same to the bit however many rows there are: each weight is read once
+for up to eight rows, and each row has its own sums.
 """
 
 from functools import cache
 from itertools import repeat
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import llvmlite.binding
 import numpy as np
@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import njit, types
 from torch import Tensor
 
-from .entry import ARGS, TASK, THREAD, entry
+from .entry import FIRST_DONE, FIRST_TASK, TASK, counters, entry
 from .llvm import (
     F16,
     F32,
@@ -46,7 +46,6 @@ from .vector import (
     choose16,
     compiled,
     get_i32,
-    get_i64,
     highest16_of_four,
     lane16,
     load16,
@@ -69,12 +68,12 @@ _MIN_SHARE = 200_000  # products worth a second thread
 
 @cache
 def has_integer_products() -> bool:
-    """Whether this CPU multiplies and adds 64 bytes in one instruction; without it this is right, but slow."""
+    """Whether this CPU multiplies and adds 64 bytes in one instruction; other CPUs are slow at it."""
     return bool(llvmlite.binding.get_host_cpu_features().get("avx512vnni", False))
 
 
 class IntegerProduct:
-    """``x [T, K] -> [T, N]`` for packed weights of so many bits; bias float32 [N]."""
+    """``x [T, K] -> [T, N]`` for weights packed by ``packing``; bias float32 [N]."""
 
     def __init__(
         self, packed: Tensor, num_outputs: int, *, bits: Literal[4, 8], x_bits: Literal[8, 16], bias: Tensor | None
@@ -87,9 +86,9 @@ class IntegerProduct:
     def __call__(
         self, x: Tensor, out_dtype: torch.dtype, *, out: Tensor | None = None, blocks: Tensor | None = None
     ) -> Tensor:
-        """``out`` [T, N], if given, are columns of a larger tensor, and get the results.
+        """``out`` [T, N], if given, receives the results; it may be columns of a larger tensor.
 
-        With ``blocks`` (int32) only outputs [16 b, 16 b + 16) of each block b are computed; the rest is left as it is.
+        With ``blocks`` (int32) only outputs [16 b, 16 b + 16) of each block b are written.
         """
         x = readable(x)
         num_rows, width = x.shape
@@ -100,34 +99,50 @@ class IntegerProduct:
         num_blocks = -(-self.num_outputs // LANES) if blocks is None else len(blocks)
         threads = team_size(num_rows * width * num_blocks * LANES, min_share=_MIN_SHARE)
         rounded = scratch("rounded", num_records * _record_bytes.py_func(self.x_bits // 8), torch.uint8)
-        self._run(
-            x.data_ptr(),
-            KINDS[x.dtype],
-            num_rows,
-            width,
-            self.packed.data_ptr(),
-            self.num_outputs,
-            0 if self.bias is None else self.bias.data_ptr(),
-            out.data_ptr(),
-            KINDS[out_dtype],
-            rounded.data_ptr(),
-            0,
-            out.stride(0),
-            task_len(num_blocks, threads, _BLOCKS_AT_ONCE),
-            0 if blocks is None else blocks.data_ptr(),
-            num_blocks,
-            threads=threads,
+        call = IntegerCall(
+            x=x.data_ptr(),
+            kind=KINDS[x.dtype],
+            num_rows=num_rows,
+            width=width,
+            packed=self.packed.data_ptr(),
+            num_outputs=self.num_outputs,
+            bias=0 if self.bias is None else self.bias.data_ptr(),
+            out=out.data_ptr(),
+            out_kind=KINDS[out_dtype],
+            out_step=out.stride(0),
+            rounded=rounded.data_ptr(),
+            blocks_a_task=task_len(num_blocks, threads, _BLOCKS_AT_ONCE),
+            blocks=0 if blocks is None else blocks.data_ptr(),
+            num_blocks=num_blocks,
         )
+        self._run(call, threads=threads)
         return out
 
 
-# x, rounded, is a record for each 8 rows (the last of them perhaps fewer) and group, so that a tile reads on from one
-# address: scales [8] and sums [8] (float32), then of each part (the upper and perhaps the lower 8 bits) minus centre
-# times the sum of its bytes (int32 [8]), then of each part its bytes [8, 32].
+class IntegerCall(NamedTuple):
+    x: int  # [T, K]
+    kind: int  # of x
+    num_rows: int
+    width: int  # K
+    packed: int  # see ``packing``
+    num_outputs: int
+    bias: int  # float32 [N], or 0: there is none
+    out: int  # [T, N]
+    out_kind: int
+    out_step: int  # numbers from one row of out to the next
+    rounded: int  # records of x in 8 or 16 bits, written in the first phase
+    blocks_a_task: int
+    blocks: int  # int32 [num_blocks]: the blocks of 16 outputs to compute, or 0: all
+    num_blocks: int
+
+
+# The rounded x is a stream of records, one for each 8 rows (the last one may have fewer) and group, in the order in
+# which a tile reads them: scales [8] and sums [8] (float32); then for each part (the upper and, with 16 bits, the lower
+# 8 bits) minus the centre times the sum of its bytes (int32 [8]); then for each part its bytes [8, 32].
 _ROWS = 8
-_RUN = 16  # groups of 8 rows that one thread rounds: whole cache lines, which no two threads write to in turn
+_RUN = 16  # groups of 8 rows that one thread rounds: whole cache lines, so no two threads write to the same one
 _X_SUMS, _X_COUNTS = 4 * _ROWS, 8 * _ROWS
-_FINER = 254  # steps of the lower part in one of the upper: what is rounded off is at most half a step
+_FINER = 254  # steps of the lower part in one of the upper: a rounding error is at most half a step
 
 
 @njit(forceinline=True)
@@ -200,12 +215,12 @@ def _dot4(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
 
 
 def _block_tiles(bits: int, parts: int) -> Any:
-    """``f(weights, x, num_groups, out, rows)``: the smallest tile that holds so many rows."""
+    """``f(weights, x, num_groups, out, rows)``: the smallest tile that holds ``rows`` rows."""
     tile_1, tile_2, tile_4, tile_8 = (_group_tile(rows, bits, parts) for rows in (1, 2, 4, 8))
 
     @njit
     def multiply_block(weights: int, x: int, num_groups: int, out: int, rows: int) -> None:
-        # Rows of the tile that are not there are computed and left out.
+        # A tile may have more rows than are left: the rest is computed and not stored.
         if rows > 4:
             tile_8(weights, x, num_groups, out)
         elif rows > 2:
@@ -223,55 +238,53 @@ _RECORD_4, _RECORD_8 = record_len(4), record_len(8)
 _local_tile = local_floats(_ROWS * LANES)
 
 
-@entry(ints=15)
-def _run_4x8(call: int) -> None:
+@entry
+def _run_4x8(call: IntegerCall) -> None:
     _round_rows(call, 8, 1)
     _multiply_blocks(call, _RECORD_4, 1, _block_4x8)
 
 
-@entry(ints=15)
-def _run_4x16(call: int) -> None:
+@entry
+def _run_4x16(call: IntegerCall) -> None:
     _round_rows(call, 8, 2)
     _multiply_blocks(call, _RECORD_4, 2, _block_4x16)
 
 
-@entry(ints=15)
-def _run_8x8(call: int) -> None:
+@entry
+def _run_8x8(call: IntegerCall) -> None:
     _round_rows(call, 128, 1)
     _multiply_blocks(call, _RECORD_8, 1, _block_8x8)
 
 
-@entry(ints=15)
-def _run_8x16(call: int) -> None:
+@entry
+def _run_8x16(call: IntegerCall) -> None:
     _round_rows(call, 128, 2)
     _multiply_blocks(call, _RECORD_8, 2, _block_8x16)
 
 
 @njit
-def _round_rows(call: int, centre: int, parts: int) -> None:
-    """Rows of x to bytes, shared by the team; returns when all are done."""
-    x, kind = get_i64(call, ARGS), get_i64(call, ARGS + 1)
-    num_rows, width, rounded = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3), get_i64(call, ARGS + 9)
-    finished = ARGS + 10
+def _round_rows(call: IntegerCall, centre: int, parts: int) -> None:
+    """The first phase: rounds the rows of x to bytes, shared by the team. Returns when all are done."""
+    x, kind, num_rows, width, rounded = call.x, call.kind, call.num_rows, call.width, call.rounded
     num_groups = width // GROUP_LEN
     runs = (num_groups + _RUN - 1) // _RUN
     num_tasks = (num_rows + _ROWS - 1) // _ROWS * runs
-    task = take_number(call, THREAD)
+    task = take_number(counters(call), FIRST_TASK)
     while task < num_tasks:
         first_row, first = task // runs * _ROWS, task % runs * _RUN
         to = rounded + (first_row // _ROWS * num_groups + first) * _record_bytes(parts)
         for row in range(first_row, min(first_row + _ROWS, num_rows)):
             at = row * width + first * GROUP_LEN
             _round_groups(x, kind, at, min(_RUN, num_groups - first), to, row - first_row, centre, parts)
-        take_number(call, finished)
-        task = take_number(call, THREAD)
-    while watch(call, finished) < num_tasks:
+        take_number(counters(call), FIRST_DONE)
+        task = take_number(counters(call), FIRST_TASK)
+    while watch(counters(call), FIRST_DONE) < num_tasks:
         pass
 
 
 @njit
 def _round_groups(x: int, kind: int, start: int, count: int, to: int, r: int, centre: int, parts: int) -> None:
-    """Groups of row r of a record's rows, four at once, of which the last may be the same one again."""
+    """Rounds ``count`` groups of row r of a record, four at once; past the end, the last group is repeated."""
     nothing, one = splat16(0.0), splat16(1.0)
     steps_of_scale, finer = splat16(127.0), splat16(np.float32(_FINER))
     last = count - 1
@@ -337,7 +350,7 @@ def _put_floats(to_0: int, to_1: int, to_2: int, to_3: int, at: int, r: int, val
 
 @njit(forceinline=True)
 def _store_steps(to: int, low: Any, high: Any) -> Any:
-    """The numbers rounded to bytes at ``to``; added up, half by half, they come back."""
+    """Rounds the numbers to bytes at ``to``; returns the sum of both halves, lane by lane."""
     low_steps, high_steps = round16(low), round16(high)
     store16_i8(to, 0, low_steps)
     store16_i8(to, LANES, high_steps)
@@ -345,14 +358,12 @@ def _store_steps(to: int, low: Any, high: Any) -> Any:
 
 
 @njit(forceinline=True)
-def _multiply_blocks(call: int, weight_record: int, parts: int, multiply_block: Any) -> None:
-    num_rows, num_groups = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3) // GROUP_LEN
-    packed, num_outputs = get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
-    bias, out, out_kind = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
-    rounded, stride = get_i64(call, ARGS + 9), get_i64(call, ARGS + 11)
-    blocks_a_task, picked, num_blocks = get_i64(call, ARGS + 12), get_i64(call, ARGS + 13), get_i64(call, ARGS + 14)
+def _multiply_blocks(call: IntegerCall, weight_record: int, parts: int, multiply_block: Any) -> None:
+    num_rows, num_groups, packed, num_outputs = call.num_rows, call.width // GROUP_LEN, call.packed, call.num_outputs
+    bias, out, out_kind, out_step, rounded = call.bias, call.out, call.out_kind, call.out_step, call.rounded
+    blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, call.num_blocks
     tile = _local_tile()
-    task = take_number(call, TASK)
+    task = take_number(counters(call), TASK)
     while task * blocks_a_task < num_blocks:
         end = min((task + 1) * blocks_a_task, num_blocks)
         for first in range(task * blocks_a_task, end, _BLOCKS_AT_ONCE):
@@ -363,6 +374,6 @@ def _multiply_blocks(call: int, weight_record: int, parts: int, multiply_block: 
                     block = i if picked == 0 else get_i32(picked, i)
                     multiply_block(packed + block * num_groups * weight_record, x, num_groups, tile, rows)
                     for r in range(rows):
-                        put_outputs(tile, r * LANES, bias, out, out_kind, row + r, stride, block * LANES, num_outputs)
+                        put_outputs(tile, r * LANES, bias, out, out_kind, row + r, out_step, block * LANES, num_outputs)
                 x += num_groups * _record_bytes(parts)
-        task = take_number(call, TASK)
+        task = take_number(counters(call), TASK)

@@ -1,4 +1,4 @@
-"""Compiling a function of int64 arguments to a C function. Never compiles on import."""
+"""Compiling a function to a C function, and calling that from Python."""
 
 import ctypes
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from typing import Any
 from numba import cfunc, types
 
 
-def machine_code(function: Callable[..., None], num_arguments: int) -> Any:
-    """Owns the code of ``void f(int64, ...)``, which lies at its ``address``.
+def machine_code(function: Callable[..., None], *arguments: types.Type) -> Any:
+    """Owns the code of ``void f(arguments)``, which lies at its ``address``; each argument is an int64 to C.
 
     Kept in numba's cache on disk, unless neither the package's folder nor the user's can be written.
     """
-    signature = types.void(*(types.int64,) * num_arguments)
+    signature = types.void(*arguments)
     try:
         return cfunc(signature, cache=True, error_model="numpy")(function)
     except RuntimeError as error:

@@ -1,12 +1,14 @@
-"""RMSNorm with the residual, in one pass over each row. Never changes its inputs."""
+"""RMSNorm with the residual, in one pass over each row."""
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .entry import ARGS, TASK, entry
+from .entry import TASK, counters, entry
 from .tensors import KINDS, readable, team_size
-from .vector import LANES, get, get_f64, get_i64, load16, put, splat16, store16, sum16, take_number
+from .vector import LANES, get, load16, put, splat16, store16, sum16, take_number
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -23,33 +25,45 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
         residual = readable(residual)
         residual_out = torch.empty_like(residual)
         added, added_kind, total = residual.data_ptr(), KINDS[residual.dtype], residual_out.data_ptr()
-    _rms_norm(
-        x.data_ptr(),
-        kind,
-        weight.data_ptr(),
-        KINDS[weight.dtype],
-        added,
-        added_kind,
-        y.data_ptr(),
-        total,
-        num_rows,
-        width,
-        eps,
-        threads=team_size(num_rows * width),
+    call = RmsNormCall(
+        x=x.data_ptr(),
+        kind=kind,
+        weight=weight.data_ptr(),
+        weight_kind=KINDS[weight.dtype],
+        residual=added,
+        residual_kind=added_kind,
+        y=y.data_ptr(),
+        residual_out=total,
+        num_rows=num_rows,
+        width=width,
+        eps=eps,
     )
+    _rms_norm(call, threads=team_size(num_rows * width))
     return y, residual_out
 
 
-@entry(ints=10, floats=1)
-def _rms_norm(call: int) -> None:
-    x, kind = get_i64(call, ARGS), get_i64(call, ARGS + 1)
-    weight, weight_kind = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3)
-    residual, residual_kind = get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
-    y, total = get_i64(call, ARGS + 6), get_i64(call, ARGS + 7)
-    num_rows, width = get_i64(call, ARGS + 8), get_i64(call, ARGS + 9)
-    eps = get_f64(call, ARGS + 10)
+class RmsNormCall(NamedTuple):
+    x: int  # [rows, width]
+    kind: int  # of x and y
+    weight: int  # [width]
+    weight_kind: int
+    residual: int  # [rows, width], or 0: there is none
+    residual_kind: int  # of residual and residual_out
+    y: int  # [rows, width]
+    residual_out: int  # [rows, width]
+    num_rows: int
+    width: int
+    eps: float
+
+
+@entry
+def _rms_norm(call: RmsNormCall) -> None:
+    x, kind, y, width = call.x, call.kind, call.y, call.width
+    weight, weight_kind = call.weight, call.weight_kind
+    residual, residual_kind, residual_out = call.residual, call.residual_kind, call.residual_out
+    num_rows, eps = call.num_rows, call.eps
     whole = width - width % LANES
-    row = take_number(call, TASK)
+    row = take_number(counters(call), TASK)
     while row < num_rows:
         start = row * width
         squares, rest = splat16(0.0), np.float32(0.0)
@@ -57,17 +71,17 @@ def _rms_norm(call: int) -> None:
             part = load16(x, i, kind)
             if residual != 0:
                 part = part + load16(residual, i, residual_kind)
-                store16(total, i, residual_kind, part)
+                store16(residual_out, i, residual_kind, part)
             squares = squares + part * part
         for i in range(start + whole, start + width):
             value = get(x, i, kind)
             if residual != 0:
                 value += get(residual, i, residual_kind)
-                put(total, i, residual_kind, value)
+                put(residual_out, i, residual_kind, value)
             rest += value * value
         scale = np.float32(1.0 / np.sqrt((sum16(squares) + rest) / width + eps))
         factor = splat16(scale)
-        # The sum is taken again from its parts: what was stored may be rounded.
+        # The sum is taken again from its parts: the stored one may be rounded.
         for i in range(0, whole, LANES):
             part = load16(x, start + i, kind)
             if residual != 0:
@@ -78,4 +92,4 @@ def _rms_norm(call: int) -> None:
             if residual != 0:
                 value += get(residual, start + i, residual_kind)
             put(y, start + i, kind, value * scale * get(weight, i, weight_kind))
-        row = take_number(call, TASK)
+        row = take_number(counters(call), TASK)

@@ -1,16 +1,19 @@
-"""Weights in groups of 32, laid out for products, and rows of them back as floats. Never multiplies.
+"""Weights in groups of 32: packed for products, and rows of them unpacked to floats.
 
-Packed weights are a stream of records, in the order in which they are used: for 16 outputs and one group, 8 vectors of
-16 x 4 bytes (output by output four neighbouring weights; of 4 bits two vectors share one, low halves first), 16
-scales, and of 4 bits 16 zeros, in float16. Bytes of 8 bits have 128 added.
+Packed weights are a stream of records in the order in which a product reads them. A record is one group of 32 weights
+of 16 outputs: 8 vectors of 16 x 4 bytes (four neighbouring weights of each output), then 16 scales in float16. At 4
+bits, two vectors share the bytes of one (the first in the low halves), and 16 zeros in float16 follow the scales. At 8
+bits, 128 is added to each byte.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
 
-from .entry import ARGS, TASK, entry
+from .entry import TASK, counters, entry
 from .llvm import LANES
 from .tensors import KINDS, check_range, team_size
 from .vector import get_f16, get_i32, get_i64, put, put_i32, take_number
@@ -22,7 +25,7 @@ _SIGNS = -2139062144  # 0x80808080
 
 
 def record_len(bits: int) -> int:
-    """Bytes of 16 outputs' weights of one group, with their scales and zeros."""
+    """Bytes of a record: one group of 16 outputs, with scales and zeros."""
     return LANES * GROUP_LEN * bits // 8 + 2 * LANES * (2 if bits == 4 else 1)
 
 
@@ -42,14 +45,14 @@ def _pack(q: Tensor, halves: Tensor, *, bits: int) -> Tensor:
     packed = torch.empty((num_blocks, num_groups, record_len(bits)), dtype=torch.uint8)
     q, halves = q.contiguous(), halves.contiguous()
     run = _pack_4 if bits == 4 else _pack_8
-    run(
-        q.data_ptr(),
-        num_outputs,
-        num_groups,
-        halves.data_ptr(),
-        packed.data_ptr(),
-        threads=team_size(q.numel(), min_share=_MIN_SHARE),
+    call = PackCall(
+        q=q.data_ptr(),
+        num_outputs=num_outputs,
+        num_groups=num_groups,
+        halves=halves.data_ptr(),
+        packed=packed.data_ptr(),
     )
+    run(call, threads=team_size(q.numel(), min_share=_MIN_SHARE))
     return packed
 
 
@@ -59,25 +62,33 @@ def _halves(scale: Tensor) -> Tensor:
     return scale.view(-1, LANES, scale.shape[1]).transpose(1, 2)
 
 
-@entry(ints=5)
-def _pack_4(call: int) -> None:
+class PackCall(NamedTuple):
+    q: int  # bytes [outputs, groups, 32]
+    num_outputs: int
+    num_groups: int
+    halves: int  # float16 [blocks, groups, 16 scales; of 4 bits 16 zeros too]
+    packed: int  # uint8 [blocks, groups, record]
+
+
+@entry
+def _pack_4(call: PackCall) -> None:
     _pack_blocks(call, 4)
 
 
-@entry(ints=5)
-def _pack_8(call: int) -> None:
+@entry
+def _pack_8(call: PackCall) -> None:
     _pack_blocks(call, 8)
 
 
 @njit(forceinline=True)
-def _pack_blocks(call: int, bits: int) -> None:
-    q, num_outputs, num_groups = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
-    halves, packed = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4)
+def _pack_blocks(call: PackCall, bits: int) -> None:
+    q, num_outputs, num_groups = call.q, call.num_outputs, call.num_groups
+    halves, packed = call.halves, call.packed
     num_blocks = (num_outputs + LANES - 1) // LANES
     num_vectors = QUADS * bits // 8
     num_tail = LANES // 2 * (2 if bits == 4 else 1)  # words of scales and zeros
     record = LANES * num_vectors + num_tail  # words
-    block = take_number(call, TASK)
+    block = take_number(counters(call), TASK)
     while block < num_blocks:
         for group in range(num_groups):
             to = packed + 4 * record * (block * num_groups + group)
@@ -96,35 +107,43 @@ def _pack_blocks(call: int, bits: int) -> None:
             tail = halves + 4 * num_tail * (block * num_groups + group)
             for i in range(num_tail):
                 put_i32(to, LANES * num_vectors + i, get_i32(tail, i))
-        block = take_number(call, TASK)
+        block = take_number(counters(call), TASK)
 
 
 def packed_rows(packed: Tensor, num_outputs: int, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights [T, K] of outputs ``ids`` (int64 [T]) of what ``pack_int8`` gave, rounded once to ``dtype``."""
+    """Weights [T, K] of outputs ``ids`` (int64 [T]) of ``pack_int8``'s result, rounded once to ``dtype``."""
     ids = ids.long().contiguous()
     check_range("row", ids, num_outputs)
     num_groups = packed.shape[1]
     out = torch.empty((len(ids), num_groups * GROUP_LEN), dtype=dtype)
-    _unpack_8(
-        packed.data_ptr(),
-        num_groups,
-        ids.data_ptr(),
-        len(ids),
-        out.data_ptr(),
-        KINDS[dtype],
-        threads=team_size(out.numel()),
+    call = UnpackCall(
+        packed=packed.data_ptr(),
+        num_groups=num_groups,
+        ids=ids.data_ptr(),
+        num_ids=len(ids),
+        out=out.data_ptr(),
+        kind=KINDS[dtype],
     )
+    _unpack_8(call, threads=team_size(out.numel()))
     return out
 
 
-@entry(ints=6)
-def _unpack_8(call: int) -> None:
-    packed, num_groups = get_i64(call, ARGS), get_i64(call, ARGS + 1)
-    ids, count = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3)
-    out, kind = get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
+class UnpackCall(NamedTuple):
+    packed: int  # of 8 bits, see ``PackCall``
+    num_groups: int
+    ids: int  # int64 [num_ids]
+    num_ids: int
+    out: int  # [num_ids, groups * 32]
+    kind: int  # of out
+
+
+@entry
+def _unpack_8(call: UnpackCall) -> None:
+    packed, num_groups, ids, num_ids = call.packed, call.num_groups, call.ids, call.num_ids
+    out, kind = call.out, call.kind
     record = LANES * (GROUP_LEN + 2)
-    i = take_number(call, TASK)
-    while i < count:
+    i = take_number(counters(call), TASK)
+    while i < num_ids:
         output = get_i64(ids, i)
         lane = output % LANES
         for group in range(num_groups):
@@ -135,4 +154,4 @@ def _unpack_8(call: int) -> None:
                 word = get_i32(at, LANES * j + lane)
                 for byte in range(4):
                     put(out, to + 4 * j + byte, kind, scale * np.float32(((word >> (8 * byte)) & 255) - 128))
-        i = take_number(call, TASK)
+        i = take_number(counters(call), TASK)

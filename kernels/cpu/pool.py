@@ -1,12 +1,12 @@
-"""The kernels' own threads. Never waits for one that has not begun, so a busy core costs its help and nothing more.
+"""The kernels' own threads. A job never waits for a thread that has not started on it.
 
-A job is a compiled function of one address that takes its tasks by number until there are none. Whoever gives the job
-works on it too; workers that look for work join in, and the giver returns when no task is left and all who joined are
-done. An OpenMP region, by contrast, ends when every thread of the team has been there: on a machine whose other core is
-taken for a moment that is a time slice, milliseconds, for a region of microseconds.
+A job is a compiled function of one address that takes its tasks by number until there are none. The caller works on it
+too; workers that are looking for work join in. The caller returns when no task is left and every worker that joined is
+done. So a busy core costs its help and nothing more. An OpenMP region, by contrast, ends when every thread of the team
+has been there: where another process holds a core, a region of microseconds takes a time slice, which is milliseconds.
 
-Workers are threads that stay in compiled code, without Python's lock. They look for work for some 200 microseconds,
-longer than the gaps within a step, and then sleep until woken.
+Workers stay in compiled code, without Python's lock. They look for work for about 200 microseconds, longer than the
+gaps within a step, and then sleep until they are woken.
 """
 
 import atexit
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from numba import types
 
 from .machine_code import c_call, machine_code
 from .vector import (
@@ -31,16 +32,16 @@ from .vector import (
     watch,
 )
 
-# Places in the pool's int64 words; those that change hands have a cache line each.
+# Places in the pool's int64 words. Words that several threads write have a cache line each.
 _TICKET = 0  # odd while a job is open, and another for every job
 _FUNCTION, _CALL, _WANTED = 1, 2, 3  # of the open job; workers numbered below _WANTED may join
-_INSIDE = 8  # workers that are looking at the open job or working on it
+_INSIDE = 8  # workers that check the open job or work on it
 _STOP = 16
-_WORKERS = 24  # of each worker a line of words: whether it sleeps, then the semaphore on which it does
+_WORKERS = 24  # for each worker a line of words: whether it sleeps, then the semaphore on which it sleeps
 _LINE, _SEMAPHORE = 8, 4
 
 _LOOKS = 6_000
-_LOOKS_A_TURN = 50  # then whoever else wants the core goes first
+_LOOKS_A_TURN = 50  # after so many, the worker yields its core
 
 _sched_yield = c_function("sched_yield", 0)
 _sem_wait, _sem_post = c_function("sem_wait", 1), c_function("sem_post", 1)
@@ -64,7 +65,7 @@ class Pool:
         for i in range(others):
             if ctypes.CDLL(None).sem_init(ctypes.c_void_p(self._semaphore(i)), 0, 0):
                 raise OSError("sem_init failed: no semaphore for a kernel thread to sleep on")
-        codes = [machine_code(give_job, 4), machine_code(_work, 2)]
+        codes = [machine_code(give_job, *(types.int64,) * 4), machine_code(_work, types.int64, types.int64)]
         self._codes = codes  # own the machine code
         self._give, work = (c_call(code.address, n) for code, n in zip(codes, (4, 2), strict=True))
         self._threads = [
@@ -73,7 +74,7 @@ class Pool:
         ]
         for thread in self._threads:
             thread.start()
-        # A worker that still looks at these words while the interpreter takes them down would read freed memory.
+        # A worker that still reads these words after the interpreter has freed them would read freed memory.
         atexit.register(self.close)
 
     def run(self, function: int, argument: int, num_threads: int) -> None:
@@ -90,7 +91,7 @@ class Pool:
 
     @contextmanager
     def alone(self) -> Iterator[int]:
-        """The pool's address for ``give_job``, for whoever gives many jobs; 0 where another caller has the pool."""
+        """The pool's address for many calls of ``give_job``; 0 while another caller has the pool."""
         if self._process != os.getpid() or not self._busy.acquire(blocking=False):
             yield 0
             return
@@ -124,7 +125,7 @@ def give_job(pool: int, function: int, call: int, wanted: int) -> None:
             put_i64(pool, line, 0)
             _sem_post(pool + 8 * (line + _SEMAPHORE))
     call_function(function, call)
-    take_number(pool, _TICKET)  # even: closed; who comes now sees so, and who came before is counted
+    take_number(pool, _TICKET)  # even: closed. A worker that comes later sees it; one that came before is counted
     while watch(pool, _INSIDE) != 0:
         pause()
 
@@ -139,7 +140,7 @@ def _work(pool: int, index: int) -> None:
             if get_i64(pool, _WANTED) > index:
                 take_number(pool, _INSIDE)
                 if watch(pool, _TICKET) == ticket:
-                    # The giver waits for us now, so the job stays what it is.
+                    # The caller waits for this worker now, so the job cannot change.
                     call_function(get_i64(pool, _FUNCTION), get_i64(pool, _CALL))
                 give_number(pool, _INSIDE)
         elif looks < _LOOKS:
@@ -148,7 +149,7 @@ def _work(pool: int, index: int) -> None:
             if looks % _LOOKS_A_TURN == 0:
                 _sched_yield()
         else:
-            # Either the giver sees that we sleep, or we see the job that it opened before it looked.
+            # Either the caller sees this worker asleep, or this worker sees the job that the caller opened before.
             take_number(pool, line)
             ticket = watch(pool, _TICKET)
             if (ticket == seen or ticket % 2 == 0) and watch(pool, _STOP) == 0:

@@ -1,8 +1,8 @@
-"""Kernel calls being taken down while they run, so that they can be made again without Python. Never computes.
+"""Recording kernel calls while they run, so that a ``Tape`` can replay them without Python.
 
-While a ``Recording`` is open on this thread, every compiled kernel that is called adds its call to it, and what torch
-would allocate comes from the recording's ``Arena``: addresses then stay what they are. torch may make views; whatever
-else it computes would be missing from the calls, and is remembered in ``foreign``.
+While a ``Recording`` is open on this thread, every compiled kernel adds its call to it, and torch's allocations come
+from the recording's ``Arena``, so addresses stay valid. torch may make views. Anything else that torch computes is no
+kernel call and would be missing from a replay: the first such op's name is kept in ``foreign``.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ _open: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A compiled function's address, its block of arguments as it was before the call, and the threads it is worth."""
+    """One call of a compiled kernel."""
 
-    function: int
-    block: bytes
+    function: int  # its address
+    block: bytes  # its call record as it was before the call
     threads: int
+    num_outputs: int  # of a matrix product, else 0
 
 
 class ArenaSpan(NamedTuple):
@@ -46,16 +47,17 @@ class ArenaSpan(NamedTuple):
 
 
 class Arena:
-    """Memory for recordings, one after the other: the next begins where this one began, so only one may be in use.
+    """Memory for the tensors of recordings. It grows and never moves.
 
-    What a tensor had is had again by the next one once nobody holds it: the layers of a model have the same few hundred
-    kilobytes, which stay in the processor's cache. It grows and never moves.
+    A tensor's memory is free again once nobody holds the tensor, so the layers of a model reuse the same few hundred
+    kilobytes, which stay in the processor's cache. After ``restart`` the next recording uses the memory of the one
+    before, so only one tape of an arena may run at a time.
     """
 
     def __init__(self) -> None:
         self._chunks: list[np.ndarray] = []
         self._free: list[ArenaSpan] = []  # in the order of addresses, neighbours joined
-        self._returned: list[ArenaSpan] = []  # a tensor may end at any moment, also while spans are looked through
+        self._returned: list[ArenaSpan] = []  # by finalizers, which may run at any moment, also within ``_take``
         self._turn = 0
 
     def restart(self) -> None:
@@ -67,7 +69,7 @@ class Arena:
         size = math.prod(shape) * dtype.itemsize
         span = self._take(max(1, -(-size // _ALIGNMENT)) * _ALIGNMENT)
         memory = self._chunks[span.chunk][span.start : span.start + size]
-        weakref.finalize(memory, self._give_back, self._turn, span).atexit = False  # views of a tensor hold it too
+        weakref.finalize(memory, self._give_back, self._turn, span).atexit = False  # a view keeps ``memory`` alive too
         return torch.from_numpy(memory).view(dtype).view(shape)
 
     @property
@@ -108,7 +110,7 @@ def _aligned_bytes(size: int) -> np.ndarray:
 
 
 class Recording:
-    """A context: what is called inside is run and kept in ``calls``. One at a time on a thread."""
+    """A context: kernels called inside it run, and their calls are kept in ``calls``. One at a time on a thread."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -130,7 +132,7 @@ class Recording:
         _open.reset(self._token)
 
     def scratch(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
-        """Memory whose contents end with the call, so that all calls of that name have the same."""
+        """Memory for the duration of one call, shared by all calls that give this name."""
         kept = self._scratch.get(name)
         if kept is None or kept.dtype != dtype or len(kept) < size:
             kept = self._scratch[name] = self.arena.empty((size,), dtype)
@@ -148,7 +150,7 @@ def scratch(name: str, size: int, dtype: torch.dtype) -> Tensor:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every torch op; lets views through and moves allocations."""
+    """Sees every torch op: lets views through, allocates in the arena, and notes any other op."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()

@@ -1,10 +1,12 @@
-"""Rotary positions and the write of keys and values to their slots, in one pass over the tokens. Never reads a slot."""
+"""Rotary positions and the write of keys and values to their slots, in one pass over the tokens."""
+
+from typing import NamedTuple
 
 from numba import njit
 from torch import Tensor
 
 from .. import reference
-from .entry import ARGS, TASK, entry
+from .entry import TASK, counters, entry
 from .norm import rms_norm
 from .tensors import KINDS, team_size
 from .vector import FLOAT32, LANES, get, get_i64, load16, put, store16, take_number
@@ -32,27 +34,27 @@ def rope_write_kv(
     k, v = (x if _is_dense(x) and x.dtype == q.dtype else x.to(q.dtype).contiguous() for x in (k, v))
     cos_sin = cos_sin.float().contiguous()
     positions, out_slots = positions.long().contiguous(), out_slots.long().contiguous()
-    _rope_write_kv(
-        q.data_ptr(),
-        q.stride(0),
-        k.data_ptr(),
-        k.stride(0),
-        v.data_ptr(),
-        v.stride(0),
-        KINDS[q.dtype],
-        cos_sin.data_ptr(),
-        cos_sin.shape[1],
-        positions.data_ptr(),
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
-        KINDS[k_cache.dtype],
-        out_slots.data_ptr(),
-        num_tokens,
-        num_heads,
-        k.shape[1],
-        head_dim,
-        threads=team_size(num_tokens * (num_heads + 2 * k.shape[1]) * head_dim),
+    call = RopeCall(
+        q=q.data_ptr(),
+        q_step=q.stride(0),
+        k=k.data_ptr(),
+        k_step=k.stride(0),
+        v=v.data_ptr(),
+        v_step=v.stride(0),
+        kind=KINDS[q.dtype],
+        cos_sin=cos_sin.data_ptr(),
+        rotary=cos_sin.shape[1],
+        positions=positions.data_ptr(),
+        k_cache=k_cache.data_ptr(),
+        v_cache=v_cache.data_ptr(),
+        cache_kind=KINDS[k_cache.dtype],
+        out_slots=out_slots.data_ptr(),
+        num_tokens=num_tokens,
+        num_heads=num_heads,
+        num_kv_heads=k.shape[1],
+        head_dim=head_dim,
     )
+    _rope_write_kv(call, threads=team_size(num_tokens * (num_heads + 2 * k.shape[1]) * head_dim))
 
 
 def norm_rope_write_kv(q: Tensor, k: Tensor, *inputs: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float) -> Tensor:
@@ -67,57 +69,74 @@ def _is_dense(x: Tensor) -> bool:
     return x.stride(2) == 1 and (x.stride(1) == x.shape[2] or x.shape[1] == 1)
 
 
-@entry(ints=18)
-def _rope_write_kv(call: int) -> None:
-    q, q_step = get_i64(call, ARGS), get_i64(call, ARGS + 1)
-    k, k_step = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3)
-    v, v_step = get_i64(call, ARGS + 4), get_i64(call, ARGS + 5)
-    kind = get_i64(call, ARGS + 6)
-    cos_sin, rotary = get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
-    positions = get_i64(call, ARGS + 9)
-    k_cache, v_cache, cache_kind = get_i64(call, ARGS + 10), get_i64(call, ARGS + 11), get_i64(call, ARGS + 12)
-    out_slots = get_i64(call, ARGS + 13)
-    num_tokens, num_heads, num_kv_heads = get_i64(call, ARGS + 14), get_i64(call, ARGS + 15), get_i64(call, ARGS + 16)
-    head_dim = get_i64(call, ARGS + 17)
-    task = take_number(call, TASK)
+class RopeCall(NamedTuple):
+    """A step counts numbers from one token to the next; within a token its heads lie one after the other."""
+
+    q: int  # [T, Hq, D]
+    q_step: int
+    k: int  # [T, Hkv, D]
+    k_step: int
+    v: int  # [T, Hkv, D]
+    v_step: int
+    kind: int  # of q, k and v
+    cos_sin: int  # float32 [positions, rotary]
+    rotary: int  # dimensions of a head that are rotated
+    positions: int  # int64 [T]
+    k_cache: int  # [S, Hkv, D]
+    v_cache: int  # [S, Hkv, D]
+    cache_kind: int
+    out_slots: int  # int64 [T]
+    num_tokens: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@entry
+def _rope_write_kv(call: RopeCall) -> None:
+    q, q_step, k, k_step, v, v_step, kind = call.q, call.q_step, call.k, call.k_step, call.v, call.v_step, call.kind
+    cos_sin, rotary = call.cos_sin, call.rotary
+    k_cache, v_cache, cache_kind = call.k_cache, call.v_cache, call.cache_kind
+    num_tokens, num_heads, num_kv_heads, head_dim = call.num_tokens, call.num_heads, call.num_kv_heads, call.head_dim
+    task = take_number(counters(call), TASK)
     while task * _TOKENS_A_TASK < num_tokens:
         for token in range(task * _TOKENS_A_TASK, min((task + 1) * _TOKENS_A_TASK, num_tokens)):
-            turns = get_i64(positions, token) * rotary
-            slot = get_i64(out_slots, token) * num_kv_heads * head_dim
+            angles = get_i64(call.positions, token) * rotary
+            slot = get_i64(call.out_slots, token) * num_kv_heads * head_dim
             for head in range(num_heads):
                 at = token * q_step + head * head_dim
-                _turn(q, at, kind, cos_sin, turns, rotary, q, at, kind, rotary)
+                _rotate(q, at, kind, cos_sin, angles, rotary, q, at, kind, rotary)
             for head in range(num_kv_heads):
                 at, to = head * head_dim, slot + head * head_dim
-                _turn(k, token * k_step + at, kind, cos_sin, turns, rotary, k_cache, to, cache_kind, head_dim)
+                _rotate(k, token * k_step + at, kind, cos_sin, angles, rotary, k_cache, to, cache_kind, head_dim)
                 _copy(v, token * v_step + at, kind, v_cache, to, cache_kind, head_dim)
-        task = take_number(call, TASK)
+        task = take_number(counters(call), TASK)
 
 
 @njit(forceinline=True)
-def _turn(
+def _rotate(
     x: int,
     at: int,
     kind: int,
     cos_sin: int,
-    turns: int,
+    angles: int,
     rotary: int,
     to: int,
     to_at: int,
     to_kind: int,
     size: int,
 ) -> None:
-    """One head: pair i is elements i and i + half; those from ``rotary`` up to ``size`` are copied."""
+    """Rotates one head: pair i is elements i and i + half. Elements from ``rotary`` up to ``size`` are copied."""
     half = rotary // 2
     whole = half - half % LANES
     for i in range(0, whole, LANES):
         a, b = load16(x, at + i, kind), load16(x, at + half + i, kind)
-        cos, sin = load16(cos_sin, turns + i, FLOAT32), load16(cos_sin, turns + half + i, FLOAT32)
+        cos, sin = load16(cos_sin, angles + i, FLOAT32), load16(cos_sin, angles + half + i, FLOAT32)
         store16(to, to_at + i, to_kind, a * cos - b * sin)
         store16(to, to_at + half + i, to_kind, b * cos + a * sin)
     for i in range(whole, half):
         c, d = get(x, at + i, kind), get(x, at + half + i, kind)
-        cosine, sine = get(cos_sin, turns + i, FLOAT32), get(cos_sin, turns + half + i, FLOAT32)
+        cosine, sine = get(cos_sin, angles + i, FLOAT32), get(cos_sin, angles + half + i, FLOAT32)
         put(to, to_at + i, to_kind, c * cosine - d * sine)
         put(to, to_at + half + i, to_kind, d * cosine + c * sine)
     _copy(x, at + rotary, kind, to, to_at + rotary, to_kind, size - rotary)

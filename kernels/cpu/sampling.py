@@ -1,15 +1,16 @@
-"""Cuts, draws and log-probabilities over rows of logits, one row a task. Never sorts a vocabulary.
+"""Cuts, draws and log-probabilities over rows of logits, one row a task, without sorting a vocabulary.
 
-What a bitmask forbids is read as minus infinity, sixteen tokens at a time, and where it forbids all of them nothing is
-read: few tokens allowed are few tokens looked at.
+Tokens are read 16 at a time. A token that the bitmask forbids counts as minus infinity; where the mask forbids all 16,
+their logits are not read.
 
-Tokens far below the highest logit hardly ever take part, so the cuts look only at those within ``_REACH`` (divided by
-the temperature) of it, the *candidates*, then farther, then at all, as far as it takes until they decide. Where a cut
-falls is found by counting weight per leading bits of the logit, then per the next bits within the bin where it falls:
-exact, in three passes over the candidates.
+Tokens far below the highest logit hardly ever survive top-k, top-p or min-p. The cuts therefore look only at the
+*candidates*: tokens within ``_REACH`` (times the temperature) of the highest logit. Where these do not decide, the
+reach grows, at last to all tokens. The place of a cut is found exactly in three passes over the candidates: each sums
+their weight in bins of the logits' next 11, 11 and 10 bits.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..batch import SampleBatch, Sampled
 from .edits import check_range
-from .entry import ARGS, TASK, THREAD, entry
+from .entry import TASK, THREAD, counters, entry
 from .tensors import team_size
 from .vector import (
     LANES,
@@ -63,27 +64,27 @@ def sample(logits: Tensor, batch: SampleBatch, *, mask: Tensor | None = None, ro
     threads = team_size(num_rows * vocab_size, min_share=1 << 15)
     scratch_len = _scratch_len(vocab_size)
     scratch = torch.empty(threads * scratch_len, dtype=torch.float64)
-    words = np.zeros(num_rows, dtype=np.int64)  # of each row where its mask lies; 0: it has none
+    words = np.zeros(num_rows, dtype=np.int64)  # the address of each row's mask, 0: it has none
     if mask is not None:
         mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         masked = np.arange(len(mask)) if rows is None else rows.numpy()
         check_range("row", torch.from_numpy(masked), num_rows)
         words[masked] = mask.data_ptr() + 4 * mask.stride(0) * np.arange(len(mask))
-    _sample(
-        logits.data_ptr(),
-        logits.stride(0),
-        vocab_size,
-        num_rows,
-        floats.ctypes.data,
-        top_k.ctypes.data,
-        draws.ctypes.data,
-        token_ids.data_ptr(),
-        logprobs.data_ptr(),
-        scratch.data_ptr(),
-        scratch_len,
-        words.ctypes.data,
-        threads=threads,
+    call = SampleCall(
+        logits=logits.data_ptr(),
+        logits_step=logits.stride(0),
+        vocab_size=vocab_size,
+        num_rows=num_rows,
+        floats=floats.ctypes.data,
+        top_k=top_k.ctypes.data,
+        draws=draws.ctypes.data,
+        token_ids=token_ids.data_ptr(),
+        logprobs=logprobs.data_ptr(),
+        scratch=scratch.data_ptr(),
+        scratch_len=scratch_len,
+        masks=words.ctypes.data,
     )
+    _sample(call, threads=threads)
     return Sampled(token_ids, logprobs)
 
 
@@ -92,134 +93,156 @@ def _scratch_len(vocab_size: int) -> int:
     return _BINS + 3 * (vocab_size // 2 + 1)
 
 
-@entry(ints=12)
-def _sample(call: int) -> None:
-    logits, step = get_i64(call, ARGS), get_i64(call, ARGS + 1)
-    vocab_size, num_rows = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3)
-    floats, top_ks, draws = get_i64(call, ARGS + 4), get_i64(call, ARGS + 5), get_i64(call, ARGS + 6)
-    token_ids, logprobs = get_i64(call, ARGS + 7), get_i64(call, ARGS + 8)
-    masks = get_i64(call, ARGS + 11)
-    bins = get_i64(call, ARGS + 9) + 8 * get_i64(call, ARGS + 10) * take_number(call, THREAD)
-    values = bins + 8 * _BINS
-    weights = values + 8 * (vocab_size // 2 + 1)
-    ids = weights + 8 * (vocab_size // 2 + 1)
-    row = take_number(call, TASK)
+class SampleCall(NamedTuple):
+    logits: int  # float32 [R, V]
+    logits_step: int  # numbers from one row to the next
+    vocab_size: int
+    num_rows: int
+    floats: int  # float32 [3, R]: temperature, top_p, min_p
+    top_k: int  # int32 [R]
+    draws: int  # float64 [R]
+    token_ids: int  # int64 [R], written
+    logprobs: int  # float32 [R], written
+    scratch: int  # float64 [threads, scratch_len]
+    scratch_len: int
+    masks: int  # int64 [R]: the address of each row's bitmask, 0: it has none
+
+
+class Row(NamedTuple):
+    """One row of logits."""
+
+    line: int  # address of float32 [V]
+    words: int  # address of its bitmask; 0: everything is allowed
+    size: int  # V
+
+
+class Candidates(NamedTuple):
+    """One thread's scratch memory: addresses."""
+
+    bins: int  # float64 [_BINS]
+    values: int  # float32 [V]: the candidates' logits
+    weights: int  # float32 [V]: exp((logit - highest) / temperature)
+    ids: int  # int32 [V]
+
+
+@njit(forceinline=True)
+def _candidates(scratch: int, vocab_size: int) -> Candidates:
+    values = scratch + 8 * _BINS
+    length = 8 * (vocab_size // 2 + 1)
+    return Candidates(scratch, values, values + length, values + 2 * length)
+
+
+@entry
+def _sample(call: SampleCall) -> None:
+    logits, step, vocab_size, num_rows = call.logits, call.logits_step, call.vocab_size, call.num_rows
+    floats, token_ids, logprobs = call.floats, call.token_ids, call.logprobs
+    scratch = call.scratch + 8 * call.scratch_len * take_number(counters(call), THREAD)
+    found = _candidates(scratch, vocab_size)
+    row = take_number(counters(call), TASK)
     while row < num_rows:
-        line, words = logits + 4 * step * row, get_i64(masks, row)
-        best, token = _highest(line, words, vocab_size)
+        one = Row(logits + 4 * step * row, get_i64(call.masks, row), vocab_size)
+        best, token = _highest(one)
         if token < 0:
             put_i64(token_ids, row, -1)
             put_f32(logprobs, row, _MINUS_INF)
-            row = take_number(call, TASK)
+            row = take_number(counters(call), TASK)
             continue
-        total = _total_weight(line, words, vocab_size, best, np.float32(1.0))
+        total = _total_weight(one, best, np.float32(1.0))
         log_total = math.log(total)
         temperature = get_f32(floats, row)
         if temperature > 0:
             inverse = min(np.float32(1.0) / temperature, _STEEPEST)
             if temperature != 1.0:
-                total = _total_weight(line, words, vocab_size, best, inverse)
+                total = _total_weight(one, best, inverse)
             top_p, min_p = get_f32(floats, num_rows + row), get_f32(floats, 2 * num_rows + row)
-            top_k = get_i32(top_ks, row)
+            top_k = get_i32(call.top_k, row)
             if top_k < 1 or top_k > vocab_size:
                 top_k = vocab_size
             if top_k == vocab_size and top_p >= 1 and min_p <= 0:
-                token = _draw(line, words, vocab_size, best, inverse, get_f64(draws, row) * total)
+                token = _draw(one, best, inverse, get_f64(call.draws, row) * total)
             else:
                 reach, count = _REACH, -1
                 while count < 0:
-                    count = _cut(
-                        line,
-                        words,
-                        vocab_size,
-                        best,
-                        inverse,
-                        total,
-                        top_k,
-                        top_p,
-                        min_p,
-                        bins,
-                        values,
-                        weights,
-                        ids,
-                        reach,
-                    )
+                    count = _cut(one, best, inverse, total, top_k, top_p, min_p, found, reach)
                     reach = _FAR_REACH if reach < _FAR_REACH else np.float32(np.inf)
-                token = get_i32(ids, _draw_candidate(weights, count, get_f64(draws, row)))
+                token = get_i32(found.ids, _draw_candidate(found, count, get_f64(call.draws, row)))
         put_i64(token_ids, row, token)
-        put_f32(logprobs, row, np.float32(get_f32(line, token) - best - log_total))
-        row = take_number(call, TASK)
+        put_f32(logprobs, row, np.float32(get_f32(one.line, token) - best - log_total))
+        row = take_number(counters(call), TASK)
 
 
 @njit(forceinline=True)
-def _bits16(words: int, i: int) -> int:
+def _bits16(row: Row, i: int) -> int:
     """Which of the 16 tokens from ``i`` on, a multiple of 16, are allowed."""
-    return 0xFFFF if words == 0 else (get_i32(words, i >> 5) >> (i & 16)) & 0xFFFF
+    return 0xFFFF if row.words == 0 else (get_i32(row.words, i >> 5) >> (i & 16)) & 0xFFFF
 
 
 @njit(forceinline=True)
-def _value(line: int, words: int, i: int) -> np.float32:
-    if words != 0 and (get_i32(words, i >> 5) >> (i & 31)) & 1 == 0:
+def _value(row: Row, i: int) -> np.float32:
+    if row.words != 0 and (get_i32(row.words, i >> 5) >> (i & 31)) & 1 == 0:
         return _MINUS_INF
-    return get_f32(line, i)
+    return get_f32(row.line, i)
 
 
 @njit
-def _highest(line: int, words: int, count: int) -> tuple[np.float32, int]:
+def _highest(row: Row) -> tuple[np.float32, int]:
     """The highest value and its first place; -1 where none is above minus infinity."""
+    line, count = row.line, row.size
     best, at = _MINUS_INF, -1
     bound, forbidden = splat16(best), splat16(_MINUS_INF)
     whole = count - count % LANES
     for i in range(0, whole, LANES):
-        bits = _bits16(words, i)
+        bits = _bits16(row, i)
         if bits != 0:
             part = choose16(bits, load16_f32(line, i), forbidden)
             if above16(part, bound) != 0:
                 best, at = highest16(part), i
                 bound = splat16(best)
     if at >= 0:
-        while _value(line, words, at) != best:
+        while _value(row, at) != best:
             at += 1
     for i in range(whole, count):
-        if _value(line, words, i) > best:
-            best, at = _value(line, words, i), i
+        if _value(row, i) > best:
+            best, at = _value(row, i), i
     return best, at
 
 
 @njit
-def _total_weight(line: int, words: int, count: int, best: np.float32, inverse: np.float32) -> float:
+def _total_weight(row: Row, best: np.float32, inverse: np.float32) -> float:
     """The sum of exp((value - best) * inverse), in the order and rounding of ``_draw``."""
+    line, count = row.line, row.size
     top, factor, forbidden = splat16(best), splat16(inverse), splat16(_MINUS_INF)
     whole = count - count % LANES
     total = 0.0
     for i in range(0, whole, LANES):
-        bits = _bits16(words, i)
+        bits = _bits16(row, i)
         if bits != 0:
             total += sum16(exp16((choose16(bits, load16_f32(line, i), forbidden) - top) * factor))
     for i in range(whole, count):
-        total += exp((_value(line, words, i) - best) * inverse)
+        total += exp((_value(row, i) - best) * inverse)
     return total
 
 
 @njit
-def _draw(line: int, words: int, count: int, best: np.float32, inverse: np.float32, target: float) -> int:
+def _draw(row: Row, best: np.float32, inverse: np.float32, target: float) -> int:
     """The first token at which the weight so far exceeds ``target``."""
+    line, count = row.line, row.size
     top, factor, forbidden = splat16(best), splat16(inverse), splat16(_MINUS_INF)
     whole = count - count % LANES
     before, last = 0.0, 0
     i = 0
     while i < whole:
-        bits = _bits16(words, i)
+        bits = _bits16(row, i)
         if bits != 0:
             after = before + sum16(exp16((choose16(bits, load16_f32(line, i), forbidden) - top) * factor))
             if after > target:
                 break
             before = after
         i += LANES
-    # Lane by lane the sum may round differently and never get there: then it is the vector's last token.
+    # Summed lane by lane, the weight may round differently and stay below: then the vector's last token is drawn.
     stop = i + LANES if i < whole else count
     while i < stop:
-        weight = exp((_value(line, words, i) - best) * inverse)
+        weight = exp((_value(row, i) - best) * inverse)
         if weight > 0:
             last = i
             before += weight
@@ -227,15 +250,16 @@ def _draw(line: int, words: int, count: int, best: np.float32, inverse: np.float
                 return i
         i += 1
     if last == 0:
-        # All weight lies before: the rounding of draw * total. The last token that has any.
+        # draw * total was rounded up to all the weight: the last token that has any is drawn.
         for j in range(count):
-            if exp((_value(line, words, j) - best) * inverse) > 0:
+            if exp((_value(row, j) - best) * inverse) > 0:
                 last = j
     return last
 
 
 @njit
-def _draw_candidate(weights: int, count: int, draw: float) -> int:
+def _draw_candidate(found: Candidates, count: int, draw: float) -> int:
+    weights = found.weights
     total = 0.0
     for i in range(count):
         total += get_f32(weights, i)
@@ -249,29 +273,28 @@ def _draw_candidate(weights: int, count: int, draw: float) -> int:
 
 @njit
 def _cut(
-    line: int,
-    words: int,
-    vocab_size: int,
+    row: Row,
     best: np.float32,
     inverse: np.float32,
     total: float,
     top_k: int,
     top_p: np.float32,
     min_p: np.float32,
-    bins: int,
-    values: int,
-    weights: int,
-    ids: int,
+    found: Candidates,
     reach: np.float32,
 ) -> int:
-    """What the cuts keep is left in ``weights`` and ``ids``, in the order of ids; -1: the candidates do not decide."""
-    count = _gather(line, words, vocab_size, best, inverse, reach, values, weights, ids)
+    """The number of tokens that the cuts keep; -1: the candidates do not decide.
+
+    The first so many ``weights`` and ``ids`` of ``found`` are theirs, in the order of ids.
+    """
+    count = _gather(row, best, inverse, reach, found)
+    weights, ids = found.weights, found.ids
     all_here = reach == np.inf
-    if top_k < vocab_size:
+    if top_k < row.size:
         if count < top_k and not all_here:
             return -1
         if count > top_k:
-            _keep(values, weights, ids, count, *_find_cut(values, weights, count, bins, True, top_k))
+            _keep(found, count, *_find_cut(found, count, True, top_k))
             count = top_k
         total = 0.0
         for i in range(count):
@@ -283,8 +306,8 @@ def _cut(
             held += get_f32(weights, i)
         if held < target and not all_here:
             return -1
-        bound, ties = _find_cut(values, weights, count, bins, False, target)
-        count = _keep(values, weights, ids, count, bound, ties)
+        bound, ties = _find_cut(found, count, False, target)
+        count = _keep(found, count, bound, ties)
         all_here = True
     if min_p > 0:
         if not all_here and min_p < np.float32(1.01) * exp(-reach):
@@ -300,24 +323,19 @@ def _cut(
 
 
 @njit
-def _gather(
-    line: int,
-    words: int,
-    vocab_size: int,
-    best: np.float32,
-    inverse: np.float32,
-    reach: np.float32,
-    values: int,
-    weights: int,
-    ids: int,
-) -> int:
-    """The candidates: tokens with (best - value) * inverse < reach; where that is infinite, all not forbidden."""
+def _gather(row: Row, best: np.float32, inverse: np.float32, reach: np.float32, found: Candidates) -> int:
+    """Collects the candidates, tokens with (best - value) * inverse < reach, and returns their number.
+
+    With an infinite reach they are all tokens whose logit is above minus infinity.
+    """
+    line, vocab_size = row.line, row.size
+    values, weights, ids = found.values, found.weights, found.ids
     top, factor, least = splat16(best), splat16(inverse), splat16(-reach)
     forbidden = splat16(_MINUS_INF)
     whole = vocab_size - vocab_size % LANES
     count = 0
     for i in range(0, whole, LANES):
-        bits = _bits16(words, i)
+        bits = _bits16(row, i)
         if bits == 0:
             continue
         scaled = (choose16(bits, load16_f32(line, i), forbidden) - top) * factor
@@ -331,7 +349,7 @@ def _gather(
                     put_i32(ids, count, i + lane)
                     count += 1
     for i in range(whole, vocab_size):
-        away = (_value(line, words, i) - best) * inverse
+        away = (_value(row, i) - best) * inverse
         if away > -reach:
             put_f32(values, count, get_f32(line, i))
             put_f32(weights, count, exp(away))
@@ -348,11 +366,13 @@ def _rank(value: np.float32) -> int:
 
 
 @njit
-def _find_cut(values: int, weights: int, count: int, bins: int, by_count: bool, target: float) -> tuple[int, int]:
-    """With the candidates from the highest down, those before which less than ``target`` lies are kept: which are they?
+def _find_cut(found: Candidates, count: int, by_count: bool, target: float) -> tuple[int, int]:
+    """``(rank, ties)``: a cut keeps the candidates of a higher rank, and the first ``ties`` of this rank.
 
-    Answers (rank, ties): those of a higher rank, and the first ``ties`` of this rank.
+    From the highest candidate down, each is kept before which less than ``target`` lies: in tokens if ``by_count``,
+    else in weight.
     """
+    values, weights, bins = found.values, found.weights, found.bins
     prefix, known = 0, 32  # the ranks' leading bits found so far, and how many bits are yet to be found
     before = 0.0
     for width in (11, 11, 10):
@@ -383,7 +403,9 @@ def _find_cut(values: int, weights: int, count: int, bins: int, by_count: bool, 
 
 
 @njit
-def _keep(values: int, weights: int, ids: int, count: int, bound: int, ties: int) -> int:
+def _keep(found: Candidates, count: int, bound: int, ties: int) -> int:
+    """Keeps the candidates of a rank above ``bound``, and the first ``ties`` of rank ``bound``; their number."""
+    values, weights, ids = found.values, found.weights, found.ids
     kept = 0
     for i in range(count):
         rank = _rank(get_f32(values, i))
@@ -411,76 +433,90 @@ def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     threads = team_size(num_rows * vocab_size, min_share=1 << 15)
     scratch_len = _scratch_len(vocab_size)
     scratch = torch.empty(threads * scratch_len, dtype=torch.float64)
-    _top_tokens(
-        logits.data_ptr(),
-        logits.stride(0),
-        vocab_size,
-        num_rows,
-        k,
-        ids.data_ptr(),
-        scratch.data_ptr(),
-        scratch_len,
-        threads=threads,
+    call = TopTokensCall(
+        logits=logits.data_ptr(),
+        logits_step=logits.stride(0),
+        vocab_size=vocab_size,
+        num_rows=num_rows,
+        k=k,
+        ids=ids.data_ptr(),
+        scratch=scratch.data_ptr(),
+        scratch_len=scratch_len,
     )
+    _top_tokens(call, threads=threads)
     # The rows are in the order of ids, so a stable sort leaves lower ids first among equals.
     ranked = torch.sort(logits.gather(1, ids), dim=-1, descending=True, stable=True)
     values = ranked.values.double() - _log_weights(logits).unsqueeze(-1)
     return ids.gather(1, ranked.indices), values.float()
 
 
-@entry(ints=8)
-def _top_tokens(call: int) -> None:
-    logits, step = get_i64(call, ARGS), get_i64(call, ARGS + 1)
-    vocab_size, num_rows, k = get_i64(call, ARGS + 2), get_i64(call, ARGS + 3), get_i64(call, ARGS + 4)
-    to = get_i64(call, ARGS + 5)
-    bins = get_i64(call, ARGS + 6) + 8 * get_i64(call, ARGS + 7) * take_number(call, THREAD)
-    values = bins + 8 * _BINS
-    weights = values + 8 * (vocab_size // 2 + 1)
-    ids = weights + 8 * (vocab_size // 2 + 1)
-    row = take_number(call, TASK)
+class TopTokensCall(NamedTuple):
+    logits: int  # float32 [R, V]
+    logits_step: int  # numbers from one row to the next
+    vocab_size: int
+    num_rows: int
+    k: int
+    ids: int  # int64 [R, k], written in the order of ids
+    scratch: int  # float64 [threads, scratch_len]
+    scratch_len: int
+
+
+@entry
+def _top_tokens(call: TopTokensCall) -> None:
+    logits, step, vocab_size, num_rows, k = call.logits, call.logits_step, call.vocab_size, call.num_rows, call.k
+    scratch = call.scratch + 8 * call.scratch_len * take_number(counters(call), THREAD)
+    found = _candidates(scratch, vocab_size)
+    row = take_number(counters(call), TASK)
     while row < num_rows:
-        line = logits + 4 * step * row
-        best, _ = _highest(line, 0, vocab_size)
-        count = _gather(line, 0, vocab_size, best, np.float32(1.0), _REACH, values, weights, ids)
+        one = Row(logits + 4 * step * row, 0, vocab_size)
+        best, _ = _highest(one)
+        count = _gather(one, best, np.float32(1.0), _REACH, found)
         if count < k:
-            # Forbidden tokens too, so that there are always k.
+            # Tokens at minus infinity too, so that there are always k.
             for i in range(vocab_size):
-                put_f32(values, i, get_f32(line, i))
-                put_i32(ids, i, i)
+                put_f32(found.values, i, get_f32(one.line, i))
+                put_i32(found.ids, i, i)
             count = vocab_size
         if count > k:
-            bound, ties = _find_cut(values, weights, count, bins, True, k)
-            count = _keep(values, weights, ids, count, bound, ties)
+            bound, ties = _find_cut(found, count, True, k)
+            count = _keep(found, count, bound, ties)
         for i in range(k):
-            put_i64(to, row * k + i, get_i32(ids, i))
-        row = take_number(call, TASK)
+            put_i64(call.ids, row * k + i, get_i32(found.ids, i))
+        row = take_number(counters(call), TASK)
 
 
 def _log_weights(logits: Tensor) -> Tensor:
     """float64 [R]: log of the sum of exp over each row."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     out = torch.empty(logits.shape[0], dtype=torch.float64)
-    _log_sums(
-        logits.data_ptr(),
-        logits.stride(0),
-        logits.shape[1],
-        logits.shape[0],
-        out.data_ptr(),
-        threads=team_size(logits.numel(), min_share=1 << 15),
+    call = LogSumsCall(
+        logits=logits.data_ptr(),
+        logits_step=logits.stride(0),
+        vocab_size=logits.shape[1],
+        num_rows=logits.shape[0],
+        out=out.data_ptr(),
     )
+    _log_sums(call, threads=team_size(logits.numel(), min_share=1 << 15))
     return out
 
 
-@entry(ints=5)
-def _log_sums(call: int) -> None:
-    logits, step, vocab_size = get_i64(call, ARGS), get_i64(call, ARGS + 1), get_i64(call, ARGS + 2)
-    num_rows, to = get_i64(call, ARGS + 3), get_i64(call, ARGS + 4)
-    row = take_number(call, TASK)
+class LogSumsCall(NamedTuple):
+    logits: int  # float32 [R, V]
+    logits_step: int  # numbers from one row to the next
+    vocab_size: int
+    num_rows: int
+    out: int  # float64 [R]
+
+
+@entry
+def _log_sums(call: LogSumsCall) -> None:
+    logits, step, vocab_size, num_rows, to = call.logits, call.logits_step, call.vocab_size, call.num_rows, call.out
+    row = take_number(counters(call), TASK)
     while row < num_rows:
-        line = logits + 4 * step * row
-        best, at = _highest(line, 0, vocab_size)
+        one = Row(logits + 4 * step * row, 0, vocab_size)
+        best, at = _highest(one)
         if at < 0:
             put_f64(to, row, -np.inf)
         else:
-            put_f64(to, row, best + math.log(_total_weight(line, 0, vocab_size, best, np.float32(1.0))))
-        row = take_number(call, TASK)
+            put_f64(to, row, best + math.log(_total_weight(one, best, np.float32(1.0))))
+        row = take_number(counters(call), TASK)

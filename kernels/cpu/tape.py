@@ -1,13 +1,13 @@
-"""Recorded kernel calls, made again in one go. Never checks shapes: what was recorded is what runs.
+"""A tape: recorded kernel calls, replayed in one go by compiled code.
 
-A decode step of a small model is some three hundred calls of a few microseconds each; made from Python, each costs as
-much again. On a tape they follow one another in compiled code, and Python's lock is free meanwhile.
+A decode step of a small model is about 300 kernel calls of a few microseconds each. Called from Python, each costs as
+much again. A tape makes them one after the other in compiled code, and Python's lock is free meanwhile. It checks no
+shapes: the caller replays a tape only for a step of the shape that was recorded.
 """
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 
-from .entry import OUTPUTS
 from .machine_code import c_call, machine_code
 from .pool import Pool, give_job
 from .recording import Arena, Recording
@@ -19,7 +19,7 @@ _FUNCTION, _BEGIN, _NUM_WORDS, _THREADS, _WORDS = 0, 1, 2, 3, 4
 
 
 class Tape:
-    """Calls that may be made again while the memory of their arguments is what it was: the arena's is kept."""
+    """The calls of a recording, on the addresses that were recorded. The tape keeps their arena alive."""
 
     def __init__(self, recording: Recording) -> None:
         assert recording.foreign is None, recording.foreign
@@ -33,17 +33,18 @@ class Tape:
             ],
             dtype=np.int64,
         ).reshape(-1, _WORDS)
+        self._num_outputs = [call.num_outputs for call in recording.calls]
         self._blocks = np.concatenate(words) if words else np.zeros(0, dtype=np.int64)
         self._used = np.empty_like(self._blocks)
         self._arena: Arena = recording.arena
-        self._code = machine_code(_replay, 6)
+        self._code = machine_code(_replay, *(types.int64,) * 6)
         self._call = c_call(self._code.address, 6)
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def replay(self, pool: Pool | None) -> None:
-        """Every call once more, in order, on the pool's threads or on this one alone."""
+        """Makes every call, in order, on the pool's threads; on this thread alone without a pool that is free."""
         times = open_times()
         if pool is None:
             self._make(0, 0, times)
@@ -57,12 +58,11 @@ class Tape:
             self._call(pool, num_workers, calls, len(self._calls), *rest)
             return
         first_ns, calls_ns = clock_ns(), 0
-        for i, (function, begin, num_words, _) in enumerate(self._calls.tolist()):
-            num_outputs = int(self._blocks[begin + OUTPUTS]) if num_words > OUTPUTS else 0
+        for i, function in enumerate(self._calls[:, _FUNCTION].tolist()):
             start_ns = clock_ns()
             self._call(pool, num_workers, calls + 8 * _WORDS * i, 1, *rest)
             end_ns = clock_ns()
-            times.calls.append(CallTime(function, num_outputs, start_ns, end_ns))
+            times.calls.append(CallTime(function, self._num_outputs[i], start_ns, end_ns))
             calls_ns += end_ns - start_ns
         times.watching_ns += clock_ns() - first_ns - calls_ns
 

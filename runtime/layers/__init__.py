@@ -1,1 +1,1 @@
-"""The parts of a decoder, over the kernels. Never reads a file."""
+"""The parts of a decoder, built on the kernels."""

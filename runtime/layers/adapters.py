@@ -1,4 +1,4 @@
-"""Low-rank adapters of linear layers, and which rows of a batch have which. Never reads a file.
+"""Low-rank adapters of linear layers, and the adapter of each token of a batch.
 
 y[t, columns] += x[t] @ down[a].T @ up[a].T        a: the token's adapter
 """
@@ -12,7 +12,7 @@ from ...kernels import Groups, add_adapters
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """Tokens by their adapter; those of none are left as they are."""
+    """The tokens of a batch, grouped by adapter. A token without an adapter is left unchanged."""
 
     groups: Groups
     scales: torch.Tensor  # float32 [T], all 1: an adapter's own scale is in its weights
@@ -25,7 +25,7 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Of neighbouring outputs of a layer what each adapter adds; ranks are filled up to one with zeros."""
+    """What each adapter adds to a range of neighbouring outputs of a layer. Ranks are padded with zeros to one rank."""
 
     columns: slice
     down: torch.Tensor  # [adapters, r, K]

@@ -1,4 +1,4 @@
-"""Self-attention over paged keys and values. Never knows which sequence a row is: slots say where its context lies."""
+"""Self-attention over paged keys and values. A row knows its context only by its slots."""
 
 import torch
 
@@ -43,7 +43,7 @@ class Attention:
         return self.output(mixed.view(-1, self.num_heads * self.head_dim), batch.adapters)
 
     def write(self, x: torch.Tensor, batch: ForwardBatch, kv: KVPool, cos_sin: torch.Tensor) -> torch.Tensor:
-        """Put the tokens' keys and values into their slots; the rotated queries [T, H, D] come back."""
+        """Writes the tokens' keys and values to their slots; returns the rotated queries [T, H, D]."""
         qkv = self.qkv(x, batch.adapters).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         places = (cos_sin, batch.positions, kv.k[self.layer], kv.v[self.layer], batch.out_slots)

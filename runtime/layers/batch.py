@@ -1,11 +1,11 @@
-"""One step's tokens as tensors: the one place where a plan's integers become them. Never holds weights or KV.
+"""One step's tokens as tensors, made from the integers of a step plan.
 
 a row's tokens:   [0, kv_len - n) in the pool   [kv_len - n, kv_len) in this step: token_ids[starts[r]:starts[r+1]]
 
-A draft that is a tree is run as its branches: each is a row of its own, over the slots of the sequence and of the
-branch's ancestors. So a token sees exactly what it would see in a chain, in the same order, to the last bit.
+A draft that is a tree runs as one row for each branch, over the slots of the sequence and of the branch's ancestors. So
+a token sees the same context, in the same order, as in a chain, and its result is equal to the bit.
 
-the text t, guessed  a b c  and  a d      rows   t a b c    and    t a | d      (t and a's keys are read, not computed)
+text t, drafts  a b c  and  a d      rows   t a b c    and    t a | d      (the second row reads the keys of t and a)
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from .adapters import AdapterRows
 class ForwardBatch:
     """T tokens of R rows. Row r's context lies in the slots ``slot_table[row_ids[r], :kv_lens[r]]``.
 
-    A row is a sequence, or a branch of what was guessed to follow it.
+    A row is a sequence, or a branch of a tree of drafts.
     """
 
     token_ids: torch.Tensor  # int64 [T]
@@ -35,15 +35,15 @@ class ForwardBatch:
     kv_lens: torch.Tensor  # int32 [R], this step's tokens included
     slot_table: torch.Tensor  # int32 [rows, positions]
     logits_rows: torch.Tensor  # int64 [L], indices into the T tokens
-    shared: SharedPrefixes | None = None  # what contexts have in common, where reading it once pays
-    adapters: AdapterRows | None = None  # of the tokens, where any has one
+    shared: SharedPrefixes | None = None  # the shared prefixes, where reading them once pays
+    adapters: AdapterRows | None = None  # None: no token has an adapter
     logits_adapters: AdapterRows | None = None  # of ``logits_rows``
 
     @classmethod
     def from_plan(cls, plan: StepPlan, slot_table: np.ndarray, device: torch.device | str = "cpu") -> "ForwardBatch":
-        """``slot_table`` (int32 [max_rows, max_len]) is the caller's and kept between steps: each row is brought up to
-        date from its ``stale_from``; branches take rows from its end. On the CPU the batch reads it in place; a GPU
-        gets the rows of this step.
+        """``slot_table`` (int32 [max_rows, max_len]) belongs to the caller, who keeps it between steps. Each row is
+        updated from its ``stale_from`` on; branches take rows from the table's end. On a CPU the batch reads the table
+        in place; on a GPU it gets a copy of this step's rows.
         """
         device = torch.device(device)
         step = StepArrays.of(plan, table_len=len(slot_table))
@@ -60,7 +60,7 @@ class ForwardBatch:
         return cls(**_moved(wide, device), **_moved(narrow, device))
 
     def with_adapters(self, ids: torch.Tensor, num_adapters: int) -> "ForwardBatch":
-        """``ids`` int [T]: of each token its adapter, -1 for none."""
+        """``ids`` int [T]: each token's adapter, -1 for none."""
         of_logits = AdapterRows.of(ids[self.logits_rows], num_adapters)
         return replace(self, adapters=AdapterRows.of(ids, num_adapters), logits_adapters=of_logits)
 
@@ -79,7 +79,7 @@ NARROW = ("row_ids", "query_starts", "kv_lens")
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """The integers of a ``ForwardBatch``, of any integer type, and what changes in the slot table before it is read.
+    """The integers of a ``ForwardBatch``, of any integer type, and the changes to make in the slot table first.
 
     ``changes`` (row, first position, slots) leave out the slots of the plan's vectorised rows.
     """
@@ -126,7 +126,7 @@ class StepArrays:
         return found if plan.vectorised is None else found._after(plan.vectorised)
 
     def _after(self, first: DecodePart) -> "StepArrays":
-        """With the rows of ``first`` before all others."""
+        """These arrays, with the rows of ``first`` before them."""
         n = len(first)
         steps = np.arange(n)
         return StepArrays(
@@ -144,7 +144,7 @@ class StepArrays:
 def branched(
     rows: tuple[PlanRow, ...], table_len: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[int, np.ndarray]]]:
-    """Row ids, ends (int32) and numbers of tokens (int64) where some drafts are trees, and branches' rows of a table.
+    """Row ids, ends (int32) and token counts (int64) where some drafts are trees, and the branches' rows of the table.
 
     The table has ``table_len`` rows; branches take them from its end, each with the slots of all its positions.
     """
@@ -174,7 +174,7 @@ def _joined(arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def _moved(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Any]:
-    """Arrays of one type as tensors on the device, by a single transfer that the host need not wait for."""
+    """Arrays of one type as tensors on the device, in a single transfer that the host does not wait for."""
     whole = torch.from_numpy(np.concatenate([array.ravel() for array in arrays.values()]))
     if device.type == "cuda":
         whole = whole.pin_memory()

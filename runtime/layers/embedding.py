@@ -1,4 +1,4 @@
-"""Token ids to vectors. Never computes logits."""
+"""Token ids to vectors."""
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ class Embedding:
 
 
 class TiedEmbedding:
-    """The rows of a head whose weights are the embedding's, and are packed in a form from which these can be read."""
+    """An embedding that shares the head's weights: it reads its rows from the head's packed form."""
 
     def __init__(self, head: Linear, dtype: torch.dtype) -> None:
         (self._packed,) = head.parts
@@ -26,7 +26,7 @@ class TiedEmbedding:
 
     @property
     def weight(self) -> torch.Tensor:
-        """[V, C], made when asked for."""
+        """[V, C], made at each call."""
         return self(torch.arange(self._packed.shape[0]))
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:  # [T] -> [T, C]
@@ -34,16 +34,16 @@ class TiedEmbedding:
 
 
 class BlockEmbedding:
-    """The rows of a file's quantized table, unpacked as they are asked for: a quarter of the memory of bfloat16."""
+    """The rows of a file's quantized table, unpacked on demand: a quarter of the memory of bfloat16."""
 
     def __init__(self, table: QuantTensor, dtype: torch.dtype) -> None:
-        # A copy, else the table would keep the whole file mapped.
+        # A copy: a view would keep the whole file mapped.
         self._table = QuantTensor(table.kind, table.blocks.clone(), table.shape)
         self._dtype = dtype
 
     @property
     def weight(self) -> torch.Tensor:
-        """[V, C], made when asked for."""
+        """[V, C], made at each call."""
         return self._table.dequantize(self._dtype)
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:  # [T] -> [T, C]

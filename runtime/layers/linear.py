@@ -1,4 +1,4 @@
-"""Matrix products with a model's weights, several stacked into one. Never chooses a kernel: ``PackedLinear`` does."""
+"""Matrix products with a model's weights, several stacked into one. ``PackedLinear`` chooses the kernel."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -15,7 +15,7 @@ LinearPrecision = Literal["float32", "bfloat16", "int4", "int16", "fp8", "auto"]
 
 
 class Linear:
-    """``x @ weight.T + bias`` of weights stacked by rows; one product where their precisions allow it, else a few."""
+    """``x @ weight.T + bias`` of weights stacked by rows: one product for neighbours of one precision."""
 
     def __init__(self, parts: Sequence[PackedLinear], out_dtype: torch.dtype | None = None) -> None:
         self.parts = tuple(parts)
@@ -66,10 +66,10 @@ def stacked_linear(
 ) -> Linear:
     """One ``Linear`` of the weights, top to bottom; its results are of ``out_dtype``, else of x's.
 
-    ``auto`` keeps what a file has quantized: 4-bit groups as they are, other blocks as 8-bit groups, and floats as
-    bfloat16; ``int16`` too, with inputs in 16 bits instead of 8. ``int4`` holds 4 bits a weight only, and rounds to
-    that what has more. Of what is to be float32 from 8-bit groups, logits, the inputs keep 16 bits: their order is
-    what counts, and it costs a few rows nothing.
+    ``auto`` keeps a file's quantisation: 4-bit groups as they are, other blocks as 8-bit groups, floats as bfloat16.
+    ``int16`` does the same, with inputs rounded to 16 bits instead of 8. ``int4`` rounds every weight to 4 bits. Where
+    8-bit groups give float32 results, which are logits, inputs keep 16 bits: an error in them could change the order of
+    tokens, and for few rows 16 bits cost no time.
     """
     forms = [_form_of(weight, precision) for weight in weights]
     if out_dtype == torch.float32:
@@ -93,7 +93,7 @@ def stacked_linear(
 
 
 def as_float(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """What the file holds: exactly in float32, rounded once in another type."""
+    """The file's weight: exact in float32, rounded once in another type."""
     return weight.dequantize(dtype) if isinstance(weight, QuantTensor) else weight.to(dtype)
 
 
@@ -101,7 +101,7 @@ Form = Literal["groups", "int8", "int16", "fp8", "bfloat16", "float32"]
 
 
 def _form_of(weight: Weight, precision: LinearPrecision) -> Form:
-    """How a weight is handed to ``PackedLinear``: as 4-bit groups, or as floats to be held in that precision."""
+    """The form in which ``PackedLinear`` gets a weight, 4-bit groups or floats, and at which precision."""
     if precision == "int4":
         return "groups"
     if precision in ("float32", "bfloat16", "fp8"):
@@ -135,11 +135,11 @@ def _is_bytes(weight: Weight) -> bool:
 
 
 def _runs_bytes(device: torch.device | str) -> bool:
-    """Whether products of bytes run there; where they do not, rounding to bytes would be for nothing."""
+    """Whether the device multiplies bytes; where it does not, rounding weights to bytes gains nothing."""
     return torch.device(device).type != "cpu" or has_integer_products()
 
 
 def _floats(weights: Sequence[Weight], form: Form, device: torch.device | str) -> torch.Tensor:
-    # Groups of 8 bits are made from the exact weights: they are then the file's own where it holds such groups.
+    # 8-bit groups are made from the exact weights: where the file holds such groups, the result is equal to them.
     made = [as_float(weight, torch.bfloat16 if form == "bfloat16" else torch.float32) for weight in weights]
     return (made[0] if len(made) == 1 else torch.cat(made)).to(device)

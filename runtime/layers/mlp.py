@@ -1,4 +1,4 @@
-"""The gated feed-forward block: ``down(silu(gate(x)) * up(x))``. Never sees positions or neighbours."""
+"""The gated feed-forward block: ``down(silu(gate(x)) * up(x))``."""
 
 import torch
 

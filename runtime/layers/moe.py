@@ -1,4 +1,4 @@
-"""The feed-forward block of a mixture of experts: each token goes through a few of many. Never sees positions."""
+"""The feed-forward block of a mixture of experts: each token goes through a few of many experts."""
 
 import torch
 
@@ -9,8 +9,8 @@ from .linear import Linear
 
 
 class MoE:
-    """``gate_up`` [E, 2I, C], gates first, and ``down`` [E, C, I] hold the experts, as floats or packed. ``router``
-    gives float32 [T, E].
+    """``gate_up`` [E, 2I, C], gates first, and ``down`` [E, C, I] are the experts, as floats or packed. ``router``
+    returns float32 [T, E].
     """
 
     def __init__(self, router: Linear, gate_up: Experts, down: Experts, *, top_k: int, normalise: bool) -> None:
@@ -19,7 +19,7 @@ class MoE:
         self.top_k, self.normalise = top_k, normalise
 
     def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:  # [T, C] -> [T, C]
-        """``rows`` change nothing: experts have no adapters."""
+        """``rows`` is not used: experts have no adapters."""
         weights, ids = route_experts(self.router(x), self.top_k, normalise=self.normalise)
         taken = x if isinstance(self.gate_up, QuantizedWeight) else x.to(self.gate_up.dtype)
         return mix_experts(taken, self.gate_up, self.down, weights, ids).to(x.dtype)

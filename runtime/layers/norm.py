@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang and Sennrich, 2019) with the residual added on the way. Never changes its inputs."""
+"""RMSNorm (Zhang and Sennrich, 2019) with the residual added first."""
 
 import torch
 
@@ -6,7 +6,7 @@ from ...kernels import rms_norm
 
 
 class RMSNorm:
-    """``weight`` is float32 [C] whatever the activations are: it is small, and files hold it so."""
+    """``weight`` is float32 [C], as files store it, whatever the type of the activations."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self.weight = weight

@@ -1,4 +1,4 @@
-"""Cosines and sines of rotary position embedding (Su et al., 2021) by position. Never rotates anything itself."""
+"""Cosines and sines of rotary position embedding (Su et al., 2021) by position."""
 
 import math
 
@@ -15,7 +15,7 @@ def cos_sin_table(config: ModelConfig, num_positions: int, *, device: torch.devi
 
 
 def rope_frequencies(config: ModelConfig) -> tuple[torch.Tensor, float]:
-    """The radians a position adds to each of the D/2 pairs (float32), and what the rotated vectors are scaled by."""
+    """The radians that a position adds to each of the D/2 pairs (float32), and the factor of the rotated vectors."""
     dim, theta = config.head_dim, config.rope_theta
     plain = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     match config.rope_scaling:
@@ -42,7 +42,7 @@ def _yarn(plain: torch.Tensor, scaling: YarnRope, theta: float) -> torch.Tensor:
     dim = 2 * plain.shape[0]
 
     def pair_of(turns: float) -> float:
-        """The (fractional) pair that makes so many turns within the trained context."""
+        """The (fractional) pair that makes ``turns`` full turns within the trained context."""
         return dim * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)

@@ -1,4 +1,4 @@
-"""Models in memory: one decoder, and the families it serves by config and names. Never schedules or samples."""
+"""Models in memory: one decoder for all families, which differ in config and tensor names."""
 
 from .decoder import Model
 from .loading import load_model

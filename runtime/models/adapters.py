@@ -1,4 +1,4 @@
-"""Gives a model's layers the low-rank adapters of an engine. Never changes the weights themselves."""
+"""Gives a model's layers the low-rank adapters of an engine. The weights stay unchanged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ Adapter = tuple[str, dict[tuple[int, str], LowRankPair]]  # its path, what it ad
 
 
 def with_adapters(model: Model, adapters: Mapping[str, str]) -> Model:
-    """``adapters``: name -> PEFT folder. A sequence names one by its place in ``Model.adapters``."""
+    """``adapters``: name -> PEFT folder. A sequence refers to an adapter by its index in ``Model.adapters``."""
     for name, path in adapters.items():
         if not name or not path:
             raise InvalidParams(f"adapter {name!r}={path!r}: give a name and a folder", where="adapters")

@@ -1,4 +1,4 @@
-"""The decoder that every served family is: embed, then attention and MLP by layer, then logits. Never samples."""
+"""The decoder of all served families: embedding, then attention and MLP for each layer, then logits."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``cos_sin`` bounds the positions. ``dtype`` is the activations', ``kv_dtype`` their keys' and values'."""
+    """``cos_sin`` has a row for every position. ``dtype`` is of activations, ``kv_dtype`` of keys and values."""
 
     config: ModelConfig
     embedding: Embedding | TiedEmbedding | BlockEmbedding
@@ -36,7 +36,7 @@ class Model:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     device: torch.device
-    adapters: tuple[str, ...] = ()  # names; a row has one by its place here
+    adapters: tuple[str, ...] = ()  # names; a row refers to one by its index here
 
     @property
     def max_positions(self) -> int:
@@ -44,12 +44,12 @@ class Model:
 
     @property
     def needs_torch_threads(self) -> bool:
-        """Whether any product is torch's own, so that torch should have the machine's threads."""
+        """Whether any product is torch's own, so that torch needs the machine's threads."""
         layers = [(x.attention.qkv, x.attention.output, x.mlp) for x in self.layers]
         return any(part.needs_torch_threads for layer in (*layers, (self.head,)) for part in layer)
 
     def describe(self) -> str:
-        """How the products run: those of the first layer, and the head's."""
+        """The kernels of the first layer's products and of the head's."""
         layer = self.layers[0]
         linears = [layer.attention.qkv, layer.attention.output]
         if isinstance(layer.mlp, MLP):
@@ -59,12 +59,12 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
-        """float32 logits [L, V] of ``batch.logits_rows``; the batch's keys and values are in ``kv`` afterwards."""
+        """float32 logits [L, V] of ``batch.logits_rows``. Writes the batch's keys and values to ``kv``."""
         return self.logits_of(self.features(batch, kv))
 
     @torch.inference_mode()
     def features(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
-        """[L, C], what the head makes the logits of ``batch.logits_rows`` from."""
+        """The head's input [L, C] for ``batch.logits_rows``."""
         x = self.embedding(batch.token_ids)  # [T, C]
         return self.run_body(x, x.float(), batch, kv)
 
@@ -76,21 +76,21 @@ class Model:
     def run_body(self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """``features`` of embedded tokens x [T, C]; ``residual`` is x in float32, and neither is changed.
 
-        Of ``batch`` the token ids are not read, so that kernel calls recorded here serve for others too.
+        It does not read ``batch.token_ids``, so a tape recorded here serves any tokens.
         """
-        added: torch.Tensor | None = None  # to be summed with x; nothing is, before the first layer
+        added: torch.Tensor | None = None  # to be added to x; before the first layer there is none
         for layer in self.layers[:-1]:
             x, total = layer.attention_norm(x, added)
             residual = residual if added is None else total
             x = layer.attention(x, batch, kv, self.cos_sin)
-            x, added = layer.mlp_norm(x, residual)  # in float32: bfloat16 sums diverge half as much again
+            x, added = layer.mlp_norm(x, residual)  # in float32: bfloat16 sums would add half to the error
             x = layer.mlp(x, batch.adapters)
         return self._finish(x, added, residual, batch, kv)
 
     def _finish(
         self, x: torch.Tensor, added: torch.Tensor | None, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool
     ) -> torch.Tensor:
-        """The last layer leaves nothing behind but its keys and values, so the rest of it runs for logits only."""
+        """The rest of the last layer, for ``logits_rows`` only: other tokens need only its keys and values."""
         last = self.layers[-1]
         x, total = last.attention_norm(x, added)
         residual = residual if added is None else total

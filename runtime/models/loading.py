@@ -1,4 +1,4 @@
-"""From a weight file to a model in memory, at an engine's precision. Never fetches a file."""
+"""From a weight file to a model in memory, at an engine's precision."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,9 +61,9 @@ class _Loader:
     def __init__(self, file: WeightFile, precision: LinearPrecision, device: torch.device) -> None:
         self.file, self.precision, self.device = file, precision, device
         self.config = file.config
-        # Of keys and values, and of weights that are not packed.
+        # The type of keys and values, and of weights that are not packed.
         self.stored = torch.float32 if precision == "float32" else torch.bfloat16
-        # Between products that round x to 16 bits, bfloat16 would lose ten times what they do.
+        # bfloat16 activations would lose ten times as much as products that round x to 16 bits.
         self.dtype = torch.float32 if precision == "int16" and device.type == "cpu" else self.stored
         self.names = TensorNames(file.config, file.format)
 
@@ -74,7 +74,7 @@ class _Loader:
         head = embedding
         if not config.tied_embeddings:
             head = self.read(self.names.of_model("head"), (config.vocab_size, config.hidden_size))
-        # Few bits cost the head more than the body, and it is run once a token, not once a layer.
+        # The head loses more by few bits than the layers do, and it is one product, not one for each layer.
         precision = "auto" if self.precision in ("int4", "fp8") else self.precision
         logits = stacked_linear([head], precision=precision, device=self.device, out_dtype=torch.float32)
         return Model(
@@ -90,7 +90,7 @@ class _Loader:
         )
 
     def embedding(self, table: Weight, head: Linear) -> Embedding | TiedEmbedding | BlockEmbedding:
-        """In the form that takes least memory and has the table's own rows."""
+        """The embedding in the form that takes the least memory and gives the table's exact rows."""
         if self.config.tied_embeddings and head.has_rows and _is_exact_in_bytes(table):
             return TiedEmbedding(head, self.dtype)
         if isinstance(table, QuantTensor) and self.device.type == "cpu" and self.dtype != torch.float32:
@@ -113,7 +113,7 @@ class _Loader:
                     {"q": q_len, "k": kv_len, "v": kv_len},
                     hidden,
                     has_bias=config.qkv_bias,
-                    out_dtype=self.stored,  # attention multiplies what is of one type
+                    out_dtype=self.stored,  # attention multiplies tensors of one type
                 ),
                 self.linear(i, {"output": hidden}, q_len, has_bias=config.output_bias, out_dtype=self.dtype),
                 layer=i,
@@ -151,7 +151,7 @@ class _Loader:
         precision: LinearPrecision = "float32" if self.dtype == torch.float32 else "bfloat16"
         is_packed = self.precision == "fp8" and reads_packed(self.device)
         return MoE(
-            # Which experts are taken is decided in float32: bfloat16 has ties.
+            # Experts are chosen in float32: in bfloat16 their scores would tie.
             stacked_linear([router], precision=precision, device=self.device, out_dtype=torch.float32),
             pack_experts(gate_up) if is_packed else gate_up,
             pack_experts(down) if is_packed else down,
@@ -168,7 +168,7 @@ class _Loader:
         has_bias: bool,
         out_dtype: torch.dtype | None = None,
     ) -> Linear:
-        """The weights named by ``rows``, which gives each one's number of rows, stacked."""
+        """One layer of stacked weights; ``rows`` maps each one's name to its number of rows."""
         weights = [self.read(self.names.of_layer(layer, key), (num, row_len)) for key, num in rows.items()]
         biases = None
         if has_bias:
@@ -178,7 +178,7 @@ class _Loader:
         return stacked_linear(weights, biases, precision=self.precision, device=self.device, out_dtype=out_dtype)
 
     def norm(self, name: str, length: int) -> RMSNorm:
-        weight = as_float(self.read(name, (length,))).clone()  # else these few bytes would keep the file mapped
+        weight = as_float(self.read(name, (length,))).clone()  # a copy: a view would keep the file mapped
         return RMSNorm(weight.to(self.device), self.config.rms_norm_eps)
 
     def read(self, name: str, shape: tuple[int, ...]) -> Weight:

@@ -1,11 +1,11 @@
-"""What a decoder's tensors are called in each file format. Never reads one."""
+"""The names of a decoder's tensors in each file format."""
 
 from collections.abc import Sequence
 
 from ...protocol.errors import Unsupported
 from ..weights.model_config import ModelConfig
 
-# Ours -> (Hugging Face's, llama.cpp's); {} is the layer, a second one the expert.
+# Our name -> (Hugging Face's, llama.cpp's); the first {} is the layer, the second the expert.
 _MODEL = {
     "embedding": ("model.embed_tokens.weight", "token_embd.weight"),
     "norm": ("model.norm.weight", "output_norm.weight"),
@@ -44,12 +44,12 @@ _EXPERTS = {
     "expert_down": ("model.layers.{}.mlp.experts.{}.down_proj.weight", ""),
 }
 _FORMATS = ("safetensors", "gguf")
-# Tables that are computed here, or read with the config.
+# Tables that are computed here or read with the config, so no layer reads them.
 _DERIVED = ("rotary_emb.inv_freq", "rope_freqs.weight")
 
 
 class TensorNames:
-    """The names of one model's tensors in one format: exactly those its config asks for."""
+    """The names of one model's tensors in one format: exactly those that its config asks for."""
 
     def __init__(self, config: ModelConfig, file_format: str) -> None:
         column = _FORMATS.index(file_format)
@@ -79,7 +79,7 @@ class TensorNames:
         return self._layer[key].format(layer, expert)
 
     def refuse_strangers(self, present: Sequence[str], *, source: str) -> None:
-        """Raises Unsupported when a file holds tensors that this model would leave unused: it is another model."""
+        """Raises Unsupported when a file holds tensors that this model does not use: it is of another architecture."""
         known = set(self._model.values())
         for name in self._layer.values():
             experts = range(self._num_experts) if name.count("{}") > 1 else range(1)

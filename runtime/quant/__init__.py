@@ -1,4 +1,4 @@
-"""Weight quantization: what a file's blocks mean, and the 4-bit form the kernels run. Never opens a file."""
+"""Weight quantisation: decoding a file's blocks, and the 4-bit and 8-bit groups that the kernels take."""
 
 from .bytes32 import round_to_bytes
 from .group32 import GROUP32_KINDS, dequantize_group32, quantize_group32, repack_group32

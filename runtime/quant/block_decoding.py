@@ -1,7 +1,7 @@
-"""ggml's block formats, decoded on the CPU by compiled loops. Never allocates: the caller gives the output.
+"""ggml's block formats, decoded on the CPU by compiled loops.
 
-Every function fills ``out`` from ``blocks`` (uint8 [B, bytes of a block]). Decoders write float32 [B, weights a block],
-multiplied in ggml's own order, so the results are ggml's to the bit. The float16 scales of blocks come as float32.
+Every function fills the caller's ``out`` from ``blocks`` (uint8 [B, bytes of a block]). Decoders write float32 [B,
+weights of a block] and multiply in ggml's order, so results equal ggml's to the bit. Float16 scales become float32.
 """
 
 from collections.abc import Callable

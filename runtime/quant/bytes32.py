@@ -1,9 +1,8 @@
-"""Blocks of any format as bytes in groups of 32: ``w = q * scale``. Never holds more floats than a cache does.
+"""Blocks of any format as bytes in groups of 32: ``w = q * scale``, converted a cacheful at a time.
 
-``q`` is int8 [N, K], ``scale`` float32 [N, K / 32]; Q8_0 loses nothing, what has fewer bits next to nothing.
+``q`` is int8 [N, K], ``scale`` float32 [N, K / 32]. Q8_0 is exact; formats of fewer bits lose almost nothing.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from numba import njit
 
+from ...kernels.threads import num_cores
 from .block_decoding import halves
 from .quant_tensor import CHUNK, QuantTensor, format_of
 
@@ -21,7 +21,7 @@ Bytes32 = tuple[torch.Tensor, torch.Tensor]
 
 
 def round_to_bytes(weight: QuantTensor) -> Bytes32:
-    """Each group's scale is a 127th of its greatest weight; exact where the blocks are such groups already."""
+    """Each group's scale is 1/127 of its greatest weight. Blocks that are such groups already come back exactly."""
     num_rows, row_len = weight.shape
     if weight.kind == "Q8_0":
         scale = torch.from_numpy(halves(weight.blocks.reshape(-1, weight.blocks.shape[-1]).numpy(), 0))
@@ -48,10 +48,10 @@ def round_to_bytes(weight: QuantTensor) -> Bytes32:
 
 
 def _share(convert: Callable[[int, int], None], count: int, step: int) -> None:
-    """All of ``count``, in a part for each core: compiled loops let other threads of Python run."""
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    part = max(step, -(-count // num_cores))
-    with ThreadPoolExecutor(num_cores) as threads:
+    """Calls ``convert(first, end)`` for parts of ``count`` items, one on each core: compiled loops hold no lock."""
+    cores = num_cores()
+    part = max(step, -(-count // cores))
+    with ThreadPoolExecutor(cores) as threads:
         list(threads.map(lambda first: convert(first, min(first + part, count)), range(0, count, part)))
 
 

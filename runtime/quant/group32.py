@@ -1,4 +1,4 @@
-"""Weights as 4-bit integers in groups of 32: ``w = (q - 8) * scale + zero``. Never packs them for a machine's kernel.
+"""Weights as 4-bit integers in groups of 32: ``w = (q - 8) * scale + zero``.
 
 ``q`` is uint8 [N, K] of 0..15; ``scale`` and ``zero`` are float32 [N, K / 32].
 """
@@ -17,7 +17,7 @@ Group32 = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def repack_group32(weight: QuantTensor) -> Group32:
-    """The same weights, exactly (up to float32 rounding of ``zero``), as ``(q, scale, zero)``."""
+    """The same weights as ``(q, scale, zero)``, exact up to the float32 rounding of ``zero``."""
     if weight.kind not in GROUP32_KINDS:
         raise Unsupported(
             f"{weight.kind} as 4-bit groups of 32; only {', '.join(GROUP32_KINDS)} are made of such groups"
@@ -51,7 +51,7 @@ def quantize_group32(weight: torch.Tensor) -> Group32:
 
 
 def dequantize_group32(q: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
-    """The float32 weights [N, K] that a ``(q, scale, zero)`` stands for."""
+    """The float32 weights [N, K] of ``(q, scale, zero)``."""
     num_rows, row_len = q.shape
     groups = (q.float() - 8).view(num_rows, row_len // GROUP_LEN, GROUP_LEN)
     return (groups * scale.unsqueeze(-1) + zero.unsqueeze(-1)).view(num_rows, row_len)

@@ -1,4 +1,4 @@
-"""A weight as its file's blocks of bytes, and what they mean. Never rounds: ``dequantize`` is exact in float32."""
+"""A weight as its file's blocks of bytes; ``dequantize`` decodes them, exactly in float32."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from ...protocol.errors import Unsupported
 from . import block_decoding as blocks_of
 
-CHUNK = 1 << 15  # weights decoded at a time: what is written is in the cache when read, and torch starts no threads
+CHUNK = 1 << 15  # weights decoded at a time: few enough for the cache, and for torch to start no threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """A model's chat template: messages in, text and special tokens out.
 
-The template is the model's own jinja2 source, run in a sandbox. Special tokens that a message's text spells are broken
-before the template runs and mended after, so that only what the template itself writes becomes a special token.
-Never fetches anything and never encodes text.
+The template is the model's own jinja2 source, run in a sandbox. Before it runs, a mark is put into every special token
+that a message's text spells; the mark is removed afterwards. So only what the template itself writes becomes a special
+token.
 """
 
 import datetime
@@ -60,10 +60,10 @@ class ModelTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[Part]:
-        """The conversation as text parts, in which no special token is to be read, and special tokens between them.
+        """The conversation as parts: plain text, which holds no special tokens, and the special tokens between.
 
-        ``messages``: dicts with ``role`` and what the template reads of the rest, mostly ``content``. Raises
-        InvalidRequest naming the role and the template's line where the template refuses.
+        ``messages``: dicts with ``role`` and the fields that the template reads, mostly ``content``. Where the template
+        refuses, raises InvalidRequest with the role and the template's line.
         """
         check_roles(messages)
         given = json.dumps([messages, tools], ensure_ascii=False, default=str)
@@ -117,7 +117,7 @@ class ModelTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool,
     ) -> str:
-        """As one text, special tokens spelled out: for looking at templates, never for encoding."""
+        """The conversation as one text with special tokens spelled out, to analyse a template; not for ``encode``."""
         return self._run(messages, tools, add_generation_prompt)
 
     def _break(self, value: Any, mark: str) -> Any:
@@ -143,7 +143,7 @@ class ModelTemplate:
 
 
 def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
-    """A role is a plain name: some templates put it between the signs that make a special token."""
+    """Raises InvalidRequest unless each role is a plain name: some templates make a special token of it."""
     if not messages:
         raise InvalidRequest("messages is empty; give at least one message with a role and a content")
     for index, message in enumerate(messages):
@@ -156,7 +156,7 @@ def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _place(error: Exception, messages: Sequence[Mapping[str, Any]]) -> str:
-    """Which message and which line of the template an error is about, as far as its traceback tells."""
+    """The message and the template's line that an error is about, as far as its traceback tells."""
     line, current = None, None
     step: TracebackType | None = error.__traceback__
     while step is not None:
@@ -176,7 +176,7 @@ def _place(error: Exception, messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}`` marks an assistant's part for training; here it is its content."""
+    """``{% generation %}...{% endgeneration %}`` marks an assistant's part for training; it renders as its content."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2 wants a set
 
@@ -209,5 +209,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own filter escapes for HTML, which models have not seen."""
+    """Replaces jinja2's filter, which escapes for HTML: models were not trained on that."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

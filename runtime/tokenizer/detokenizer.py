@@ -1,9 +1,9 @@
-"""Token ids in, text out, one token at a time: whole characters only, never past what a stop string may take back.
+"""Token ids in, text out, one token at a time: whole characters, up to where a stop string may begin.
 
-    bytes:  [whole characters | rest of one]       kept by the UTF-8 decoder until it is whole
+    bytes:  [whole characters | an incomplete one: kept by the UTF-8 decoder]
     text:   [released | held: may begin a stop string]
 
-Never decodes a token twice: a push costs what its own bytes cost.
+Each token is decoded once, so a push costs as much as its own bytes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """``pieces[id]`` are the bytes of a token as they are to be shown; an id beyond them shows nothing.
+    """``pieces[id]`` are the bytes to show for a token; an id beyond them shows nothing.
 
-    The stop string or pattern that is complete first ends the text; of several complete at one character, the longest.
-    Bytes that are no UTF-8 become U+FFFD, as in ``bytes.decode(errors="replace")``. The first ``num_hidden`` bytes are
-    not shown and stop nothing: they are the prompt's, written again.
+    The stop string or pattern that is complete first ends the text; of several that are complete at one character, the
+    longest does. Bytes that are not UTF-8 become U+FFFD, as in ``bytes.decode(errors="replace")``. The first
+    ``num_hidden`` bytes repeat the end of the prompt: they are neither shown nor searched for stops.
     """
 
     __slots__ = (
@@ -61,10 +61,10 @@ class Detokenizer:
         self._decoder = _UTF8(errors="replace")
         self._state = 0
         self._held = ""
-        self._num_chars = 0  # decoded: released and held
+        self._num_chars = 0  # decoded characters: released and held
         self._num_released = 0
         self._released: list[str] = []
-        # Points where a token ends with a character, as (tokens, characters); only those a cut may still go back to.
+        # Points where a token and a character end together, as (tokens, characters), as far back as a cut may still go.
         self._boundaries: deque[tuple[int, int]] = deque([(0, 0)])
         self.num_tokens = 0
         self.num_whole_tokens = 0
@@ -73,7 +73,7 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """All that was released."""
+        """All released text."""
         if len(self._released) > 1:
             self._released = ["".join(self._released)]
         return self._released[0] if self._released else ""
@@ -83,14 +83,14 @@ class Detokenizer:
         return bool(self._decoder.getstate()[0])
 
     def text_of(self, token_id: int) -> str:
-        """What ``push`` would say of a token between characters; "" where it ends within one."""
+        """What ``push`` would return for a token after a whole character; "" where the token ends within one."""
         try:
             return self._pieces[token_id].decode() if token_id < len(self._pieces) else ""
         except UnicodeDecodeError:
             return ""
 
     def push(self, token_id: int) -> str:
-        """Take a token; the text that is now safe to show."""
+        """Takes a token; returns the text that can now be shown."""
         assert self.matched_stop is None, "the text has ended at a stop string"
         self.num_tokens += 1
         piece = self._pieces[token_id] if token_id < len(self._pieces) else b""
@@ -103,7 +103,7 @@ class Detokenizer:
         return self._take(self._decoder.decode(piece))
 
     def extend(self, token_ids: Sequence[int]) -> str:
-        """``push`` of many at once, where nothing is hidden and nothing stops the text."""
+        """``push`` for many tokens at once, where no bytes are hidden and there are no stops."""
         assert self._stops is None and not self.num_hidden
         self.num_tokens += len(token_ids)
         self.is_hidden = False
@@ -112,7 +112,7 @@ class Detokenizer:
         return self._take(self._decoder.decode(joined))
 
     def finish(self) -> str:
-        """No more tokens come: the rest of the text."""
+        """Ends the text; returns the rest of it."""
         if self.matched_stop is not None:
             return ""
         text = self._take(self._decoder.decode(b"", final=True))
@@ -148,7 +148,7 @@ class Detokenizer:
         self.num_whole_tokens = self.num_tokens
         if not self._decoder.getstate()[0]:
             self._boundaries.append((self.num_tokens, self._num_chars))
-        # A cut falls at or after the released text: of the points before it only the last one counts.
+        # A cut falls at or after the released text: of the points before that, only the last one is needed.
         while len(self._boundaries) > 1 and self._boundaries[1][1] <= self._num_released:
             self._boundaries.popleft()
 

@@ -1,7 +1,7 @@
-"""The tokenizer and the chat template of a folder as model hubs keep them: tokenizer.json and its companions.
+"""The tokenizer and the chat template of a Hugging Face folder: tokenizer.json and the files beside it.
 
-Never reads weights. The file's own cutting and merging rules are used as they are; only what it does with special
-tokens, and with a space before the first word, is taken out of it and done by ``Tokenizer``.
+The file's pre-tokenizer and merge rules are used unchanged. Its rules for special tokens and for a space before the
+first word are removed: ``Tokenizer`` does both.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Folder:
     # -- the vocabulary -----------------------------------------------------------------------------------------------
 
     def _texts(self) -> tuple[list[str], frozenset[int]]:
-        """The spelling of every id, and the ids that no token has."""
+        """The spelling of every id, and the unused ids."""
         kind, vocab = self.model.get("type"), self.model.get("vocab")
         if kind is None and "merges" in self.model:
             kind = "BPE"
@@ -161,7 +161,7 @@ class _Folder:
         )
 
     def _adds_bos(self, bos_text: str) -> bool:
-        """What tokenizer.json itself puts first decides; the flag of old configs counts where it says nothing."""
+        """Whether BOS comes first, by tokenizer.json's post-processor, else by the flag in tokenizer_config.json."""
         for step in _steps(self.spec.get("post_processor"), "processors"):
             if step.get("type") == "TemplateProcessing":
                 first: dict[str, Any] = next(iter(step.get("single") or []), {})
@@ -169,9 +169,9 @@ class _Folder:
         return bool(self.config.get("add_bos_token", False))
 
     def _hide_special(self) -> None:
-        """Take special tokens out of the backend's reach: no text may become one.
+        """Renames special tokens in the backend, so that no text can become one.
 
-        The model keeps an entry for every id, under a name nobody can write, so that the others keep theirs.
+        The model keeps an entry for every id, under a name that no user can write, so other ids do not change.
         """
         self.spec["added_tokens"] = [token for i, token in self.added.items() if i not in self.special]
         vocab, hidden = self.model["vocab"], HiddenNames()
@@ -189,7 +189,7 @@ class _Folder:
     # -- the space before the first word ------------------------------------------------------------------------------
 
     def _take_prefix_space(self) -> bool:
-        """Take it out of the rules, so that text in the middle of a sequence gets none; True if there was one."""
+        """Removes the rule, so that text in the middle of a sequence gets no space; returns whether there was one."""
         found = False
         steps = _steps(self.spec.get("normalizer"), "normalizers")
         kept = [step for step in steps if not (step.get("type") == "Prepend" and step.get("prepend") == SPACE)]
@@ -208,7 +208,7 @@ class _Folder:
 
 
 def _steps(rule: dict[str, Any] | None, plural: str) -> list[dict[str, Any]]:
-    """The steps of a rule that may be one step or a (nested) sequence of them."""
+    """The steps of a rule, which may be one step or a nested sequence of steps."""
     if not rule:
         return []
     if rule.get("type") == "Sequence":

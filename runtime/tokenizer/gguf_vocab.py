@@ -1,7 +1,4 @@
-"""The tokenizer and the chat template inside a GGUF file: byte-level BPE, and SentencePiece BPE with byte fallback.
-
-Never reads a tensor.
-"""
+"""The tokenizer and the chat template inside a GGUF file: byte-level BPE, and SentencePiece BPE with byte fallback."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ def gguf_template(path: Path) -> str | None:
 
 
 class _Fields:
-    """The ``tokenizer.ggml.*`` entries, and what every kind of vocabulary has of them."""
+    """The ``tokenizer.ggml.*`` entries that every kind of vocabulary has."""
 
     def __init__(self, path: Path, metadata: dict[str, Any]) -> None:
         self.path = path
@@ -81,7 +78,7 @@ class _Fields:
         return int(value)
 
     def special(self) -> dict[int, SpecialToken]:
-        """Control tokens, and those that files call text though they end turns."""
+        """Control tokens, and tokens that end turns although the file calls them text."""
         is_special = np.isin(self.types, (UNKNOWN, CONTROL))
         for token_id in np.flatnonzero(self.types == USER_DEFINED):
             is_special[token_id] = looks_like_control(self.texts[token_id])
@@ -113,7 +110,7 @@ class _Fields:
         )
 
     def backend_vocab(self, hidden: frozenset[int]) -> dict[str, int]:
-        """Names by which the backend finds tokens; the first of two equal spellings wins."""
+        """The names by which the backend finds tokens; of two equal spellings, the first id gets it."""
         vocab: dict[str, int] = {}
         for token_id, text in enumerate(self.texts):
             vocab.setdefault(self.hidden_names[token_id] if token_id in hidden else text, token_id)
@@ -192,9 +189,9 @@ def _sentencepiece(fields: _Fields) -> Tokenizer:
 def merges_by_score(
     texts: list[str], scores: np.ndarray, is_mergeable: list[bool], vocab: dict[str, int]
 ) -> list[tuple[str, str]]:
-    """SentencePiece's BPE joins the two neighbours whose joined piece scores best; as merges, best first.
+    """SentencePiece's BPE as merges, best first: it joins the two neighbours whose joined piece has the best score.
 
-    Every way to cut a piece into two pieces of the vocabulary is a merge of that piece's rank.
+    Each way to cut a piece into two pieces of the vocabulary is one merge, with that piece's rank.
     """
     merges = []
     order = np.argsort(-scores, kind="stable")
@@ -207,5 +204,5 @@ def merges_by_score(
 
 
 def _add_user_defined(backend: Backend, fields: _Fields, ids: list[int], *, normalized: bool) -> None:
-    """``normalized``: they are spelled as the text looks after normalizing, with ``▁`` for a space."""
+    """``normalized``: the tokens are spelled like normalised text, with ``▁`` for a space."""
     backend.add_tokens([AddedToken(fields.texts[i], normalized=normalized, special=False) for i in ids])

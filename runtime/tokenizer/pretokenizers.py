@@ -1,7 +1,7 @@
 """The pre-tokenizers that GGUF files name: how a text is cut before byte pairs are merged inside each cut.
 
-A GGUF file says only a name (``tokenizer.ggml.pre``); the cuts are those of the tokenizer.json files the names stand
-for. An unknown name is refused: a wrong cut gives tokens the model has never seen, silently.
+A GGUF file holds only a name (``tokenizer.ggml.pre``); the cuts here are those of the tokenizer.json files that the
+names stand for. An unknown name is refused: wrong cuts would give tokens that the model was not trained on.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ _DIGITS = (r"\p{N}", GPT2)
 class PreTokenizer:
     """``cuts`` apply one after the other, each inside the pieces of the one before.
 
-    ``ignore_merges``: a piece that is a token is taken whole. ``nfc``: text is composed first, as in training.
+    ``ignore_merges``: a piece that is itself a token is not built by merges. ``nfc``: text is NFC-normalised first.
     """
 
     cuts: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Special tokens by their spelling, for files that do not say which they are. Never guesses from ids."""
+"""Special tokens by their spelling, for files that do not mark them."""
 
 import re
 import secrets
@@ -21,17 +21,17 @@ _CONTROL = re.compile(r"<\|[^\s|<>]+\|>|<｜[^\s｜<>]+｜>")
 
 
 def looks_like_control(text: str) -> bool:
-    """True for spellings such as ``<|im_end|>``; some files call those text, and so would let users type them."""
+    """True for spellings such as ``<|im_end|>``. Some files mark them as text, which would let users type them."""
     return text in END_OF_TEXT or _CONTROL.fullmatch(text) is not None
 
 
 def end_of_text_ids(id_of_special: Mapping[str, int]) -> frozenset[int]:
-    """Of the special tokens given, those that end a text or a turn in every model known to use them."""
+    """Those of the special tokens that end a text or a turn in every model known to use them."""
     return frozenset(id_of_special[text] for text in END_OF_TEXT if text in id_of_special)
 
 
 class HiddenNames:
-    """What special tokens are called inside a backend: no text can spell them, because nobody can know the salt."""
+    """Names of special tokens inside a backend. They hold a secret salt, so no text can spell them."""
 
     def __init__(self) -> None:
         self._salt = secrets.token_hex(8)

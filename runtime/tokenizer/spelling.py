@@ -1,7 +1,4 @@
-"""How tokens spell bytes: GPT-2's printable alphabet of the 256 bytes, and SentencePiece's spaces and byte tokens.
-
-Never looks at ids.
-"""
+"""How tokens spell bytes: GPT-2's printable alphabet of the 256 bytes, and SentencePiece's spaces and byte tokens."""
 
 import re
 
@@ -21,7 +18,7 @@ CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """``Ġthe`` -> b" the". A token with a character outside the alphabet was added as plain text."""
+    """``Ġthe`` -> b" the". A token with a character outside the alphabet is plain text, added by hand."""
     try:
         return bytes([BYTE_OF_CHAR[char] for char in token])
     except KeyError:

@@ -1,9 +1,10 @@
-"""Regular expressions that end a text: whether one matches up to here, and how much of the text might still be one.
+"""Regular expressions that end a text: whether one matches here, and how much of the text a match may still cover.
 
     text:  [cannot be part of a match | may begin one: held back]
 
-One derivative of the pattern is kept per place where a match may have begun, the earliest place for equal ones; a
-character costs one step each. Never looks at a character twice. J. Brzozowski: Derivatives of regular expressions.
+The scan keeps one derivative of the pattern for each place where a match may have begun; of equal derivatives, the one
+with the earliest place. Each character is read once and costs one step for each derivative kept.
+J. Brzozowski: Derivatives of regular expressions, 1964.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MAX_EXPRESSIONS = 20_000
 
 
 class StopPattern:
-    """One compiled pattern, shared by the texts of one thread. ``GrammarError`` where it cannot end a text."""
+    """One compiled pattern, shared by the texts of one thread. Raises GrammarError where it cannot end a text."""
 
     __slots__ = ("expressions", "pattern", "root")
 
@@ -33,7 +34,7 @@ class StopPattern:
 
 
 class StopScan:
-    """Follows several patterns through one text. ``held``: characters at its end that a match may still cover."""
+    """Follows several patterns through one text. ``held``: characters at the end that a match may still cover."""
 
     __slots__ = ("_num_chars", "_open", "_patterns", "held")
 
@@ -44,7 +45,7 @@ class StopScan:
         self.held = 0
 
     def step(self, char: str) -> tuple[int, str]:
-        """Take a character: the length of the longest match that ends with it and its pattern, or (0, "")."""
+        """Takes a character; returns the length and pattern of the longest match that ends with it, or (0, "")."""
         place, data = self._num_chars, char.encode("utf-8", errors="replace")
         self._num_chars += 1
         first, longest, found = self._num_chars, 0, ""

@@ -1,4 +1,4 @@
-"""Stop strings as one automaton: which stop string ends here, and how much of the text might still become one.
+"""Stop strings as one automaton: which stop string ends here, and how much of the text may still become one.
 
 A. Aho, M. Corasick: Efficient string matching, 1975. A state is the longest suffix of the text so far that begins
 some stop string; its depth is the number of characters that must be held back.
@@ -8,7 +8,7 @@ from collections import deque
 
 
 class StopStrings:
-    """The state is a number, 0 at the start. One step costs one look-up, amortized, however many the stop strings."""
+    """A state is a number, 0 at the start. A step costs one look-up, amortised, however many stop strings there are."""
 
     __slots__ = ("_fail", "_next", "depth", "match")
 

@@ -1,8 +1,8 @@
-"""A chat template taken apart: the tokens before and after each role's content, found by looking at what it renders.
+"""A chat template split into roles: the tokens before and after each role's content, found by rendering probes.
 
     text:  [lead] prefix(user) U1 suffix(user) prefix(assistant) A1 suffix(assistant) prefix(user) U2 ...
 
-A guess is made from a few renderings and believed only if it rebuilds other conversations token for token.
+The split is guessed from a few renderings, and used only if it rebuilds other conversations token for token.
 """
 
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 Turn = tuple[str, str]
 
 _PROBES = {"system": "Qsys", "user": "Quser", "assistant": "Qasst", "tool": "Qtool", "last": "Qlast"}
-# Contents that meet their surroundings in different ways: letters, digits, signs, lines, spaces inside.
+# Contents that may merge with the text around them: letters, digits, signs, lines, spaces inside.
 _CONTENTS = ("Hello there", "2 + 2 = 4.", "Why?\nTell me\n- one\n- two", "(42)", '{"a": [1, 2]}', "Größe, ça va")
 
 
@@ -100,7 +100,7 @@ class _RoleProbe:
             self.texts.pop("tool", None)
 
     def _between(self, turns: list[Turn], *, add_generation_prompt: bool = False) -> list[str]:
-        """What the template writes before, between and after the contents of ``turns``."""
+        """The text that the template writes before, between and after the contents of ``turns``."""
         rest = self.template.render_text(_messages(turns), add_generation_prompt=add_generation_prompt)
         pieces = []
         for _, content in turns:
@@ -111,7 +111,7 @@ class _RoleProbe:
         return [*pieces, rest]
 
     def _check(self, *conversations: list[str]) -> None:
-        """Rebuild conversations from the parts found; they must be the template's own, token for token."""
+        """Rebuilds conversations from the parts; raises NotSplit unless each equals the template's, token for token."""
         for roles in conversations:
             for shift in range(len(_CONTENTS)):
                 turns = [(role, _CONTENTS[(i + shift) % len(_CONTENTS)]) for i, role in enumerate(roles)]
@@ -141,7 +141,7 @@ class _RoleProbe:
         return bool(self.bos) and text.startswith(self.bos)
 
     def _without_bos(self, text: str) -> str:
-        """BOS is the engine's to add where the vocabulary wants one; it belongs to no role."""
+        """``text`` without BOS where the engine adds it: it belongs to no role."""
         return text.removeprefix(self.bos) if self.tokenizer.add_bos and self.bos else text
 
     def _role(self, prefix: str, suffix: str) -> RoleTemplate:

@@ -1,7 +1,7 @@
 """A vocabulary and the rules that turn text into its tokens and back.
 
-What a user writes is never read as a special token: ``encode(text)`` cannot return one. Never adds BOS, and never
-renders a conversation (that is ``ModelTemplate``).
+``encode(text)`` cannot return a special token, so no user can type one. The engine adds BOS; ``ModelTemplate`` renders
+conversations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_STOP_PATTERNS = 64
 
 @dataclass(frozen=True, slots=True)
 class SpecialToken:
-    """A token that stands for itself and is no text. ``lstrip``/``rstrip``: it swallows white space on that side."""
+    """A token that is not text. ``lstrip``/``rstrip``: it takes the white space on that side with it."""
 
     text: str
     lstrip: bool = False
@@ -39,7 +39,7 @@ class SpecialToken:
 
 @dataclass(frozen=True, slots=True)
 class VocabTable:
-    """What each id is: ``texts`` as the file spells them; ``token_bytes`` are empty for special and unused ids."""
+    """Each id's ``texts``, as the file spells it, and ``token_bytes``, empty for special and unused ids."""
 
     texts: list[str]
     token_bytes: list[bytes]
@@ -49,7 +49,7 @@ class VocabTable:
 
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
-    """Which tokens begin a text, end one, and end a turn. ``eos_id`` is the one a grammar writes at its end."""
+    """The tokens that begin a text, end a text and end a turn. A grammar writes ``eos_id`` at its end."""
 
     eos_ids: frozenset[int]
     eos_id: int
@@ -60,7 +60,7 @@ class SpecialIds:
 
 
 class Tokenizer:
-    """Made by ``load_tokenizer``. ``backend`` must know no special tokens: those are told apart here.
+    """Made by ``load_tokenizer``. ``backend`` knows no special tokens; this class finds them.
 
     ``vocab_hash`` is equal exactly for vocabularies with the same tokens at the same ids.
     """
@@ -117,9 +117,9 @@ class Tokenizer:
     # -- text to tokens -----------------------------------------------------------------------------------------------
 
     def encode(self, text: str, *, special: bool = False, at_start: bool = False) -> list[int]:
-        """Tokens of ``text``. With ``special``, special tokens written in it count as such.
+        """Tokens of ``text``. With ``special``, special tokens spelled in the text become special tokens.
 
-        ``at_start``: nothing but BOS comes before, where SentencePiece vocabularies put a space before the first word.
+        ``at_start``: nothing but BOS comes before; there SentencePiece vocabularies put a space before the first word.
         """
         if not special:
             return self._encode_plain(text, at_start=at_start)
@@ -129,7 +129,7 @@ class Tokenizer:
         return ids
 
     def split_special(self, text: str) -> Iterator[str | int]:
-        """The pieces of ``text`` in order: special tokens as ids, what lies between them as text."""
+        """The pieces of ``text`` in order: special tokens as ids, and the text between them."""
         if self._special_pattern is None:
             if text:
                 yield text
@@ -167,7 +167,7 @@ class Tokenizer:
 
     @cached_property
     def _id_of_stripped(self) -> dict[str, int]:
-        """For special tokens found together with white space that they swallow."""
+        """The id of a special token that was matched together with white space."""
         return {token.text.strip(): token_id for token_id, token in self._table.special.items()}
 
     # -- tokens to text -----------------------------------------------------------------------------------------------

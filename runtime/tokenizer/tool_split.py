@@ -1,6 +1,6 @@
-"""How a chat template writes tools, calls and results, found by looking at what it renders.
+"""How a chat template writes tools, calls and results, found by rendering probes.
 
-Believed only if other lists of tools, rebuilt from what was found, come out as the template itself writes them.
+The result is used only if other lists of tools, rebuilt from it, are equal to what the template writes.
 """
 
 import json
@@ -43,7 +43,7 @@ class NotSplit(Exception):
 
 
 def split_tools(template: Renderer, tokenizer: Tokenizer, roles: Mapping[str, RoleTemplate]) -> ToolTemplate | None:
-    """None where the template says nothing of tools, or says it in a way that texts around JSON cannot tell."""
+    """None where the template has no tools, or writes them in a way that is not fixed text around JSON."""
     if "tools" not in template.source or "system" not in roles:
         return None
     try:
@@ -83,7 +83,7 @@ class _ToolProbe:
         )
         return self._with_results(found)
 
-    # -- what is told of tools ----------------------------------------------------------------------------------------
+    # -- descriptions of tools ----------------------------------------------------------------------------------------
 
     def _tools(self) -> tuple[str, str, str, tuple[bool, int]]:
         one, two, three = _tool("Qone"), _tool("Qtwo"), _tool("Qthree")
@@ -106,7 +106,7 @@ class _ToolProbe:
         return before.removeprefix(_SYSTEM), between, after, form
 
     def _system(self, tools: list[dict[str, Any]]) -> str:
-        """The content of a system message that tells of ``tools``; nothing else in the text may change."""
+        """The content of a system message that describes ``tools``; nothing else in the text may change."""
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
         text = self.template.render_text(messages, tools=tools, add_generation_prompt=False)
         system, user = self.roles["system"], self.roles["user"]
@@ -145,7 +145,7 @@ class _ToolProbe:
     # -- results ------------------------------------------------------------------------------------------------------
 
     def _with_results(self, found: ToolTemplate) -> ToolTemplate:
-        """Whether results that follow one another share a turn."""
+        """``found`` with the text between two results in one turn, where neighbouring results share a turn."""
         around = self.roles.get("tool")
         if around is None:
             raise NotSplit("the template has no turn for a tool's result")
@@ -172,7 +172,7 @@ def _shown(tool: Mapping[str, Any], form: tuple[bool, int]) -> str:
 
 
 def _between(head: str, text: str, tail: str) -> str | None:
-    """What stands in ``text`` between ``head`` and ``tail``; None where it does not begin and end so."""
+    """The text between ``head`` and ``tail``; None where ``text`` does not begin and end with them."""
     if len(text) < len(head) + len(tail) or not (text.startswith(head) and text.endswith(tail)):
         return None
     return text[len(head) : len(text) - len(tail)]

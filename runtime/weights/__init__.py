@@ -1,4 +1,4 @@
-"""Where weights come from and what they are. Names load on first use: finding or fetching a model imports no torch."""
+"""Finding, fetching and reading weights. Names load on first use: finding or fetching a model imports no torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

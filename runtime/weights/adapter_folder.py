@@ -1,7 +1,4 @@
-"""A low-rank adapter (LoRA, Hu et al. 2021) as PEFT saves it: a folder with its config and one safetensors file.
-
-Never applies it, and never runs code of the folder.
-"""
+"""A low-rank adapter (LoRA, Hu et al. 2021) as PEFT saves it: a folder with its config and one safetensors file."""
 
 import math
 import re
@@ -22,7 +19,7 @@ TARGETS = {
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
 }
 _NAME = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(self_attn|mlp)\.(\w+)\.lora_([AB])\.weight")
-# What would change the result and is not computed here, with the value at which it changes nothing.
+# Options that are not implemented, each with the value at which it has no effect.
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -36,7 +33,7 @@ LowRankPair = tuple[torch.Tensor, torch.Tensor]  # down [r, K] and up [N, r], wi
 
 
 def read_adapter(path: Path) -> dict[tuple[int, str], LowRankPair]:
-    """What is added to each weight, by layer and PEFT's name of the weight, as in ``TARGETS``."""
+    """The two factors that are added to each weight, by layer and PEFT's name of the weight, as in ``TARGETS``."""
     scale = _scale(path)
     try:
         tensors = load_file(path / WEIGHTS)

@@ -1,11 +1,11 @@
-"""Models by short name: where their file comes from, and its checksum. Fetches nothing."""
+"""Models by short name: where each file comes from, and its checksum."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A package-index wheel of which one member is wanted; the wheel is never installed."""
+    """A package-index wheel of which one member is read; the wheel is not installed."""
 
     requirement: str
     member: str

@@ -9,9 +9,10 @@ _SAMPLE_BYTES = 16 << 10
 
 
 def weights_digest(path: Path) -> str:
-    """Of a GGUF file, or of a folder's config.json and weight files: size, both ends, and samples between.
+    """A hash of a GGUF file, or of a folder's config.json and weight files: sizes, both ends, and samples between.
 
-    A model trained further differs nearly everywhere, and so in the samples; a file altered in a few bytes may not.
+    A model that was trained further differs nearly everywhere, so its digest changes. A change of a few bytes may not
+    show.
     """
     digest = blake2b(digest_size=16)
     files = [path] if path.is_file() else sorted(path.iterdir())

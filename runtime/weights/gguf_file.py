@@ -1,4 +1,4 @@
-"""The weights of a GGUF file, mapped into memory. Never converts a block: quantized tensors come as they are."""
+"""The weights of a GGUF file, mapped into memory. Quantised tensors stay in the file's blocks."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ class GGUFFile:
         return list(self._header.tensors)
 
     def tensor(self, name: str) -> torch.Tensor | QuantTensor:
-        """A mapped tensor: read it, never write it. Raises UnknownModel for a name that is not in the file."""
+        """A mapped tensor, to be read only. Raises UnknownModel for a name that is not in the file."""
         place = self._header.tensors.get(name)
         if place is None:
             raise UnknownModel(f"{self.path} has no tensor {name}; the file is incomplete or of another architecture")
@@ -59,7 +59,7 @@ class GGUFFile:
         return raw.view(_FLOATS[place.kind]).view(place.shape)
 
     def _row_order(self, name: str, num_rows: int) -> torch.Tensor | None:
-        """Where each row of a query or key projection lies in the file, if that is not where it should be.
+        """For a query or key projection stored for interleaved rope, where in the file each row lies; else None.
 
         In the file, row ``2i + h`` of a head is the i-th of half h; here half h is rows ``[h D/2, (h+1) D/2)``.
         """

@@ -1,6 +1,6 @@
-"""A GGUF file's metadata and the places of its tensors. Never reads the tensors' bytes and imports no torch.
+"""A GGUF file's metadata and the places of its tensors, without torch and without reading the tensors.
 
-A vocabulary of 150,000 tokens is read in tenths of a second: a tokenizer can use the same header.
+A vocabulary of 150,000 tokens takes some tenths of a second, so a tokenizer can read the header too.
 """
 
 import math

