@@ -11,11 +11,11 @@ import contextlib
 import itertools
 import threading
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import msgspec
@@ -24,8 +24,9 @@ import zmq
 from .protocol import ops
 from .protocol.address import ClientKeys, ServerKeys
 from .protocol.client import Client
-from .protocol.errors import Cancelled, DeadlineExceeded, InvalidParams, Unsupported, from_info
-from .protocol.messages import Closed, Delta, Done, Failed, GenMeta, Rejected, RuntimeMessage, Submit, Welcome
+from .protocol.errors import DeadlineExceeded, InvalidParams, Unsupported
+from .protocol.messages import Delta, Done, GenMeta, Welcome
+from .protocol.program_call import OpFailed, ProgramCall, ProgramEvent, SubmitRefused
 from .protocol.sampling import SamplingParams
 from .runtime.config import EngineConfig, Progress
 from .runtime.engine_socket import EngineSocket
@@ -138,22 +139,20 @@ class Connection:
             sampling, grammar, n = {**given, **sampling}, grammar or grammar_given, n if n != 1 else n_given
         params = _sampling(sampling)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        answers: list[_Answer] = []
+        calls: list[ProgramCall] = []
+        answers: list[Future[Completion]] = []
         try:
             for text in prompts:
-                answer = _Answer()
-                steps: list[ops.AnyOp] = [
-                    ops.Text(op=0, seq=0, text=text),
-                    ops.Gen(op=_Answer.GEN, seq=0, params=params, grammar=grammar, n=n),
-                    ops.Close(op=2, seq=0),
-                ]
-                self.client.submit(Submit(program=answer.program, ops=steps), answer.take)
+                answer: Future[Completion] = Future()
+                call = ProgramCall(self.client, partial(_settle, answer))
+                call.submit(_continuation(text, params, grammar, n=n))
+                calls.append(call)
                 answers.append(answer)
             deadline = _Deadline(timeout_s)
-            completions = [deadline.wait(answer.completion) for answer in answers]
+            completions = [deadline.wait(answer) for answer in answers]
         except BaseException:  # Ctrl-C too
-            for answer in answers:
-                self.client.cancel(answer.program)
+            for call in calls:
+                call.cancel()
             raise
         return completions[0] if isinstance(prompt, str) else completions
 
@@ -197,34 +196,29 @@ class Connection:
         if n != 1:
             raise InvalidParams(f"n={n}: a stream has one candidate", where="n")
         loop = asyncio.get_running_loop()
-        news: asyncio.Queue[RuntimeMessage] = asyncio.Queue()
-        program = uuid.uuid4().hex
-        steps: list[ops.AnyOp] = [
-            ops.Text(op=0, seq=0, text=prompt),
-            ops.Gen(op=1, seq=0, params=_sampling(given), grammar=grammar, stream=True),
-            ops.Close(op=2, seq=0),
-        ]
+        events: asyncio.Queue[ProgramEvent] = asyncio.Queue()
 
-        def deliver(message: RuntimeMessage) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed, and nobody listens
-                loop.call_soon_threadsafe(news.put_nowait, message)
+        def deliver(event: ProgramEvent) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed, and its reader with it
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
-        self.client.submit(Submit(program=program, ops=steps), deliver)
+        call = ProgramCall(self.client, deliver)
+        call.submit(_continuation(prompt, _sampling(given), grammar, is_stream=True))
         sent = 0
         try:
             while True:
-                match await news.get():
+                match await events.get():
                     case Delta(text=text):
                         sent += len(text)
                         yield text
-                    case Done(op=1, value=texts):
+                    case Done(value=texts, meta=GenMeta()):
                         if len(texts[0]) > sent:
                             yield texts[0][sent:]
                         return
-                    case Failed(error=error) | Rejected(errors=[error, *_]):
-                        raise from_info(error)
+                    case OpFailed(error=error) | SubmitRefused(error=error):
+                        raise error
         finally:
-            self.client.cancel(program)
+            call.cancel()
 
     def shutdown(self) -> None:
         self.client.close()
@@ -375,23 +369,23 @@ def connect(
     return connection
 
 
-class _Answer:
-    """One prompt's program, waited for."""
+def _continuation(
+    text: str, params: SamplingParams, grammar: GrammarSpec | None, *, n: int = 1, is_stream: bool = False
+) -> list[ops.AnyOp]:
+    return [
+        ops.Text(op=0, seq=0, text=text),
+        ops.Gen(op=1, seq=0, params=params, grammar=grammar, n=n, stream=is_stream),
+        ops.Close(op=2, seq=0),
+    ]
 
-    GEN = 1
 
-    def __init__(self) -> None:
-        self.program = uuid.uuid4().hex
-        self.completion: Future[Completion] = Future()
-
-    def take(self, message: RuntimeMessage) -> None:
-        match message:
-            case Done(op=self.GEN, value=texts, meta=GenMeta() as meta):
-                self.completion.set_result(Completion(tuple(texts), meta))
-            case Failed(error=error) | Rejected(errors=[error, *_]) if not self.completion.done():
-                self.completion.set_exception(from_info(error))
-            case Closed() if not self.completion.done():
-                self.completion.set_exception(Cancelled("the program was closed before it answered"))
+def _settle(answer: Future[Completion], event: ProgramEvent) -> None:
+    """Give ``answer`` the completion, or the program's first error."""
+    match event:
+        case Done(value=texts, meta=GenMeta() as meta):
+            answer.set_result(Completion(tuple(texts), meta))
+        case OpFailed(error=error) | SubmitRefused(error=error) if not answer.done():
+            answer.set_exception(error)
 
 
 class _Deadline:

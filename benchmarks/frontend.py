@@ -20,6 +20,7 @@ from phloem import function, gen, vote
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.lang.backend.phloem_backend import PhloemBackend
 from phloem.protocol import messages, ops
+from phloem.protocol.program_call import ProgramCall
 
 from . import header
 
@@ -42,7 +43,8 @@ class Instant:
         )
         self.meta = messages.GenMeta(1, 0, (messages.CandidateMeta("stop", 1),))
 
-    def submit(self, submit: messages.Submit, take: Callable[[messages.RuntimeMessage], None]) -> None:
+    def submit(self, submit: messages.Submit, call: ProgramCall) -> None:
+        take = call.take
         take(messages.Accepted(submit.program))
         for op in submit.ops:
             if type(op) is ops.Gen:

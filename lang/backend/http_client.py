@@ -11,19 +11,19 @@ import logging
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import httpx
 import msgspec
 
 from ...protocol import errors
-from ...protocol.messages import Closed, Done, Failed, ProgramStats, Rejected, RuntimeMessage, Submit, Welcome
+from ...protocol.messages import Rejected, RuntimeMessage, Submit, Welcome
+from ...protocol.program_call import ProgramCall
 from .drivers import LoopThread
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[RuntimeMessage], None]
 SILENCE_S = 60.0  # a stream says something every 15 s, if only an empty line
 _messages = msgspec.json.Decoder(RuntimeMessage)
 _KIND_OF_CODE = {
@@ -54,38 +54,14 @@ class NotOurs(errors.InvalidRequest):
 class _Running:
     """A program on its way. Lives on the loop; only ``HttpClient`` knows it."""
 
-    def __init__(self, name: str, handler: Handler) -> None:
-        self.name = name
-        self.pending: dict[int, None] = {}  # op ids without a final message
+    def __init__(self, call: ProgramCall) -> None:
+        self.call = call
         self.later: deque[Submit | dict[str, int]] = deque()  # what follows the first submit: submits, cancels
-        self.is_sending = False  # somebody works on these
+        self.is_sending = False  # a task works through ``later``
         self.is_known = asyncio.Event()  # the server has it, or never will
-        self.is_over = False
-        self._handler = handler
-
-    def tell(self, message: RuntimeMessage) -> None:
-        if self.is_over:
-            return
-        match message:
-            case Done() | Failed():
-                self.pending.pop(message.op, None)
-            case Closed():
-                self.is_over = True
-        try:
-            self._handler(message)
-        except Exception:
-            logger.exception("a handler failed on %s", type(message).__name__)
 
     def reject(self, submit: Submit, error: errors.PhloemError) -> None:
-        for op in submit.ops:
-            self.pending.pop(op.op, None)
-        self.tell(Rejected(self.name, [error.info()]))
-
-    def end(self, error: errors.PhloemError) -> None:
-        """Whoever still waits is told, once."""
-        for op in list(self.pending):
-            self.tell(Failed(self.name, op, error.info()))
-        self.tell(Closed(self.name, ProgramStats()))
+        self.call.refuse(submit, Rejected(self.call.program, [error.info()]))
 
 
 class HttpClient:
@@ -112,23 +88,20 @@ class HttpClient:
         self._control = httpx.AsyncClient(**options, timeout=timeout)
         self._thread = LoopThread("phloem-http")
         self._running: dict[str, _Running] = {}  # on the loop
-        self._known: set[str] = set()  # programs that have a handler
+        self._known: set[str] = set()  # programs whose first submit was sent
         self._lock = threading.Lock()
         self._is_closed = False
 
     # -- the client's interface ---------------------------------------------------------------------------------------
 
-    def submit(self, submit: Submit, handler: Handler | None = None) -> None:
-        """Send ops; ``handler`` comes with a program's first submit. What the server refuses comes as ``Rejected``."""
+    def submit(self, submit: Submit, call: ProgramCall) -> None:
+        """Send ops of ``call``, whose own ``submit`` calls this."""
         with self._lock:
             if self._is_closed:
                 raise errors.EngineLost(f"{self.url}: this client was closed")
             is_first = submit.program not in self._known
-            if is_first and handler is None:
-                text = f"program {submit.program!r} is not running here; its first submit brings a handler"
-                raise errors.InvalidRequest(text, where="program")
             self._known.add(submit.program)
-            self._thread.call(self._send, submit, handler if is_first else None)
+            self._thread.call(self._send, submit, call if is_first else None)
 
     def cancel(self, program: str, seq: int | None = None, op: int | None = None) -> None:
         """End a program, a sequence of it or one op. Nothing happens when it has ended already."""
@@ -169,16 +142,12 @@ class HttpClient:
 
     # -- on the loop --------------------------------------------------------------------------------------------------
 
-    def _send(self, submit: Submit, handler: Handler | None) -> Coroutine[Any, Any, None] | None:
-        ids = dict.fromkeys([op.op for op in submit.ops])
-        if handler is not None:
-            running = self._running[submit.program] = _Running(submit.program, handler)
-            running.pending.update(ids)
+    def _send(self, submit: Submit, call: ProgramCall | None) -> Coroutine[Any, Any, None] | None:
+        if call is not None:
+            running = self._running[submit.program] = _Running(call)
             return self._stream(running, submit)
-        if (known := self._running.get(submit.program)) is None:
-            return None  # it has ended meanwhile
-        known.pending.update(ids)
-        return self._add(known, submit)
+        known = self._running.get(submit.program)  # None: it has ended meanwhile
+        return None if known is None else self._add(known, submit)
 
     def _end(self, program: str, seq: int | None, op: int | None) -> Coroutine[Any, Any, None] | None:
         if (running := self._running.get(program)) is None:
@@ -206,7 +175,7 @@ class HttpClient:
                 running.is_known.set()
                 async for line in response.aiter_lines():
                     if line:
-                        running.tell(_messages.decode(line))
+                        running.call.take(_messages.decode(line))
         except httpx.TransportError as found:
             error = self._lost(found)
         except msgspec.MsgspecError as found:
@@ -214,17 +183,17 @@ class HttpClient:
         except asyncio.CancelledError:
             error = errors.Cancelled("the client was closed")
         finally:
-            running.end(error)
+            running.call.lose(error)
             running.is_known.set()
-            self._running.pop(running.name, None)
+            self._running.pop(running.call.program, None)
             with self._lock:
-                self._known.discard(running.name)
+                self._known.discard(running.call.program)
 
     async def _go_on(self, running: _Running) -> None:
         """Later submits and cancels of a program, in order."""
         await running.is_known.wait()
-        path = f"/v1/programs/{running.name}"
-        while running.later and not running.is_over:
+        path = f"/v1/programs/{running.call.program}"
+        while running.later and not running.call.is_over:
             item = running.later.popleft()
             try:
                 if isinstance(item, Submit):
@@ -242,7 +211,7 @@ class HttpClient:
             if isinstance(item, Submit):
                 running.reject(item, error)
             else:
-                logger.warning("could not cancel in program %s: %s", running.name, error)
+                logger.warning("could not cancel in program %s: %s", running.call.program, error)
         running.is_sending = False
 
     # -- errors -------------------------------------------------------------------------------------------------------

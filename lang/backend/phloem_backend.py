@@ -18,25 +18,13 @@ from ...protocol import ops
 from ...protocol.errors import (
     Cancelled,
     DependencyFailed,
-    ErrorInfo,
-    InternalError,
     InvalidRequest,
     PhloemError,
     Unsupported,
     from_info,
 )
-from ...protocol.messages import (
-    Accepted,
-    Closed,
-    Delta,
-    Done,
-    Failed,
-    ProgramSettings,
-    Rejected,
-    RoleTemplate,
-    RuntimeMessage,
-    Submit,
-)
+from ...protocol.messages import Closed, Delta, Done, ProgramSettings, RoleTemplate
+from ...protocol.program_call import OpFailed, ProgramCall, ProgramEvent, SubmitRefused
 from ...protocol.tool_format import ToolFormat
 from ..chat_template import ChatTemplate
 from ..chat_template import from_info as template_from_info
@@ -134,21 +122,19 @@ class PhloemBackend(BaseBackend):
 class CompiledSession:
     """One program on its way through the runtime: its op ids, the leaves that wait, and what it cost.
 
-    ``take`` runs on the client's thread, ``ship`` on the program's.
+    ``_on_event`` runs on the client's thread, ``ship`` on the program's.
     """
 
     __slots__ = (
+        "_call",
         "_client",
-        "_errors",
+        "_error",
         "_leaves",
         "_next_op",
-        "_num_submits",
-        "_pending",
         "_settings",
         "_template",
         "closed",
         "eos_ids",
-        "id",
     )
 
     decides_custom_choices = False
@@ -156,15 +142,13 @@ class CompiledSession:
     def __init__(self, backend: PhloemBackend, lock: threading.Lock, settings: ProgramSettings | None) -> None:
         self._client = backend.client
         self._settings = settings
-        self._num_submits = 0
         self._template = backend.client.welcome.template
         welcome = backend.client.welcome
         self.eos_ids: frozenset[int] | None = frozenset((*welcome.eos_ids, *welcome.template.stop_token_ids))
-        self.id = backend.new_program_id()
+        self._call = ProgramCall(backend.client, self._on_event, program=backend.new_program_id())
         self.closed = Leaf(lock, None)
         self._leaves: dict[int, Leaf] = {}
-        self._pending: list[list[Leaf]] = []  # per submit that was not yet accepted, its leaves
-        self._errors: list[PhloemError] = []
+        self._error: PhloemError | None = None  # the first
         self._next_op = 0
 
     # -- roles --------------------------------------------------------------------------------------------------------
@@ -200,36 +184,29 @@ class CompiledSession:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def ship(self, nodes: list[Node], *, is_awaited: bool = False) -> None:
-        if self._errors and self.closed.is_done:  # the engine refused the program or is gone
-            self._fail_unsent(nodes)
+        if self._error is not None and self.closed.is_done:  # the engine refused the program or is gone
+            self._fail_unsent(nodes, self._error)
             return
         try:
             found, leaves = self._lower(nodes)
         except PhloemError as error:
             self._give_up(error, [node.leaf for node in nodes if isinstance(node, AskingNode)])
             return
-        self._pending.append(leaves)
         settings, self._settings = self._settings, None  # they travel with the first
-        self._num_submits += 1
-        submit = Submit(program=self.id, ops=found, settings=settings)
         try:
-            self._client.submit(submit, self.take)
+            self._call.submit(found, settings)
         except PhloemError as error:
-            self._pending.pop()
-            self._num_submits -= 1
             self._give_up(error, leaves)
 
     def _give_up(self, error: PhloemError, leaves: list[Leaf]) -> None:
-        """Nothing more can be sent: ``leaves`` were not, and what was sent before is ended."""
-        self._errors.append(error)
+        """``leaves`` could not be sent: they fail, and what was sent before is cancelled."""
+        self._error = self._error or error
         for leaf in leaves:
             leaf.fail(error)
-        if self._num_submits:
-            self._client.cancel(self.id)
+        self._call.cancel()
         self.closed.resolve((), {})
 
-    def _fail_unsent(self, nodes: list[Node]) -> None:
-        cause = self._errors[0]
+    def _fail_unsent(self, nodes: list[Node], cause: PhloemError) -> None:
         for node in nodes:
             if isinstance(node, AskingNode):
                 error = DependencyFailed(f"the program ended before this: {cause}")
@@ -327,41 +304,39 @@ class CompiledSession:
         if leaf is not None and leaf.op < 0:  # not sent yet
             leaf.fail(Cancelled("cancelled by the program"))
             return
-        self._client.cancel(self.id, None, None if leaf is None else leaf.op)
+        self._call.cancel(op=None if leaf is None else leaf.op)
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    def take(self, message: RuntimeMessage) -> None:
-        """One message of this program, on the client's thread."""
-        match message:
+    def _on_event(self, event: ProgramEvent) -> None:
+        """On the client's thread."""
+        match event:
             case Done():
-                leaf = self._leaves.get(message.op)
+                leaf = self._leaves.get(event.op)
                 if leaf is None:
                     return
-                value = message.value
+                value = event.value
                 texts = value if isinstance(value, list | tuple) else (value,)
-                leaf.resolve(texts, message.meta)
+                leaf.resolve(texts, event.meta)
             case Delta():
-                if message.index == 0 and message.text:
-                    self._leaves[message.op].push(message.text)
-            case Failed():
-                leaf = self._leaves.get(message.op)
-                error = from_info(message.error)
-                if isinstance(error, DependencyFailed) and self._errors:
-                    error.__cause__ = self._errors[0]
-                else:
-                    self._errors.append(error)
+                if event.index == 0 and event.text:
+                    self._leaves[event.op].push(event.text)
+            case OpFailed():
+                self._error = self._error or event.error
+                leaf = self._leaves.get(event.op)
                 if leaf is not None:
-                    leaf.fail(error, message.partial)
-            case Accepted():
-                self._pending.pop(0)
-            case Rejected():
-                self._reject(message.errors, self._pending.pop(0))
+                    leaf.fail(event.error, event.partial)
+            case SubmitRefused():
+                error = from_info(msgspec.structs.replace(event.error.info(), message=self._named(event.error.message)))
+                self._error = self._error or error
+                for op in event.ops:
+                    if (leaf := self._leaves.get(op)) is not None:
+                        leaf.fail(error)
+                if self._call.is_over:
+                    self.closed.resolve((), {})
+                self._call.cancel()  # earlier submits of the program still run
             case Closed():
-                lost = self._errors[0] if self._errors else InternalError("the program was closed before this ended")
-                for leaf in self._leaves.values():
-                    leaf.fail(lost)  # none is left, unless the runtime broke its promise
-                self.closed.resolve((), msgspec.structs.asdict(message.stats))
+                self.closed.resolve((), msgspec.structs.asdict(event.stats))
 
     def _named(self, message: str) -> str:
         """``message`` with generations called as the program calls them."""
@@ -371,16 +346,3 @@ class CompiledSession:
             return found[0] if leaf is None else f"{found[2].lower()}({leaf.name!r})"
 
         return re.sub(r"op (\d+) \((Gen|Select) on sequence \d+\)", name_of, message)
-
-    def _reject(self, infos: list[ErrorInfo], leaves: list[Leaf]) -> None:
-        first, *others = [self._named(info.message) for info in infos]
-        if others:
-            first += f" (and {len(others)} more: {'; '.join(others[:3])})"
-        error = from_info(msgspec.structs.replace(infos[0], message=first))
-        self._errors.append(error)
-        for leaf in leaves:
-            leaf.fail(error)
-        if self._num_submits > 1:
-            self._client.cancel(self.id)  # earlier submits live on at the runtime: end them
-        else:
-            self.closed.resolve((), {})

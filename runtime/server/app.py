@@ -18,7 +18,7 @@ from ...protocol import errors
 from ...protocol.client import Client
 from ..tokenizer import ModelTemplate, Tokenizer
 from . import faults
-from .flight import Bridge
+from .bridge import Bridge
 from .gate import Gate
 from .listener import url_of
 from .metrics import ServerMetrics

@@ -13,7 +13,7 @@ import msgspec
 from ...protocol.messages import TokenLogprob
 from ..tokenizer import Tokenizer
 from .faults import Fault
-from .flight import Piece, Result
+from .generation import Piece, Result
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; a token that cannot be sampled shows this

@@ -1,17 +1,26 @@
-"""Requests as programs: the ops that each endpoint's request becomes. Sends nothing and reads no JSON.
+"""Requests as programs: the ops that each endpoint's request becomes.
 
 One request is one program: a sequence per prompt, each with its ``Text`` and ``Special``, one ``Gen``, one ``Close``.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ...protocol import errors
 from ...protocol.messages import Limits, ProgramSettings
 from ...protocol.ops import AnyOp, Close, Gen, Special, Text
 from ..tokenizer import Tokenizer
-from .flight import Job
 
 Part = str | tuple[int, ...]  # text, or token ids as they are
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A whole program as one submit: ``gens[i]`` is the id of the Gen of prompt i."""
+
+    ops: tuple[AnyOp, ...]
+    gens: tuple[int, ...]
+    settings: ProgramSettings
 
 
 def make_job(

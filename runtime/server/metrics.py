@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .flight import Flight, Result
+from .generation import Generation, Result
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -43,10 +43,10 @@ class ServerMetrics:
         )
         self._generated = Counter("phloem_http_completion_tokens", "Tokens generated.", registry=registry)
 
-    def count_generation(self, flight: Flight, results: Sequence[Result]) -> None:
-        self._duration.observe(time.perf_counter() - flight.opened_s)
-        if flight.first_text_s is not None:
-            self._first_text.observe(flight.first_text_s - flight.opened_s)
+    def count_generation(self, generation: Generation, results: Sequence[Result]) -> None:
+        self._duration.observe(time.perf_counter() - generation.opened_s)
+        if generation.first_text_s is not None:
+            self._first_text.observe(generation.first_text_s - generation.opened_s)
         for result in results:
             self._prompt.inc(result.meta.prompt_tokens)
             self._cached.inc(result.meta.cached_tokens)

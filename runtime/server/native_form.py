@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...protocol.messages import TokenLogprob
-from .flight import Piece, Result
 from .forms import DONE, encode, event, finite
+from .generation import Piece, Result
 
 
 class NativeForm:

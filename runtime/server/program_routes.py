@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...protocol import errors
-from ...protocol.client import Client
-from ...protocol.messages import Closed, Rejected, RuntimeMessage, Submit
+from ...protocol.messages import Closed, Failed, Rejected, RuntimeMessage, Submit
+from ...protocol.program_call import OpFailed, ProgramCall, ProgramEvent, SubmitRefused
 from . import faults
-from .flight import Bridge
+from .bridge import Bridge, BridgedCall
 from .response import fail_on_disconnect
 from .service import Service, json_response
 
@@ -25,101 +25,67 @@ HEARTBEAT_S = 15.0  # a stream that has nothing to say sends an empty line after
 _submits = msgspec.json.Decoder(Submit)
 
 
-class RunningProgram:
-    """One program's messages, brought to the event loop by ``Bridge``. Ends with ``Closed`` or a first ``Rejected``."""
-
-    def __init__(self, client: Client, program: str) -> None:
-        self.program = program
-        self._client = client
-        self._messages: list[RuntimeMessage] = []
-        self._is_over = False
-        self._is_accepted = False
-        self._failure: errors.PhloemError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    async def messages(self, *, timeout_s: float | None = None) -> Sequence[RuntimeMessage] | None:
-        """All that has come since the last call; empty after ``timeout_s`` of silence, None at the end."""
-        if not self._messages and self._failure is None and not self._is_over:
-            self._waiter = asyncio.get_running_loop().create_future()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._waiter, timeout_s)
-        if self._failure is not None:
-            raise self._failure
-        if not self._messages:
-            return None if self._is_over else ()
-        messages, self._messages = self._messages, []
-        return messages
-
-    def take(self, message: RuntimeMessage) -> None:
-        """On the loop's thread."""
-        self._messages.append(message)
-        if isinstance(message, Closed) or (isinstance(message, Rejected) and not self._is_accepted):
-            self._is_over = True
-        self._is_accepted = True
-        self._wake()
-
-    def fail(self, error: errors.PhloemError) -> None:
-        self._failure = self._failure or error
-        self.close()
-        self._wake()
-
-    def close(self) -> None:
-        """Nobody reads on: what still runs is cancelled."""
-        if not self._is_over:
-            self._is_over = True
-            with contextlib.suppress(errors.PhloemError):  # the engine is gone, and the program with it
-                self._client.cancel(self.program)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
 class ProgramResponse(Response):
     """A program's messages as they come, one JSON object a line. What is refused at once is an error and no stream."""
 
-    def __init__(self, bridge: Bridge, submit: Submit, client: Client) -> None:
+    def __init__(self, bridge: Bridge, submit: Submit, running: dict[str, ProgramCall]) -> None:
         self.background = None
         self.body = b""
         self.status_code = 200
         self.init_headers(None)
         self._bridge = bridge
         self._submit = submit
-        self._client = client
+        self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        running = RunningProgram(self._client, self._submit.program)
-        self._bridge.carry(running, self._submit)
-        watch = asyncio.ensure_future(fail_on_disconnect(receive, running))
+        submit = self._submit
+        bridged = self._bridge.send(submit.ops, submit.settings, program=submit.program)
+        self._running[submit.program] = bridged.call
+        watch = asyncio.ensure_future(fail_on_disconnect(receive, bridged))
         try:
-            messages = await running.messages()
-            if messages and isinstance(rejected := messages[0], Rejected):
-                await _refusal(rejected)(scope, receive, send)
+            events = await bridged.events()
+            if isinstance(events[0], SubmitRefused):
+                await _refusal(events[0].rejected)(scope, receive, send)
                 return
-            await self._send(running, messages, send)
+            await self._send(bridged, events, send)
         except errors.Cancelled:
             if not watch.done():  # the client is still there: tell it
                 raise
         finally:
             watch.cancel()
-            self._bridge.land(running)
+            bridged.call.cancel()
+            self._bridge.release(bridged)
+            if self._running.get(submit.program) is bridged.call:
+                del self._running[submit.program]
 
-    async def _send(self, running: RunningProgram, messages: Sequence[RuntimeMessage] | None, send: Send) -> None:
+    async def _send(self, bridged: BridgedCall, events: Sequence[ProgramEvent], send: Send) -> None:
         headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
         headers.append((b"x-accel-buffering", b"no"))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         encode = msgspec.json.encode
         with contextlib.suppress(errors.PhloemError):  # then the stream ends without a Closed, which tells enough
-            while messages is not None:
-                body = b"".join([encode(message) + b"\n" for message in messages]) or b"\n"
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-                messages = await running.messages(timeout_s=HEARTBEAT_S)
+            while True:
+                lines = [encode(_message_of(event, self._submit.program)) + b"\n" for event in events]
+                await send({"type": "http.response.body", "body": b"".join(lines) or b"\n", "more_body": True})
+                if events and isinstance(events[-1], Closed):
+                    break
+                events = await bridged.events(timeout_s=HEARTBEAT_S)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _message_of(event: ProgramEvent, program: str) -> RuntimeMessage:
+    match event:
+        case OpFailed():
+            return Failed(program=program, op=event.op, error=event.error.info(), partial=event.partial)
+        case SubmitRefused():
+            return event.rejected
+    return event
 
 
 def program_routes(service: Service) -> APIRouter:
     router = APIRouter()
     client = service.client
+    running: dict[str, ProgramCall] = {}
 
     @router.get("/v1/welcome")
     async def welcome() -> Response:
@@ -128,7 +94,7 @@ def program_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/programs")
     async def begin(http: Request) -> Response:
-        return ProgramResponse(service.bridge, _read(await service.read_body(http)), client)
+        return ProgramResponse(service.bridge, _read(await service.read_body(http)), running)
 
     @router.post("/v1/programs/{program}")
     async def go_on(program: str, http: Request) -> Response:
@@ -137,13 +103,18 @@ def program_routes(service: Service) -> APIRouter:
         if submit.program != program:
             message = f"the body is of program {submit.program!r}, the path of {program!r}"
             raise errors.InvalidRequest(message, where="program")
-        client.submit(submit)
+        call = running.get(program)
+        if call is None:
+            message = f"program {program!r} is not running here; begin it with POST /v1/programs"
+            raise errors.InvalidRequest(message, where="program")
+        call.submit(submit.ops, submit.settings)
         return json_response({"program": program}, status=202)
 
     @router.delete("/v1/programs/{program}")
     async def cancel(program: str, seq: int | None = None, op: int | None = None) -> Response:
         """Nothing happens to a program that has ended."""
-        client.cancel(program, seq, op)
+        if (call := running.get(program)) is not None:
+            call.cancel(seq, op)
         return json_response({"program": program})
 
     return router

@@ -12,15 +12,17 @@ from starlette.types import Receive, Scope, Send
 from ...protocol import errors
 from ...protocol.messages import Delta
 from . import faults
-from .flight import Bridge, Carried, Event, Flight, Job, Piece, Result
+from .bridge import Bridge, BridgedCall
 from .forms import Form, failure
+from .generation import Generation, Piece, Result
+from .jobs import Job
 from .metrics import ServerMetrics
 
 
 class GenerationResponse(Response):
-    """Opens the flight when it is sent. ``form_for(program)`` makes the form, which carries the program's id.
+    """Starts the generation when it is sent. ``form_for`` makes the form from the program's id.
 
-    The status waits for the engine's first word, so that what the engine refuses is an error and no broken stream.
+    The status waits for the engine's first event, so that a request that the engine refuses gets an error status.
     """
 
     def __init__(
@@ -37,28 +39,28 @@ class GenerationResponse(Response):
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        flight = self._bridge.open(self._job)
-        watch = asyncio.ensure_future(fail_on_disconnect(receive, flight))
+        generation = Generation(self._bridge, self._job)
+        watch = asyncio.ensure_future(fail_on_disconnect(receive, generation.bridged))
         results: list[Result] = []
         try:
-            form = self._form_for(flight.program)
+            form = self._form_for(generation.bridged.call.program)
             if self._is_stream:
-                results = await self._send_stream(flight, form, send)
+                results = await self._send_stream(generation, form, send)
             else:
-                results = await flight.results()
+                results = await generation.results()
                 await _send_whole(send, form.whole(results))
         except errors.Cancelled:
             if not watch.done():  # the client is still there: tell it
                 raise
         finally:
             watch.cancel()
-            self._bridge.land(flight)
-            self._metrics.count_generation(flight, results)
+            generation.close()
+            self._metrics.count_generation(generation, results)
 
-    async def _send_stream(self, flight: Flight, form: Form, send: Send) -> list[Result]:
+    async def _send_stream(self, generation: Generation, form: Form, send: Send) -> list[Result]:
         results: list[Result] = []
         sent: dict[tuple[int, int], int] = {}
-        events = await flight.events()  # raises while an error status can still be sent
+        events = await generation.events()  # raises while an error status can still be sent
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         headers.append((b"x-accel-buffering", b"no"))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -69,7 +71,7 @@ class GenerationResponse(Response):
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                 body = b""
-                events = await flight.events()
+                events = await generation.events()
         except errors.PhloemError as error:
             body = failure(faults.of_error(error))
         else:
@@ -80,7 +82,7 @@ class GenerationResponse(Response):
 
 
 def _encoded(
-    form: Form, events: Sequence[Event], sent: dict[tuple[int, int], int], results: list[Result]
+    form: Form, events: Sequence[Piece | Result], sent: dict[tuple[int, int], int], results: list[Result]
 ) -> Sequence[bytes]:
     """The chunks for ``events``; ``sent`` counts the characters sent per (prompt, candidate)."""
     chunks = []
@@ -105,7 +107,7 @@ async def _send_whole(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def fail_on_disconnect(receive: Receive, flight: Carried) -> None:
+async def fail_on_disconnect(receive: Receive, bridged: BridgedCall) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    flight.fail(errors.Cancelled("the client has disconnected"))
+    bridged.fail(errors.Cancelled("the client has disconnected"))

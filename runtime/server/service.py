@@ -15,8 +15,8 @@ from starlette.responses import Response
 from ...protocol import errors
 from ...protocol.client import Client
 from ..tokenizer import ModelTemplate, Tokenizer
+from .bridge import Bridge
 from .faults import Fault, HttpError, of_validation
-from .flight import Bridge
 from .forms import encode
 from .metrics import ServerMetrics
 

@@ -10,8 +10,8 @@ from ...protocol.messages import TokenLogprob
 from ...protocol.tool_format import ToolFormat
 from ...protocol.tool_splitter import ArgumentsPiece, CallBegun, CallSplitter, Event, TextPiece
 from ..tokenizer import Tokenizer
-from .flight import Piece, Result
 from .forms import ChatForm, Header, encode, usage_of
+from .generation import Piece, Result
 
 
 class ToolChatForm(ChatForm):

@@ -2,10 +2,10 @@
 
 import queue
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from phloem.protocol import errors, messages
+from phloem.protocol.program_call import ProgramCall
 from phloem.tests.runtime.string_engine import StringEngine
 
 ME = b"me"
@@ -19,15 +19,14 @@ class Loopback:
         self.welcome = self.engine.welcome()
         self.submits: list[messages.Submit] = []
         self.cancels: list[messages.Cancel] = []
-        self._handlers: dict[str, Callable[[messages.RuntimeMessage], None]] = {}
-        self._answers: dict[int, messages.Answer] = {}
+        self._calls: dict[str, ProgramCall] = {}
         self._inbox: queue.SimpleQueue[messages.ClientMessage | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def submit(self, submit: messages.Submit, handler: Callable[[messages.RuntimeMessage], None]) -> None:
+    def submit(self, submit: messages.Submit, call: ProgramCall) -> None:
         self.submits.append(submit)
-        self._handlers.setdefault(submit.program, handler)
+        self._calls[submit.program] = call
         self._inbox.put(submit)
 
     def cancel(self, program: str, seq: int | None = None, op: int | None = None) -> None:
@@ -60,4 +59,4 @@ class Loopback:
             for _, reply in self.engine.step(inbox):
                 program = getattr(reply, "program", None)
                 if program is not None:
-                    self._handlers[program](reply)
+                    self._calls[program].take(reply)

@@ -2,14 +2,14 @@
 
 import asyncio
 import threading
-import uuid
 
 import pytest
 from phloem import beam, function, gen
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.lang.beam import SglBeam
 from phloem.protocol import errors, ops
-from phloem.protocol.messages import Done, Submit
+from phloem.protocol.messages import Done
+from phloem.protocol.program_call import ProgramCall
 from phloem.protocol.sampling import SamplingParams
 
 PROMPT = "The quick brown"
@@ -32,7 +32,7 @@ def next_tokens(engine, ids, count):
             found.extend((value, token) for token, value, _ in message.meta.candidates[0].logprobs[0].top)
             over.set()
 
-    engine.client.submit(Submit(program=uuid.uuid4().hex, ops=program), take)
+    ProgramCall(engine.client, take).submit(program)
     assert over.wait(30)
     return found
 

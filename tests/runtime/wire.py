@@ -16,6 +16,7 @@ import zmq
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.client import Client
+from phloem.protocol.program_call import OpFailed, ProgramCall, ProgramEvent
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.engine_socket import EngineSocket
 from phloem.runtime.process import serve_engine
@@ -90,30 +91,36 @@ class RawEngine:
 
 
 class Heard:
-    """A handler that keeps what it is told, and on which thread."""
+    """An ``on_event`` that keeps the events, and the threads they came on."""
 
     def __init__(self) -> None:
-        self.messages: queue.SimpleQueue[m.RuntimeMessage] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[ProgramEvent] = queue.SimpleQueue()
         self.threads: set[str] = set()
 
-    def __call__(self, message: m.RuntimeMessage) -> None:
+    def __call__(self, event: ProgramEvent) -> None:
         self.threads.add(threading.current_thread().name)
-        self.messages.put(message)
+        self.events.put(event)
 
-    def until(self, kind: type, *, within_s: float = WAIT_S) -> list[m.RuntimeMessage]:
+    def until(self, kind: type, *, within_s: float = WAIT_S) -> list[ProgramEvent]:
         heard = []
         end_s = time.monotonic() + within_s
         while True:
-            heard.append(self.messages.get(timeout=max(0.01, end_s - time.monotonic())))
+            heard.append(self.events.get(timeout=max(0.01, end_s - time.monotonic())))
             if isinstance(heard[-1], kind):
                 return heard
 
-    def rest(self, *, after_s: float = 0.0) -> list[m.RuntimeMessage]:
-        time.sleep(after_s)
+    def rest(self) -> list[ProgramEvent]:
+        """The events that have come already."""
         found = []
-        while not self.messages.empty():
-            found.append(self.messages.get())
+        while not self.events.empty():
+            found.append(self.events.get())
         return found
+
+
+def begin(client: Client, submit: m.Submit, on_event: Callable[[ProgramEvent], None]) -> ProgramCall:
+    call = ProgramCall(client, on_event, program=submit.program)
+    call.submit(submit.ops, submit.settings)
+    return call
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -145,9 +152,9 @@ def ask(program: str = "p", *, text: str = "hello", stream: bool = False, max_to
     return m.Submit(program, ops)
 
 
-def failures(messages: list[m.RuntimeMessage]) -> dict[int, str]:
+def failures(events: list[ProgramEvent]) -> dict[int, str]:
     """Op -> kind of error; every op failed once."""
-    found = [(message.op, message.error.kind) for message in messages if isinstance(message, m.Failed)]
+    found = [(event.op, type(event.error).__name__) for event in events if isinstance(event, OpFailed)]
     assert len(dict(found)) == len(found)
     return dict(found)
 

@@ -10,7 +10,11 @@ from phloem.protocol import messages as m
 from phloem.runtime.engine_socket import EngineSocket, Inbox, Outbox
 from phloem.runtime.process.loop import EngineBroken, serve_engine
 from phloem.tests.runtime.string_engine import StringEngine
-from phloem.tests.runtime.wire import RawClient, ask, failures
+from phloem.tests.runtime.wire import RawClient, ask
+
+
+def failures(messages: list[m.RuntimeMessage]) -> dict[int, str]:
+    return {one.op: one.error.kind for one in messages if isinstance(one, m.Failed)}
 
 
 class Fragile(StringEngine):

@@ -12,9 +12,10 @@ import pytest
 from phloem.protocol import errors
 from phloem.protocol import messages as m
 from phloem.protocol.client import Client
+from phloem.protocol.program_call import OpFailed
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.process import EngineProcess
-from phloem.tests.runtime.wire import Heard, ask, wait_until
+from phloem.tests.runtime.wire import Heard, ask, begin, wait_until
 
 ENGINES = "phloem.tests.runtime.process.engines"
 CONFIG = EngineConfig(model="none")
@@ -42,7 +43,7 @@ def start() -> Iterator:
 def test_a_program_runs_and_closes(start):
     _, client = start("plain")
     heard = Heard()
-    client.submit(ask(), heard)
+    begin(client, ask(), heard)
     messages = heard.until(m.Closed)
     assert isinstance(messages[0], m.Accepted)
     assert {message.op for message in messages if isinstance(message, m.Done)} == {0, 1, 2}
@@ -52,16 +53,16 @@ def test_a_killed_engine_fails_every_waiting_op_once_and_says_how_it_died(start)
     process, client = start("slow")
     heard = [Heard() for _ in range(3)]
     for i, handler in enumerate(heard):
-        client.submit(ask(f"p{i}"), handler)
+        begin(client, ask(f"p{i}"), handler)
         handler.until(m.Done)
     os.kill(process.pid, signal.SIGKILL)
     for handler in heard:
         messages = handler.until(m.Closed)
-        failed = [message for message in messages if isinstance(message, m.Failed)]
+        failed = [message for message in messages if isinstance(message, OpFailed)]
         assert [message.op for message in failed] == [1, 2]
-        assert failed[0].error.kind == "EngineLost" and "SIGKILL" in failed[0].error.message
+        assert isinstance(failed[0].error, errors.EngineLost) and "SIGKILL" in failed[0].error.message
     with pytest.raises(errors.EngineLost, match="SIGKILL"):
-        client.submit(ask("later"), Heard())
+        begin(client, ask("later"), Heard())
     with pytest.raises(errors.EngineLost, match="SIGKILL"):
         client.query("info")
 
@@ -69,8 +70,8 @@ def test_a_killed_engine_fails_every_waiting_op_once_and_says_how_it_died(start)
 def test_an_engine_that_exits_on_its_own_is_reported_with_its_code(start):
     _, client = start("dying")
     heard = Heard()
-    client.submit(ask(), heard)
-    failed = [message for message in heard.until(m.Closed) if isinstance(message, m.Failed)]
+    begin(client, ask(), heard)
+    failed = [message for message in heard.until(m.Closed) if isinstance(message, OpFailed)]
     assert "exited with code 7" in failed[0].error.message
 
 
@@ -105,11 +106,11 @@ def test_stop_leaves_no_process_and_no_file(start):
 def test_a_child_told_to_end_tells_its_clients_and_removes_its_socket(start):
     process, client = start("slow")
     heard = Heard()
-    client.submit(ask(), heard)
+    begin(client, ask(), heard)
     heard.until(m.Done)
     os.kill(process.pid, signal.SIGTERM)
-    failed = [message for message in heard.until(m.Closed) if isinstance(message, m.Failed)]
-    assert failed[0].error.kind == "EngineLost" and failed[0].error.message == "the engine was stopped"
+    failed = [message for message in heard.until(m.Closed) if isinstance(message, OpFailed)]
+    assert isinstance(failed[0].error, errors.EngineLost) and failed[0].error.message == "the engine was stopped"
     wait_until(lambda: process.death() is not None)
     assert "exited with code 0" in process.death()
     assert not Path(process.url.removeprefix("ipc://")).exists()
@@ -118,7 +119,7 @@ def test_a_child_told_to_end_tells_its_clients_and_removes_its_socket(start):
 def test_stop_ends_a_step_that_hangs(start):
     process, client = start("hanging")
     heard = Heard()
-    client.submit(ask(), heard)
+    begin(client, ask(), heard)
     wait_until(lambda: "the step hangs" in process.log_tail())
     process.stop(timeout_s=0.3)
     assert "was ended by SIGKILL" in process.death()
@@ -140,6 +141,7 @@ def test_a_child_finds_modules_where_its_parent_does(tmp_path, monkeypatch):
 def test_a_child_ends_with_its_parent(tmp_path):
     script = f"""
 import os, time
+from phloem.protocol.program_call import OpFailed
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.process import EngineProcess
 process = EngineProcess(EngineConfig(model="none"), factory="{ENGINES}:plain")
@@ -167,11 +169,11 @@ def is_running(pid: str) -> bool:
 def test_cancel_ends_a_program_with_what_it_had(start):
     _, client = start("slow")
     heard = Heard()
-    client.submit(ask(stream=True), heard)
+    call = begin(client, ask(stream=True), heard)
     heard.until(m.Delta)
-    client.cancel("p")
-    failed = [message for message in heard.until(m.Closed) if isinstance(message, m.Failed)]
-    assert failed[0].error.kind == "Cancelled" and failed[0].partial[0]
+    call.cancel()
+    failed = [message for message in heard.until(m.Closed) if isinstance(message, OpFailed)]
+    assert isinstance(failed[0].error, errors.Cancelled) and failed[0].partial[0]
 
 
 def test_tcp_on_loopback_takes_a_free_port_and_a_busy_one_is_named(start):

@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 from phloem.protocol import errors, messages, ops
 from phloem.protocol.client import Client
+from phloem.protocol.program_call import ProgramCall
 from phloem.runtime.engine_socket import EngineSocket
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.string_tokens import CHATML, ROLE_IDS, SPECIAL_TEXT, piece_id, pieces_of
@@ -81,13 +82,13 @@ class ScriptedClient:
         self.script = script
         self.submits: list[messages.Submit] = []
         self.cancelled: list[str] = []
-        self.handlers: dict[str, Callable[[messages.RuntimeMessage], None]] = {}
+        self.calls: dict[str, ProgramCall] = {}
 
-    def submit(self, submit: messages.Submit, handler: Callable[[messages.RuntimeMessage], None]) -> None:
+    def submit(self, submit: messages.Submit, call: ProgramCall) -> None:
         self.submits.append(submit)
-        self.handlers[submit.program] = handler
+        self.calls[submit.program] = call
         for message in self.script(submit):
-            handler(message)
+            call.take(message)
 
     def cancel(self, program: str, seq: int | None = None, op: int | None = None) -> None:
         self.cancelled.append(program)

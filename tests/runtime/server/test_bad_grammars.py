@@ -7,17 +7,19 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from phloem.protocol import errors
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.client import Client
 from phloem.protocol.ops import GrammarSpec
+from phloem.protocol.program_call import OpFailed, ProgramEvent, SubmitRefused
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.process import EngineProcess
 from phloem.runtime.server.app import create_app
 from phloem.runtime.tokenizer import load_tokenizer
 from phloem.tests.runtime.server.doubles import live_server
-from phloem.tests.runtime.wire import Heard
+from phloem.tests.runtime.wire import Heard, begin
 
 BAD = [  # kind, grammar, what the error says
     ("json_schema", '{"properties": {"a/b": {"type": "nope"}}}', "#/properties/a~1b"),
@@ -79,13 +81,13 @@ def ask(
     heard = Heard() if heard is None else heard
     params = SamplingParams(temperature=1.0, seed=4, max_tokens=max_tokens, ignore_eos=True)
     gen = o.Gen(op=1, seq=0, params=params, grammar=grammar, stream=True)
-    served.client.submit(m.Submit(name, [o.Text(op=0, seq=0, text="tell "), gen, o.Close(op=2, seq=0)]), heard)
+    begin(served.client, m.Submit(name, [o.Text(op=0, seq=0, text="tell "), gen, o.Close(op=2, seq=0)]), heard)
     return heard
 
 
-def end_of(heard: Heard) -> m.Done | m.Failed:
+def end_of(heard: Heard) -> m.Done | OpFailed:
     said = heard.until(m.Closed, within_s=ANSWER_S)
-    return next(x for x in said if isinstance(x, m.Done | m.Failed) and x.op == 1)
+    return next(x for x in said if isinstance(x, m.Done | OpFailed) and x.op == 1)
 
 
 def honest(served: Served, turn: str) -> list[Heard]:
@@ -103,8 +105,8 @@ def test_each_is_refused_by_name_and_nobody_else_notices(served):
     refused = [ask(served, f"bad {i}", GrammarSpec(kind, text)) for i, (kind, text, _) in enumerate(BAD)]
     for heard, (kind, text, says) in zip(refused, BAD, strict=True):
         end = end_of(heard)
-        assert isinstance(end, m.Failed), (kind, text[:60])
-        assert end.error.kind == "InvalidGrammar" and says in end.error.message, (text[:60], end.error)
+        assert isinstance(end, OpFailed), (kind, text[:60])
+        assert isinstance(end.error, errors.InvalidGrammar) and says in end.error.message, (text[:60], end.error)
         assert len(end.error.message) < 2_000
     assert [end_of(heard).value for heard in crowd] == alone
     assert served.engine.death() is None
@@ -133,9 +135,9 @@ def test_while_a_large_grammar_is_compiled_others_are_written_and_small_ones_com
 
     def noting(name: str) -> Heard:
         class Noting(Heard):
-            def __call__(self, message: m.RuntimeMessage) -> None:
-                told.append((name, type(message)))
-                super().__call__(message)
+            def __call__(self, event: ProgramEvent) -> None:
+                told.append((name, type(event)))
+                super().__call__(event)
 
         return Noting()
 
@@ -154,5 +156,5 @@ def test_while_a_large_grammar_is_compiled_others_are_written_and_small_ones_com
 
 def test_what_is_too_large_to_be_looked_at_is_refused_with_the_limit(served):
     heard = ask(served, "huge", GrammarSpec("json_schema", " " * (1 << 20) + "{}"))
-    (rejected,) = [x for x in heard.until(m.Rejected) if isinstance(x, m.Rejected)]
-    assert rejected.errors[0].kind == "LimitExceeded" and "1,048,576" in rejected.errors[0].message
+    event = heard.until(SubmitRefused)[-1]
+    assert isinstance(event.error, errors.LimitExceeded) and "1,048,576" in event.error.message

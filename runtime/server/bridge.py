@@ -1,0 +1,95 @@
+"""The bridge from the client's thread to the event loop: program calls whose events are read with ``await``.
+
+One ``call_soon_threadsafe`` carries all events that have come meanwhile.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ...protocol import errors
+from ...protocol.client import Client
+from ...protocol.messages import ProgramSettings
+from ...protocol.ops import AnyOp
+from ...protocol.program_call import ProgramCall, ProgramEvent
+
+
+class Bridge:
+    """Makes calls through ``client`` and delivers their events on the event loop that makes them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._inbox: deque[tuple[BridgedCall, ProgramEvent]] = deque()
+        self._is_woken = False
+        self._calls: set[BridgedCall] = set()
+
+    def send(self, ops: Sequence[AnyOp], settings: ProgramSettings | None, *, program: str = "") -> "BridgedCall":
+        """Start a program. Raises what the client raises; the caller gives the call back with ``release``."""
+        bridged = BridgedCall(self._client, program, partial(self._post, asyncio.get_running_loop()))
+        bridged.call.submit(list(ops), settings)
+        self._calls.add(bridged)
+        return bridged
+
+    def release(self, call: "BridgedCall") -> None:
+        self._calls.discard(call)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._calls)
+
+    def close(self) -> None:
+        for call in self._calls:
+            call.fail(errors.EngineLost("the server is shutting down"))
+
+    def _post(self, loop: asyncio.AbstractEventLoop, call: "BridgedCall", event: ProgramEvent) -> None:
+        """On the client's thread."""
+        self._inbox.append((call, event))
+        if not self._is_woken:
+            self._is_woken = True
+            try:
+                loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop is closed: its readers are gone
+                self._inbox.clear()
+
+    def _deliver(self) -> None:
+        self._is_woken = False  # before the queue is emptied: an event after the last popleft wakes the loop again
+        while self._inbox:
+            call, event = self._inbox.popleft()
+            call.take(event)
+
+
+class BridgedCall:
+    """One program call and its events that were not read yet. Lives on the event loop."""
+
+    def __init__(self, client: Client, program: str, post: Callable[["BridgedCall", ProgramEvent], None]) -> None:
+        self.call = ProgramCall(client, partial(post, self), program=program)
+        self._events: list[ProgramEvent] = []
+        self._failure: errors.PhloemError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def events(self, *, timeout_s: float | None = None) -> Sequence[ProgramEvent]:
+        """All events since the last call: at least one, or none after ``timeout_s``. Raises the error of ``fail``."""
+        if not self._events and self._failure is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            with contextlib.suppress(TimeoutError):
+                await (self._waiter if timeout_s is None else asyncio.wait_for(self._waiter, timeout_s))
+        if not self._events and self._failure is not None:
+            raise self._failure
+        events, self._events = self._events, []
+        return events
+
+    def fail(self, error: errors.PhloemError) -> None:
+        """Cancel the program and raise ``error`` to the reader, after the events that have come."""
+        self._failure = self._failure or error
+        self.call.cancel()
+        self._wake()
+
+    def take(self, event: ProgramEvent) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
