@@ -1,4 +1,4 @@
-"""``function``, roles, pictures and the default backend. They build expressions; nothing runs."""
+"""``function``, the words for roles and images, and the default backend. The words build expressions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ def function(
     func: None = None, num_api_spec_tokens: int | None = None
 ) -> Callable[[Callable[..., Any]], SglFunction]: ...
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
-    """Make a program of a Python function whose first argument is ``s``. Bare, or called with options."""
+    """Make a program of a Python function whose first argument is ``s``. Used bare or with options.
+
+    ``num_api_spec_tokens``: one call to a completion API generates that many tokens ahead, and later gens are read from
+    its text (API speculative execution).
+    """
     if func is not None:
         return SglFunction(func, num_api_spec_tokens)
     return lambda func: SglFunction(func, num_api_spec_tokens)
@@ -78,12 +82,15 @@ def assistant_end() -> SglExpr:
 
 
 def separate_reasoning(expr: SglExpr, model_type: str = "") -> SglExpr:
-    """``s[name]`` is the answer alone, ``s[name + "_reasoning_content"]`` what was thought before it."""
+    """``s[name]`` is the answer alone, ``s[name + "_reasoning_content"]`` the reasoning before it.
+
+    ``model_type`` names the model family, whose tags delimit the reasoning: a key of ``reasoning.STYLES``.
+    """
     return SglSeparateReasoning(expr, model_type)
 
 
 def set_default_backend(backend: Any) -> None:
-    """What programs run on when ``run()`` names no backend: a Runtime, an Engine, a connection, or a BaseBackend."""
+    """The backend of programs whose ``run()`` names none: a Runtime, an Engine, a connection or a BaseBackend."""
     global_config.default_backend = None if backend is None else as_backend(backend)
 
 
@@ -93,11 +100,12 @@ def _given_or_default(backend: Any) -> BaseBackend | None:
 
 
 def flush_cache(backend: Any = None) -> bool:
-    """Forget every cached prefix that nobody uses; False where there is no backend."""
+    """Drop every cached prefix that is not in use. False where there is no backend or it has no cache."""
     chosen = _given_or_default(backend)
     return False if chosen is None else chosen.flush_cache()
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any] | None:
+    """What the backend reports of itself; None where there is no backend or it reports nothing."""
     chosen = _given_or_default(backend)
     return None if chosen is None else chosen.get_server_info()

@@ -1,7 +1,7 @@
-"""Many runs of one program at once. A thread is spent only on a body that waits for a value.
+"""Many runs of one program at once.
 
-One thread runs the bodies in turn; when a body has to wait, it lends its place and another thread goes on with the
-next. Never starts more threads than bodies that wait, and never more than ``num_threads``.
+One thread runs the bodies in turn. When a body has to wait for a value, another thread takes over the next items, so
+there is one thread for each body that waits, at most ``MAX_WAITING_BODIES`` (or ``num_threads``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Begin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The items of one batch, and how one of them is run. ``limit``: items in flight at once; None: all of them."""
+    """The items of one batch and how to run one. ``limit``: how many run at once; None: all of them."""
 
     name: str
     items: list[dict[str, Any]]
@@ -48,15 +48,15 @@ class BodyCrew:
         self.states: list[ProgramState | None] = [None] * len(batch.items)
         self.changed = Signal(threading.Lock())
         self._batch = batch
-        self._limit = limit  # of threads that are started because another one waits
+        self._limit = limit  # how many threads lend() may start
         self._left = deque(enumerate(batch.items))
         self._lock = threading.Lock()
         self._num_threads = 0
         self._begun: list[ProgramState] = []
-        self._wanted = -1  # the item that is waited for
+        self._wanted = -1  # the item that wait() waits for
 
     def lend(self) -> None:
-        """The calling body is about to wait: another thread goes on with the next item."""
+        """Called by a body that is about to wait: another thread takes over the next item."""
         with self._lock:
             if not self._left or self._num_threads >= self._limit:
                 return
@@ -151,6 +151,7 @@ async def run_in_loop(batch: Batch) -> list[ProgramState]:
 
 
 async def iter_in_loop(batch: Batch) -> AsyncIterator[ProgramState]:
+    """The states in order, on the running loop. Closing the iterator cancels the items that still run."""
     tasks = _tasks_of(batch)
     try:
         with _progress(batch) as advance:
@@ -198,7 +199,7 @@ def _finish(state: ProgramState) -> ProgramState:
 
 
 def _unbounded(batch: Batch) -> Iterator[ProgramState]:
-    """Every item in flight at once, in order."""
+    """The states in order; all items run at once."""
     crew = BodyCrew(batch, MAX_WAITING_BODIES)
     try:
         crew.start()
@@ -209,7 +210,7 @@ def _unbounded(batch: Batch) -> Iterator[ProgramState]:
 
 
 def _all_at_once(batch: Batch) -> list[ProgramState]:
-    """The same, all of them: waits for the last first, for when it has ended most others have too."""
+    """The same as a list. Waits for the last item first: most others have ended by then."""
     crew = BodyCrew(batch, MAX_WAITING_BODIES)
     try:
         crew.start()
@@ -221,7 +222,7 @@ def _all_at_once(batch: Batch) -> list[ProgramState]:
 
 
 def _bounded(batch: Batch, limit: int) -> Iterator[ProgramState]:
-    """At most ``limit`` items in flight, in order."""
+    """The states in order; at most ``limit`` items run at once."""
     crew = BodyCrew(batch, 0)
     try:
         crew.start_bounded(min(limit, len(batch.items)))
@@ -240,7 +241,7 @@ def _with_progress(states: Iterator[ProgramState], batch: Batch) -> Iterator[Pro
 
 @contextmanager
 def _progress(batch: Batch) -> Iterator[Callable[[], None]]:
-    """A bar where the batch asks for one; what is given is called once per finished item."""
+    """A progress bar if the batch asks for one. Yields a function to call once per finished item."""
     if not batch.shows_progress:
         yield lambda: None
         return

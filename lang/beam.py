@@ -1,7 +1,7 @@
-"""Beam search: the ``width`` likeliest texts are kept, token by token, and the best of them is taken.
+"""Beam search: keep the ``width`` likeliest texts at each token, and take the best of them in the end.
 
-Every beam is a sequence of its own at the runtime: all of a step run in one batch and share what they have in common.
-One message a token; no grammar, no penalties. Never samples.
+Every beam is a sequence of its own at the runtime, so the beams of one step run in one batch and share their common
+prefix in the KV cache. Python sends one message per token. Grammars and penalties do not apply.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 
 from ..protocol.errors import InvalidRequest, Unsupported
 from ..protocol.sampling import MAX_LOGPROBS
-from .expressions import LookingSteps, SglExpr, SglGen, SglLooking
+from .expressions import SglExpr, SglGen, SglWaiting, WaitingSteps
 from .nodes import CloseNode, GenNode, JoinNode, MarkNode, RollbackNode, TextNode, TextSinceNode, TokensNode
 from .program import SequenceLog
 from .sampling_params import as_tuple
 from .values import Leaf
 
-MAX_WIDTH = MAX_LOGPROBS // 2  # each beam is asked for twice as many tokens: some of them end it
+MAX_WIDTH = MAX_LOGPROBS // 2  # each beam asks for twice as many tokens, because some of them end it
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Tokens after the prompt, as (log-probability, id, text). ``is_ended_by_token``: by its last one."""
+    """Tokens after the prompt, as (log-probability, id, text). ``is_ended_by_token``: an end token is the last."""
 
     tokens: tuple[tuple[float, int, str], ...] = ()
     logprob: float = 0.0
@@ -39,7 +39,7 @@ class Hypothesis:
 
 @dataclass(slots=True)
 class _Beam:
-    """A hypothesis that goes on, on ``sequence``; the likeliest next token stands there after ``mark``."""
+    """An unfinished hypothesis. ``sequence`` holds its tokens and, after ``mark``, the likeliest next token."""
 
     sequence: SequenceLog
     hypothesis: Hypothesis
@@ -47,19 +47,19 @@ class _Beam:
     look: Leaf
 
 
-class SglBeam(SglLooking, frozen=True, eq=False):
+class SglBeam(SglWaiting, frozen=True, eq=False):
     name: str | None
     width: int
     max_tokens: int | None
     length_penalty: float
     stop: tuple[str, ...]
 
-    def steps(self, sequence: SequenceLog) -> LookingSteps:
+    def steps(self, sequence: SequenceLog) -> WaitingSteps:
         program = sequence.program
         eos_ids = program.session.eos_ids
         if eos_ids is None:
             kind = type(program.backend).__name__
-            raise Unsupported(f"{self!r}: {kind} is asked for whole texts; beam search needs a runtime of Phloem")
+            raise Unsupported(f"{self!r}: {kind} generates whole texts, and beam search needs a runtime of Phloem")
         max_tokens = self.max_tokens or sequence.sampling.get("max_tokens", 128)
         stop = (*sequence.sampling.get("stop", ()), *self.stop)
         (root,) = sequence.fork(1)
@@ -87,7 +87,7 @@ class SglBeam(SglLooking, frozen=True, eq=False):
         yield from self._finish(sequence, finished, stop)
 
     def _look(self, sequence: SequenceLog, hypothesis: Hypothesis) -> _Beam:
-        """Ask for the likeliest next tokens."""
+        """Generate one token greedily and ask for the log-probabilities of the likeliest ones."""
         lock, log = sequence.program.lock, sequence.log
         beam = _Beam(sequence, hypothesis, Leaf(lock, None), Leaf(lock, self.name))
         params = {
@@ -104,7 +104,7 @@ class SglBeam(SglLooking, frozen=True, eq=False):
         return beam
 
     def _continuations(self, live: list[_Beam]) -> list[tuple[_Beam, int, Hypothesis]]:
-        """Every beam with each of its likeliest next tokens, likeliest first."""
+        """Every beam extended by each of its likeliest next tokens, likeliest first."""
         found = []
         for beam in live:
             beam.look.raise_error()
@@ -118,13 +118,13 @@ class SglBeam(SglLooking, frozen=True, eq=False):
         return sorted(hypotheses, key=lambda h: -h.score(self.length_penalty))[: self.width]
 
     def _is_decided(self, finished: list[Hypothesis], live: list[Hypothesis]) -> bool:
-        """Whether no beam is ahead of what has ended, by its length so far."""
+        """Whether ``width`` hypotheses have ended and no live one scores higher at its present length."""
         if len(finished) < self.width:
             return False
         return max(h.score(self.length_penalty) for h in live) <= finished[-1].score(self.length_penalty)
 
     def _advance(self, live: list[_Beam], kept: list[tuple[_Beam, Hypothesis]]) -> list[_Beam]:
-        """The sequences of the next step: a beam goes on where it is, its twins on forks of it."""
+        """The beams of the next step. A beam's first continuation stays on its sequence, the others take forks."""
         ahead: list[tuple[SequenceLog, Hypothesis]] = []
         for beam in live:
             sequence, log = beam.sequence, beam.sequence.log
@@ -143,8 +143,8 @@ class SglBeam(SglLooking, frozen=True, eq=False):
                 ahead.append((sequence, here[0]))
         return [self._look(sequence, hypothesis) for sequence, hypothesis in ahead]
 
-    def _finish(self, sequence: SequenceLog, best: list[Hypothesis], stop: tuple[str, ...]) -> LookingSteps:
-        """Read the texts off the tokens as a whole, and go on with the best."""
+    def _finish(self, sequence: SequenceLog, best: list[Hypothesis], stop: tuple[str, ...]) -> WaitingSteps:
+        """Have the runtime detokenize each hypothesis as a whole, and append the best text to ``sequence``."""
         program, log = sequence.program, sequence.log
         forks = sequence.fork(len(best))
         leaves = []
@@ -190,7 +190,7 @@ class SglBeam(SglLooking, frozen=True, eq=False):
 
 
 def _end(hypothesis: Hypothesis, token_id: int, eos_ids: frozenset[int], stop: tuple[str, ...]) -> Hypothesis | None:
-    """``hypothesis`` as one that has ended, if its last token ends it."""
+    """``hypothesis`` marked as ended if its last token or a stop text ends it; None otherwise."""
     if token_id in eos_ids:
         return replace(hypothesis, finish="stop", is_ended_by_token=True)
     is_stopped = any(string in hypothesis.text for string in stop)
@@ -198,6 +198,7 @@ def _end(hypothesis: Hypothesis, token_id: int, eos_ids: frozenset[int], stop: t
 
 
 def _before(text: str, stop: tuple[str, ...]) -> str:
+    """``text`` up to the first stop text in it."""
     at = min((found for found in (text.find(string) for string in stop) if found >= 0), default=len(text))
     return text[:at]
 
@@ -210,11 +211,11 @@ def beam(
     length_penalty: float = 1.0,
     stop: str | tuple[str, ...] | list[str] = (),
 ) -> SglExpr:
-    """The likeliest text that beam search finds; ``s[name]`` is it.
+    """Append the likeliest text that beam search finds; ``s[name]`` is that text.
 
     ``width`` texts are kept at each token. Texts are compared by log-probability / length ** ``length_penalty``: 0 is
-    the plain sum, which likes short texts. ``s.get_meta_info(name)["beams"]``: the texts found, best first.
-    The program waits here; in an async program: ``await s.append_async(beam(...))``.
+    the plain sum, which favours short texts. ``s.get_meta_info(name)["beams"]``: the texts found, best first.
+    The program waits here. An async program writes ``await s.append_async(beam(...))``.
     """
     if not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
         raise InvalidRequest(f"beam(width={width!r}): must be between 1 and {MAX_WIDTH}")

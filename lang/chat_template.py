@@ -1,6 +1,6 @@
-"""Role markers as text, for backends that take one long prompt and bring no template of their own.
+"""Chat templates as text, for backends that take one prompt string and have no template of their own.
 
-The compiled path does not use these: its markers are the model's own, as token ids.
+A runtime of Phloem does not use these: it writes the model's own role markers, as token ids.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ class ChatTemplateStyle(Enum):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """``stop_str`` end an assistant's turn and are added to every generation's own stops."""
+    """The text around each role. ``stop_str`` ends an assistant's turn: every generation stops there as well."""
 
     name: str
     default_system_prompt: str | None
@@ -38,7 +38,7 @@ class ChatTemplate:
             if role == "system" and not hist_messages:
                 return user_prefix + prefix, suffix
             if role == "user" and len(hist_messages) == 1 and hist_messages[0]["role"] == "system":
-                return "", suffix  # the user's opening stands before the system message already
+                return "", suffix  # the user's prefix already stands before the system message
         return prefix, suffix
 
     def get_prompt(self, messages: Sequence[dict[str, Any]]) -> str:
@@ -69,7 +69,7 @@ _TEMPLATES: dict[str, ChatTemplate] = {}
 
 
 def register_chat_template(template: ChatTemplate) -> None:
-    """Make ``template`` known under its name."""
+    """Make ``get_chat_template(template.name)`` return ``template``."""
     _TEMPLATES[template.name] = template
 
 
@@ -77,7 +77,7 @@ _MATCHERS: list[Callable[[str], str | None]] = []
 
 
 def register_chat_template_matching_function(match: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """``match(model_path)`` gives a template's name, or None. The last registered is asked first."""
+    """Register ``match(model_path)``, which returns a template's name or None. The latest one is called first."""
     _MATCHERS.append(match)
     return match
 
@@ -92,7 +92,7 @@ def get_chat_template(name: str) -> ChatTemplate:
 
 
 def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
-    """The template whose family the model's name tells; the default one otherwise."""
+    """The template of the family that ``model_path`` names; otherwise the default one."""
     for match in reversed(_MATCHERS):
         name = match(model_path)
         if name is not None:
@@ -101,7 +101,7 @@ def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
 
 
 def from_info(info: TemplateInfo) -> ChatTemplate:
-    """A runtime's template as text."""
+    """The template that a runtime reports, as text."""
     around = {role: (t.prefix_text, t.suffix_text) for role, t in info.roles.items()}
     return ChatTemplate(name=info.source or "model", default_system_prompt=None, role_prefix_and_suffix=around)
 

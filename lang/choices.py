@@ -1,13 +1,13 @@
 """How a ``select`` decides: three rules over the log-probabilities of each choice's tokens.
 
-The runtime applies these rules itself; the Python formulas serve other backends and decide nothing on their own.
+A runtime of Phloem applies these rules itself; these Python classes serve the other backends.
 Let L_i be the log-probabilities of choice i's tokens and U_i the same without the prompt (first one: 0):
 
 - token_length_normalized: argmax mean(L_i)
-- greedy_token_selection: token by token keep the likeliest; a short choice goes on with its mean
+- greedy_token_selection: at each token keep the likeliest choices; a short one is padded with its mean
 - unconditional_likelihood_normalized: argmax mean(L_i - U_i)
 
-Ties go to the first choice.
+The first choice wins a tie.
 """
 
 import math
@@ -19,7 +19,7 @@ from typing import Any
 
 from ..protocol.ops import ChoicesMethod
 
-TokenLogprobs = Sequence[Any]  # of one choice: floats, or tuples that begin with one; None where there is none
+TokenLogprobs = Sequence[Any]  # one choice: floats, or tuples that begin with one; None where unknown
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ChoicesDecision:
 
 
 class ChoicesSamplingMethod(ABC):
-    """A rule. ``wire_name`` is its name in the runtime; a rule of one's own has none and decides in Python."""
+    """A rule. ``wire_name`` is its name in the runtime; a rule written by a user has None and is applied in Python."""
 
     wire_name: ChoicesMethod | None = None
 
@@ -58,13 +58,13 @@ def values_of(tokens: TokenLogprobs) -> list[float | None]:
 
 
 def mean_logprob(tokens: TokenLogprobs) -> float:
-    """Mean of those that are known; an exact 0.0 (certainty) counts like any other."""
+    """Mean of the known values; 0.0, which is certainty, counts."""
     known = [v for v in values_of(tokens) if v is not None]
     return sum(known) / len(known) if known else 0.0
 
 
 def draw(scores: Sequence[float], temperature: float, random: Random) -> tuple[int, list[float]]:
-    """An index drawn with probabilities softmax(scores / temperature), and these."""
+    """An index drawn with probabilities softmax(scores / temperature), and the probabilities."""
     best = max(scores)
     weights = [math.exp((score - best) / temperature) for score in scores]
     total = sum(weights)

@@ -24,7 +24,7 @@ from .values import Leaf, Picked, TextSpan, Value
 
 
 class _PickedChoice(Leaf):
-    """What is picked by the scores."""
+    """The choice that Python picks from the scores."""
 
     __slots__ = ("_scores",)
 
@@ -38,7 +38,7 @@ class _PickedChoice(Leaf):
 
 
 class DecidedLeaf(Leaf):
-    """The scores of a selection; ``answer`` becomes what is picked by them."""
+    """The scores of a selection, from the runtime. Once they resolve, ``answer`` resolves to the choice picked."""
 
     __slots__ = ("__weakref__", "_expr", "_seed", "answer")
 
@@ -49,7 +49,7 @@ class DecidedLeaf(Leaf):
         self.answer = _PickedChoice(lock, self)
 
     def again(self, lock: threading.Lock, choices: tuple[str, ...], seed: str | None) -> DecidedLeaf:
-        """The same for another program."""
+        """A copy for another run of the program."""
         expr = SglSelect(self._expr.name, choices, self._expr.temperature, self._expr.choices_method)
         return DecidedLeaf(lock, expr, seed)
 
@@ -57,7 +57,7 @@ class DecidedLeaf(Leaf):
         super().resolve(texts, meta)
         try:
             decision, info = self._decide(meta)
-        except Exception as error:  # of a rule that a user wrote
+        except Exception as error:  # raised by a rule that a user wrote
             self.answer.fail(error)
         else:
             self.answer.resolve((decision,), info)
@@ -82,19 +82,19 @@ class DecidedLeaf(Leaf):
 
 
 def is_decided_here(expr: SglSelect) -> bool:
-    """Whether the runtime has no operation for it."""
+    """Whether the runtime has no operation for this selection: a user's rule, or a draw with a temperature."""
     return expr.choices_method.wire_name is None or expr.temperature > 0
 
 
 def seed_of(sampling: Any, *place: int) -> str | None:
-    """The seed of one draw of a run that has a seed."""
+    """The seed of the draw at ``place``, if the run has a seed."""
     seed = sampling.get("seed")
     return None if seed is None else f"{seed}/{place}"
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One fork as a rule sees it. ``asked`` are its generations and selections."""
+    """One fork as a rule sees it. ``asked``: its generations and selections."""
 
     span: TextSpan
     values: Mapping[str | None, Value]
@@ -102,7 +102,7 @@ class Branch:
 
     @property
     def text(self) -> str:
-        """What was written, constants included."""
+        """The text of this branch, constants included."""
         return self.span.read()
 
     def __getitem__(self, name: str | None) -> Any:
@@ -112,7 +112,7 @@ class Branch:
         return self.values[name].read()
 
     def logprobs(self) -> list[float]:
-        """Of every token that was generated in it."""
+        """One per token that was generated in this branch."""
         return [value for leaf in self.asked for value in _logprobs_of(leaf)]
 
     def leaves(self) -> tuple[Leaf, ...]:
@@ -120,7 +120,7 @@ class Branch:
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """``index`` of the branch that is picked; ``info`` is told under the decoder's name."""
+    """``index``: the branch picked. ``info``: what ``s.get_meta_info`` returns for the decoder's name."""
 
     index: int
     info: dict[str, Any]
@@ -129,11 +129,11 @@ class Decision(msgspec.Struct, frozen=True):
 def _logprobs_of(leaf: Leaf) -> list[float]:
     leaf.raise_error()
     if isinstance(leaf, DistributionLeaf):
-        return []  # it writes nothing
+        return []  # it generates no text
     if isinstance(leaf, DecodedLeaf):
         return leaf.picked.logprobs()
-    info = leaf.told() or {}
-    if "input_token_logprobs" in info and "index" in info:  # a selection: those of the choice that it took
+    info = leaf.report() or {}
+    if "input_token_logprobs" in info and "index" in info:  # a selection: the tokens of the choice taken
         tokens = info["input_token_logprobs"][info["index"]]
     else:
         tokens = info.get("output_token_logprobs")
@@ -146,7 +146,7 @@ BranchRule = Callable[[Sequence[Branch]], Decision]
 
 
 class DecodedLeaf(Leaf):
-    """What ``rule`` picks of ``branches``, as soon as they are there: ``index``, and its text."""
+    """Resolves once all ``branches`` have: ``index`` is the branch that ``rule`` picks, the value its text."""
 
     __slots__ = ("_branches", "_pending", "_rule")
 
@@ -157,13 +157,13 @@ class DecodedLeaf(Leaf):
         self._pending: list[Leaf] = []
 
     def again(self, lock: threading.Lock, copy: Callable[[Branch], Branch]) -> DecodedLeaf:
-        """The same for another program."""
+        """A copy for another run of the program."""
         leaf = DecodedLeaf(lock, self.name, [copy(branch) for branch in self._branches], self._rule)
         leaf.watch()
         return leaf
 
     def watch(self) -> None:
-        """Decide when all is there. Called once."""
+        """Begin to wait for the branches. Called once."""
         self._pending = [leaf for branch in self._branches for leaf in branch.leaves()]
         self._advance()
 
@@ -175,7 +175,7 @@ class DecodedLeaf(Leaf):
             self._pending.pop()
         try:
             self.decide(self._rule(self._branches))
-        except Exception as error:  # of a generation, or of a key that a user wrote
+        except Exception as error:  # raised by a generation that failed, or by a user's key function
             self.fail(error)
 
     def sources(self) -> tuple[Leaf, ...]:
@@ -191,7 +191,7 @@ class DecodedLeaf(Leaf):
 
 
 class PickedLeaf(Leaf):
-    """The text of a variable of whichever fork is picked, to be pasted before that is known."""
+    """The text of a variable of the fork that a decision picks. It can be pasted before the decision is known."""
 
     __slots__ = ("_value",)
 
@@ -201,7 +201,7 @@ class PickedLeaf(Leaf):
         self._advance()
 
     def again(self, lock: threading.Lock, copy: Callable[[Picked], Value]) -> PickedLeaf:
-        """The same for another program."""
+        """A copy for another run of the program."""
         value = copy(self._value)
         assert isinstance(value, Picked)
         return PickedLeaf(lock, value)

@@ -1,7 +1,7 @@
-"""Decoders: several ways on from here are tried in forks, and one is picked by a rule.
+"""Decoders: ``sample``, ``best_of`` and ``vote`` generate several continuations in forks and keep one of them.
 
-The text goes on with the fork that is picked, token by token what it generated. Rules that look at log-probabilities or
-count votes hold nothing up: the program waits only where something is generated after them.
+The sequence continues with the tokens of the fork that is picked. Log-probabilities and votes are compared without a
+wait in the body: only what is generated after the decoder waits for its decision.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from ..protocol.errors import InvalidRequest
 from .deciding import Branch, BranchRule, Decision, DecodedLeaf
-from .expressions import LookingSteps, SglExpr, SglLooking, SglMacro
+from .expressions import SglExpr, SglMacro, SglWaiting, WaitingSteps
 from .function import SglFunction
 from .nodes import CloseNode, JoinNode, SettleNode
 from .program import SequenceLog
@@ -26,7 +26,7 @@ MAX_BRANCHES = 1024
 
 
 class SglDecode(SglMacro, frozen=True, eq=False):
-    """Try ``body`` in ``n`` forks; go on with the one that ``rule`` picks."""
+    """Run ``body`` in ``n`` forks and continue with the one that ``rule`` picks."""
 
     body: Any
     n: int
@@ -35,9 +35,9 @@ class SglDecode(SglMacro, frozen=True, eq=False):
     needs_logprobs: bool = False
 
     def append_to(self, sequence: SequenceLog) -> None:
-        children, branches = _try(sequence, self.body, self.n, needs_logprobs=self.needs_logprobs)
+        children, branches = _run_branches(sequence, self.body, self.n, needs_logprobs=self.needs_logprobs)
         leaf = DecodedLeaf(sequence.program.lock, self.name, branches, self.rule)
-        _go_on(sequence, leaf, children, branches)
+        _continue_as(sequence, leaf, children, branches)
         sequence.log.append(SettleNode(sequence.seq, leaf, tuple([child.seq for child in children])))
         leaf.watch()
 
@@ -45,16 +45,16 @@ class SglDecode(SglMacro, frozen=True, eq=False):
         return f"Decode({self.body!r}, n={self.n})"
 
 
-class SglScored(SglLooking, frozen=True, eq=False):
-    """The same with a rule that takes its time: ``score`` of each branch, called in the program's own thread."""
+class SglScored(SglWaiting, frozen=True, eq=False):
+    """The same with ``score``, a user's function of a branch, called in the thread that runs the body."""
 
     body: Any
     n: int
     score: Callable[[Branch], Any]
     name: str | None = None
 
-    def steps(self, sequence: SequenceLog) -> LookingSteps:
-        children, branches = _try(sequence, self.body, self.n)
+    def steps(self, sequence: SequenceLog) -> WaitingSteps:
+        children, branches = _run_branches(sequence, self.body, self.n)
         yield [leaf for branch in branches for leaf in branch.leaves()]
         scores: list[float] = []
         for branch in branches:
@@ -64,7 +64,7 @@ class SglScored(SglLooking, frozen=True, eq=False):
             scores.append(score)
         index = max(range(len(scores)), key=lambda i: (scores[i], -i))
         leaf = DecodedLeaf(sequence.program.lock, self.name, branches, _logprob_rule)
-        _go_on(sequence, leaf, children, branches)
+        _continue_as(sequence, leaf, children, branches)
         leaf.decide(Decision(index, {"scores": scores}))
         log = sequence.log
         log.append(JoinNode(sequence.seq, (children[index].seq,), "concate_and_append"))
@@ -75,13 +75,13 @@ class SglScored(SglLooking, frozen=True, eq=False):
 
 
 class SglSample(SglMacro, frozen=True, eq=False):
-    """``body`` in ``n`` forks; every variable is a list, the text goes on with the first."""
+    """Run ``body`` in ``n`` forks. Every variable becomes a list; the text continues with the first fork."""
 
     body: Any
     n: int
 
     def append_to(self, sequence: SequenceLog) -> None:
-        children, branches = _try(sequence, self.body, self.n)
+        children, branches = _run_branches(sequence, self.body, self.n)
         first = children[0]
         log = sequence.log
         log.append(JoinNode(sequence.seq, (first.seq,), "concate_and_append"))
@@ -96,10 +96,10 @@ class SglSample(SglMacro, frozen=True, eq=False):
         return f"sample({self.body!r}, n={self.n})"
 
 
-def _try(
+def _run_branches(
     sequence: SequenceLog, body: Body, n: int, *, needs_logprobs: bool = False
 ) -> tuple[list[SequenceLog], list[Branch]]:
-    """``body`` in ``n`` forks of ``sequence``."""
+    """Run ``body`` in ``n`` forks of ``sequence``."""
     children = sequence.fork(n)
     for child in children:
         if needs_logprobs:
@@ -134,10 +134,10 @@ def _write(child: SequenceLog, body: Body) -> None:
         child.append(said)
 
 
-def _go_on(sequence: SequenceLog, leaf: DecodedLeaf, children: list[SequenceLog], branches: list[Branch]) -> None:
-    """``sequence`` takes the place of whichever fork ``leaf`` picks."""
+def _continue_as(sequence: SequenceLog, leaf: DecodedLeaf, children: list[SequenceLog], branches: list[Branch]) -> None:
+    """``sequence`` continues as the fork that ``leaf`` picks."""
     for child in children:
-        child.is_closed = True  # ended where the decision is settled
+        child.is_closed = True  # the SettleNode of the decision closes it
     sequence.leaves.append(leaf)
     sequence.pieces.append(leaf)
     for name in dict.fromkeys(name for branch in branches for name in branch.values):
@@ -150,7 +150,7 @@ def _go_on(sequence: SequenceLog, leaf: DecodedLeaf, children: list[SequenceLog]
 
 
 def _logprob_rule(branches: Sequence[Branch]) -> Decision:
-    """The branch whose tokens are likeliest on average."""
+    """Picks the branch with the highest mean log-probability of its tokens."""
     scores = []
     for branch in branches:
         found = branch.logprobs()
@@ -160,7 +160,7 @@ def _logprob_rule(branches: Sequence[Branch]) -> Decision:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """The value of ``on`` that most branches agree on; of these the first branch. Unreadable values do not vote."""
+    """Picks the first branch that has the commonest value of ``on``. A value that cannot be parsed does not vote."""
 
     on: str
     key: Callable[[Any], Any] | None
@@ -184,7 +184,7 @@ class Vote:
                 counts.append((ballot, sum(ballot == other for other in ballots)))
         if not counts:
             raise last or InvalidRequest(f"vote(on={self.on!r}): every vote was None, so there is nothing to choose")
-        winner, count = max(counts, key=lambda item: item[1])  # the first of several
+        winner, count = max(counts, key=lambda item: item[1])  # the first one of equal counts
         index = next(i for i, ballot in enumerate(ballots) if ballot is not None and ballot == winner)
         return Decision(index, {"answer": winner, "votes": counts, "share": count / len(ballots)})
 
@@ -193,7 +193,7 @@ class Vote:
 
 
 def sample(body: Body, n: int) -> SglExpr:
-    """``body`` written ``n`` times over, at once. Every variable it sets is a list; the text goes on with the first.
+    """Run ``body`` ``n`` times in parallel. Every variable it sets becomes a list; the text continues with the first.
 
     ``body``: an expression, a function that is given a state to write on, or a whole program with its arguments bound
     (``solve.bind(question=...)``).
@@ -202,12 +202,12 @@ def sample(body: Body, n: int) -> SglExpr:
 
 
 def best_of(body: Body, n: int, *, score: Callable[[Branch], Any] | None = None, name: str | None = None) -> SglExpr:
-    """``body`` written ``n`` times over; the text and its variables go on with the best.
+    """Run ``body`` ``n`` times in parallel and continue with the best text and its variables.
 
-    Best is what the model finds likeliest (mean log-probability of its tokens), or has the highest ``score(branch)``:
-    ``branch["x"]`` is a variable, ``branch.text`` all text, ``branch.logprobs()`` one number per token. With a score
-    the program waits here, and in an async program (where it may be async) it is
-    ``await s.append_async(best_of(...))``. ``s.get_meta_info(name)``: ``index`` and all ``scores``.
+    The best has the highest mean log-probability of its tokens, or the highest ``score(branch)``: ``branch["x"]`` is a
+    variable, ``branch.text`` its whole text, ``branch.logprobs()`` one number per token. With a score the program waits
+    here; an async program, whose ``score`` may be async, writes ``await s.append_async(best_of(...))``.
+    ``s.get_meta_info(name)``: ``index`` and all ``scores``.
     """
     checked = _checked("best_of", body, n)
     if score is not None:
@@ -218,11 +218,11 @@ def best_of(body: Body, n: int, *, score: Callable[[Branch], Any] | None = None,
 
 
 def vote(body: Body, n: int, *, on: str, key: Callable[[Any], Any] | None = None, name: str | None = None) -> SglExpr:
-    """``body`` written ``n`` times over; the text goes on with the first whose ``on`` most agree with.
+    """Run ``body`` ``n`` times in parallel and continue with the first branch that has the commonest value of ``on``.
 
-    Self-consistency (Wang et al., 2023): many reasonings, one vote on the answer. ``key(value)`` is what is compared:
-    a quick function that does not wait; None does not vote. ``s.get_meta_info(name)``: ``answer``, ``votes`` (value and
-    count), ``share`` (of the winner), ``index``.
+    Self-consistency (Wang et al., 2023): several reasoning paths, one vote on the answer. ``key(value)`` is what is
+    compared: a quick function that does not wait. A branch whose key is None does not vote. ``s.get_meta_info(name)``:
+    ``answer``, ``votes`` (value and count), ``share`` (of the winner), ``index``.
     """
     if not isinstance(on, str):
         raise InvalidRequest(f"vote(on={on!r}): must be the name of a variable that the body sets")

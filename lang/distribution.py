@@ -1,6 +1,6 @@
-"""How likely each of some choices is here, as probabilities that add up to 1; and what makes them honest.
+"""The probabilities of several choices at one place of a text, and their calibration.
 
-Scores come from one ``Select`` that appends nothing. Never generates.
+The scores come from one ``Select`` that appends nothing.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class Distribution(Mapping[str, float]):
 
     @property
     def best(self) -> str:
-        """The likeliest choice; the first of several."""
+        """The likeliest choice; the first one in a tie."""
         return max(self, key=self.__getitem__)
 
     @property
     def entropy(self) -> float:
-        """In nats: 0 where one choice is certain, log(number of choices) where all are alike."""
+        """In nats: 0 if one choice is certain, log(number of choices) if all are equally likely."""
         return -sum(p * math.log(p) for p in self.values() if p > 0)
 
     def calibrated(self, *, prior: Prior | None = None, temperature: float = 1.0) -> Distribution:
         """The same with another prior or temperature, from the model's own log-probabilities.
 
-        ``prior``: what the model says where the input says nothing ("N/A", an empty review), as probabilities, of
-        which a ``Distribution`` is one: dividing by it takes away the model's liking for some labels (contextual
-        calibration, Zhao et al., 2021). ``temperature``: see ``fit_temperature``.
+        ``prior``: the model's probabilities for an input without content ("N/A", an empty review), as a mapping or
+        a ``Distribution``. Dividing by it removes the model's bias towards some labels (contextual calibration, Zhao
+        et al., 2021). ``temperature``: see ``fit_temperature``.
         """
         if not temperature > 0:
             raise InvalidRequest(f"temperature={temperature!r}: must be above 0")
@@ -80,7 +80,7 @@ def fit_temperature(
 ) -> float:
     """The temperature under which ``distributions`` give their right ``answers`` the best likelihood: 0.05 to 20.
 
-    From examples whose answers are known (Guo et al., 2017); a model that is too sure of itself gets one above 1.
+    Fitted on examples whose answers are known (Guo et al., 2017). An overconfident model gets a value above 1.
     """
     if len(distributions) != len(answers) or not answers:
         raise InvalidRequest(f"{len(distributions)} distributions and {len(answers)} answers; give one answer for each")
@@ -111,7 +111,7 @@ def _softmax(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 class SglDistribution(SglMacro, frozen=True, eq=False):
-    """Score the choices here."""
+    """Score the choices at this place."""
 
     name: str
     choices: tuple[str, ...]
@@ -139,15 +139,17 @@ class DistributionLeaf(Leaf):
         self._choices = choices
 
     def again(self, lock: threading.Lock, choices: tuple[str, ...]) -> DistributionLeaf:
-        """The same for another program."""
+        """A copy for another run of the program."""
         return DistributionLeaf(lock, self._expr, choices)
 
     def read(self) -> Distribution:
         self.raise_error()
-        expr, info = self._expr, self.told()
+        expr, info = self._expr, self.report()
         scored = info.get("input_token_logprobs")
         if not scored:
-            raise Unsupported("distribution() needs the log-probabilities of its choices, and this backend gave none")
+            raise Unsupported(
+                "distribution() needs the log-probabilities of its choices, and this backend returned none"
+            )
         logprobs = [sum(value or 0.0 for value in values_of(row)) for row in scored]
         found = Distribution(dict(zip(self._choices, logprobs, strict=True)))
         if expr.prior is None and expr.temperature == 1.0:

@@ -1,7 +1,4 @@
-"""What a program is written in: frozen expressions that add up with ``+``, and the sampling they ask for.
-
-Never runs anything: an expression says what to append, ``program.SequenceLog`` appends it.
-"""
+"""The expressions of a program: frozen values that add up with ``+``. ``program.SequenceLog`` appends them."""
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
@@ -33,14 +30,14 @@ REGEX_OF_DTYPE: dict[Any, str] = {
 
 
 class TraceError(InvalidRequest, TypeError):
-    """A program looked at what is not known yet."""
+    """A program read a value that is not known yet."""
 
 
 # -- expressions ------------------------------------------------------------------------------------------------------
 
 
 class SglExpr(msgspec.Struct, frozen=True, eq=False):
-    """Something to append to a program's text."""
+    """Anything that can be appended to a program's text."""
 
     def __add__(self, other: "SglExpr | str") -> "SglExprList":
         parts = _parts(other)
@@ -55,25 +52,27 @@ class SglExpr(msgspec.Struct, frozen=True, eq=False):
 
 
 class SglMacro(SglExpr, frozen=True, eq=False):
-    """Something that becomes other expressions once it is appended, when the backend is known."""
+    """Becomes other expressions when it is appended, because only then the backend is known."""
 
     def append_to(self, sequence: Any) -> None:
         raise NotImplementedError
 
 
-LookingSteps = Generator[Any, Any, None]
+WaitingSteps = Generator[Any, Any, None]
 
 
-class SglLooking(SglMacro, frozen=True, eq=False):
-    """A macro that looks at values on its way. ``steps`` yields what it has to know before it goes on: leaves, or
-    something to be awaited, whose result is sent back."""
+class SglWaiting(SglMacro, frozen=True, eq=False):
+    """A macro that waits for values while it is appended.
 
-    def steps(self, sequence: Any) -> LookingSteps:
+    ``steps`` yields what it has to wait for: leaves, or an awaitable, whose result is sent back to it.
+    """
+
+    def steps(self, sequence: Any) -> WaitingSteps:
         raise NotImplementedError
 
     def append_to(self, sequence: Any) -> None:
-        sequence.program.allow_looking(self)
-        sequence.program.follow(self.steps(sequence))
+        sequence.program.allow_waiting(self)
+        sequence.program.run_steps(self.steps(sequence))
 
 
 def _parts(value: object) -> tuple["SglExpr", ...] | None:
@@ -99,7 +98,7 @@ class SglConstantText(SglExpr, frozen=True, eq=False, gc=False):
 
 
 class SglGen(SglExpr, frozen=True, eq=False, gc=False):
-    """Generate. ``overrides`` are this gen's own, under the names of ``SamplingParams`` (and ``n``, ``dtype``)."""
+    """A generation. ``overrides``: its own sampling, under the names of ``SamplingParams`` (and ``n``, ``dtype``)."""
 
     name: str | None = None
     overrides: dict[str, Any] = {}
@@ -171,7 +170,7 @@ class SglVarScopeEnd(SglExpr, frozen=True, eq=False, gc=False):
 
 
 class SglCommitLazy(SglExpr, frozen=True, eq=False):
-    """Run the prompt so far, generate nothing. Needed by no runtime of ours: a fork already says it."""
+    """Send everything that is queued. Only programs written for SGLang need it: a fork or a read does the same."""
 
 
 class SglSeparateReasoning(SglExpr, frozen=True, eq=False):
@@ -185,9 +184,10 @@ class SglSeparateReasoning(SglExpr, frozen=True, eq=False):
 
 
 class SglVariable(SglExpr, frozen=True, eq=False):
-    """The text of a variable that may not exist yet: pasted where this is appended, without waiting for it.
+    """The text of a variable that may not be known yet; appending it does not wait.
 
-    ``source`` is a value of ``values.py``, or gives it when this is appended; several are pasted with ``sep`` between.
+    ``source`` is a value of ``values.py``, or a function that returns it when this is appended. The items of a list are
+    pasted with ``sep`` between them.
     """
 
     name: str
@@ -207,7 +207,7 @@ class SglVariable(SglExpr, frozen=True, eq=False):
         raise TraceError(f"{self.name!r} is not known yet; use s[{self.name!r}], which waits, to branch on it")
 
     def __getitem__(self, index: int) -> "SglVariable":
-        """Of a variable that a join gathered: that of one fork."""
+        """The variable of one fork, if a join made this variable a list."""
         values = getattr(self.source, "values", None)
         if values is None:
             raise TraceError(f"{self.name!r} is not known yet: no part {index!r}; read s[{self.name!r}] first")
@@ -224,7 +224,7 @@ class SglVariable(SglExpr, frozen=True, eq=False):
 
 
 class SglArgument(SglExpr, frozen=True, eq=False):
-    """An argument of a program that is traced: a hole, to be filled when it runs."""
+    """An argument of a program that is being traced: a hole, filled when the program runs."""
 
     name: str
 
@@ -271,7 +271,7 @@ class SglArgument(SglExpr, frozen=True, eq=False):
 
 
 class SglVariables(SglExpr, frozen=True, eq=False):
-    """One ``SglVariable`` per fork; appended as a whole they are pasted in order."""
+    """One ``SglVariable`` per fork. Appending this pastes all of them in order."""
 
     items: tuple[SglVariable, ...]
 

@@ -1,6 +1,6 @@
-"""``@function``: a Python body that writes a program, and the ways to run it.
+"""``@function``: a Python body that writes a program, and the ways to run, batch, trace and compile it.
 
-The body runs in the caller's thread and waits only where it reads a value. Knows no backend by name.
+The body runs in the caller's thread and waits only where it reads a value.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .state import ProgramState
 from .tracer import TracerProgramState, current_trace, leading_nodes, trace_call, trace_program
 
 MIN_PREFIX_CHARS = 64  # run_batch() has a common beginning that is longer than this computed first
-_SETTINGS = frozenset(ProgramSettings.__struct_fields__) - {"name"}  # a program is called as its function is
+_SETTINGS = frozenset(ProgramSettings.__struct_fields__) - {"name"}  # a program has the name of its function
 _RUN_OPTIONS = frozenset(("backend", "stream", "use_thread"))
 _BATCH_OPTIONS = frozenset(("backend", "num_threads", "progress_bar", "generator_style"))
 
 
 class RunOptions:
-    """The keyword arguments of one call, sorted: to the program, to the sampling, to the run.
+    """The keyword arguments of one call, split into arguments of the body, sampling, settings and options of the run.
 
-    The function's own signature decides first, so that an argument may be called ``n`` or ``temperature``.
+    A name in the function's own signature is an argument of the body, so one may be called ``n`` or ``temperature``.
     """
 
     __slots__ = ("arguments", "options", "sampling", "settings")
@@ -77,7 +77,7 @@ def _no_such_argument(function: SglFunction, name: str, options: frozenset[str])
 
 
 class SglFunction:
-    """A program. ``run`` it, ``run_batch`` it, ``bind`` some arguments."""
+    """A program, made by ``@function``."""
 
     def __init__(
         self,
@@ -109,13 +109,12 @@ class SglFunction:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the body; returns when it ends, values may still be on their way.
+        """Run the body. Returns when the body ends; values may still be computed then.
 
-        Besides the program's own arguments: sampling defaults for every gen (``temperature=``, ``max_new_tokens=``,
-        ``stop=``, ...), ``backend=``, ``stream=True`` (the body then runs on a thread, and ``text_iter`` of the result
-        yields as it is generated), and the run's settings (``deadline_s=``, ``priority=``, ``tenant=``).
-
-        Of an ``async def`` program this is ``run_async``: await it.
+        Besides the program's own arguments it takes sampling defaults for every gen (``temperature=``,
+        ``max_new_tokens=``, ``stop=``, ...), ``backend=``, ``stream=True`` (the body then runs on a thread, and
+        ``text_iter`` of the result yields text as it is generated), and the run's settings (``deadline_s=``,
+        ``priority=``, ``tenant=``). Of an ``async def`` program this is ``run_async``: await it.
         """
         if self.is_async:
             return self.run_async(*args, **kwargs)
@@ -180,16 +179,16 @@ class SglFunction:
     def _refuse_to_stream(self) -> None:
         if self.num_api_spec_tokens is not None:
             raise InvalidRequest(
-                f"{self.__name__}() writes ahead (num_api_spec_tokens={self.num_api_spec_tokens}), so its text is not "
-                "known as it comes; leave out stream=True or num_api_spec_tokens"
+                f"{self.__name__}() generates ahead (num_api_spec_tokens={self.num_api_spec_tokens}), so its text "
+                "cannot be streamed; leave out stream=True or num_api_spec_tokens"
             )
 
     def _write(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
-        """What the body says, and nothing else."""
+        """Call the body."""
         state.ret_value = self.func(state, *args, **arguments)
 
     def _run_body(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
-        """The body from beginning to end; what it raises is left in ``program.error``."""
+        """Run the body to its end. An exception that it raises is kept in ``program.error``."""
         program = state._program
         program.body_thread = threading.get_ident()
         try:
@@ -204,7 +203,7 @@ class SglFunction:
     async def run_async(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Run in the running event loop; read values with ``await s.get(name)``.
 
-        With ``stream=True`` it returns at once and the body goes on as a task: ``async for text in
+        With ``stream=True`` it returns at once and the body runs as a task: ``async for text in
         s.text_async_iter()``. Cancelling the awaiting task cancels the program at the runtime.
         """
         options = RunOptions(self, kwargs, _RUN_OPTIONS)
@@ -241,7 +240,7 @@ class SglFunction:
             await program.end_async()
 
     async def run_batch_async(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> list[ProgramState]:
-        """``run_batch`` in the running event loop: everything in flight at once, or ``num_threads`` items at a time."""
+        """``run_batch`` in the running event loop: all items run at once, or ``num_threads`` at a time."""
         options = self._batch_options(kwargs)
         batch = self._batch(batch_kwargs, options)
         if options.options.get("generator_style"):
@@ -252,19 +251,19 @@ class SglFunction:
         return await run_in_loop(batch) if batch.items else []
 
     def iter_batch_async(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> AsyncIterator[ProgramState]:
-        """``async for state in program.iter_batch_async(items)``: each state as soon as it and those before it ended.
+        """``async for state in program.iter_batch_async(items)``: each state once it and those before it ended.
 
-        Leaving the loop early cancels what still runs.
+        Leaving the loop early cancels the items that still run.
         """
         return iter_in_loop(self._batch(batch_kwargs, self._batch_options(kwargs)))
 
     def run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> list[ProgramState] | Iterator[ProgramState]:
-        """Run once per item (a dict of arguments, or a tuple in their order); the states in that order.
+        """Run once per item (a dict of arguments, or a tuple in their order). Returns the states in that order.
 
-        All items are in flight at once; ``num_threads=k`` holds it to k at a time. An item whose body raises gives a
-        state whose ``error()`` is that exception and whose values raise it. ``progress_bar=True`` shows one;
-        ``generator_style=True`` yields each state as soon as it and those before it have finished (of an async program:
-        ``iter_batch_async``). Leaving it early, or Ctrl-C, cancels what still runs.
+        All items run at once; ``num_threads=k`` limits this to k. If the body of an item raises, ``error()`` of its
+        state is that exception and its values raise it. ``progress_bar=True`` shows a progress bar.
+        ``generator_style=True`` yields each state once it and those before it have finished (an async program has
+        ``iter_batch_async``). Leaving the loop early, or Ctrl-C, cancels the items that still run.
         """
         options = self._batch_options(kwargs)
         batch = self._batch(batch_kwargs, options)
@@ -329,18 +328,18 @@ class SglFunction:
         options = RunOptions(self, given, _BATCH_OPTIONS)
         if "stream" in options.arguments:
             raise InvalidRequest(
-                "run_batch(stream=...): a batch gives whole states; generator_style=True yields each as it ends, and "
-                "run(..., stream=True) of one program yields its text as it comes"
+                "run_batch(stream=...): a batch returns finished states; generator_style=True yields each as it ends, "
+                "and run(..., stream=True) of one program yields its text as it is generated"
             )
         if options.arguments:
             raise InvalidRequest(
-                f"run_batch() does not know {', '.join(map(repr, options.arguments))}; arguments of the program stand "
-                "in the items, or are bound with .bind(...)"
+                f"run_batch() does not know {', '.join(map(repr, options.arguments))}; arguments of the program belong "
+                "into the items, or into .bind(...)"
             )
         return options
 
     def bind(self, **kwargs: Any) -> SglFunction:
-        """The same program with these arguments fixed; they win over what a call says."""
+        """The same program with these arguments fixed. They override those of a call."""
         unknown = [name for name in kwargs if name not in self.arg_names]
         if unknown:
             raise AssertionError(
@@ -349,7 +348,7 @@ class SglFunction:
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
 
     def __call__(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """Run; inside another program's trace, become part of it."""
+        """Run the program. While another program is traced, become a part of that trace."""
         if (outer := current_trace()) is not None:
             return trace_call(outer, self.func, args, {**kwargs, **self.bind_arguments})
         return self.run(*args, **kwargs)
@@ -357,14 +356,14 @@ class SglFunction:
     # -- without running ----------------------------------------------------------------------------------------------
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> TracerProgramState:
-        """What the body says; arguments that are not given are holes. No model is asked.
+        """Run the body without a model. Arguments that are not given are holes.
 
-        The roles are those of ``backend``, of the default backend, or where there is none of SGLang's default template.
+        Role texts come from ``backend``, else from the default backend, else from SGLang's default template.
         """
         return trace_program(self.func, self.fill_arguments(kwargs), self._traceable(backend))
 
     def compile(self, *, backend: Any = None, **constants: Any) -> CompiledFunction:
-        """Trace the body once; its runs are one message each and call the body no more.
+        """Trace the body once. A run then sends one message and does not call the body.
 
         Raises ``TraceError`` where the body branches on a value or an argument. ``constants`` fixes arguments.
         """
@@ -378,14 +377,17 @@ class SglFunction:
         return Graph.of(self.__name__, self.trace(backend=backend, **arguments)._program.log)
 
     def cache(self, backend: Any = None) -> None:
-        """Compute what every run of this program begins with, so that the first one finds it."""
+        """Compute the KV of the constant text that every run begins with."""
         chosen = resolve_backend(backend)
         nodes = self._leading_nodes(chosen)
         if nodes:
             chosen.cache_nodes(nodes)
 
     def pin(self, backend: Any = None, *, ttl_s: float = 3600.0) -> int | None:
-        """Like ``cache``, and kept from eviction for ``ttl_s``; the number of tokens, where the backend tells it."""
+        """Like ``cache``, and protect that prefix from eviction for ``ttl_s``.
+
+        Returns the number of tokens, or None if the backend does not report it.
+        """
         chosen = resolve_backend(backend)
         nodes = self._leading_nodes(chosen)
         return chosen.pin_nodes(nodes, ttl_s) if nodes else 0
@@ -403,7 +405,7 @@ class SglFunction:
         return resolve_backend(backend)
 
     def fill_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Every argument of the body: bound, given, or else a hole."""
+        """Every argument of the body: bound, given, or a hole."""
         unknown = [name for name in given if name not in self.arg_names]
         if unknown and not self.takes_any:
             raise InvalidRequest(
@@ -433,7 +435,7 @@ class SglFunction:
 
 
 class CompiledFunction(SglFunction):
-    """``run``, ``run_batch`` and ``bind`` as of any program; an argument may be any str (or number)."""
+    """A program whose body was traced once per backend, since role texts differ. Arguments are strs or numbers."""
 
     def __init__(self, function: SglFunction, constants: Mapping[str, Any]) -> None:
         super().__init__(
@@ -458,7 +460,7 @@ class CompiledFunction(SglFunction):
         return Graph.of(self.__name__, self.trace_for(self._traceable(backend))._program.log)
 
     def _repr_html_(self) -> str | None:
-        """Its graph, in a notebook; nothing before it was traced for a backend."""
+        """Its graph, for a notebook; None before it was traced."""
         traces = list(self._traces.values())
         return Graph.of(self.__name__, traces[0]._program.log).svg() if traces else None
 

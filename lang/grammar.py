@@ -1,4 +1,4 @@
-"""Grammars as values: texts and patterns that add up with ``+`` and ``|`` and can be named.
+"""Grammars as values: texts and patterns that combine with ``+`` and ``|`` and can be captured under a name.
 
     number = regex("[0-9]+").capture("n")
     s += gen("line", "total: " + number + (" " + one_of("USD", "EUR").capture("unit")).optional())
@@ -41,15 +41,15 @@ class Grammar:
         return NotImplemented if left is None else _join(left, self, "|")
 
     def many(self, least: int = 0, most: int | None = None, *, sep: Grammar | str = "") -> Grammar:
-        """This again and again, ``least`` to ``most`` times, with ``sep`` between."""
+        """This grammar repeated ``least`` to ``most`` times, with ``sep`` between."""
         if least < 0 or (most is not None and most < max(least, 1)):
             raise InvalidRequest(f"many({least}, {most}): must be 0 <= least <= most, and most 1 or more")
         between = _grammar(sep)
         assert between is not None
         if self.names:
             raise InvalidRequest(
-                f"capture {self.names[0]!r} stands inside many(), where it would hold its last match only; "
-                "capture the whole, and split that"
+                f"capture {self.names[0]!r} is inside many(), where it would hold the last match alone; "
+                "capture the whole repetition and split its text"
             )
         if between.pattern in ("", "(?:)"):
             return Grammar(f"(?:{self.pattern}){_times(least, most)}")
@@ -58,7 +58,7 @@ class Grammar:
         return Grammar(whole if least else whole + "?")
 
     def optional(self) -> Grammar:
-        """This or nothing; a capture inside is None where it is nothing."""
+        """This grammar or the empty text, for which its captures are None."""
         return Grammar(f"(?:{self.pattern})?", self.names)
 
     def capture(self, name: str) -> Grammar:
@@ -73,7 +73,7 @@ class Grammar:
         return GrammarSpec("regex", re.sub(r"\(\?P<\w+>", "(?:", self.pattern))
 
     def captures(self, text: str) -> dict[str, str | None]:
-        """Name to text of every capture in a generated text; None for what the text left out."""
+        """Name to text of every capture in a generated text; None for a part that the text does not have."""
         match = re.fullmatch(self.pattern, text, re.DOTALL)
         return dict.fromkeys(self.names) if match is None else match.groupdict()
 
@@ -118,13 +118,13 @@ def text(value: str) -> Grammar:
 
 
 def regex(pattern: str) -> Grammar:
-    """What ``pattern`` matches as a whole; groups with names in it are captures."""
+    """Every text that ``pattern`` matches as a whole. Its named groups are captures."""
     compiled = re.compile(pattern)
     return Grammar(f"(?:{pattern})", tuple(compiled.groupindex))
 
 
 def one_of(*values: Grammar | str) -> Grammar:
-    """One of several texts or grammars."""
+    """Any one of several texts or grammars."""
     if not values:
         raise InvalidRequest("one_of() needs one choice or more")
     whole, *rest = [_grammar(value) for value in values]
@@ -136,12 +136,12 @@ def one_of(*values: Grammar | str) -> Grammar:
 
 
 def integer() -> Grammar:
-    """A whole number, perhaps negative, of up to 18 digits."""
+    """An integer of up to 18 digits, with or without a minus sign."""
     return Grammar("-?(?:0|[1-9][0-9]{0,17})")
 
 
 def number() -> Grammar:
-    """A decimal number, perhaps with a fraction."""
+    """A decimal number with or without a minus sign and a fraction."""
     return Grammar(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,12})?")
 
 

@@ -1,4 +1,4 @@
-"""A traced program as a drawing: one lane per sequence, as text or as SVG. Runs nothing."""
+"""A drawing of a program's nodes, as text or as SVG: one lane per sequence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WIDTH, _HEIGHT, _GAP, _LANE = 230, 30, 14, 270
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One operation: ``row`` orders it in the whole program; ``targets`` are rows of other boxes it leads to."""
+    """One operation. ``row``: its place in the whole program. ``targets``: rows of the boxes that it points to."""
 
     seq: int
     row: int
@@ -48,7 +48,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """``str(graph)`` is the text, ``graph.svg()`` the picture; a notebook shows it by itself."""
+    """``str(graph)`` is the text form, ``graph.svg()`` the picture, which a notebook shows."""
 
     name: str
     boxes: tuple[Box, ...]
@@ -98,10 +98,10 @@ class Graph:
 
 
 def _boxes(log: list[Node]) -> tuple[tuple[Box, ...], dict[int, int]]:
-    """Texts and holes that follow one another are one box."""
-    drafts: list[tuple[int, str, str, list[int]]] = []  # seq, kind, label, rows it leads to
+    """Adjacent texts and holes share a box."""
+    drafts: list[tuple[int, str, str, list[int]]] = []  # seq, kind, label, target rows
     row_of_leaf: dict[int, int] = {}
-    open_fork: dict[int, int] = {}  # child that has said nothing yet -> row of its fork
+    open_fork: dict[int, int] = {}  # child without a box yet -> row of its fork
     last: dict[int, int] = {}
     parents: dict[int, int] = {}
 
@@ -150,7 +150,7 @@ def _boxes(log: list[Node]) -> tuple[tuple[Box, ...], dict[int, int]]:
             case PinNode():
                 add(seq, "flow", f"pin {node.ttl_s:g} s")
             case SettleNode(children=children) if children:
-                row = add(seq, "flow", f"go on with one of {len(children)}")
+                row = add(seq, "flow", f"continue with one of {len(children)}")
                 for child in children:
                     if child in last:
                         drafts[last[child]][3].append(row)

@@ -1,4 +1,4 @@
-"""Images and videos as bytes: read, named by their type, written as data URLs. Never decodes a pixel of an image."""
+"""Images and video frames: read as bytes, identified by media type, written as data URLs."""
 
 import base64
 from pathlib import Path

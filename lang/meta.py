@@ -1,7 +1,4 @@
-"""What ``s.get_meta_info`` gives: the runtime's account of one value, under the names that public programs read.
-
-Made when it is asked for. Knows no state.
-"""
+"""What ``s.get_meta_info`` returns: the runtime's report on one value, under SGLang's names."""
 
 from typing import Any
 
@@ -9,7 +6,7 @@ from ..protocol.messages import GenMeta, SelectMeta, TokenLogprob
 
 
 def meta_info(meta: GenMeta | SelectMeta | None) -> dict[str, Any]:
-    """Of a gen: tokens, finish reason, log-probabilities as (value, token id, text), seconds. Of a select: scores."""
+    """For a gen: tokens, finish reason, log-probabilities as (value, token id, text), seconds. For a select: scores."""
     if isinstance(meta, SelectMeta):
         means = [sum(v or 0.0 for v in row) / max(len(row), 1) for row in meta.logprobs]
         info: dict[str, Any] = {

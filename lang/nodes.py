@@ -1,7 +1,4 @@
-"""What a program has said, in order: frozen nodes on numbered sequences, before a backend makes requests of them.
-
-Never holds state, and knows neither tokens nor messages.
-"""
+"""The log of a program: frozen nodes on numbered sequences, from which a backend makes its requests."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +12,7 @@ from .values import Leaf
 
 
 class Node(msgspec.Struct, frozen=True, eq=False, gc=False):
-    # gc=False: a node is in no cycle, since a leaf does not know its program
+    # gc=False: a node is in no reference cycle, because a leaf holds no reference to its run
     seq: int
 
 
@@ -24,13 +21,13 @@ class TextNode(Node, frozen=True, eq=False, gc=False):
 
 
 class HoleNode(Node, frozen=True, eq=False, gc=False):
-    """Text that an argument will be. Only in a trace."""
+    """The text of an argument of a traced program."""
 
     name: str
 
 
 class RoleNode(Node, frozen=True, eq=False, gc=False):
-    """A role begins or ends. ``text`` is what that adds to the program's text."""
+    """A role begins or ends. ``text``: the marker that this adds to the text."""
 
     role: str
     is_begin: bool
@@ -38,17 +35,17 @@ class RoleNode(Node, frozen=True, eq=False, gc=False):
 
 
 class DefaultSystemNode(Node, frozen=True, eq=False, gc=False):
-    """The template's own system message."""
+    """The system message that the template adds by default."""
 
     content: str
     text: str
 
 
-Leading = TextNode | RoleNode | DefaultSystemNode  # what a program's constant beginning is made of
+Leading = TextNode | RoleNode | DefaultSystemNode  # the nodes of a program's constant beginning
 
 
 class GenNode(Node, frozen=True, eq=False, gc=False):
-    """``defaults`` are the run's sampling, which what ``gen`` says overrides."""
+    """``defaults``: the run's sampling, overridden by that of ``gen``."""
 
     leaf: Leaf
     gen: SglGen
@@ -66,7 +63,7 @@ class SelectNode(Node, frozen=True, eq=False, gc=False):
 
 
 class PasteNode(Node, frozen=True, eq=False, gc=False):
-    """Append the text of another leaf's candidate ``index``."""
+    """Append candidate ``index`` of another leaf."""
 
     source: Leaf
     index: int
@@ -92,21 +89,22 @@ class PinNode(Node, frozen=True, eq=False, gc=False):
 
 
 class MarkNode(Node, frozen=True, eq=False, gc=False):
-    """Remember this point; ``mark`` stands for it."""
+    """Remember this point of the sequence as ``mark``."""
 
     mark: Leaf
 
 
 class RollbackNode(Node, frozen=True, eq=False, gc=False):
-    """Return to ``mark``: what came after it is dropped from the sequence."""
+    """Drop everything after ``mark`` from the sequence."""
 
     mark: Leaf
 
 
 class SettleNode(Node, frozen=True, eq=False, gc=False):
-    """Append what a leaf says that no operation of the runtime has. ``Settling`` makes other nodes of it in time.
+    """Append a value that Python decides. ``Settling`` replaces this node once ``leaf`` is resolved.
 
-    Without ``children`` that is the leaf's text. With: what fork ``leaf.index`` of them holds; all of them end here.
+    Without ``children`` it appends the leaf's text. With ``children`` it appends the fork ``leaf.index`` of them and
+    closes them all.
     """
 
     leaf: Leaf
@@ -114,13 +112,13 @@ class SettleNode(Node, frozen=True, eq=False, gc=False):
 
 
 class TokensNode(Node, frozen=True, eq=False, gc=False):
-    """Append tokens as they are. Only a runtime of ours has an operation for it."""
+    """Append these tokens. Only a runtime of Phloem can."""
 
     ids: tuple[int, ...]
 
 
 class TextSinceNode(Node, frozen=True, eq=False, gc=False):
-    """``leaf`` becomes the text since ``mark``."""
+    """Resolve ``leaf`` to the text since ``mark``."""
 
     leaf: Leaf
     mark: Leaf

@@ -1,4 +1,4 @@
-"""Regular expressions for numbers between limits. Plain decimal digits: no leading zeros, no exponents."""
+"""Regular expressions for numbers between limits, in decimal digits without leading zeros or exponents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _MAX_DIGITS = 18
 
 
 def integer_pattern(low: int | None = None, high: int | None = None) -> str:
-    """Matches exactly the integers from ``low`` to ``high``; an open end goes to 18 digits."""
+    """Matches exactly the integers from ``low`` to ``high``; a limit that is None is 18 digits."""
     most = 10**_MAX_DIGITS - 1
     low = -most if low is None else low
     high = most if high is None else high
@@ -21,7 +21,7 @@ def integer_pattern(low: int | None = None, high: int | None = None) -> str:
 
 
 def _natural(low: int, high: int) -> list[str]:
-    """Patterns that together match low..high, 0 <= low <= high, one number of digits after the other."""
+    """Patterns that together match low..high, where 0 <= low <= high: one for each number of digits."""
     parts = []
     while low <= high:
         length = len(str(low))
@@ -32,7 +32,7 @@ def _natural(low: int, high: int) -> list[str]:
 
 
 def _same_length(low: str, high: str) -> str:
-    """Numbers of one length: a common beginning, then the edges, then whole blocks of digits between."""
+    """Numbers of one length: their common prefix, then the two ends of the range, then the full decades between."""
     if low == high:
         return low
     length = len(low)
@@ -67,7 +67,7 @@ def _digits(count: int) -> str:
 
 
 def _merged(parts: list[str]) -> list[str]:
-    """Runs of whole lengths, ``[1-9][0-9]{3}|[1-9][0-9]{4}|...``, as one part."""
+    """Join patterns of all numbers of adjacent lengths, ``[1-9][0-9]{3}|[1-9][0-9]{4}|...``, into one."""
     merged: list[str] = []
     run: list[int] = []
 

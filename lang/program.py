@@ -26,7 +26,6 @@ from .backend.interpreted import InterpretedSession
 from .choices import token_length_normalized
 from .deciding import DecidedLeaf, PickedLeaf, is_decided_here, seed_of
 from .expressions import (
-    LookingSteps,
     SglArgument,
     SglCommitLazy,
     SglConstantText,
@@ -34,7 +33,6 @@ from .expressions import (
     SglExprList,
     SglGen,
     SglImage,
-    SglLooking,
     SglMacro,
     SglRoleBegin,
     SglRoleEnd,
@@ -45,6 +43,8 @@ from .expressions import (
     SglVarScopeBegin,
     SglVarScopeEnd,
     SglVideo,
+    SglWaiting,
+    WaitingSteps,
 )
 from .global_config import global_config
 from .images import data_url, load_frames, load_image
@@ -102,7 +102,7 @@ class UnknownVariable(PhloemError, KeyError):
 
 
 class ProgramRun:
-    """Shared by all states of one run."""
+    """One run: its sequences, its log of nodes, its session with the backend. All states of the run share it."""
 
     __slots__ = (
         "__weakref__",
@@ -150,9 +150,9 @@ class ProgramRun:
         self.stream = stream
         self.settings = settings
         self.inline = inline
-        self.is_awaited = is_awaited  # the thread that runs the body waits for the program's end
+        self.is_awaited = is_awaited  # the thread that runs the body waits for the end of the run
         self.arguments = arguments
-        self.num_api_spec_tokens = num_api_spec_tokens  # for backends that are asked once per gen
+        self.num_api_spec_tokens = num_api_spec_tokens  # for backends that are called once per gen
         self.log: list[Node] = []
         self.num_messages = 0
         self.error: BaseException | None = None  # of the Python body
@@ -161,12 +161,12 @@ class ProgramRun:
         self.loop = loop  # of an async program
         self.body_task: asyncio.Task[Any] | None = None  # of an async program that streams
         self.lock = threading.Lock()
-        # a sequence grew, a variable was bound, the body ended; told only while streaming
+        # notified when a sequence grew, a variable was bound or the body ended; only while streaming
         self.changed = Signal(self.lock) if stream else None
         self._num_shipped = 0
         self._ship_lock = threading.Lock()
-        self._settling: Settling | None = None  # of a program with values that Python decides
-        self.sequences: list[SequenceLog | None] = []  # None: one that only the runtime sees
+        self._settling: Settling | None = None  # made when the run has a value that Python decides
+        self.sequences: list[SequenceLog | None] = []  # None: a sequence that Python does not append to
         self.is_ending = False
         self.session: Session = backend.open_session(self) or InterpretedSession(backend, self)
         self.root = SequenceLog(self)
@@ -176,14 +176,14 @@ class ProgramRun:
         return len(self.sequences) - 1
 
     def reserve_seq(self) -> int:
-        """A sequence that Python appends nothing to."""
+        """The number of a sequence that Python does not append to."""
         self.sequences.append(None)
         return len(self.sequences) - 1
 
     def flush(self, *, is_awaited: bool = False) -> list[Leaf]:
-        """Ship what can be shipped; the values that have to be known before the rest can.
+        """Ship the nodes that can be shipped. Returns the values that the held nodes wait for.
 
-        ``is_awaited``: this thread will do nothing but wait for it.
+        ``is_awaited``: this thread will only wait for the result.
         """
         with self._ship_lock:
             end = len(self.log)
@@ -202,25 +202,25 @@ class ProgramRun:
             return missing
 
     def ship(self, *, is_awaited: bool = False) -> None:
-        """Ship all that is queued, waiting where something has to be known first."""
+        """Ship every queued node, waiting for the values that held nodes need."""
         while missing := self.flush(is_awaited=is_awaited):
             if self.loop is not None:
                 self._refuse_to_block(missing[0])
             wait_any(missing)
 
     async def ship_async(self) -> None:
-        """The same from an event loop, which goes on meanwhile."""
+        """``ship`` for an event loop, which it does not block."""
         while missing := self.flush():
             await wait_any_async(missing)
 
     def end(self) -> None:
-        """The body has returned: close what is open and ship the rest."""
+        """The body has returned: close every sequence and ship the rest."""
         self._close_all()
         self.ship(is_awaited=self.is_awaited)
         self._finish_well()
 
     async def end_async(self) -> None:
-        """``end`` of a run in an event loop."""
+        """``end`` for a run in an event loop."""
         self._close_all()
         await self.ship_async()
         self._finish_well()
@@ -247,7 +247,7 @@ class ProgramRun:
             log()
 
     def abort(self, error: BaseException) -> None:
-        """The body raised ``error``: what was sent is cancelled, what was not never will be."""
+        """The body raised ``error``: cancel what was shipped, fail the leaves of what was not."""
         self.error = error
         with self._ship_lock:
             unsent = self.log[self._num_shipped :]
@@ -271,27 +271,27 @@ class ProgramRun:
 
     def _finish(self) -> None:
         self.is_over = True
-        self.tell()
+        self.wake_readers()
 
-    def tell(self) -> None:
-        """Something changed that a streaming reader may wait for."""
+    def wake_readers(self) -> None:
+        """Wake streaming readers: a sequence, a variable or the end of the body has changed."""
         if self.changed is not None:
             self.changed.notify()
 
     @property
     def is_inside(self) -> bool:
-        """True in the thread (or the task) that runs the body, while it runs."""
+        """Whether the caller is the thread (or task) that runs the body."""
         if self.is_over or self.body_thread != threading.get_ident():
             return False
         return self.body_task is None or asyncio.current_task() is self.body_task
 
     def wait_body(self) -> None:
-        """Until the body has ended, unless this is the body."""
+        """Wait until the body has ended, unless the body calls this."""
         if self.changed is not None and not self.is_inside:
             self.changed.wait_for(lambda: self.is_over)
 
     def wait_leaves(self, leaves: Iterable[Leaf], timeout_s: float | None = None) -> None:
-        """Until each leaf is done, failed ones included."""
+        """Wait until each leaf is resolved or has failed."""
         waiting = [leaf for leaf in leaves if not leaf.is_done]
         if not waiting:
             return
@@ -302,11 +302,11 @@ class ProgramRun:
             if not (waiting := [leaf for leaf in waiting if not leaf.is_done]):
                 return
             wait_any([*missing, *waiting], timeout_s)
-        for leaf in reversed(waiting):  # the last to come first: most others are then there, and this wakes once
+        for leaf in reversed(waiting):  # the last one first: most others are then resolved, so this thread wakes once
             leaf.wait_for(leaf.done, timeout_s)
 
-    def follow(self, steps: LookingSteps) -> None:
-        """Run what looks at values on its way, waiting for each."""
+    def run_steps(self, steps: WaitingSteps) -> None:
+        """Run a generator of ``SglWaiting.steps``, waiting for each value that it yields."""
         result: Any = None
         try:
             while True:
@@ -323,8 +323,8 @@ class ProgramRun:
         except StopIteration:
             pass
 
-    async def follow_async(self, steps: LookingSteps) -> None:
-        """The same from an event loop."""
+    async def run_steps_async(self, steps: WaitingSteps) -> None:
+        """``run_steps`` for an event loop."""
         result: Any = None
         try:
             while True:
@@ -338,7 +338,7 @@ class ProgramRun:
             pass
 
     async def wait_leaves_async(self, leaves: Iterable[Leaf]) -> None:
-        """The same from an event loop, which goes on meanwhile."""
+        """``wait_leaves`` for an event loop, which it does not block."""
         waiting = [leaf for leaf in leaves if not leaf.is_done]
         if not waiting:
             return
@@ -353,12 +353,12 @@ class ProgramRun:
         if self.changed is not None and not self.is_inside:
             await self.changed.wait_for_async(lambda: self.is_over)
 
-    def allow_looking(self, expr: object) -> None:
-        """Raises where ``expr``, which looks at values as it is appended, cannot be."""
+    def allow_waiting(self, expr: object) -> None:
+        """Raises if ``expr``, which waits for values while it is appended, would block the event loop."""
         if self.loop is not None and self._is_in_own_loop():
             raise InvalidRequest(
-                f"{expr!r} looks at what it generates, and waiting for that here would stop the event loop of this "
-                "async program; write await s.append_async(...) instead of s += ..."
+                f"{expr!r} waits for what it generates, which here would block the event loop of this async "
+                "program; write await s.append_async(...) instead of s += ..."
             )
 
     def _is_in_own_loop(self) -> bool:
@@ -372,7 +372,7 @@ class ProgramRun:
             return
         name = "..." if leaf.name is None else repr(leaf.name)
         raise InvalidRequest(
-            f"the value of {name} is not there yet, and waiting for it here would stop the event loop of this async "
+            f"the value of {name} is not known yet, and waiting for it here would block the event loop of this async "
             f"program; write await s.get({name}) (or await s.text_async(), await s.sync_async())"
         )
 
@@ -383,7 +383,7 @@ class ProgramRun:
 
 @dataclass(frozen=True, slots=True)
 class RoleTurn:
-    """One turn: ``content`` is a span of the text, its leading blanks not counted."""
+    """A role that has ended. ``content``: its text; ``read`` strips leading blanks."""
 
     role: str
     content: TextSpan
@@ -399,7 +399,7 @@ class RoleTurn:
 
 
 class SequenceLog:
-    """Pieces, variables, messages and the open role of one sequence."""
+    """One growing text: its pieces, variables, finished roles and open role."""
 
     __slots__ = (
         "_program",
@@ -420,11 +420,11 @@ class SequenceLog:
     )
 
     def __init__(self, program: ProgramRun, parent: SequenceLog | None = None) -> None:
-        self._program = weakref.ref(program)  # a state holds its program, which holds its sequences
+        self._program = weakref.ref(program)  # weak: the program holds its sequences
         self.log = program.log
         self.seq = program.new_seq(self)
         self.is_closed = False
-        self.fresh: dict[str | None, None] = {}  # names bound here, not inherited
+        self.fresh: dict[str | None, None] = {}  # names bound on this sequence and not inherited from its parent
         self.leaves: list[Leaf] = []  # of this sequence alone, for error()
         self.pieces: list[Piece] = [] if parent is None else parent.pieces.copy()
         self.variables: dict[str | None, Value] = {} if parent is None else parent.variables.copy()
@@ -439,11 +439,11 @@ class SequenceLog:
     @property
     def program(self) -> ProgramRun:
         program = self._program()
-        assert program is not None, "a sequence outlived its program"
+        assert program is not None, "the program of this sequence was collected"
         return program
 
     def has_news(self, taken: int) -> bool:
-        """Whether more than ``taken`` pieces are there, or none will come."""
+        """Whether there are more than ``taken`` pieces, or the body has ended."""
         return self.program.is_over or len(self.pieces) > taken
 
     # -- appending ----------------------------------------------------------------------------------------------------
@@ -451,7 +451,7 @@ class SequenceLog:
     def append(self, expr: SglExpr | str) -> None:
         if self.is_closed:
             raise InvalidRequest(
-                "nothing can be appended here any more: "
+                "nothing more can be appended here: "
                 + ("the program has ended" if self.program.is_over else "this fork was joined; append before join()")
             )
         append = _appender(expr)
@@ -461,7 +461,7 @@ class SequenceLog:
                 "append a str, gen(...), select(...), a role, or a sum of these"
             )
         append(self, expr)
-        self.program.tell()
+        self.program.wake_readers()
 
     def _append_str(self, text: str) -> None:
         if text:
@@ -480,8 +480,8 @@ class SequenceLog:
     def _append_gen(self, expr: SglGen) -> None:
         program = self.program
         if expr.retries:
-            program.allow_looking(expr)
-            program.follow(self._gen_checked(expr))
+            program.allow_waiting(expr)
+            program.run_steps(self._gen_checked(expr))
             return
         defaults, overrides = sampling_of_fork(self.sampling, self.seq), expr.overrides
         n = overrides.get("n") or defaults.get("n", 1)
@@ -494,16 +494,16 @@ class SequenceLog:
             for name in expr.captures.names:
                 self.bind(name, CapturedText(leaf, expr.captures, name))
 
-    def steps_of(self, expr: object) -> LookingSteps | None:
-        """Of what looks at values as it is appended; None for what does not."""
-        if isinstance(expr, SglLooking):
+    def steps_of(self, expr: object) -> WaitingSteps | None:
+        """The steps of an expression that waits for values while it is appended; None for any other."""
+        if isinstance(expr, SglWaiting):
             return expr.steps(self)
         return self._gen_checked(expr) if isinstance(expr, SglGen) and expr.retries else None
 
-    def _gen_checked(self, expr: SglGen) -> LookingSteps:
-        """Generate, look, and go back to generate again while the value is wrong and tries are left.
+    def _gen_checked(self, expr: SglGen) -> WaitingSteps:
+        """Generate, parse, and generate again while the value is wrong and retries are left.
 
-        Again means warmer and with another seed: a greedy generation would only repeat itself.
+        A retry is warmer and has another seed, because a greedy generation would repeat itself.
         """
         program = self.program
         once = msgspec.structs.replace(expr, retries=0)
@@ -543,7 +543,7 @@ class SequenceLog:
         self.log.append(SelectNode(self.seq, leaf, expr.choices, expr.choices_method, expr.temperature))
 
     def _append_decided(self, expr: SglSelect) -> None:
-        """The runtime scores the choices, Python picks one of them."""
+        """Have the runtime score the choices; Python picks one."""
         program = self.program
         leaf = DecidedLeaf(program.lock, expr, seed_of(program.sampling, self.seq, len(self.log)))
         method = expr.choices_method if expr.choices_method.wire_name else token_length_normalized
@@ -566,12 +566,12 @@ class SequenceLog:
             self._append_variable(item)
 
     def paste(self, value: Value, *, sep: str = "") -> None:
-        """Append the text of ``value``, known or not."""
+        """Append the text of ``value``, which need not be known yet."""
         match value:
             case Leaf() | DrawnText():
                 leaf = value if isinstance(value, Leaf) else value.leaf
                 if not leaf.belongs_to(self.program.lock):
-                    self.program.read(value)  # another program's: it has to be known before it can be sent
+                    self.program.read(value)  # a leaf of another run: wait for its text
                     self._append_str(value.text())
                     return
                 self.pieces.append(value)
@@ -596,7 +596,7 @@ class SequenceLog:
                 self.pieces.append(text)
                 self.log.append(SettleNode(self.seq, text))
             case CapturedText():
-                self.program.read(value)  # a part of a text is known with that text
+                self.program.read(value)  # a capture is known once its whole text is
                 self._append_str(value.text())
             case _:
                 self._append_str(value.text())
@@ -604,7 +604,7 @@ class SequenceLog:
     def _append_role_begin(self, expr: SglRoleBegin) -> None:
         if self.role is not None:
             raise InvalidRequest(
-                f"role {expr.role!r} begins inside the open role {self.role!r}; roles do not nest: "
+                f"role {expr.role!r} begins inside the open role {self.role!r}; roles do not nest; "
                 f"end it first (s += {self.role}_end(), or leave its with block)"
             )
         session = self.program.session
@@ -637,7 +637,7 @@ class SequenceLog:
         self.log.append(RoleNode(self.seq, expr.role, False, text))
 
     def _history(self) -> list[dict[str, Any]]:
-        """The messages' roles: all that a template's role text may depend on before the values are known."""
+        """The roles of the finished messages, which is all that a template's role text depends on."""
         return [{"role": message.role, "content": ""} for message in self.messages]
 
     def _append_scope_begin(self, expr: SglVarScopeBegin) -> None:
@@ -663,7 +663,7 @@ class SequenceLog:
         self.log.append(ImageNode(self.seq, hashlib.sha256(data).hexdigest(), data))
 
     def _append_reasoning(self, expr: SglSeparateReasoning) -> None:
-        """The model thinks and answers on a fork that Python does not see; the answer becomes part of this text."""
+        """The model generates reasoning and answer on a fork; the answer is appended here."""
         style, gen, program = thinking_style(expr.model_type), expr.expr, self.program
         if not isinstance(gen, SglGen):
             raise InvalidRequest(f"separate_reasoning takes one gen(...), not {gen!r}")
@@ -696,7 +696,7 @@ class SequenceLog:
         self.fresh[name] = None
 
     def value(self, name: str | None) -> Value:
-        """What ``name`` holds, known or not. Waits only where the body runs on another thread and may still set it."""
+        """The value of ``name``, known or not. Waits only if a body on another thread may still bind it."""
         program = self.program
         if name not in self.variables and program.changed is not None and not program.is_inside:
             program.changed.wait_for(lambda: name in self.variables or program.is_over)
@@ -710,7 +710,7 @@ class SequenceLog:
 
     def set(self, name: str, value: Any) -> None:
         self.bind(name, Constant(value))
-        self.program.tell()
+        self.program.wake_readers()
 
     def pin(self, ttl_s: float) -> Leaf:
         leaf = Leaf(self.program.lock, None)
@@ -727,7 +727,7 @@ class SequenceLog:
         return children
 
     def join(self, children: list[SequenceLog], mode: JoinMode) -> None:
-        """Take back what the children made, and end them."""
+        """Take over the variables or the texts of ``children``, and close them."""
         ids = tuple([child.seq for child in children])
         if mode == "gather_variable":
             names = dict.fromkeys(name for child in children for name in child.fresh)

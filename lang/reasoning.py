@@ -1,7 +1,4 @@
-"""Reasoning apart from the answer: ``<think>...</think>`` becomes a variable of its own, also while it streams.
-
-The model thinks on a fork, so what follows in the program sees the answer alone. Never waits by itself.
-"""
+"""Separating ``<think>...</think>`` reasoning from the answer, also in streams."""
 
 from __future__ import annotations
 
@@ -15,34 +12,34 @@ from .values import Leaf
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """How a family of models thinks. ``is_forced``: a text without ``begin`` is reasoning from its first character."""
+class ThinkingStyle:
+    """The tags of a model family. ``is_forced``: text without ``begin`` is reasoning from its first character."""
 
     begin: str = "<think>"
     end: str = "</think>"
     is_forced: bool = False
 
 
-STYLES: dict[str, Style] = {
-    "": Style(),
-    "deepseek-r1": Style(is_forced=True),
-    "deepseek-v3": Style(),
-    "glm45": Style(),
-    "kimi": Style("◁think▷", "◁/think▷"),
-    "qwen3": Style(),
-    "qwen3-thinking": Style(is_forced=True),
-    "smollm3": Style(),
-    "step3": Style(is_forced=True),
+STYLES: dict[str, ThinkingStyle] = {
+    "": ThinkingStyle(),
+    "deepseek-r1": ThinkingStyle(is_forced=True),
+    "deepseek-v3": ThinkingStyle(),
+    "glm45": ThinkingStyle(),
+    "kimi": ThinkingStyle("◁think▷", "◁/think▷"),
+    "qwen3": ThinkingStyle(),
+    "qwen3-thinking": ThinkingStyle(is_forced=True),
+    "smollm3": ThinkingStyle(),
+    "step3": ThinkingStyle(is_forced=True),
 }
 
 
 class Splitter:
-    """Text in pieces, in; (reasoning, answer) pieces, out. A tag may be cut anywhere."""
+    """Splits a stream of text into (reasoning, answer) pieces. A tag may be split between two pieces."""
 
-    def __init__(self, style: Style) -> None:
+    def __init__(self, style: ThinkingStyle) -> None:
         self._style = style
         self._held = ""
-        self._is_thinking: bool | None = None  # None: the beginning has not been seen
+        self._is_thinking: bool | None = None  # None: too little text to tell
         self._has_thought = False
         self._has_answered = False
 
@@ -86,18 +83,18 @@ class Splitter:
 
 
 def _held_back(text: str, tag: str) -> int:
-    """How much of the end of ``text`` may belong to a ``tag`` that is not complete, line breaks before it included."""
+    """Length of the end of ``text`` that may be the beginning of ``tag``, line breaks before it included."""
     tail = max((n for n in range(min(len(tag) - 1, len(text)) + 1) if text.endswith(tag[:n])), default=0)
     before = text[: len(text) - tail]
     return tail + len(before) - len(before.rstrip("\n"))
 
 
 class SplitLeaf(Leaf):
-    """The raw generation: hands on what it gets to ``reasoning`` and ``answer``."""
+    """The whole generation; passes its parts to the leaves ``reasoning`` and ``answer``."""
 
     __slots__ = ("_splitter", "_style", "answer", "reasoning")
 
-    def __init__(self, lock: threading.Lock, name: str | None, style: Style) -> None:
+    def __init__(self, lock: threading.Lock, name: str | None, style: ThinkingStyle) -> None:
         super().__init__(lock, name)
         self._style = style
         self._splitter = Splitter(style)
@@ -105,12 +102,12 @@ class SplitLeaf(Leaf):
         self.reasoning = Leaf(lock, None if name is None else f"{name}_reasoning_content")
 
     def again(self, lock: threading.Lock) -> SplitLeaf:
-        """The same for another program."""
+        """A copy for another run of the program."""
         return SplitLeaf(lock, self.name, self._style)
 
     def push(self, text: str) -> None:
         super().push(text)
-        self._hand_on(*self._splitter.push(text))
+        self._pass_on(*self._splitter.push(text))
 
     def resolve(self, texts: Sequence[str], meta: Any = None) -> None:
         whole = Splitter(self._style)
@@ -125,14 +122,14 @@ class SplitLeaf(Leaf):
         for leaf in (self.reasoning, self.answer):
             leaf.fail(error, ("".join(leaf.chunks or ()),))
 
-    def _hand_on(self, reasoning: str, answer: str) -> None:
+    def _pass_on(self, reasoning: str, answer: str) -> None:
         if reasoning:
             self.reasoning.push(reasoning)
         if answer:
             self.answer.push(answer)
 
 
-def thinking_style(model_type: str) -> Style:
+def thinking_style(model_type: str) -> ThinkingStyle:
     """Raises InvalidRequest for a ``model_type`` that is not in ``STYLES``."""
     style = STYLES.get(model_type)
     if style is None:

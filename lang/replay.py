@@ -1,4 +1,4 @@
-"""Replaying a trace: its nodes again, with the leaves of a new run and the holes filled."""
+"""Replaying a trace: its nodes with the leaves of a new run, and with the holes filled."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .values import CapturedText, Constant, DrawnText, Gathered, Hole, Leaf, Pic
 
 
 def replay(trace: TracerProgramState, state: ProgramState, arguments: Mapping[str, Any]) -> None:
-    """Put what was traced into ``state``'s program, holes filled."""
+    """Append the nodes of ``trace`` to the run of ``state``, its holes filled with ``arguments``."""
     copy = _Replay(trace, state._program, arguments)
-    copy.run(state._sequence)
+    copy.run()
     ret = trace.ret_value
     state.ret_value = None if isinstance(ret, SglExpr) else ret
 
 
 class _Replay:
-    """One run's leaves and values in the place of the trace's."""
+    """Copies a trace into one run: each leaf and value of the trace becomes one of the run."""
 
     def __init__(self, trace: TracerProgramState, program: ProgramRun, arguments: Mapping[str, Any]) -> None:
         self._trace = trace
@@ -37,7 +37,7 @@ class _Replay:
         self._arguments = arguments
         self._leaves: dict[int, Leaf] = {}
 
-    def run(self, root: SequenceLog) -> None:
+    def run(self) -> None:
         program, log = self._program, self._program.log
         traced = self._trace._program
         for source in traced.sequences[1:]:
@@ -60,8 +60,8 @@ class _Replay:
                 ]
             )
             target.role = source.role
-            target.is_closed = True  # the trace holds its Close
-        program.tell()
+            target.is_closed = True  # its CloseNode is in the trace
+        program.wake_readers()
 
     def _node(self, node: Node) -> Node:
         match node:
@@ -113,7 +113,7 @@ class _Replay:
                 return node
 
     def _sampling(self, node: GenNode) -> Mapping[str, Any]:
-        """The run's defaults, under those of the regions (``s.sampling``) that the trace went through."""
+        """The run's defaults, overridden by those of the ``s.sampling`` blocks in the trace."""
         sampling = self._program.sampling
         if node.defaults:
             region = {name: self._filled(value) for name, value in node.defaults.items()}

@@ -1,4 +1,4 @@
-"""The words ``select`` and ``distribution``: one of several texts, by its probability. Nothing runs."""
+"""The words ``select`` and ``distribution``: choosing one of several texts by its probability."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod | None = None,
 ) -> SglExpr:
-    """The likeliest of ``choices`` goes here; ``s[name]`` will be it.
+    """Append the likeliest of ``choices``; ``s[name]`` is that choice.
 
     ``temperature > 0`` draws one instead, with probabilities softmax(score / temperature) over the method's scores.
     """
@@ -36,17 +36,17 @@ def distribution(
     prior: Mapping[str, float] | None = None,
     temperature: float = 1.0,
 ) -> SglExpr:
-    """How likely each of ``choices`` is here: ``s[name]`` is a ``Distribution``, and nothing is appended.
+    """The probability of each of ``choices`` at this place: ``s[name]`` is a ``Distribution``. Appends nothing.
 
-    A choice's probability is that of its text, so a choice that another one begins with takes that one's share: end
-    them all alike (``" yes."``). ``prior``: probabilities to divide by, such as the ``Distribution`` of an input that
-    says nothing. ``temperature``: from ``fit_temperature``. See ``Distribution.calibrated``.
+    A choice's probability is that of its text. A choice that is a prefix of another one also gets that one's share, so
+    end all choices alike (``" yes."``). ``prior``: probabilities to divide by, such as the ``Distribution`` of an input
+    without content. ``temperature``: from ``fit_temperature``. See ``Distribution.calibrated``.
     """
     if not choices or isinstance(choices, str) or not all(_is_choice(c) for c in choices):
         raise InvalidRequest(f"distribution({name!r}, {choices!r}): must be a list of non-empty strings, one or more")
     texts = [choice for choice in choices if isinstance(choice, str)]
     if len(set(texts)) != len(texts):
-        raise InvalidRequest(f"distribution({name!r}, {list(choices)!r}): a choice stands there twice")
+        raise InvalidRequest(f"distribution({name!r}, {list(choices)!r}): a choice is given twice")
     if not isinstance(temperature, int | float) or not temperature > 0:
         raise InvalidRequest(f"distribution({name!r}, temperature={temperature!r}): must be above 0")
     if prior is not None and not isinstance(prior, Mapping):
@@ -59,7 +59,7 @@ def _check_draw(name: str | None, temperature: Any, method: ChoicesSamplingMetho
         raise InvalidRequest(f"select({name!r}, temperature={temperature!r}): must be between 0 and 100")
     if method.wire_name is None or method.wire_name == "greedy_token_selection":
         raise InvalidRequest(
-            f"select({name!r}, temperature={temperature}): {method!r} gives no scores to draw by; leave temperature "
+            f"select({name!r}, temperature={temperature}): {method!r} has no scores to draw by; leave temperature "
             "out, or use token_length_normalized or unconditional_likelihood_normalized"
         )
 

@@ -1,6 +1,7 @@
-"""Values that Python decides, in their places among what is sent: what follows one is held until it is known.
+"""Holding back nodes that follow a value which Python decides, until that value is known.
 
-Other sequences are not held. Never sends and never waits: says what can be sent now, and which values are missing.
+Only nodes that depend on the value are held. ``settle`` returns the nodes to ship now and the values still missing; the
+caller ships and waits.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from .nodes import (
 )
 from .values import Leaf
 
-AskingNode = GenNode | SelectNode | PinNode | TextSinceNode  # what has a leaf that the runtime writes
+AskingNode = GenNode | SelectNode | PinNode | TextSinceNode  # nodes whose leaf the runtime resolves
 
 
 class Settling:
-    """Of one program. ``held`` is what has been taken from the log and not been sent."""
+    """The held nodes of one run. ``held``: taken from the log and not shipped yet."""
 
     def __init__(self) -> None:
         self.held: list[Node] = []
-        self._failed: dict[int, BaseException] = {}  # sequences whose decided value is an error
-        self._unborn: set[int] = set()  # of these, those that the runtime has never heard of
-        self._gone: set[int] = set()  # ids of leaves that failed here
+        self._failed: dict[int, BaseException] = {}  # sequences on which a decided value is an error
+        self._unshipped: set[int] = set()  # failed sequences whose fork was not shipped
+        self._gone: set[int] = set()  # ids of the leaves failed by this class
 
     def settle(self, nodes: Sequence[Node], *, is_ending: bool) -> tuple[list[Node], list[Leaf]]:
-        """(what can be sent now, the values that the rest waits for). ``is_ending``: no more nodes will come."""
+        """(nodes to ship now, values that the held nodes wait for). ``is_ending``: these are the last nodes."""
         nodes = [*self.held, *nodes]
         self.held = []
         ready: list[Node] = []
         missing: list[Leaf] = []
         stopped: set[int] = set()  # sequences
-        stuck: set[int] = set()  # ids of leaves that are not sent
+        stuck: set[int] = set()  # ids of leaves whose node is held
         for i, node in enumerate(nodes):
             if self._has_failed(node, ready):
                 continue
@@ -70,10 +71,10 @@ class Settling:
             ready.append(JoinNode(seq, (node.children[leaf.index],), "concate_and_append"))
         elif leaf.is_done:
             ready.append(TextNode(seq, leaf.texts[0]))
-        ready += [CloseNode(child) for child in node.children if child not in self._unborn]
+        ready += [CloseNode(child) for child in node.children if child not in self._unshipped]
 
     def _has_failed(self, node: Node, ready: list[Node]) -> bool:
-        """Whether ``node`` follows a value that failed here; it then fails with it, and is not sent."""
+        """Whether ``node`` follows a decided value that failed. If so, its leaf fails too and it is not shipped."""
         failed = self._failed
         if not failed:
             return False
@@ -83,7 +84,7 @@ class Settling:
                 cause = node.source.error
             elif isinstance(node, JoinNode) and not failed.keys().isdisjoint(node.children):
                 if node.mode == "gather_variable":
-                    born = tuple([child for child in node.children if child not in self._unborn])
+                    born = tuple([child for child in node.children if child not in self._unshipped])
                     if born:
                         ready.append(JoinNode(node.seq, born, node.mode))
                     return True
@@ -92,22 +93,22 @@ class Settling:
                 return False
             failed[node.seq] = cause
         if isinstance(node, CloseNode):
-            return node.seq in self._unborn
+            return node.seq in self._unshipped
         if isinstance(node, AskingNode):
-            error = DependencyFailed(f"what stands before this failed: {cause}")
+            error = DependencyFailed(f"a value that this depends on failed: {cause}")
             error.__cause__ = cause
             node.leaf.fail(error)
             self._gone.add(id(node.leaf))
         elif isinstance(node, ForkNode):
-            self._unborn.update(node.children)
+            self._unshipped.update(node.children)
             failed.update(dict.fromkeys(node.children, cause))
         elif isinstance(node, SettleNode):
-            ready += [CloseNode(child) for child in node.children if child not in self._unborn]
+            ready += [CloseNode(child) for child in node.children if child not in self._unshipped]
         return True
 
 
 def _is_stopped(node: Node, stopped: set[int], stuck: set[int]) -> bool:
-    """Whether ``node`` comes after something that is held."""
+    """Whether ``node`` depends on a held node."""
     if node.seq in stopped:
         return True
     if isinstance(node, PasteNode):
@@ -116,7 +117,7 @@ def _is_stopped(node: Node, stopped: set[int], stuck: set[int]) -> bool:
 
 
 def _is_computed_on(seq: int, nodes: Sequence[Node]) -> bool:
-    """Whether the model will run on this sequence again."""
+    """Whether any of ``nodes`` needs the model to run on sequence ``seq``."""
     for i, node in enumerate(nodes):
         match node:
             case GenNode() | SelectNode() | ForkNode() | PinNode() | TextSinceNode() if node.seq == seq:

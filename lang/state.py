@@ -1,6 +1,6 @@
-"""What a program's body holds in its hands: ``s``, and the group of forks of it.
+"""``s``, the state that a program's body writes on, and the group of its forks.
 
-Appending never waits; reading a value sends what is queued and waits for that value alone.
+Appending does not wait. Reading a value ships what is queued and waits for that value alone.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class ProgramState:
         return self
 
     async def append_async(self, expr: SglExpr | str) -> None:
-        """``s += expr`` of an async program, for what looks at its values: ``gen(retries=...)``, ``beam(...)``."""
+        """``s += expr`` of an async program, for expressions that wait: ``gen(retries=...)``, ``beam(...)``."""
         if expr is None:
             self += expr
         for part in expr.expr_list if isinstance(expr, SglExprList) else (expr,):
             if (steps := self._sequence.steps_of(part)) is None:
                 self._sequence.append(part)
             else:
-                await self._program.follow_async(steps)
+                await self._program.run_steps_async(steps)
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._sequence.set(name, value)
@@ -86,7 +86,7 @@ class ProgramState:
                 self._sequence.append(SglRoleEnd(role))
 
     def system(self, expr: SglExpr | str | None = None) -> Any:
-        """``s.system("...")``, or ``with s.system():`` around what the message is made of."""
+        """``s.system("...")``, or ``with s.system():`` around the appends that make up the message."""
         return self._role("system", expr)
 
     def user(self, expr: SglExpr | str | None = None) -> Any:
@@ -97,13 +97,13 @@ class ProgramState:
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
-        """``s[name]`` becomes all text appended inside the block."""
+        """``s[name]`` becomes the text appended inside the block."""
         self._sequence.append(SglVarScopeBegin(name))
         yield
         self._sequence.append(SglVarScopeEnd(name))
 
     def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> ProgramStateGroup:
-        """``size`` states that go on from here, each on its own; they share what was computed so far."""
+        """``size`` states that continue independently from here and share the KV computed so far."""
         _refuse_offset(position_ids_offset)
         if size < 1:
             raise InvalidRequest(f"fork({size}): must make 1 state or more")
@@ -112,14 +112,14 @@ class ProgramState:
 
     @contextmanager
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
-        """A fork of one for the length of a block; its variables come back as lists of one."""
+        """A fork of one for the length of a block. After it, its variables are lists of one value."""
         group = self.fork(1, position_ids_offset)
         yield group[0]
         group.join()
 
     @contextmanager
     def sampling(self, **parameters: Any) -> Iterator[None]:
-        """Sampling defaults of every gen inside the block, over those of ``run()``; forks made inside keep them.
+        """Sampling defaults of every gen inside the block. Forks made inside keep them.
 
         ``with s.sampling(temperature=0.0, top_p=0.9): ...``
         """
@@ -140,16 +140,16 @@ class ProgramState:
     # -- tools --------------------------------------------------------------------------------------------------------
 
     def run_tools(self, name: str) -> list[ToolResult]:
-        """Run the calls that ``gen(name, tools=...)`` wrote, in order, and append their results as turns.
+        """Run the calls that ``gen(name, tools=...)`` generated, in order, and append their results as turns.
 
-        Waits for the calls. A tool that raises gives a result that says so.
+        Waits for the calls. If a tool raises, its result tells the model of the error.
         """
         results = [call.result() for call in _calls(self[name], name)]
         self._append_results(results)
         return results
 
     async def run_tools_async(self, name: str) -> list[ToolResult]:
-        """``run_tools`` of an async program; async tools of one turn run at the same time."""
+        """``run_tools`` for an async program. The async tools of one turn run at the same time."""
         calls = _calls(await self.get(name), name)
         results = list(await asyncio.gather(*[call.result_async() for call in calls]))
         self._append_results(results)
@@ -171,7 +171,7 @@ class ProgramState:
         return self[name]
 
     def raw(self, name: str) -> str:
-        """The text that a typed variable was read from."""
+        """The text from which a typed variable was parsed."""
         value = self._sequence.value(name)
         self._program.wait_leaves(value.leaves())
         return value.text()
@@ -181,11 +181,11 @@ class ProgramState:
         return name in self._sequence.variables
 
     def ref(self, name: str, index: int = 0, *, sep: str = "") -> SglVariable:
-        """The variable's text, to be appended before it exists: ``s += "..." + s.ref("x")`` does not wait.
+        """The variable's text, which need not be known yet: ``s += "..." + s.ref("x")`` does not wait.
 
-        ``index`` picks a candidate of a gen with ``n > 1``; ``sep`` stands between the values of a joined variable.
+        ``index`` picks a candidate of a gen with ``n > 1``. ``sep`` goes between the values of a joined variable.
         """
-        if name not in self._sequence.variables:  # made by what stands before it in the same expression
+        if name not in self._sequence.variables:  # bound earlier in the same expression
             return SglVariable(name, lambda: self._pick(name, index), sep)
         return SglVariable(name, self._pick(name, index), sep)
 
@@ -198,7 +198,7 @@ class ProgramState:
         return value.values[index] if isinstance(value, Gathered) and index else value
 
     def text(self, *, partial: bool = False) -> str:
-        """All text of this state. ``partial``: what there is of it, where a generation has failed."""
+        """The whole text. ``partial``: a generation that failed contributes its text so far instead of raising."""
         sequence = self._sequence
         self._program.wait_body()
         pieces = list(sequence.pieces)
@@ -208,7 +208,7 @@ class ProgramState:
         return "".join([p if isinstance(p, str) else p.text() for p in pieces])
 
     def messages(self) -> list[dict[str, Any]]:
-        """The chat so far: one entry per role that has ended."""
+        """The chat so far, one entry per role that has ended."""
         self._program.wait_body()
         messages = list(self._sequence.messages)
         self._program.wait_leaves(leaf for message in messages for leaf in message.content.leaves())
@@ -220,7 +220,7 @@ class ProgramState:
         self._program.wait_leaves(list(self._sequence.leaves))
 
     def error(self) -> BaseException | None:
-        """What went wrong on this state (or in the body), waiting until all is computed; None if nothing did."""
+        """The first error on this state or in the body, after waiting for all of it; None if there was none."""
         self.sync()
         for leaf in self._sequence.leaves:
             if leaf.error is not None:
@@ -228,7 +228,7 @@ class ProgramState:
         return self._program.error
 
     def get_meta_info(self, name: str | None, timeout: float | None = None) -> Any:
-        """What the backend tells about a variable; None for an unknown one, a list after a join."""
+        """The backend's report on a variable; None for an unknown one, a list after a join."""
         self._program.wait_body()
         value = self._sequence.variables.get(name)
         if value is None:
@@ -239,7 +239,7 @@ class ProgramState:
     # -- reading from an event loop -----------------------------------------------------------------------------------
 
     async def get(self, name: str) -> Any:
-        """``s[name]`` of an async program: waits without stopping the event loop."""
+        """``s[name]`` for an async program."""
         program = self._program
         changed = program.changed
         if changed is not None and not program.is_inside:
@@ -249,36 +249,36 @@ class ProgramState:
         return value.read()
 
     async def sync_async(self) -> None:
-        """``sync()`` of an async program."""
+        """``sync()`` for an async program."""
         await self._program.wait_body_async()
         await self._program.wait_leaves_async(list(self._sequence.leaves))
 
     async def text_async(self, *, partial: bool = False) -> str:
-        """``text()`` of an async program."""
+        """``text()`` for an async program."""
         await self.sync_async()
         await self._program.wait_leaves_async(TextSpan(self._sequence.pieces).leaves())
         return self.text(partial=partial)
 
     async def messages_async(self) -> list[dict[str, Any]]:
-        """``messages()`` of an async program."""
+        """``messages()`` for an async program."""
         await self.sync_async()
         await self._program.wait_leaves_async(TextSpan(self._sequence.pieces).leaves())
         return self.messages()
 
     async def error_async(self) -> BaseException | None:
-        """``error()`` of an async program."""
+        """``error()`` for an async program."""
         await self.sync_async()
         return self.error()
 
     async def stats_async(self) -> dict[str, Any]:
-        """``stats()`` of an async program."""
+        """``stats()`` for an async program."""
         await self._program.wait_body_async()
         closed = self._program.session.closed
         await closed.wait_for_async(closed.done)
         return self.stats()
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """``text_iter`` for ``async for``. ``return_meta_data``: items are (text, what is known of the variable)."""
+        """``text_iter`` for ``async for``. ``return_meta_data``: items are (text, meta information or None)."""
         program, sequence = self._program, self._sequence
         changed = program.changed
         if var_name is not None:
@@ -314,7 +314,7 @@ class ProgramState:
     # -- control ------------------------------------------------------------------------------------------------------
 
     def cancel(self, name: str | None = None) -> None:
-        """End the whole run, or one variable's generation. What was generated stays readable as partial text."""
+        """Cancel the whole run, or one variable's generation. Its text so far stays readable."""
         program = self._program
         program.flush()
         if name is None:
@@ -326,18 +326,18 @@ class ProgramState:
                     program.session.cancel(source)
 
     def stats(self) -> dict[str, Any]:
-        """What the run cost, by the runtime's count, and ``messages``: how often the program spoke to it."""
+        """The cost of the run as the runtime counts it, and ``messages``: how many messages the program sent."""
         program = self._program
         if program.is_inside:
-            raise InvalidRequest("stats() counts a whole run; call it on the state that run() returned")
+            raise InvalidRequest("stats() is about a finished run; call it on the state that run() returned")
         program.wait_body()
         program.session.closed.wait_for(program.session.closed.done)
         return {"messages": program.num_messages, **(program.session.closed.meta or {})}
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """New text as it comes, constants included, or only that of one variable.
+        """New text as it is generated, constants included, or only that of one variable.
 
-        Without ``run(stream=True)`` there is one item: everything.
+        Without ``run(stream=True)`` it yields one item with the whole text.
         """
         program, sequence = self._program, self._sequence
         changed = program.changed
@@ -366,9 +366,9 @@ class ProgramState:
     # -- seeing -------------------------------------------------------------------------------------------------------
 
     def trace_html(self, path: str | Path, *, title: str = "program") -> None:
-        """Write the run as one page that needs no other file: operations, timeline, text coloured by origin.
+        """Write the run as one self-contained HTML page: operations, timeline, text coloured by origin.
 
-        Tokens with their origins and probabilities are there after ``run(..., trace=True)``.
+        After ``run(..., trace=True)`` the page has each token's origin and probability.
         """
         from .views.page import write_page
         from .views.record import record_of
@@ -376,7 +376,7 @@ class ProgramState:
         write_page(record_of(self._program, title), path)
 
     def show(self, console: Console | None = None) -> None:
-        """Print the run in colours; of one that streams, text appears as it comes."""
+        """Print the run in colours. The text of a streaming run appears as it is generated."""
         from .views.terminal import show
 
         show(self._sequence, console)
@@ -388,7 +388,7 @@ class ProgramState:
         return render(record_of(self._program))
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows; nothing yet while the program runs."""
+        """The text and its cost, for a notebook; None while the program runs."""
         if not self._program.is_over:
             return None
         from .views.page import fragment
@@ -398,7 +398,7 @@ class ProgramState:
 
     @property
     def stream_executor(self) -> Any:
-        """What an interpreting backend sees of this state; a compiled one has none."""
+        """This state as a ``BaseBackend`` sees it. A runtime of Phloem has none."""
         return self._program.session.executor(self._sequence.seq)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
@@ -413,7 +413,7 @@ class ProgramStateGroup:
         self.src_state = src_state
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
-        """End the forks: their variables become lists on the source, or their text is appended to it."""
+        """Close the forks. Their variables become lists on the source, or their text is appended to it."""
         if mode not in get_args(JoinMode):
             raise InvalidRequest(f"join mode {mode!r}; it is one of {', '.join(get_args(JoinMode))}")
         if self.src_state is None:
@@ -421,7 +421,7 @@ class ProgramStateGroup:
         self.src_state._sequence.join([state._sequence for state in self.states], mode)
 
     def ref(self, name: str) -> SglVariables:
-        """Each fork's variable, to be appended to any state of the program before it exists."""
+        """The variable of each fork, which need not be known yet, to append to any state of the program."""
         return SglVariables(tuple([state.ref(name) for state in self.states]))
 
     def __getitem__(self, index: int) -> ProgramState:
@@ -452,7 +452,7 @@ class ProgramStateGroup:
         else:
             raise InvalidRequest(
                 f"forks += {other!r}: append an expression to all, a list with one item each, or a function of the "
-                "index (a str is none of these; say forks += lambda i: ...)"
+                "index (a str is none of these; write forks += lambda i: ...)"
             )
         return self
 
@@ -497,7 +497,7 @@ def _meta(value: Any) -> Any:
     match value:
         case Leaf():
             value.raise_error()
-            return value.told()
+            return value.report()
         case DrawnText():
             return _meta(value.leaf)
         case Picked():

@@ -1,7 +1,6 @@
-"""Running a body without a model: what it would say, with holes where arguments and values stand.
+"""Tracing: running a body without a model, with holes for its arguments and values.
 
-A traced body may paste what is not known, but not look at it: branching on it or formatting it raises ``TraceError``.
-Sends nothing.
+A traced body may append an unknown value. Branching on it or formatting it raises ``TraceError``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _tracing: ContextVar[TracerProgramState | None] = ContextVar("phloem_tracing", d
 
 
 class TraceSession:
-    """Knows the roles of a backend and sends it nothing."""
+    """Has the role texts of a backend and ships nothing to it."""
 
     def __init__(self, session: Session) -> None:
         self.decides_custom_choices = session.decides_custom_choices
@@ -42,14 +41,14 @@ class TraceSession:
         return self._session.tool_format()
 
     def ship(self, nodes: list[Node], *, is_awaited: bool = False) -> None:
-        """Nothing travels: the nodes stay in the program's log."""
+        """The nodes stay in the log of the run."""
 
     def cancel(self, leaf: Leaf | None = None) -> None:
         pass
 
 
 class TraceProgram(ProgramRun):
-    """A program whose values never come. ``exprs`` is what its sequences were given, in order."""
+    """A run whose values stay unknown. ``exprs``: (sequence, expression) in the order in which they were appended."""
 
     __slots__ = ("exprs",)
 
@@ -65,14 +64,14 @@ class TraceProgram(ProgramRun):
                 f"paste it with s.ref({leaf.name!r}), or run the program instead of compiling it"
             )
 
-    def allow_looking(self, expr: object) -> None:
+    def allow_waiting(self, expr: object) -> None:
         raise TraceError(
-            f"{expr!r} looks at what it generates, so it can be neither traced nor compiled; run the program instead"
+            f"{expr!r} waits for what it generates, so it can be neither traced nor compiled; run the program instead"
         )
 
 
 class TracerProgramState(ProgramState):
-    """``s`` while a body is traced: a value that is read is a reference to it."""
+    """``s`` of a traced body: reading a variable returns a reference to it."""
 
     def __iadd__(self, other: SglExpr | str) -> ProgramState:
         super().__iadd__(other)
@@ -102,7 +101,7 @@ class TracerProgramState(ProgramState):
         return {name: SglVariable(str(name), value) for name, value in self._sequence.variables.items()}
 
     def flatten_nodes(self) -> list[SglExpr]:
-        """Every expression, in the order in which the body gave them."""
+        """Every expression in the order in which the body appended it."""
         return [expr for _, expr in self._exprs]
 
     @property
@@ -122,7 +121,7 @@ class TracerProgramState(ProgramState):
 
 @contextmanager
 def TracingScope(state: TracerProgramState) -> Iterator[None]:
-    """Programs called inside become sequences of this trace, not runs of their own."""
+    """Programs called inside this block become sequences of the trace of ``state``."""
     token = _tracing.set(state)
     try:
         yield
@@ -135,7 +134,7 @@ def current_trace() -> TracerProgramState | None:
 
 
 def trace_program(body: Callable[..., Any], arguments: Mapping[str, Any], backend: BaseBackend) -> TracerProgramState:
-    """What ``body`` writes, given ``arguments``, of which some are ``SglArgument`` holes."""
+    """Trace ``body``. ``arguments`` may be ``SglArgument`` holes."""
     program = TraceProgram(backend)
     state = TracerProgramState(program.root)
     with TracingScope(state):
@@ -150,7 +149,7 @@ def trace_program(body: Callable[..., Any], arguments: Mapping[str, Any], backen
 def trace_call(
     outer: TracerProgramState, body: Callable[..., Any], args: tuple[Any, ...], arguments: Mapping[str, Any]
 ) -> TracerProgramState:
-    """A program that the body of another one calls while that is traced: one more sequence of the same trace."""
+    """Trace ``body``, called from a body that is being traced, as one more sequence of ``outer``'s trace."""
     state = TracerProgramState(SequenceLog(outer._program))
     state.ret_value = body(state, *args, **arguments)
     return state

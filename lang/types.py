@@ -1,6 +1,6 @@
-"""Python types as grammars: what text may be written for a type, and how to read the value back.
+"""Python types as grammars: the texts that a type allows, and how to parse a text into a value.
 
-``gen("x", int)`` gives an int. Never checks what a grammar can hold by itself; what it cannot is checked on reading.
+Whatever the grammar cannot express is checked when the text is parsed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..protocol.closed_schema import closed_schema
 from ..protocol.errors import InvalidRequest, PhloemError
 from .number_patterns import FLOAT, integer_pattern
 
-_MAX_ENUMERATED = 1000  # a range with a step is written out up to here
+_MAX_ENUMERATED = 1000  # a range with a step becomes a list of choices up to this length
 _LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 
 
 class ParseError(PhloemError, ValueError):
-    """A generated text that is no value of its type. ``raw`` is the text."""
+    """A generated text is not a value of its type. ``raw``: the text."""
 
     def __init__(self, message: str, *, raw: str = "", where: str = "") -> None:
         super().__init__(message, where=where)
@@ -35,10 +35,10 @@ class ParseError(PhloemError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a text goes on after a number: ``pattern`` is what cannot belong to it and so ends it, ``rest`` all of that.
+    """What may follow a number. ``pattern``: text that ends the number; ``rest``: everything that may follow it.
 
-    Without it a number in the middle of a sentence could only be followed by more digits or by the end of everything,
-    and a model that wants to write a full stop would write another digit.
+    Without an ending the grammar allows only a further digit or the end of the text, so a model that wants to write a
+    full stop would write another digit.
     """
 
     pattern: str
@@ -51,7 +51,7 @@ _AFTER_FLOAT = Ending(r"[^0-9.-]|\.[^0-9]", r"([^0-9.-](.|\n)*|\.[^0-9](.|\n)*)?
 
 @dataclass(frozen=True, slots=True)
 class TypedText:
-    """``grammar`` restricts the text (None: any), ``parse`` reads it; a ValueError of it is a wrong value."""
+    """``grammar`` restricts the text (None: any text). ``parse`` reads it and raises ValueError for a wrong value."""
 
     grammar: GrammarSpec | None
     parse: Callable[[str], Any]
@@ -59,10 +59,10 @@ class TypedText:
 
 
 def typed_text(type_: Any) -> TypedText:
-    """How values of ``type_`` are written.
+    """The grammar and the parser of values of ``type_``.
 
-    int, float, bool, str, range(...), Literal, Enum, date, time, datetime are written bare; everything else that
-    pydantic knows (list, dict, tuple, Union, dataclass, TypedDict, NamedTuple, BaseModel, Annotated) as JSON.
+    int, float, bool, str, range(...), Literal, Enum, date, time, datetime are plain text. Every other type that
+    pydantic knows (list, dict, tuple, Union, dataclass, TypedDict, NamedTuple, BaseModel, Annotated) is JSON.
     """
     if isinstance(type_, range):
         return _of_range(type_)
@@ -73,7 +73,7 @@ def typed_text(type_: Any) -> TypedText:
 
 
 def is_type(value: object) -> bool:
-    """Whether ``value``, given where ``max_tokens`` stands, means a type."""
+    """Whether ``value``, given in the position of ``max_tokens``, is a type."""
     return isinstance(value, type | range) or get_origin(value) is not None
 
 
@@ -101,7 +101,7 @@ def _bare(value: object) -> str:
         return json.dumps(value)
     text = str(value)
     if not text:
-        raise InvalidRequest("an empty text cannot be a choice; leave it out of the type")
+        raise InvalidRequest("an empty text cannot be a choice; remove it from the type")
     return text
 
 
@@ -111,7 +111,7 @@ def _of_choices(values: dict[str, Any]) -> TypedText:
 
 def _of_range(values: range) -> TypedText:
     if not values:
-        raise InvalidRequest(f"{values!r} holds no number, so nothing could be generated")
+        raise InvalidRequest(f"{values!r} contains no number, so nothing could be generated")
     if values.step != 1:
         if len(values) > _MAX_ENUMERATED:
             raise InvalidRequest(
@@ -125,7 +125,7 @@ def _of_schema(type_: Any) -> TypedText:
     import typing_extensions
     from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
-    if is_typeddict(type_) and sys.version_info < (3, 12):  # pydantic wants the newer TypedDict there
+    if is_typeddict(type_) and sys.version_info < (3, 12):  # pydantic needs the newer TypedDict there
         fields = get_type_hints(type_, include_extras=True)
         newer: Any = typing_extensions.TypedDict
         type_ = newer(type_.__name__, fields, total=type_.__total__)
@@ -139,7 +139,7 @@ def _of_schema(type_: Any) -> TypedText:
         ) from None
     closed = closed_schema(schema)
     if closed.get("type") == "integer" and set(closed) <= {"type", *_LIMITS}:
-        pattern = _integer_pattern(closed)  # JSON would let 4.000 be an integer
+        pattern = _integer_pattern(closed)  # JSON allows 4.000 as an integer
         return TypedText(GrammarSpec("regex", pattern), adapter.validate_json, _AFTER_INTEGER)
     if closed == {"type": "number"}:
         return TypedText(GrammarSpec("regex", FLOAT), adapter.validate_json, _AFTER_FLOAT)
@@ -158,7 +158,7 @@ def _integer_pattern(schema: dict[str, Any]) -> str:
 
 
 def parse_or_explain(name: str | None, parse: Callable[[str], Any], text: str, finish_reason: str) -> Any:
-    """``parse(text)``; a ``ParseError`` says what was wrong with it, and whether it was only cut short."""
+    """``parse(text)``. Raises ``ParseError``, which tells a wrong value from one that max_tokens cut short."""
     try:
         return parse(text)
     except (ValueError, KeyError) as error:
@@ -166,5 +166,5 @@ def parse_or_explain(name: str | None, parse: Callable[[str], Any], text: str, f
             message = f"{name!r} was cut short by max_tokens: {text!r}; allow more"
         else:
             reason = str(error).replace("\n", " ")
-            message = f"{name!r} is no valid value: {text!r} ({reason}); retries=2 would try again"
+            message = f"{name!r} is not a valid value: {text!r} ({reason}); retries=2 would try again"
         raise ParseError(message, raw=text) from error

@@ -1,6 +1,6 @@
-"""What a program's variables hold: a leaf is written once by the runtime, the rest is made of leaves.
+"""The values of a program's variables. The backend resolves each ``Leaf`` once; the other values are made of leaves.
 
-A thread that needs a leaf blocks on that leaf alone. Never sends anything: who reads must see that it was sent.
+Waiting for a leaf ships nothing: ``ProgramRun.wait_leaves`` ships what is queued and then waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Crew(Protocol):
-    """Told when one of its threads is about to wait, so that another body can run meanwhile."""
+    """The threads of a batch. ``lend`` is called before one of them waits, so that another body can run meanwhile."""
 
     def lend(self) -> None: ...
 
@@ -32,9 +32,9 @@ current_crew: ContextVar[Crew | None] = ContextVar("phloem_crew", default=None)
 
 
 class Signal:
-    """Something that changes, and those who wait for it. Waiters are called once, outside the lock.
+    """A condition that threads and event loops can wait for. Each waiter is called once, outside the lock.
 
-    The signals of one program share its lock, so that each costs next to nothing.
+    All signals of a run share one lock, so that a signal is cheap to make.
     """
 
     __slots__ = ("_lock", "_waiters")
@@ -44,14 +44,14 @@ class Signal:
         self._waiters: list[Callable[[], object]] | None = None
 
     def notify(self) -> None:
-        """Call after the change. A waiter that subscribed before it is woken, one that comes later sees it."""
+        """Wake the waiters. Call it after the change, so that a waiter that subscribes later sees the change itself."""
         with self._lock:
             waiters, self._waiters = self._waiters, None
         for wake in waiters or ():
             wake()
 
     def subscribe(self, holds: Callable[[], bool], wake: Callable[[], object]) -> bool:
-        """True if ``holds()`` already; else ``wake`` is called at the next change."""
+        """True if ``holds()`` is true already; otherwise ``wake`` is called at the next change."""
         with self._lock:
             if holds():
                 return True
@@ -75,10 +75,10 @@ class Signal:
                 return
             left = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
             if not gate.acquire(timeout=left):
-                raise TimeoutError(f"nothing came within {timeout_s} s")
+                raise TimeoutError(f"no value within {timeout_s} s")
 
     async def wait_for_async(self, holds: Callable[[], bool]) -> None:
-        """The same without a thread: the running event loop goes on meanwhile."""
+        """``wait_for`` for an event loop, which it does not block."""
         while not holds():
             loop = asyncio.get_running_loop()
             woken = loop.create_future()
@@ -88,7 +88,7 @@ class Signal:
 
 
 def wait_any(leaves: Sequence[Leaf], timeout_s: float | None = None) -> None:
-    """Block the thread until one of them has changed; ``TimeoutError`` after ``timeout_s``."""
+    """Block the thread until one of ``leaves`` changes; ``TimeoutError`` after ``timeout_s``."""
     crew = current_crew.get()
     if crew is not None:
         crew.lend()
@@ -97,11 +97,11 @@ def wait_any(leaves: Sequence[Leaf], timeout_s: float | None = None) -> None:
         if leaf.subscribe(leaf.done, gate.release):
             return
     if not gate.acquire(timeout=timeout_s):
-        raise TimeoutError(f"nothing came within {timeout_s} s")
+        raise TimeoutError(f"no value within {timeout_s} s")
 
 
 async def wait_any_async(leaves: Sequence[Leaf]) -> None:
-    """The same without a thread: the running event loop goes on meanwhile."""
+    """``wait_any`` for an event loop, which it does not block."""
     loop = asyncio.get_running_loop()
     woken = loop.create_future()
     for leaf in leaves:
@@ -118,7 +118,7 @@ def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]) -> None:
     if is_here:
         _settle(woken)
         return
-    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
         loop.call_soon_threadsafe(_settle, woken)
 
 
@@ -129,23 +129,23 @@ def _settle(woken: asyncio.Future[None]) -> None:
 
 class Value(Protocol):
     def leaves(self) -> Iterable[Leaf]:
-        """What has to be there before ``read``."""
+        """The leaves that must be resolved before ``read``."""
         ...
 
     def read(self) -> Any:
-        """The value; raises the error that stands in its place."""
+        """The value. Raises the error with which it failed."""
         ...
 
     def text(self) -> str:
-        """What stands for it in a text."""
+        """Its text when it is appended."""
         ...
 
 
 class Leaf(Signal):
-    """The result of one generation or selection. ``chunks`` are the pieces of candidate 0 as they came.
+    """The result of one generation or selection. ``chunks``: the text of candidate 0 streamed so far.
 
-    ``lock`` is its program's, and tells which program that is. ``op`` is its id in the runtime once it was sent.
-    ``read`` gives a text, a list of ``n`` texts, or what ``parse`` makes of the text.
+    ``lock`` is the lock of its run, and identifies the run. ``op`` is its id in the runtime once it is shipped.
+    ``read`` returns a text, a list of ``n`` texts, or the value that ``parse`` makes of the text.
     """
 
     __slots__ = ("chunks", "error", "index", "is_done", "meta", "n", "name", "op", "parse", "partial", "texts")
@@ -160,14 +160,14 @@ class Leaf(Signal):
         self.parse = parse
         self.op = -1
         self.is_done = False
-        self.index = 0  # of the fork that a decision has picked
+        self.index = 0  # of the fork that was picked, if this leaf decides between forks
         self.texts: Sequence[str] = ()
         self.partial: Sequence[str] = ()
         self.meta: Any = None
         self.error: BaseException | None = None
         self.chunks: list[str] | None = None
 
-    # -- written by the backend, on any thread ------------------------------------------------------------------------
+    # -- called by the backend, on any thread ------------------------------------------------------------------------
 
     def push(self, text: str) -> None:
         if self.chunks is None:
@@ -196,8 +196,8 @@ class Leaf(Signal):
     def belongs_to(self, lock: threading.Lock) -> bool:
         return self._lock is lock
 
-    def told(self) -> Any:
-        """What the backend told of it, under the names that programs read."""
+    def report(self) -> Any:
+        """What ``s.get_meta_info`` returns for it."""
         return meta_info(self.meta) if isinstance(self.meta, GenMeta | SelectMeta) else self.meta
 
     # -- read by the program ------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Leaf(Signal):
         return self.is_done
 
     def sources(self) -> tuple[Leaf, ...]:
-        """What the runtime writes of it: itself, or what it is decided by."""
+        """The leaves that the backend resolves for it: itself, or those from which Python decides it."""
         return (self,)
 
     def raise_error(self) -> None:
@@ -234,20 +234,20 @@ class Leaf(Signal):
         return self.texts[0]
 
     def partial_text(self) -> str:
-        """The text as far as there is one."""
+        """The text so far."""
         if self.error is not None:
             return self.partial[0] if self.partial else ""
         return self.texts[0] if self.is_done else "".join(self.chunks or ())
 
     def _has_news(self, taken: int) -> bool:
-        """Whether more than ``taken`` chunks are there, or none will come."""
+        """Whether there are more than ``taken`` chunks, or the leaf is done."""
         return self.is_done or len(self.chunks or ()) > taken
 
     def read_chunks(self) -> Iterator[str]:
-        """New text as it comes, blocking; all of it in the end. Raises the error after what came before it."""
+        """New text as it is generated, blocking. If the leaf failed, its error is raised after the text before it."""
         sent, taken = 0, 0
         while True:
-            finished = self.is_done  # before the chunks are looked at: none comes after it
+            finished = self.is_done  # read before the chunks: no chunk is added after it is set
             chunks = self.chunks or ()
             count = len(chunks)
             for chunk in chunks[taken:count]:
@@ -262,7 +262,7 @@ class Leaf(Signal):
             yield self.texts[0][sent:]
 
     async def read_chunks_async(self) -> AsyncIterator[str]:
-        """``read_chunks`` without a thread."""
+        """``read_chunks`` for an event loop."""
         sent, taken = 0, 0
         while True:
             finished = self.is_done
@@ -281,7 +281,7 @@ class Leaf(Signal):
 
 
 class DrawnText:
-    """Candidate ``index`` of a leaf."""
+    """Text ``index`` of a leaf with several candidates."""
 
     __slots__ = ("index", "leaf")
 
@@ -303,7 +303,7 @@ class DrawnText:
 
 
 class CapturedText:
-    """A named part of a generated text."""
+    """A named part of a generated text, found by its grammar."""
 
     __slots__ = ("grammar", "leaf", "name")
 
@@ -323,7 +323,7 @@ class CapturedText:
 
 
 class Constant:
-    """A value that Python gave."""
+    """A value set by the body."""
 
     __slots__ = ("value",)
 
@@ -341,7 +341,7 @@ class Constant:
 
 
 class Hole:
-    """What an argument will be. Only in a trace, and read by nobody."""
+    """The text of an argument of a traced program."""
 
     __slots__ = ("name",)
 
@@ -358,11 +358,11 @@ class Hole:
     partial_text = read
 
 
-Piece = str | Leaf | DrawnText | Hole  # of a sequence's text
+Piece = str | Leaf | DrawnText | Hole  # a part of a sequence's text
 
 
 class TextSpan:
-    """The text of some pieces, in order."""
+    """The text of several pieces, in order."""
 
     __slots__ = ("pieces",)
 
@@ -379,7 +379,7 @@ class TextSpan:
 
 
 class Picked:
-    """What variable ``name`` is in the fork that ``decision`` picks; None in ``values`` for a fork without it."""
+    """Variable ``name`` of the fork that ``decision`` picks. ``values`` has None for a fork without that variable."""
 
     __slots__ = ("decision", "name", "values")
 
@@ -389,7 +389,7 @@ class Picked:
         self.values = values
 
     def leaves(self) -> Iterable[Leaf]:
-        return (self.decision,)  # it is decided when all that it decides on is there
+        return (self.decision,)  # it resolves after everything that it decides between
 
     def value(self) -> Value:
         self.decision.raise_error()

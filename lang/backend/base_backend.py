@@ -1,7 +1,7 @@
-"""What a backend is to the language: SGLang's method names, so that a third party's backend plugs in.
+"""``BaseBackend``: the interface of a backend, with SGLang's method names, so that third parties' backends work.
 
-Subclass it and write ``generate`` (and ``generate_stream``, ``select`` where the API can). An optional
-``async def generate_async(self, s, sampling_params)`` is preferred where present: no thread then waits for it.
+A subclass writes ``generate``, and ``generate_stream`` and ``select`` where its API supports them. If it has
+``async def generate_async(self, s, sampling_params)``, that is called instead and no thread waits for it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .executor import StreamExecutor
 
 
 class BaseBackend:
-    """Every method but ``generate`` may stay as it is."""
+    """A subclass has to write ``generate`` only."""
 
     support_concate_and_append: bool = False
     is_chat_model: bool = False
     precache_in_batch: bool = True  # run_batch() calls cache_nodes() first
-    has_own_loop: bool = False  # generate_async() runs on one loop of the backend, not on that of the program
-    max_threads: int = 256  # generations that may block at once
+    has_own_loop: bool = False  # generate_async() runs on the backend's loop instead of the program's
+    max_threads: int = 256  # how many generations may block at once
     chat_template: ChatTemplate | None = None
     served_settings: frozenset[str] = frozenset(("deadline_s", "name"))  # a run that sets another is refused
 
@@ -49,24 +49,24 @@ class BaseBackend:
 
     @property
     def identity(self) -> Any:
-        """What is the same for two backends that are the same to a compiled program."""
+        """Backends with the same identity share the traces of compiled programs."""
         return self
 
     def get_model_name(self) -> str:
-        raise Unsupported(f"{type(self).__name__} does not tell its model's name")
+        raise Unsupported(f"{type(self).__name__} does not know its model's name")
 
     def get_chat_template(self) -> ChatTemplate:
         return self.chat_template or get_chat_template("default")
 
     def cache_prefix(self, prefix_str: str) -> None:
-        """Told before many programs that begin with ``prefix_str``."""
+        """Called before many programs that begin with ``prefix_str``."""
 
     def cache_nodes(self, nodes: Sequence[Leading]) -> None:
-        """The same for what programs begin with: texts and roles."""
+        """The same with the texts and roles that programs begin with."""
         self.cache_prefix("".join(node.text for node in nodes))
 
     def pin_nodes(self, nodes: Sequence[Leading], ttl_s: float) -> int | None:
-        """Cache them and keep them for ``ttl_s``; 0 ends it."""
+        """Cache the nodes and protect them from eviction for ``ttl_s``; 0 ends the protection."""
         if ttl_s > 0:
             self.cache_nodes(nodes)
         return None
@@ -80,12 +80,12 @@ class BaseBackend:
     def end_program(self, s: StreamExecutor | Sequence[StreamExecutor]) -> None: ...
 
     def commit_lazy_operations(self, s: StreamExecutor) -> None:
-        """Told at a fork of several, when all before it is done."""
+        """Called at a fork into several, once everything before it is done."""
 
     def fork_program(self, src: StreamExecutor, dst: list[StreamExecutor], position_ids_offset: Any = None) -> None: ...
 
     def fill_image(self, s: StreamExecutor) -> None:
-        """Told after an image was appended."""
+        """Called after an image was appended."""
         raise Unsupported(f"{type(self).__name__} takes no images")
 
     def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[str | list[str], dict[str, Any]]:

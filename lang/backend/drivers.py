@@ -1,6 +1,6 @@
-"""Where an interpreting backend's calls run: a bounded pool of threads, or one event loop on a thread of its own.
+"""The threads on which a backend's calls run: a bounded pool, or one event loop on a thread of its own.
 
-Made on a backend's first use and kept by it. Never holds a program.
+Each is made on a backend's first use and kept in the backend.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _making = threading.Lock()
 
 
 class LoopThread:
-    """An event loop that other threads give coroutines to; what comes in a burst wakes it once."""
+    """An event loop to which other threads submit coroutines. A burst of calls wakes the loop once."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self._inbox: deque[tuple[Callable[..., Coroutine[Any, Any, Any] | None], tuple[Any, ...]]] = deque()
         self._is_woken = False
-        self._tasks: set[asyncio.Task[Any]] = set()  # an event loop alone does not keep its tasks
+        self._tasks: set[asyncio.Task[Any]] = set()  # an event loop alone does not keep its tasks alive
         self._tidy_at = 64
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -35,7 +35,7 @@ class LoopThread:
         self.loop.close()
 
     def stop(self, *last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Cancel what runs, run ``last``, end the thread. What is called from now on never happens."""
+        """Cancel the running tasks, run ``last`` and end the thread. Later calls are dropped."""
         asyncio.run_coroutine_threadsafe(self._wind_up(last), self.loop).result(10.0)
         self.loop.call_soon_threadsafe(self.loop.stop)
         if self._thread is not threading.current_thread():
@@ -50,14 +50,14 @@ class LoopThread:
             await close()
 
     def call(self, function: Callable[..., Coroutine[Any, Any, Any] | None], *args: Any) -> None:
-        """``function(*args)`` on the loop, in the order of calls; a coroutine that it gives becomes a task."""
+        """Run ``function(*args)`` on the loop, in the order of calls. A coroutine that it returns becomes a task."""
         self._inbox.append((function, args))
         if not self._is_woken:
             self._is_woken = True
             self.loop.call_soon_threadsafe(self._begin)
 
     def _begin(self) -> None:
-        self._is_woken = False  # before the queue is emptied: what comes after the last popleft wakes again
+        self._is_woken = False  # cleared first: a call that comes after the last popleft wakes the loop again
         while self._inbox:
             function, args = self._inbox.popleft()
             coroutine = function(*args)
@@ -69,7 +69,7 @@ class LoopThread:
 
 
 class Alarm:
-    """Calls ``ring(after_s)`` once, unless it is cancelled before. All of a backend share one thread."""
+    """Calls ``ring(after_s)`` once unless cancelled. All alarms of a backend share one thread."""
 
     def __init__(self, backend: BaseBackend, after_s: float, ring: Callable[[float], None]) -> None:
         self._loop = _loop_of(backend, "_phloem_alarms", "alarms").loop

@@ -1,6 +1,6 @@
-"""What an interpreting backend sees of one sequence: the text, messages and variables as far as they are computed.
+"""``StreamExecutor``: one sequence as a ``BaseBackend`` sees it, with the text, messages and variables computed so far.
 
-The names are SGLang's (``text_``, ``messages_``, ``sid``, ...), as third parties' backends read them.
+The attribute names are SGLang's (``text_``, ``messages_``, ``sid``, ...), because third parties' backends read them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PREFIX = uuid.uuid4().hex[:16]
 
 
 def next_sid() -> str:
-    """A name that no other sequence of any process has."""
+    """A sequence id that is unique across processes."""
     return f"{_PREFIX}{next(_sids):x}"
 
 
@@ -62,7 +62,7 @@ class Ahead:
         return text
 
     def follow(self, constant: str) -> bool:
-        """The program says ``constant``: False where the model did not."""
+        """The program appends ``constant``. False if the text ahead does not begin with it."""
         self.is_fresh = False
         if not self.text.startswith(constant):
             return False
@@ -71,7 +71,7 @@ class Ahead:
 
 
 class StreamExecutor:
-    """Owned by one ``InterpretedSession``; only the driver that runs it writes to it."""
+    """Owned by one ``InterpretedSession``. Only the driver that runs the sequence writes to it."""
 
     __slots__ = (
         "ahead",
@@ -114,8 +114,8 @@ class StreamExecutor:
         self.messages_: list[dict[str, Any]] = []
         self.variables: dict[str | None, Any] = {}
         self.meta_info: dict[str | None, Any] = {}
-        self.images_: Sequence[Any] = ()  # (hash, bytes) of each
-        self.cur_images: Sequence[Any] = ()  # of the open role
+        self.images_: Sequence[Any] = ()  # (hash, bytes) of each image
+        self.cur_images: Sequence[Any] = ()  # images of the open role
         self.cur_role: str | None = None
         self.cur_role_begin_pos = 0
         self.fork_start_text_pos = 0
@@ -123,17 +123,17 @@ class StreamExecutor:
         self.settings = ProgramSettings()  # of the run
         self.default_sampling_para: Any = None
         self.num_api_spec_tokens: int | None = None
-        self.ahead: Ahead | None = None  # what a completion model wrote beyond what was asked
-        self.planned: dict[int, str] | None = None  # the gens of the open turn of a chat model
+        self.ahead: Ahead | None = None  # of a completion model
+        self.planned: dict[int, str] | None = None  # texts of the gens of a chat model's open turn
         self.error_: BaseException | None = None
         self.queue: deque[Node] = deque()
         self.is_driven = False
-        self.task: Any = None  # that drives it on an event loop, which does not keep it
+        self.task: Any = None  # the task that drives it; an event loop alone does not keep a task alive
         self.is_finished = False
         self.is_unborn = is_unborn
 
     def start_as(self, parent: StreamExecutor) -> None:
-        """Become what ``parent`` is now."""
+        """Copy the present state of ``parent``, as a fork of it."""
         self.text_ = parent.text_
         self.messages_ = list(parent.messages_)
         self.variables = dict(parent.variables)
@@ -148,7 +148,7 @@ class StreamExecutor:
         self.is_unborn = False
 
     def follow(self, constant: str) -> None:
-        """The program says ``constant``; what was written ahead holds while it says so too."""
+        """The program appends ``constant``. Text generated ahead is dropped if it does not agree."""
         if self.ahead is not None and not self.ahead.follow(constant):
             self.ahead = None
 

@@ -1,6 +1,7 @@
-"""Turns of calls and results until the model answers: one growing text, so each turn finds all before it computed.
+"""``run_agent``: turns of tool calls and results until the model answers.
 
-Never retries and never judges: a tool's error is a result like any other.
+All turns are one growing text, so each turn finds the KV of those before it in the cache. The error of a tool is a
+result that the model reads.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from .tool import Tool, as_tools
 
 @dataclass(slots=True)
 class AgentRun:
-    """``answer`` is the last turn's text. ``finished``: the model gave it of itself, before ``max_turns`` was reached.
+    """``answer``: the text of the last turn. ``finished``: the model answered before ``max_turns`` forced it to.
 
-    ``turns`` counts generations; ``names`` are their variables in the program.
+    ``turns`` counts the generations; ``names`` are their variables in the program.
     """
 
     answer: str = ""
@@ -36,7 +37,7 @@ class AgentRun:
     state: Any = None
 
     def _choice(self, tool_choice: str, max_turns: int) -> str:
-        """Of the next turn: a forced call is forced once, and the last turn allowed has to answer."""
+        """The tool choice of the next turn: only the first is forced to call, the last has to answer."""
         if self.turns + 1 >= max_turns:
             return "none"
         return "auto" if self.turns and tool_choice != "none" else tool_choice
@@ -58,9 +59,9 @@ def run_agent(
     parallel_tool_calls: bool = True,
     **sampling: Any,
 ) -> AgentRun:
-    """Answer what ``s`` ends with, calling tools as often as the model wants, in at most ``max_turns`` generations.
+    """Answer the conversation in ``s``, calling tools as often as the model wants, with at most ``max_turns`` gens.
 
-    The last turn allowed cannot call, so there is always an answer. ``tool_choice`` other than auto holds for the first
+    The last turn cannot call tools, so there is always an answer. ``tool_choice`` other than auto applies to the first
     turn. Turn i is the variable ``f"{name}{i}"``; ``s[name]`` is the answer. ``sampling`` goes to every ``gen``.
     """
     run = _new_run(s, max_turns)
@@ -88,7 +89,7 @@ async def run_agent_async(
     parallel_tool_calls: bool = True,
     **sampling: Any,
 ) -> AgentRun:
-    """``run_agent`` in an async program; the calls of one turn run at the same time where the tools are async."""
+    """``run_agent`` for an async program. The async tools of one turn run at the same time."""
     run = _new_run(s, max_turns)
     checked = as_tools(tools)
     while True:
@@ -127,9 +128,9 @@ def agent(
     backend: Any = None,
     **sampling: Any,
 ) -> AgentRun:
-    """One question, answered with ``tools``: a whole program around ``run_agent``.
+    """Answer one question with ``tools``: a whole program around ``run_agent``.
 
-    ``sampling`` as for ``run()``: ``temperature=``, ``max_new_tokens=``, ``deadline_s=`` and so on.
+    ``sampling`` goes to ``run()``: ``temperature=``, ``max_new_tokens=``, ``deadline_s=`` and so on.
     """
     checked = as_tools(tools)
 
@@ -150,7 +151,7 @@ def agent(
 
 
 def begin_conversation(s: ProgramState, tools: Iterable[Any], system: str = "") -> None:
-    """The system message: ``system``, then what the model has to know of its tools."""
+    """Append the system message: ``system``, then the description of the tools."""
     checked = as_tools(tools)
     if system or checked:
         s.system(SglExprList((SglConstantText(system), SglToolPrompt(checked))))

@@ -1,4 +1,4 @@
-"""The calls that a model has written: their typed arguments, running them, and what came of it. Sends nothing."""
+"""The tool calls that a model generated: their typed arguments, running them, and their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tool import Tool
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """``text`` is what the model is told; ``value`` what the tool returned, or ``error`` what it raised."""
+    """``text``: the result as the model reads it. ``value``: what the tool returned. ``error``: what it raised."""
 
     call: ToolCall
     text: str
@@ -30,7 +30,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """``arguments_json`` is valid JSON for the tool's schema, since nothing else could be written."""
+    """``arguments_json`` is valid for the tool's schema, because the grammar allows nothing else."""
 
     tool: Tool
     arguments_json: str
@@ -41,7 +41,7 @@ class ToolCall:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments as Python values, of the function's types; ``ParseError`` where a check of its own fails."""
+        """The arguments as values of the function's types. Raises ``ParseError`` if a validator of a type fails."""
         try:
             return self.tool.read(self.arguments_json)
         except ValueError as error:
@@ -49,11 +49,11 @@ class ToolCall:
             raise ParseError(f"arguments of {self.name}(): {reason}", raw=self.arguments_json) from error
 
     def run(self) -> Any:
-        """Call the tool; what it raises is raised. An async tool gives a coroutine."""
+        """Call the tool and let its exceptions through. An async tool returns a coroutine."""
         return self.tool(**self.arguments)
 
     def result(self) -> ToolResult:
-        """Call the tool; what it raises becomes a result that tells the model of it."""
+        """Call the tool. An exception becomes a result that tells the model of it."""
         if self.tool.is_async:
             raise InvalidRequest(
                 f"tool {self.name!r} is async; use await s.run_tools_async(...) in an async program, or a plain def"
@@ -82,7 +82,7 @@ class ToolCall:
 
 
 class ToolCalls(Sequence[ToolCall]):
-    """The calls of one generation, in order. ``text`` is what was written besides them: without calls, the answer."""
+    """The calls of one generation, in order. ``text``: the text around them, which without calls is the answer."""
 
     __slots__ = ("_calls", "text")
 
@@ -108,7 +108,7 @@ class ToolCalls(Sequence[ToolCall]):
 
 
 def read_calls(text: str, format: ToolFormat, tools: Sequence[Tool]) -> ToolCalls:
-    """All of a generated text; ValueError where its last call was not written to its end."""
+    """The calls in a generated text. Raises ValueError if the last call is not complete."""
     splitter = format.splitter([tool.name for tool in tools])
     by_name = {tool.name: tool for tool in tools}
     said: list[str] = []
@@ -130,7 +130,7 @@ def read_calls(text: str, format: ToolFormat, tools: Sequence[Tool]) -> ToolCall
 
 
 def as_text(value: Any) -> str:
-    """A tool's return value as the model reads it: a text as it is, everything else as JSON."""
+    """A tool's return value as the model reads it: a str unchanged, anything else as JSON."""
     if isinstance(value, str):
         return value
     from pydantic_core import to_json

@@ -1,4 +1,4 @@
-"""The expressions of tools: what the model is told of them, and a generation that may call them."""
+"""The expressions of tools: their description for the model, and a generation that may call them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tool import Tool
 
 
 class SglToolPrompt(SglMacro, frozen=True, eq=False):
-    """What the model is told of its tools, in its own way."""
+    """The description of the tools in the model's own format."""
 
     tools: tuple[Tool, ...]
 
@@ -28,7 +28,7 @@ class SglToolPrompt(SglMacro, frozen=True, eq=False):
 
 
 class SglToolGen(SglMacro, frozen=True, eq=False):
-    """A generation in which ``tools`` may be called."""
+    """A generation that may call ``tools``."""
 
     gen: SglGen
     tools: tuple[Tool, ...]

@@ -1,4 +1,4 @@
-"""A function's signature and docstring as JSON schema, and arguments read back into Python values. Calls nothing."""
+"""A function's signature and docstring as JSON schema, and JSON arguments parsed into Python values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPHINX = re.compile(r"\s*:param\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)")
 
 @dataclass(frozen=True, slots=True)
 class Docs:
-    """What a docstring says of the whole, and of each parameter."""
+    """The summary of a docstring and its description of each parameter."""
 
     summary: str
     parameters: dict[str, str]
@@ -26,7 +26,7 @@ class Docs:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """``schema`` describes the arguments as one JSON object; ``read`` makes keyword arguments of such an object."""
+    """``schema`` describes the arguments as one JSON object. ``read`` parses such an object into keyword arguments."""
 
     schema: dict[str, Any]
     read: Callable[[str], dict[str, Any]]
@@ -64,7 +64,7 @@ def signature_of(function: Callable[..., Any], name: str) -> Signature:
 
 
 def _adapter(name: str, fields: dict[str, tuple[Any, bool]]) -> tuple[dict[str, Any], Callable[[str], dict[str, Any]]]:
-    # a TypedDict and not a model: its keys may be called anything, json and copy included
+    # a TypedDict instead of a model, because its keys may have any name, such as json or copy
     import typing_extensions
     from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 

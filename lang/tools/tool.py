@@ -1,4 +1,4 @@
-"""A tool: a name, what it is for, the JSON schema of its arguments, and the Python that runs. Asks no model."""
+"""A tool: its name, description, JSON schema of arguments, and Python function."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 class Tool:
     """Made by ``@tool`` or ``as_tool``. Calling it calls the function.
 
-    ``read(text)`` checks arguments written as JSON and gives them as keyword arguments, of the types that the function
-    asks for. ``function`` is None where the tool came as a schema alone.
+    ``read(text)`` validates JSON arguments and returns them as keyword arguments of the function's types.
+    ``function`` is None if the tool was given as a schema only.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ def tool(function: Callable[..., Any]) -> Tool: ...
 @overload
 def tool(*, name: str | None = None, description: str | None = None) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, *, name: str | None = None, description: str | None = None) -> Any:
-    """Make a tool of a function: its name, its docstring and its parameters' types are what the model is told.
+    """Make a tool of a function. The model reads its name, its docstring and the types of its parameters.
 
-    Every parameter needs a type. What it means may stand in the docstring (``Args:``) or in ``Annotated[int, "..."]``.
+    Every parameter needs a type. It is described in the docstring (``Args:``) or with ``Annotated[int, "..."]``.
     """
 
     def make(function: Callable[..., Any]) -> Tool:
@@ -89,11 +89,13 @@ def as_tool(value: Any) -> Tool:
         return _from_model(value)
     if callable(value):
         return tool(value)
-    raise InvalidRequest(f"tools: {value!r} is no tool; give a function with typed parameters, or @phloem.tool on one")
+    raise InvalidRequest(
+        f"tools: {value!r} is not a tool; give a function with typed parameters, or @phloem.tool on one"
+    )
 
 
 def as_tools(values: Iterable[Any]) -> tuple[Tool, ...]:
-    """Of a list; names must differ."""
+    """Every item as a tool. Raises InvalidRequest if two have the same name."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise InvalidRequest(f"tools={values!r}: must be a list of tools")
     tools = tuple([as_tool(value) for value in values])

@@ -1,7 +1,4 @@
-"""A run as HTML: a page of its own that loads nothing, and the short form a notebook shows.
-
-Everything that is not ours is escaped here. Reads nothing but a ``RunView``.
-"""
+"""A run as HTML: a self-contained page, and the short form for a notebook. Text of users and models is escaped."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from .palette import ORIGINS, PHASES
 from .record import LaneView, OpView, RunView, Stretch
 from .style import STYLE, rgb
 
-_NUM_OPEN = 12  # texts that are not folded when a run has more
+_NUM_OPEN = 12  # how many texts are unfolded if a run has many
 _ZOOM = (
     "<label>zoom <input type=range min=1 max=40 value=1 "
     "oninput=\"this.closest('section').style.setProperty('--zoom', this.value)\"></label>"
@@ -25,7 +22,7 @@ _SPACES = {"\n": "↵\n", "\t": "⇥\t"}
 
 
 def write_page(run: RunView, path: str | Path) -> None:
-    # what is no character (half of a pair) becomes a reference, so that any text can be written
+    # a lone surrogate cannot be encoded, so it becomes a character reference
     Path(path).write_text(page(run), encoding="utf-8", errors="xmlcharrefreplace")
 
 
@@ -56,7 +53,7 @@ def page(run: RunView) -> str:
 
 
 def fragment(run: RunView) -> str:
-    """For a notebook: the text and what it cost."""
+    """The text and its cost, for a notebook."""
     return (
         f"<style>{STYLE}</style><div class='phloem fragment'>{_legend()}{''.join(_lanes(run))}"
         f"<p class=cost>{escape(cost_line(run))}</p></div>"
@@ -101,7 +98,7 @@ def _timeline(run: RunView) -> str:
     ops = sorted([op for op in run.ops if op.is_timed], key=lambda op: (op.start_s, op.number))
     failed = [op for op in run.ops if op.error]
     if not ops:
-        return "<p class=note>This backend tells no times.</p>" + _failures(failed)
+        return "<p class=note>This backend reports no times.</p>" + _failures(failed)
     total = run.total_s or 1e-9
     keys = "".join(f"<span><i style='background:{rgb(color)}'></i>{name}</span>" for name, color in PHASES.items())
     ticks = "".join(f"<span style='left:{25 * i}%'>{_seconds(total * i / 4)}</span>" for i in range(5))
@@ -143,7 +140,7 @@ def _timeline_row(op: OpView, total: float) -> str:
 
 
 def _failures(ops: list[OpView]) -> str:
-    """Each error once, with the operations that it ended."""
+    """Each error once, with the operations that failed with it."""
     names: dict[str, list[str]] = {}
     for op in ops:
         names.setdefault(op.error, []).append(op.name)
@@ -192,7 +189,7 @@ def _stretch(stretch: Stretch, ops: dict[int, OpView]) -> str:
 
 
 def _tokens(tokens: Iterable[TokenTrace]) -> Iterator[str]:
-    """Given tokens as one span per origin, the others one by one with what could have stood in their place."""
+    """Prompt tokens in one span per origin; generated tokens one by one, with their alternatives."""
     for origin, group in groupby(tokens, key=lambda token: token.origin):
         known = origin if origin in ORIGINS else "generated"
         run = list(group)

@@ -1,6 +1,6 @@
-"""Which colour stands for what, on a page and in a terminal."""
+"""The colours of token origins and of phases, on a page and in a terminal."""
 
-# origin of a token -> what it is called, page colour (red, green, blue), terminal style
+# origin of a token -> its label, page colour (red, green, blue), terminal style
 ORIGINS: dict[str, tuple[str, tuple[int, int, int], str]] = {
     "cached": ("prompt, found in the cache", (59, 130, 246), "blue"),
     "prompt": ("prompt, computed", (107, 114, 128), "bright_black"),

@@ -1,6 +1,6 @@
-"""A run as it was: its operations with their times and counts, and the tokens of each of its texts.
+"""The record of a run: its operations with times and counts, and the tokens of each text.
 
-Read off a program's log and what the runtime told of it. Draws nothing.
+It is read from the log of the run and from the runtime's reports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..values import DrawnText, Hole, Leaf, Piece
 
 @dataclass(frozen=True, slots=True)
 class OpView:
-    """One generation or choice. Seconds count from the program's start in the runtime; ``is_timed``: they are known."""
+    """One generation or selection. Seconds count from the program's start in the runtime, if ``is_timed``."""
 
     number: int
     seq: int
@@ -35,7 +35,7 @@ class OpView:
     forced_tokens: int = 0
     accepted_tokens: int = 0
     finish: str = ""
-    scores: tuple[tuple[str, float], ...] = ()  # of a choice: what could be chosen, and the score compared
+    scores: tuple[tuple[str, float], ...] = ()  # of a selection: (choice, score)
     error: str = ""
 
     @property
@@ -44,15 +44,15 @@ class OpView:
 
     @property
     def decoded_tokens(self) -> int:
-        """Generated tokens that took a step of the model each."""
+        """Generated tokens that took one step of the model each."""
         return max(self.generated_tokens - self.forced_tokens - self.accepted_tokens, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Tokens in order. ``op``: the number of the op that wrote them; None for text that was given.
+    """Tokens in order. ``op``: the number of the op that generated them; None for text of the prompt.
 
-    ``others``: what the op's further candidates wrote.
+    ``others``: the tokens of the op's further candidates.
     """
 
     tokens: tuple[TokenTrace, ...]
@@ -62,7 +62,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """One sequence: what it holds beyond what its parent had at the fork."""
+    """One sequence: its tokens after the fork from its parent."""
 
     seq: int
     parent: int | None
@@ -71,7 +71,7 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """``stats`` are the run's costs by the runtime's count. ``is_traced``: tokens came with their origins."""
+    """``stats``: the run's costs as the runtime counts them. ``is_traced``: tokens have their origins."""
 
     title: str
     ops: tuple[OpView, ...]
@@ -158,7 +158,7 @@ def _op(number: int, node: GenNode | SelectNode) -> OpView:
 
 
 def _stretches(sequence: SequenceLog, own: list[Leaf], number_of: dict[int, int]) -> tuple[Stretch, ...]:
-    """The tokens that the runtime told of, where it did; else the text as Python has it."""
+    """The tokens that the runtime reported; without a report, the text that Python has."""
     pieces = sequence.pieces[sequence.fork_at :]
     found: list[Stretch] = []
     told = [leaf for leaf in own if _trace(leaf) is not None]
@@ -189,7 +189,7 @@ def _plain(pieces: Sequence[Piece], own: list[Leaf], number_of: dict[int, int]) 
 
 
 def _text(piece: Piece) -> str:
-    """Given or pasted text; nothing for what failed."""
+    """Prompt or pasted text; empty for a leaf that failed."""
     match piece:
         case str():
             return piece

@@ -1,4 +1,4 @@
-"""The looks of a page, as CSS. Every rule is confined to what is inside ``.phloem``."""
+"""The CSS of a page. Every rule applies inside ``.phloem`` only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A run in a terminal, through ``rich``: coloured text, a table of its operations, and the text as it comes.
-
-Never waits for more than a reader of the same text would.
-"""
+"""A run in a terminal, through ``rich``: coloured text, also while it streams, and a table of its operations."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from .record import LaneView, OpView, RunView, record_of
 
 
 def render(run: RunView) -> RenderableType:
-    """All texts, then what each operation took."""
+    """All texts, then the table of operations."""
     parts: list[RenderableType] = []
     shown = [lane for lane in run.lanes if lane.stretches]
     for lane in shown:
@@ -64,7 +61,7 @@ def _style(origin: str) -> str:
 
 
 def show(sequence: SequenceLog, console: Console | None = None) -> None:
-    """Print the run. One that streams is printed as it comes, forks and costs after its own text."""
+    """Print the run. A streaming run is printed as it is generated, then its forks and costs."""
     console = console or Console()
     if sequence.program.changed is None:
         console.print(render(record_of(sequence.program)))
@@ -81,7 +78,7 @@ def show(sequence: SequenceLog, console: Console | None = None) -> None:
 
 
 def _pieces(sequence: SequenceLog) -> Iterator[tuple[str, bool]]:
-    """(text, whether it was given) as it comes."""
+    """(text, whether it is prompt text) as it is generated."""
     program = sequence.program
     changed = program.changed
     assert changed is not None

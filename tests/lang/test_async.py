@@ -35,7 +35,7 @@ def test_a_blocking_read_in_an_async_program_says_what_to_write(connect):
         s += "q" + gen("a")
         return s["a"]
 
-    with pytest.raises(errors.InvalidRequest, match=r"stop the event loop.*write await s\.get\('a'\)"):
+    with pytest.raises(errors.InvalidRequest, match=r"block the event loop.*write await s\.get\('a'\)"):
         asyncio.run(body.run(backend=connect()))
 
 

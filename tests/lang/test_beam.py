@@ -101,7 +101,7 @@ def test_what_cannot_search_says_so(connect):
     class Api(BaseBackend):
         pass
 
-    with pytest.raises(errors.Unsupported, match=r"beam\('x', width=4\): Api is asked for whole texts"):
+    with pytest.raises(errors.Unsupported, match=r"beam\('x', width=4\): Api generates whole texts"):
         function(lambda s: s.__iadd__(beam("x"))).run(backend=Api())
     with pytest.raises(errors.InvalidRequest, match=r"beam\(width=51\): must be between 1 and 50"):
         beam("x", width=51)

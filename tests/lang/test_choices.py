@@ -119,9 +119,9 @@ def test_a_rule_that_fails_is_an_error_where_its_value_is_read(connect):
 def test_temperatures_that_mean_nothing_are_refused_where_they_are_written():
     with pytest.raises(errors.InvalidRequest, match="must be between 0 and 100"):
         select("c", ["a"], temperature=-1.0)
-    with pytest.raises(errors.InvalidRequest, match="greedy_token_selection gives no scores to draw by"):
+    with pytest.raises(errors.InvalidRequest, match="greedy_token_selection has no scores to draw by"):
         select("c", ["a"], 0.5, greedy_token_selection)
-    with pytest.raises(errors.InvalidRequest, match="Last gives no scores"):
+    with pytest.raises(errors.InvalidRequest, match="Last has no scores"):
         select("c", ["a"], 0.5, Last())
 
 

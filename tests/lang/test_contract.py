@@ -159,7 +159,7 @@ def test_row_8_what_cannot_be_appended_is_a_value_error(backend):
         group = s.fork(2)
         group += "text"
 
-    with pytest.raises(ValueError, match="say forks \\+= lambda i"):
+    with pytest.raises(ValueError, match="write forks \\+= lambda i"):
         run(forks, backend)
     with pytest.raises(ValueError, match="join mode 'glue'; it is one of gather_variable, concate_and_append"):
         run(lambda s: s.fork(2).join("glue"), backend)
@@ -180,7 +180,7 @@ def test_row_9_a_default_system_prompt_comes_first_unless_one_is_given():
 
 
 def test_row_9_nested_roles_are_an_error_that_says_what_to_write(backend):
-    with pytest.raises(errors.InvalidRequest, match=r"roles do not nest: end it first \(s \+= user_end\(\)"):
+    with pytest.raises(errors.InvalidRequest, match=r"roles do not nest; end it first \(s \+= user_end\(\)"):
         run(says(user(assistant("x"))), backend)
 
 

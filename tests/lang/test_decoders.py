@@ -111,7 +111,7 @@ def test_a_vote_compares_typed_values_by_a_key_and_leaves_out_what_cannot_be_rea
     assert s["answer"] == 10 and s.get_meta_info("v")["votes"] == [(1, 3)]
     assert s.get_meta_info("v")["share"] == 0.75
     bad = body.run(backend=connect(reply=sequential((" a", "x", " b", "y", " c", "z", " d", "?"))))
-    with pytest.raises(errors.PhloemError, match="'answer' is no valid value"):
+    with pytest.raises(errors.PhloemError, match="'answer' is not a valid value"):
         bad["answer"]
 
 
@@ -143,7 +143,7 @@ def test_a_score_of_ones_own_may_take_its_time_and_ask_a_model(connect):
 
     s = body.run(backend=backend)
     assert s.text() == "q bbbb and: <and:>" and s.get_meta_info("b")["index"] == 1
-    with pytest.raises(errors.InvalidRequest, match=r"best_of\(.*\) looks at what it generates.*compiled"):
+    with pytest.raises(errors.InvalidRequest, match=r"best_of\(.*\) waits for what it generates.*compiled"):
         body.compile(backend=backend)
 
     async def score_async(branch):
@@ -270,7 +270,7 @@ def test_a_failing_rule_ends_the_program_and_is_the_cause_of_what_follows(connec
     s = body.run(backend=backend)
     with pytest.raises(ZeroDivisionError):
         s["x"]
-    with pytest.raises(errors.DependencyFailed, match="what stands before this failed: no key"):
+    with pytest.raises(errors.DependencyFailed, match="a value that this depends on failed: no key"):
         s["y"]
     s.stats()
     assert not backend.client.engine.programs
@@ -340,5 +340,5 @@ def test_a_run_with_decoders_can_be_looked_at(connect, tmp_path):
     s = voting.run(backend=connect(reply=sequential(WHYS)))
     s.trace_html(tmp_path / "run.html")
     page = (tmp_path / "run.html").read_text()
-    assert "go on with one of 3" in page and "gen after" in page
-    assert "go on with one of 3" in str(voting.graph(backend=connect(), question="q"))
+    assert "continue with one of 3" in page and "gen after" in page
+    assert "continue with one of 3" in str(voting.graph(backend=connect(), question="q"))

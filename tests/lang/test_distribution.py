@@ -107,7 +107,7 @@ def test_it_travels_as_a_selection_that_appends_nothing(connect):
     ("given", "message"),
     [
         ({"choices": []}, "must be a list of non-empty strings"),
-        ({"choices": ["a", "a"]}, "a choice stands there twice"),
+        ({"choices": ["a", "a"]}, "a choice is given twice"),
         ({"choices": ["a"], "temperature": 0}, "must be above 0"),
         ({"choices": ["a"], "prior": "flat"}, "must map each choice to a probability"),
     ],

@@ -81,7 +81,7 @@ def test_retries_in_an_async_program_are_awaited(connect):
     async def wrong(s):
         s += "n:" + gen("n", int, retries=1)
 
-    with pytest.raises(errors.InvalidRequest, match=r"Gen\('n'\) looks at what it generates.*await s.append_async"):
+    with pytest.raises(errors.InvalidRequest, match=r"Gen\('n'\) waits for what it generates.*await s.append_async"):
         asyncio.run(wrong.run(backend=backend))
 
     @function
@@ -91,5 +91,5 @@ def test_retries_in_an_async_program_are_awaited(connect):
 
     s = asyncio.run(right.run(backend=backend))
     assert s.text() == "n:12 then ok"
-    with pytest.raises(errors.InvalidRequest, match=r"Gen\('n'\) looks at .*neither traced nor compiled"):
+    with pytest.raises(errors.InvalidRequest, match=r"Gen\('n'\) waits for .*neither traced nor compiled"):
         function(lambda s: s.__iadd__(gen("n", int, retries=1))).compile(backend=backend)

@@ -160,7 +160,7 @@ def test_retries_go_back_and_generate_again(connect):
 
 
 def test_impossible_types_are_refused_where_they_are_written():
-    with pytest.raises(errors.InvalidRequest, match="holds no number"):
+    with pytest.raises(errors.InvalidRequest, match="contains no number"):
         gen("a", range(3, 3))
     with pytest.raises(errors.InvalidRequest, match="cannot write a"):
         gen("a", list[object.__class__.__call__.__class__])

@@ -63,7 +63,7 @@ def late(s):
         (number, ValueError, r"cannot append 42 of type int.*append a str, gen\(\.\.\.\), select"),
         (formatted, TraceError, r'cannot go into an f-string.*write "\.\.\." \+ gen\(\.\.\.\) \+ "\.\.\."'),
         (misspelt, TypeError, r"gen\('x'\) has no argument 'max_token'; did you mean 'max_tokens'\?"),
-        (text_for_forks, ValueError, r"a str is none of these; say forks \+= lambda i"),
+        (text_for_forks, ValueError, r"a str is none of these; write forks \+= lambda i"),
         (too_few_for_forks, ValueError, "1 items for 2 forks; give one each"),
         (unknown_join, ValueError, "join mode 'merge'; it is one of gather_variable, concate_and_append"),
         (text_as_choices, ValueError, "must be a list of non-empty strings"),
@@ -117,7 +117,7 @@ def test_a_blocking_read_inside_an_event_loop_says_what_to_await(backend):
         s += gen("x")
         return s["x"]
 
-    with pytest.raises(errors.InvalidRequest, match=r"would stop the event loop.*write await s.get\('x'\)"):
+    with pytest.raises(errors.InvalidRequest, match=r"would block the event loop.*write await s.get\('x'\)"):
         asyncio.run(body.run(backend=backend))
 
 

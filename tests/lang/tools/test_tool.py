@@ -108,7 +108,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused_by_name():
 
     with pytest.raises(InvalidRequest, match="two are called 'weather'"):
         as_tools([weather, weather])
-    with pytest.raises(InvalidRequest, match="is no tool"):
+    with pytest.raises(InvalidRequest, match="is not a tool"):
         as_tool(7)
     with pytest.raises(InvalidRequest, match="parameters must be a JSON schema of type object"):
         as_tool({"name": "p", "parameters": {"type": "array"}})

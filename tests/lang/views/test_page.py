@@ -85,7 +85,7 @@ def test_the_timeline_places_what_it_knows():
     html = page(run_of(ops=ops))
     assert "left:0.000%;width:12.500%" in html and "left:25.000%;width:25.000%" in html
     assert "left:50.000%;width:50.000%" in html
-    assert "tells no times" in page(run_of(ops=[OpView(0, 0, "gen", "a")]))
+    assert "reports no times" in page(run_of(ops=[OpView(0, 0, "gen", "a")]))
 
 
 def test_a_long_program_stays_a_usable_page(connect):
