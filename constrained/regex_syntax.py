@@ -51,13 +51,13 @@ def compile_regex(
     ``ecma``: ``.`` and classes as ECMA-262 has them, not Python. ``where`` is named in errors.
     Raises GrammarError for what is malformed or not supported.
     """
-    tree = _Reader(pattern, where, ignore_case, dot_all, ecma).read()
+    tree = _PatternReader(pattern, where, ignore_case, dot_all, ecma).read()
     return _lower(tree, expressions, anchored=anchored, pattern=pattern, where=where)
 
 
 def has_anchor(pattern: str) -> bool:
     """Whether an anchor (``^``, ``$``, ``\\A``, ``\\Z``) stands in the pattern."""
-    return _has_anchor(_Reader(pattern, "", False, False, False).read())
+    return _has_anchor(_PatternReader(pattern, "", False, False, False).read())
 
 
 # -- syntax tree ------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Anchor:
 Node = Chars | Cat | Alt | Rep | Anchor
 
 
-class _Reader:
+class _PatternReader:
     def __init__(self, pattern: str, where: str, ignore_case: bool, dot_all: bool, ecma: bool) -> None:
         self.text = pattern
         self.at = 0

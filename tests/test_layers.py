@@ -258,3 +258,15 @@ def test_who_talks_to_an_engine_loads_no_compiler(module: str) -> None:
     code = f"import importlib, sys\nimportlib.import_module({module!r})\nprint('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd="/")
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+@pytest.mark.parametrize("package", ["constrained.json", "constrained.machine"])
+def test_the_rest_of_the_package_knows_a_subpackage_by_its_interface_alone(package: str) -> None:
+    inside = [
+        f"{module}:{line} imports {target}"
+        for module, file in sources()
+        if not module.startswith(package + ".")
+        for line, target in imports(module, ast.parse(file.read_text()))
+        if target.startswith(package + ".")
+    ]
+    assert inside == []

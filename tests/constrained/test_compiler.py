@@ -67,7 +67,7 @@ def test_threads_share_a_vocabulary(vocabulary: Vocabulary) -> None:
     assert wrong == []
 
 
-def test_a_full_machine_is_left_for_a_fresh_one(vocabulary: Vocabulary) -> None:
+def test_new_grammars_leave_a_full_machine_for_a_fresh_one(vocabulary: Vocabulary) -> None:
     compiler = Compiler(Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos), max_states=100)
     first = compiler.compile(GrammarSpec("json_schema", SCHEMA))
     for i in range(60):

@@ -21,7 +21,7 @@ def test_alternatives_that_are_words_are_one_list_of_words() -> None:
         assert ex.matches(mixed, text.encode()) == bool(re.fullmatch("ab|[ab]c|abd?|b", text)), text
 
 
-def test_long_repeats_and_enums_cost_little() -> None:
+def test_long_repeats_and_enums_take_few_expressions() -> None:
     ex = Expressions()
     long = compile_regex(".{0,5000}", ex, anchored=True)
     words = ex.one_of([f"word{i}".encode() for i in range(2000)])
@@ -63,7 +63,7 @@ def test_a_byte_without_a_token_is_in_no_language() -> None:
         ("a{3}", "(aa)*", False),
     ],
 )
-def test_whether_languages_meet(left: str, right: str, meet: bool) -> None:
+def test_intersections_and_subsets_of_languages(left: str, right: str, meet: bool) -> None:
     ex = Expressions()
     one, other = (compile_regex(pattern, ex, anchored=True) for pattern in (left, right))
     both = ex.intersect(one, other)

@@ -14,7 +14,7 @@ def test_an_unknown_option_is_refused(vocabulary: Vocabulary) -> None:
         compile("json", "", vocabulary, numbers="any")
 
 
-def test_what_is_not_given_has_its_default() -> None:
+def test_options_that_are_not_given_have_their_defaults() -> None:
     assert option_values(GrammarSpec("json_schema", "{}")) == {name: values[0] for name, values in JSON_OPTIONS.items()}
     given = GrammarSpec("structural_tags", "{}", {"whitespace": "compact"})
     assert option_values(given)["whitespace"] == "compact" and option_values(given)["property_order"] == "schema"

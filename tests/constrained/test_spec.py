@@ -11,7 +11,7 @@ def test_the_key_is_equal_for_equal_grammars_alone() -> None:
     assert spec.key == same.key and len({spec.key, *(other.key for other in others)}) == 4
 
 
-def test_a_spec_travels() -> None:
+def test_a_spec_is_the_same_after_a_message() -> None:
     for kind in GRAMMAR_KINDS:
         spec = GrammarSpec(kind, "text", {"start": "root"})
         assert (

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""``uniqueItems``: items are kept apart by what was written, in any tokens, and where that cannot be it is said."""
+"""Arrays, most of all ``uniqueItems``: whichever tokens spell the items, no item repeats another."""
 
 import json
 import random
@@ -113,7 +113,7 @@ def test_a_token_is_allowed_exactly_where_its_bytes_are(schema: dict[str, Any]) 
             assert all(slow.accept(byte) for byte in APART.tokens[token])
 
 
-def test_what_is_equal_is_equal_however_it_is_written(vocabulary: Vocabulary) -> None:
+def test_equal_items_are_found_however_they_are_spelled(vocabulary: Vocabulary) -> None:
     anything = compile("json_schema", '{"uniqueItems": true}', vocabulary, numbers="any")
     for text, is_valid in [
         ('["a", "\\u0061"]', False),
@@ -127,7 +127,7 @@ def test_what_is_equal_is_equal_however_it_is_written(vocabulary: Vocabulary) ->
         assert takes(anything, text) == is_valid, text
 
 
-def test_rollback_and_clones_know_what_was_written(vocabulary: Vocabulary) -> None:
+def test_rollback_and_clones_keep_the_text_of_the_item_under_way(vocabulary: Vocabulary) -> None:
     matcher = compile("json_schema", json.dumps(STRINGS), vocabulary, whitespace="compact").matcher()
     for byte in b'["ab","a':
         assert matcher.accept(byte)
@@ -150,7 +150,9 @@ def test_rollback_and_clones_know_what_was_written(vocabulary: Vocabulary) -> No
         {"type": "object", "properties": {"a": STRINGS}, "not": {"properties": {"b": {"const": 1}}}},
     ],
 )
-def test_where_it_may_have_to_be_broken_that_is_said(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
+def test_unique_items_that_cannot_be_enforced_are_refused_with_their_place(
+    vocabulary: Vocabulary, schema: dict[str, Any]
+) -> None:
     text = json.dumps({"type": "object", "properties": {"v": schema}})
     with pytest.raises(GrammarError, match=r'unsupported: uniqueItems that may have to .*"check_after"') as caught:
         compile("json_schema", text, vocabulary)
@@ -166,7 +168,7 @@ def test_more_items_than_there_are_values_are_refused_with_their_number(vocabula
         compile("json_schema", json.dumps(schema), vocabulary)
 
 
-def test_grammars_that_read_no_items_have_a_machine_of_their_own(vocabulary: Vocabulary) -> None:
+def test_grammars_with_and_without_unique_items_use_different_machines(vocabulary: Vocabulary) -> None:
     unique = compile("json_schema", json.dumps(STRINGS), vocabulary)
     plain = compile("json_schema", json.dumps({"type": "array", "items": {"type": "string"}}), vocabulary)
     assert unique.machine.item_readers and not plain.machine.item_readers

@@ -9,7 +9,7 @@ jsonschema = pytest.importorskip("jsonschema")
 
 
 def test_a_property_may_be_asked_many_schemas_that_exclude_each_other(vocabulary: Vocabulary) -> None:
-    """Eleven branches ask of ``kind`` and ``x`` each: 2,048 ways to answer, of which twelve are possible."""
+    """Eleven branches ask about ``kind`` and ``x``: of 2,048 sets of answers twelve are possible."""
     kinds = [f"k{i}" for i in range(11)]
     branches = [{"properties": {"kind": {"const": k}, "x": {"const": i}}} for i, k in enumerate(kinds)]
     schema = {"type": "object", "required": ["kind", "x"], "oneOf": branches, "additionalProperties": False}
@@ -21,7 +21,7 @@ def test_a_property_may_be_asked_many_schemas_that_exclude_each_other(vocabulary
         assert not takes(grammar, as_json(value))
 
 
-def test_branches_told_apart_by_a_property_required_outside_cost_no_more_than_so_many_schemas(
+def test_branches_that_a_required_property_tells_apart_cost_little(
     vocabulary: Vocabulary,
 ) -> None:
     kinds = [{"properties": {"type": {"enum": [f"k{i}"]}, f"a{i}": {"type": "integer"}}} for i in range(40)]

@@ -9,7 +9,7 @@ from phloem.constrained.json.documents import Document, read_json
 from ..conftest import takes
 
 
-def test_a_dialect_that_is_not_known_is_refused_by_name(vocabulary: Vocabulary) -> None:
+def test_an_unknown_dialect_is_refused_by_name(vocabulary: Vocabulary) -> None:
     for known in ("http://json-schema.org/draft-04/schema#", "https://json-schema.org/draft/2020-12/schema"):
         assert compile("json_schema", json.dumps({"$schema": known}), vocabulary).unchecked == ()
     schema = json.dumps({"$schema": "https://example.com/dialect", "minimum": 3})

@@ -19,7 +19,7 @@ def test_schemas_of_equal_options_share_their_states(vocabulary: Vocabulary) -> 
     assert schemas.value(SCHEMA, options()) == schemas.value(SCHEMA, options())
 
 
-def test_what_is_not_enforced_is_refused_or_told(vocabulary: Vocabulary) -> None:
+def test_keywords_that_are_not_enforced_are_refused_or_listed(vocabulary: Vocabulary) -> None:
     schemas = JsonSchemas(Machine(vocabulary))
     text = '{"not": {"type": "array", "uniqueItems": true}}'
     with pytest.raises(GrammarError, match="unsupported: uniqueItems"):
@@ -28,7 +28,7 @@ def test_what_is_not_enforced_is_refused_or_told(vocabulary: Vocabulary) -> None
     assert len(unenforced) == 1 and unenforced[0].endswith("at #")
 
 
-def test_a_store_of_formulas_that_is_half_full_is_full(vocabulary: Vocabulary) -> None:
+def test_a_half_full_store_of_formulas_counts_as_full(vocabulary: Vocabulary) -> None:
     schemas = JsonSchemas(Machine(vocabulary))
     schemas.start(SCHEMA, options())
     assert not schemas.is_full

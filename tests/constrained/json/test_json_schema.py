@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Every keyword against the reference validator: what the grammar takes and what ``jsonschema`` calls valid."""
+"""Every keyword: the grammar takes just the values that the reference validator ``jsonschema`` calls valid."""
 
 import json
 import random
@@ -71,7 +71,7 @@ def test_random_walks_are_valid(vocabulary: Vocabulary, schema: Any, order: str)
 
 
 def has_twin(text: str) -> bool:
-    """Whether an object writes a name twice: names that no keyword mentions are not kept track of."""
+    """Whether an object writes a name twice: the grammar does not track names that no keyword mentions."""
     twins: list[str] = []
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def has_twin(text: str) -> bool:
 
 
 def is_rounded(text: str) -> bool:
-    """Whether a number has more digits than a float, so that the reference sees another one."""
+    """Whether a number has more digits than a float, so that the reference rounds it."""
     return any(len(re.sub(r"\D", "", number)) > 15 for number in re.findall(r"[\d.]+", text))
 
 
@@ -160,7 +160,7 @@ def test_equal_parts_of_two_grammars_share_states(vocabulary: Vocabulary) -> Non
     assert two.machine is one.machine and two.machine.num_states - before < 20
 
 
-def test_a_megabyte_of_schema_costs_an_error_or_little(vocabulary: Vocabulary) -> None:
+def test_a_wide_schema_compiles_and_a_deep_one_is_refused(vocabulary: Vocabulary) -> None:
     wide = {"type": "object", "properties": {f"key{i}": {"type": "integer", "minimum": i} for i in range(10_000)}}
     grammar = compile("json_schema", json.dumps(wide), vocabulary)
     assert takes(grammar, '{"key77": 77}')
@@ -203,7 +203,7 @@ def test_a_megabyte_of_schema_costs_an_error_or_little(vocabulary: Vocabulary) -
         ),
     ],
 )
-def test_what_is_too_complex_is_named_by_its_place(vocabulary: Vocabulary, inner: dict, says: str) -> None:
+def test_a_schema_that_is_too_complex_is_refused_with_its_place(vocabulary: Vocabulary, inner: dict, says: str) -> None:
     schema = {"properties": {"outer": {"type": "array", "items": inner, "minItems": 1}}, "required": ["outer"]}
     with pytest.raises(GrammarTooComplex, match=says) as caught:
         compile("json_schema", json.dumps({"type": "object", **schema}), vocabulary)

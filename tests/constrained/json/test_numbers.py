@@ -151,7 +151,7 @@ def test_too_many_digits_are_refused(numbers: Numbers) -> None:
         ({"minimum": 16, "maximum": 10_000_000, "multipleOf": 3600}, 9_997_200, 9_997_201),
     ],
 )
-def test_multiples_of_much_between_far_bounds_are_told_by_arithmetic(
+def test_multiples_of_large_steps_within_wide_bounds_are_found(
     vocabulary: Vocabulary, schema: dict, inside: int, outside: int
 ) -> None:
     grammar = compile("json_schema", json.dumps({"type": "integer", **schema}), vocabulary)
@@ -180,7 +180,7 @@ def test_integers_are_spelled_one_way_unless_asked(vocabulary: Vocabulary, schem
 
 
 @pytest.mark.parametrize("schema", [{"type": "number"}, {"type": "number", "minimum": 0, "maximum": 1000}])
-def test_no_number_has_digits_for_ever(vocabulary: Vocabulary, schema: Any) -> None:
+def test_canonical_numbers_have_at_most_17_decimals(vocabulary: Vocabulary, schema: Any) -> None:
     canonical = compile("json_schema", json.dumps(schema), vocabulary)
     any_way = compile("json_schema", json.dumps(schema), vocabulary, numbers="any")
     assert takes(canonical, "0.1") and takes(canonical, "1." + 17 * "0") and takes(canonical, repr(2 / 3))
@@ -189,7 +189,7 @@ def test_no_number_has_digits_for_ever(vocabulary: Vocabulary, schema: Any) -> N
     assert takes(constant, "0.1234567890123456789")  # what has no shorter spelling keeps its own
 
 
-def test_numbers_that_need_not_be_whole_keep_their_points(vocabulary: Vocabulary) -> None:
+def test_numbers_that_may_be_fractions_keep_their_points(vocabulary: Vocabulary) -> None:
     grammar = compile("json_schema", '{"type": "number", "minimum": 0, "maximum": 1}', vocabulary)
     assert takes(grammar, "1.0") and takes(grammar, "0.50") and takes(grammar, "1") and not takes(grammar, "1.01")
     not_whole = compile("json_schema", '{"type": "number", "not": {"type": "integer"}}', vocabulary)

@@ -30,7 +30,9 @@ def test_schema_order_is_the_order_of_properties(vocabulary: Vocabulary) -> None
         ('{"a":1,"b":1,"c":""}', False),
     ],
 )
-def test_an_object_is_its_properties(vocabulary: Vocabulary, order: str, text: str, valid: bool) -> None:
+def test_objects_are_taken_with_their_properties_alone(
+    vocabulary: Vocabulary, order: str, text: str, valid: bool
+) -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"const": 1}, "b": {"const": 1}},

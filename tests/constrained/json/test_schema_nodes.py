@@ -23,7 +23,7 @@ def test_constants_are_told_apart_by_value_and_type(schemas: Schemas) -> None:
     assert len({constant(1), constant(True), constant("1"), constant([1]), constant(None)}) == 5
 
 
-def test_what_keywords_alone_tell(schemas: Schemas) -> None:
+def test_keywords_show_which_schemas_surely_have_a_value(schemas: Schemas) -> None:
     nodes = schemas.values.schemas
 
     def number(schema: dict) -> int:

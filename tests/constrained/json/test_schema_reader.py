@@ -19,7 +19,7 @@ from ..conftest import as_json, takes
         ({"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/x", "maximum": 1, "x": {"type": "integer"}}, 5, "a"),
     ],
 )  # fmt: skip
-def test_older_spellings(vocabulary: Vocabulary, schema: Any, good: Any, bad: Any) -> None:
+def test_keywords_of_older_drafts(vocabulary: Vocabulary, schema: Any, good: Any, bad: Any) -> None:
     grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order="any")
     assert takes(grammar, as_json(good)) and not takes(grammar, as_json(bad))
 
@@ -53,7 +53,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("schema", UNEVALUATED, ids=lambda schema: json.dumps(schema)[:60])
-def test_what_is_left_unevaluated_is_what_the_reference_leaves(vocabulary: Vocabulary, schema: Any) -> None:
+def test_unevaluated_items_and_properties_are_those_of_the_reference(vocabulary: Vocabulary, schema: Any) -> None:
     valid = pytest.importorskip("jsonschema").Draft202012Validator(schema).is_valid
     grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order="any")
     assert [takes(grammar, as_json(value)) for value in VALUES] == [valid(value) for value in VALUES]
