@@ -4,6 +4,7 @@ Blocks fenced ``python`` run, those of a page in order in one namespace; a block
 it prints. ``py``, ``sh`` and ``console`` blocks are not run; of commands only their words are checked.
 """
 
+import ast
 import importlib
 import inspect
 import json
@@ -159,6 +160,32 @@ def test_links_and_paths_of_page_lead_somewhere(page):
     for path in _PATH.findall(text):
         if path.split("/")[0] in folders:
             assert (ROOT / path).exists(), f"{page.name}: `{path}`"
+
+
+_FUNCTION = re.compile(r"`([\w./]+\.py)`: `([\w.]+)`")
+
+
+def definitions(file: Path) -> set[str]:
+    """The functions and classes that ``file`` defines; methods and nested functions are ``Holder.name``."""
+    found = set()
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            name = prefix
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(prefix + child.name)
+                name = f"{prefix}{child.name}."
+            visit(child, name)
+
+    visit(ast.parse(file.read_text()), "")
+    return found
+
+
+@pytest.mark.parametrize(("page", "least"), [("tour", 10), ("faq", 10)])
+def test_functions_that_a_page_names_exist(page: str, least: int) -> None:
+    named = _FUNCTION.findall((ROOT / "docs" / f"{page}.md").read_text())
+    assert len(named) >= least
+    assert [(file, name) for file, name in named if name not in definitions(ROOT / file)] == []
 
 
 def test_index_names_every_page():
