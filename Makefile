@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 MODEL ?= smollm2
+JOBS ?= 2
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
@@ -26,7 +27,7 @@ demo: $(RUN_STAMP)
 
 test: $(DEV_STAMP)
 	$(PY) -m phloem pull smollm2
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile
 
 # 100,000 programs with aborts in a cache a tenth of their need: a quarter of an hour, with a line a round.
 soak: $(DEV_STAMP)

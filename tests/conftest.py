@@ -11,9 +11,10 @@ import pytest
 _ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
 
-# Before torch and numba are loaded: a test run shares its machine with others.
+# Before torch and numba are loaded: a test run shares its machine with others, and with the other worker.
+_num_threads = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
 for _name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
-    os.environ.setdefault(_name, str(min(2, os.cpu_count() or 1)))
+    os.environ.setdefault(_name, str(_num_threads))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the reference implementation looks names up on the hub
 
