@@ -1,11 +1,11 @@
-"""Context-free grammars over lexemes: Earley sets (Earley 1970), hash-consed, with a lexer that never decides early.
+"""Context-free grammars over lexemes: Earley sets (Earley 1970), each stored once; the lexer keeps all readings.
 
-A lexeme is a regular language of bytes. At every byte all lexemes that could be under way are followed, and one that
-may end here also begins what may come after it, so no reading is lost to a longer one. A configuration
+A lexeme is a regular language of bytes. At every byte the parser follows all lexemes that may be under way; where one
+may end, those that may come after it begin as well. A configuration
 
-    (set at this very byte, lexemes under way from earlier sets)
+    (the set at this byte, the lexemes under way from earlier sets)
 
-is one state of the machine, made when first met. Never reads grammar syntax.
+is one state of the machine, made when first met.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from .productions import ContextFreeGrammar, reduced
 from .spec import GrammarTooComplex
 
 Item = tuple[int, int, int]  # production, dot, origin set; OWN for the set itself
-# What has ended at a byte, as (set, its lexemes), and what goes on, as (set, its lexer).
+# The lexemes that ended at a byte, as (set where they began, lexemes), and those that go on, as (set, lexer).
 Pending = tuple[tuple[tuple[int, tuple[int, ...]], ...], tuple[tuple[int, Lexer], ...]]
 LexerRow = tuple[list[int], list[tuple[Lexer, tuple[int, ...]] | None]]
 OWN = -1
@@ -28,7 +28,7 @@ MAX_SETS = 200_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predicted:
-    """Items that begin in a set because of what is waited for there: the same in all sets that wait for the same."""
+    """The items that begin in a set; shared by all sets that wait for the same rules."""
 
     scan: dict[int, list[Item]]
     waiting: dict[int, list[Item]]
@@ -36,9 +36,10 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class EarleySet:
-    """``scan[lexeme]``: items that wait for it; ``waiting[rule]``: for it; ``accepts``: the start rule is complete.
+    """``scan``: items by the lexeme they wait for; ``waiting``: items by the rule; ``accepts``: the start is complete.
 
-    ``items`` are all that may yet matter, by the set they come from; ``looked_up`` the sets asked for what waits there.
+    ``items`` are (production, dot) of all unfinished items, by the set where they began; ``looked_up`` are the sets
+    that were read to complete rules.
     """
 
     kernel: frozenset[Item]
@@ -56,9 +57,9 @@ class EarleySet:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A set at this byte (-1: none) and lexemes under way.
+    """The set at this byte (-1: none) and the lexemes under way.
 
-    ``rows``: per set, where its lexer's byte ranges start and what they lead to.
+    ``rows``: per set, the starts of its lexer's byte ranges, and what follows in each range.
     """
 
     at: int
@@ -68,7 +69,7 @@ class Configuration:
 
 
 class ParserState:
-    """A state of the machine (``machine.LazyState``); its set is made when first asked for."""
+    """A state of the machine (``LazyState``); its set is made when first needed."""
 
     __slots__ = ("_configuration", "_parser", "_pending")
 
@@ -149,7 +150,7 @@ class Parser:
             production, dot, origin = item
             rule, symbols = productions[production]
             if dot == len(symbols):
-                accepts = accepts or rule == 0  # nothing refers to rule 0: it ends only with the text
+                accepts = accepts or rule == 0  # only the whole text is rule 0
                 if origin != OWN:
                     looked_up.add(origin)
                     for p, d, o in sets[origin].waiting_for(rule):
@@ -182,7 +183,7 @@ class Parser:
         return EarleySet(kernel, scan, waiting, predicted, accepts, lexer, own, frozenset(looked_up))
 
     def _predict(self, rules: frozenset[int]) -> Predicted:
-        """What may come first in some rules; an empty rule is stepped over."""
+        """The items that may come first in some rules; rules that may be empty are stepped over."""
         found = self._predicted.get(rules)
         if found is None:
             scan: dict[int, list[Item]] = {}
@@ -230,13 +231,12 @@ class Parser:
         return self.sets[number].looked_up
 
     def shape(self, number: int, depth: int) -> int:
-        """Equal for sets that differ only in what lies more than ``depth`` sets up."""
         key = (number, depth)
         found = self._shapes.get(key)
         if found is None:
             at = self.sets[number]
             if depth == 0:
-                # items of its own follow from the others
+                # the items that begin in this set follow from the others
                 content: Hashable = frozenset().union(*at.items.values()), at.accepts
             else:
                 content = frozenset((self.shape(o, depth - 1), items) for o, items in at.items.items()), at.accepts
@@ -245,7 +245,7 @@ class Parser:
         return found
 
     def _advance(self, number: int, lexemes: tuple[int, ...]) -> frozenset[Item]:
-        """The kernel after any of some lexemes from a set on."""
+        """The kernel of the set after any of some lexemes that began in set ``number``."""
         key = (number, lexemes)
         found = self._advanced.get(key)
         if found is None:
@@ -262,7 +262,7 @@ class Parser:
     # -- states ---------------------------------------------------------------------------------------------------
 
     def _row(self, lexer: Lexer) -> LexerRow:
-        """Per byte range: the lexemes still under way after it and those that may end with it; None if none."""
+        """Per byte range: the lexemes still under way after it, and those that may end with it; None if neither."""
         found = self._rows.get(lexer)
         if found is None:
             ex = self.ex
@@ -283,7 +283,7 @@ class Parser:
         return found
 
     def _state(self, pending: Pending) -> int:
-        """The machine's state after some lexemes have ended here and others go on; its set is made when asked for."""
+        """The machine's state after some lexemes have ended and others go on."""
         machine = self.machine
 
         return machine.state((self, pending), lambda: machine.add_lazy_state(ParserState(self, pending)))

@@ -1,4 +1,4 @@
-"""A compiled grammar and the matcher that walks a text through it. Never knows what kind of grammar it was."""
+"""A compiled grammar, and the matcher that leads one text through it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ _MASK_TYPE = np.dtype(np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar ready to match; shared by all matchers. ``unchecked`` names what it leaves to check afterwards."""
+    """A grammar ready to match; shared by all its matchers. ``unchecked`` names what it does not enforce."""
 
     spec: GrammarSpec
     machine: Machine
@@ -25,12 +25,12 @@ class CompiledGrammar:
         return Matcher(self)
 
     def after(self, text: bytes) -> "CompiledGrammar":
-        """The same with ``text`` before it."""
+        """The grammar of ``text`` followed by a text of this one."""
         return replace(self, start=self.machine.start_after(text, self.start)) if text else self
 
 
 def fill_masks(matchers: Sequence["Matcher"], rows: np.ndarray) -> None:
-    """Fill a mask per matcher, row i of ``rows`` (uint32 or int32 [n, ceil(V / 32)]) for matcher i."""
+    """Write the mask of matcher i to row i of ``rows`` (uint32 or int32 [n, ceil(V / 32)])."""
     masks = [matcher.mask() for matcher in matchers]
     if len(rows) != len(masks):
         raise ValueError(f"{len(rows)} rows for {len(masks)} matchers")
@@ -39,7 +39,7 @@ def fill_masks(matchers: Sequence["Matcher"], rows: np.ndarray) -> None:
 
 
 class Matcher:
-    """One text in the making. Cheap to clone and to roll back; an error is final and names its position."""
+    """One text being written. Cheap to clone and to roll back. An error names its place and stays until a rollback."""
 
     __slots__ = ("_configs", "_finished", "_known", "_machine", "_masks", "error", "grammar")
 
@@ -59,7 +59,7 @@ class Matcher:
 
     @property
     def state(self) -> int:
-        """Equal for texts after which the grammar allows the same to follow; -1 after the end."""
+        """Equal states allow the same texts to follow; -1 after the end."""
         return -1 if self._finished else self._configs[-1]
 
     def fill_mask(self, row: np.ndarray) -> None:
@@ -85,7 +85,7 @@ class Matcher:
         return self._only_end()
 
     def accept(self, token_id: int) -> bool:
-        """Take one token; False, with ``error`` set for good, if the grammar refuses it."""
+        """Take one token; False, with ``error`` set, if the grammar refuses it."""
         if self.error is not None:
             return False
         if self._finished:
@@ -108,7 +108,7 @@ class Matcher:
         return True
 
     def follow(self, states: Sequence[int]) -> None:
-        """Take tokens of which only the states after each are told: another matcher of the grammar has been there."""
+        """Take tokens by the ``state`` after each, as another matcher of the grammar had it."""
         assert self.error is None and not self._finished
         self._configs += states
 
@@ -146,9 +146,9 @@ class Matcher:
         return row
 
     def forced_tokens(self) -> list[int]:
-        """Tokens that have to come next: at each of them no other token is allowed.
+        """The next tokens, as long as each is the only one allowed; at most 1,024.
 
-        Where several tokens spell forced bytes the choice is left to the model, so jumping changes no answer.
+        Where several tokens spell the same forced bytes, the choice is left to the model.
         """
         out: list[int] = []
         if self._finished or self.error is not None:
@@ -178,7 +178,7 @@ class Matcher:
         try:
             return self._masks.only_token(self._configs[-1]) == self._machine.vocabulary.eos
         except GrammarError:
-            return False  # whoever asks for the mask is told
+            return False  # ``mask`` reports the error
 
     def is_finished(self) -> bool:
         """Whether the end token has been taken."""

@@ -1,7 +1,7 @@
-"""Grammars compiled by other engines, llguidance or xgrammar, behind the faces of ours. Neither is needed otherwise.
+"""Grammars compiled by llguidance or xgrammar, if installed, with the interfaces of our own.
 
-They understand fewer grammars and check less; what they cannot take is refused by name. Text is
-masked, accepted and rolled back as with ours; nothing is forced, and text given back for healing is spelled as it was.
+They take fewer kinds of grammars; the others are refused by name. Masks, acceptance and rollback work as with our own
+grammars. No token is forced, and text given back for healing must be spelled again as it was.
 """
 
 import importlib
@@ -36,14 +36,14 @@ class Peer(Protocol):
     spelling: dict[bytes, list[int]]
 
     def compile(self, kind: str, text: str, options: dict[str, Any]) -> Any:
-        """Something for ``walk``. Raises GrammarError."""
+        """The peer's own grammar object, for ``walk``. Raises GrammarError."""
         ...
 
     def walk(self, compiled: Any) -> Walk: ...
 
 
 def load_peer(name: str, vocabulary: Vocabulary) -> Peer:
-    """Raises GrammarError that tells how to install it."""
+    """The engine called ``name``. Raises GrammarError, with the way to install it, if it is missing."""
     if name not in PEERS:
         raise GrammarError(f"grammar engine {name!r} is not one of: phloem, {', '.join(PEERS)}")
     try:
@@ -57,7 +57,7 @@ def load_peer(name: str, vocabulary: Vocabulary) -> Peer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerGrammar:
-    """As ``CompiledGrammar``."""
+    """A ``CompiledGrammar`` of a peer; ``prefix`` is text that must be written before the grammar begins."""
 
     spec: GrammarSpec
     peer: Peer
@@ -85,7 +85,7 @@ def compile_with(peer: Peer, spec: GrammarSpec, vocabulary: Vocabulary) -> PeerG
 
 
 class PeerMatcher:
-    """As ``Matcher``."""
+    """A ``Matcher`` of a peer."""
 
     __slots__ = ("_finished", "_tokens", "_walk", "error", "grammar")
 
@@ -102,7 +102,7 @@ class PeerMatcher:
 
     @property
     def state(self) -> int:
-        """Equal for equal texts; -1 after the end. Which other texts are alike a peer does not tell."""
+        """Equal for equal texts; -1 after the end. Peers do not say which different texts are equivalent."""
         return -1 if self._finished else hash(tuple(self._tokens)) & 0x7FFFFFFFFFFFFFFF
 
     def mask(self) -> np.ndarray:
@@ -150,7 +150,7 @@ class PeerMatcher:
         return rest.startswith(vocabulary.tokens[token_id]) if rest else self._walk.accept(token_id)
 
     def _rest(self) -> bytes:
-        """What is still to be spelled before the grammar begins; its tokens are not the peer's."""
+        """The part of ``prefix`` that is still to be written; the peer does not see its tokens."""
         prefix = self.grammar.prefix
         if prefix:
             prefix = prefix[sum(len(self.grammar.vocabulary.tokens[t]) for t in self._tokens[: len(prefix)]) :]
@@ -161,7 +161,7 @@ class PeerMatcher:
             raise ValueError(f"cannot roll back {n} tokens: {self.num_tokens} were accepted")
         if n == 0:
             return
-        if self.error is not None or self.grammar.prefix:  # a peer may have lost its way: begin again
+        if self.error is not None or self.grammar.prefix:  # after an error a peer's state is unknown: replay the text
             kept = self._tokens[: len(self._tokens) - (n - self._finished)]
             self.error, self._finished, self._tokens = None, False, kept
             self._walk = self._replayed()
@@ -267,7 +267,7 @@ class GuidanceWalk:
 
 
 class _Tokens:
-    """A vocabulary as llguidance reads one."""
+    """The tokenizer interface that llguidance expects."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = vocabulary.eos

@@ -1,6 +1,7 @@
-"""The productions of a context-free grammar over lexemes, and simpler ones of the same language. Never parses a text.
+"""The productions of a context-free grammar over lexemes, and equivalent ones that are cheaper to parse.
 
-Only which texts there are matters, not how they are read, so that ambiguity can be taken out where it is easily seen.
+A mask depends on the language alone, not on how its texts are read, so productions may be replaced by less ambiguous
+ones.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ Production = tuple[int, tuple[Symbol, ...]]
 
 
 class ContextFreeGrammar:
-    """Productions under construction. Rule 0 is the start, and no production refers to it."""
+    """Productions under construction. Rule 0 is the start; no production refers to it."""
 
     def __init__(self, expressions: Expressions) -> None:
         self.ex = expressions
@@ -26,7 +27,7 @@ class ContextFreeGrammar:
         return len(self.names) - 1
 
     def add(self, rule: int, symbols: Iterable[Symbol]) -> None:
-        """A production; a lexeme that may be empty becomes one that may be left out."""
+        """Add a production. A lexeme that may be empty is replaced by an optional rule of a lexeme that may not."""
         done: list[Symbol] = []
         for kind, value in symbols:
             if kind == "lexeme" and self.ex.nullable[value]:
@@ -42,6 +43,7 @@ class ContextFreeGrammar:
         self.productions.append((rule, tuple(done)))
 
     def ignore(self, expression: int) -> None:
+        """Allow texts of a language between any two lexemes."""
         if self.ex.nullable[expression]:
             expression = self.ex.intersect(expression, self.ex.complement(1))
         if self.ex.is_nonempty(expression):
@@ -49,7 +51,10 @@ class ContextFreeGrammar:
 
 
 def reduced(grammar: ContextFreeGrammar) -> tuple[list[Production], set[int]]:
-    """Productions of the same language, such that every prefix that parses can be completed; and the nullable rules."""
+    """Productions of the same language in which every prefix that parses can be completed, and the nullable rules.
+
+    Raises GrammarError if the language has no text.
+    """
     productions = _productive(grammar)
     productions = _without_ambiguous_operators(productions, len(grammar.names))
     productions = _with_merged_lexemes(productions, grammar.ex)
@@ -57,7 +62,7 @@ def reduced(grammar: ContextFreeGrammar) -> tuple[list[Production], set[int]]:
 
 
 def _productive(grammar: ContextFreeGrammar) -> list[Production]:
-    """Without productions that no text completes."""
+    """The productions that some text completes."""
     ex = grammar.ex
     productive: set[int] = set()
     usable = [
@@ -90,11 +95,11 @@ def _nullable(productions: list[Production]) -> set[int]:
 
 
 def _without_ambiguous_operators(productions: list[Production], num_rules: int) -> list[Production]:
-    """Rules that are operands of their own operators, made left-recursive:
+    """Make rules that are operands of their own operators left-recursive:
 
         E -> E a E | E c | d E | b        becomes        E -> E a B | E c | B,   B -> d B | b
 
-    Both are the language b'(c | a b')*, b' = d* b; the second has one reading of a text where the first has many.
+    Both have the language b'(c | a b')*, b' = d* b. With the second, each text has one reading instead of many.
     """
     by_rule: dict[int, list[tuple[Symbol, ...]]] = {}
     for rule, symbols in productions:
@@ -118,7 +123,7 @@ def _without_ambiguous_operators(productions: list[Production], num_rules: int) 
 
 
 def _with_merged_lexemes(productions: list[Production], ex: Expressions) -> list[Production]:
-    """Productions of a rule that differ in one lexeme become one, of either lexeme."""
+    """Merge productions of a rule that differ in one lexeme into one, of the union of the lexemes."""
     for place in range(max((len(symbols) for _, symbols in productions), default=0)):
         merged: dict[tuple, list[int]] = {}
         out: list[Production | tuple] = []

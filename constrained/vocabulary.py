@@ -1,4 +1,4 @@
-"""A tokenizer's tokens as bytes, and the byte trie that masks are walked over. Never knows a grammar.
+"""A tokenizer's tokens as bytes, and the byte trie that grammars walk to make masks.
 
 The trie lies flat in depth-first order; a node's subtree is the range [node, node_end[node]):
 
@@ -19,8 +19,11 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Trie:
-    """Some tokens of a vocabulary, flat. ``num_tokens[n]`` of ``token_order`` from ``first_token[n]`` on end at n; then
-    come those that end below it."""
+    """A trie of tokens as flat arrays of N nodes.
+
+    The tokens that end at node n are ``token_order[first_token[n]:first_token[n] + num_tokens[n]]``; those that end
+    below it follow.
+    """
 
     node_byte: np.ndarray  # uint8 [N]
     node_depth: np.ndarray  # int32 [N], 1 for the first byte
@@ -36,9 +39,9 @@ class Trie:
 
 
 class Vocabulary:
-    """The tokens a model can emit. A special token's bytes are not text: no grammar allows one, save the end token.
+    """The tokens that a model can emit. No grammar allows a special token, except the end token ``eos``.
 
-    ``encode`` (optional) is the tokenizer's own: text to canonical token ids, never special ones.
+    ``encode``, if given, is the tokenizer's own: text to token ids without special ones.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Vocabulary:
         self.special = frozenset(special) | {eos}
         self.eos = eos
         self.encode = encode
-        self.compiler: object = None  # what compiles grammars for it (``compiler_of``), under ``lock``
+        self.compiler: object = None  # the Compiler of ``compiler_of``; guarded by ``lock``
         self.lock = threading.Lock()
         self.num_words = (len(self.tokens) + 31) // 32
         self.is_text = np.ones(len(self.tokens), dtype=bool)
@@ -67,7 +70,7 @@ class Vocabulary:
         text_ids = np.flatnonzero(self.is_text)
         self.trie = self.build_trie(text_ids)
         single = text_ids[lengths[text_ids] == 1]
-        # A byte without a token of its own is left out of every language, so that no text can get stuck before it.
+        # Languages leave out bytes that are no token by themselves: no text can get stuck before such a byte.
         self.has_byte = np.zeros(256, dtype=bool)
         self.has_byte[self.token_bytes[self.token_offsets[single]]] = True
 
@@ -83,7 +86,7 @@ class Vocabulary:
         return len(self.tokens)
 
     def build_trie(self, token_ids: np.ndarray) -> Trie:
-        """The trie of the given tokens; cost is one sort of them."""
+        """The trie of some tokens; costs one sort of them."""
         order = np.array(sorted(token_ids.tolist(), key=self.tokens.__getitem__), dtype=np.int32)
         return Trie(*flat_trie(self.token_bytes, self.token_offsets, order))
 
@@ -99,7 +102,7 @@ def flat_trie(data, offsets, order):
     end = np.zeros(total, np.int32)
     first = np.zeros(total, np.int32)
     count = np.zeros(total, np.int32)
-    path = np.zeros(4096, np.int32)  # path[d]: the open node of depth d
+    path = np.zeros(4096, np.int32)  # path[d]: the node of depth d on the way to the last token
     longest = 0
     for t in order:
         longest = max(longest, offsets[t + 1] - offsets[t])

@@ -1,8 +1,7 @@
-"""Items that are told apart by what was written: when one has ended, and which tokens go on into the next one.
+"""The texts of array items that ``uniqueItems`` keeps apart, and the tokens that end one item and begin the next.
 
-What may follow an item of an array with ``uniqueItems`` depends on the item's text, of which states know nothing. So
-the text of an item under way is kept beside its state, and an ``ItemReader`` is asked with it where the item ends.
-Never knows what a text means.
+What may follow an item of such an array depends on the item's text, which states do not hold. So a configuration keeps
+the text of the item under way, and where the item ends, an ``ItemReader`` chooses the next state by that text.
 """
 
 import re
@@ -13,26 +12,25 @@ from ..vocabulary import Vocabulary
 
 
 class ItemReader(Protocol):
-    """What waits for an item whose text counts."""
+    """Waits below an item whose text counts."""
 
-    is_sole: bool  # nothing else depends on its array: what follows the array is the same whatever its items are
+    is_sole: bool  # what follows the array is the same whatever its items are
 
     def after(self, state: int, text: bytes) -> int:
-        """The state after an item that was written so, where it is ``state`` if the text does not count; 0 if the item
-        must not have been."""
+        """The state after an item with this text; ``state`` is the one if the text did not count. 0: refused."""
         ...
 
     def has_others(self) -> bool:
-        """Whether others may follow, of each kind that may follow at all, whatever this one says."""
+        """Whether another item of each kind may follow, whatever this item's text is."""
         ...
 
 
 class Crossing(NamedTuple):
-    """Tokens that may end an item, as long as they are allowed, and go on.
+    """The tokens that may end an item and go on behind it.
 
-    ``ends`` get as far as a bracket or comma behind it, ``commas`` as far as a comma, ``into_next`` farther than the
-    next item's first quote or bracket. The first three are for any item under way, the next three for those that have
-    a quote open, and the last two begin an item and end it: they get to a comma, or to a bracket or comma.
+    ``ends`` hold a bracket or comma, ``commas`` a comma, ``into_next`` also more than the first quote or bracket of the
+    next item. Those ``_after_quote`` do so behind a quote, for items with an open string. ``whole_commas`` and
+    ``whole`` begin an item as well, and end it with a comma, or with a comma or bracket.
     """
 
     ends: tuple[int, ...]
@@ -45,7 +43,7 @@ class Crossing(NamedTuple):
     whole: tuple[int, ...]
 
     def of(self, reader: ItemReader, *, in_string: bool) -> tuple[int, ...]:
-        """Those to be looked at within an item."""
+        """The tokens to be tried within an item."""
         if not reader.is_sole:
             return self.ends_after_quote if in_string else self.ends
         if not reader.has_others():
@@ -77,5 +75,5 @@ def crossing_tokens(vocabulary: Vocabulary) -> Crossing:
 
 
 def is_in_string(text: bytes) -> bool:
-    """Whether a string is open after a part of a JSON text."""
+    """Whether a JSON string is open at the end of ``text``."""
     return sum(found == b'"' for found in re.findall(rb'\\.|"', text, re.DOTALL)) % 2 == 1

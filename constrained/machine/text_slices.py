@@ -1,4 +1,4 @@
-"""The parts of a trie that are text of a string, found once per trie in compiled code. Never knows a grammar."""
+"""The parts of a trie that are text of a JSON string without escapes, found once per trie in compiled code."""
 
 import numba as nb
 import numpy as np
@@ -6,8 +6,12 @@ import numpy as np
 
 @nb.njit(cache=True)
 def text_slices(node_byte, node_depth, node_end, first_token, num_tokens, token_order, has_byte):
-    """For ``LOOPS``, per node: whether text of a string leads to it, and how many tokens of text alone (in trie order)
-    and how many nodes where text stops come before it; then those tokens and those nodes."""
+    """What ``walk_trie`` needs to allow all text of a string at once.
+
+    Returns ``inside`` (per node: whole characters of text lead to it), the tokens of nothing but text in trie order,
+    how many of them come before each node, the nodes where text stops (boundaries), and how many of those come before
+    each node.
+    """
     num_nodes = len(node_byte)
     inside = np.zeros(num_nodes + 1, np.uint8)
     covered_before = np.zeros(num_nodes + 1, np.int32)
@@ -17,7 +21,7 @@ def text_slices(node_byte, node_depth, node_end, first_token, num_tokens, token_
     longest = 1
     for n in range(num_nodes):
         longest = max(longest, node_depth[n] + 1)
-    # What follows within a character: 0 nothing, 1 to 3 so many continuations, 4 to 7 after E0, ED, F0, F4; -1 no text.
+    # State within a character: 0 between two, 1 to 3 bytes missing, 4 to 7 after E0, ED, F0, F4; -1 not text.
     at_depth = np.zeros(longest + 1, np.int8)
     num_covered = 0
     num_boundaries = 0

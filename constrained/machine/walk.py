@@ -1,7 +1,8 @@
-"""The compiled walks: one byte, one token, a whole trie, through a machine's tables. Never grows a table.
+"""The compiled walks through a machine's tables: of one byte, of one token, of a whole trie.
 
-A machine's tables are passed as one int64 array of addresses (``control``), which costs a call 0.3 us where fifteen
-arrays cost 3. A walk that meets an entry not yet known notes it, skips the subtree, and is resumed there later.
+The tables are passed as one int64 array of their addresses (``control``): a call costs 0.3 us, with fifteen arrays it
+would cost 3 us. A walk that meets a missing entry notes it and skips the subtree; the caller makes the entry and
+resumes the walk there.
 
     transition of (state, aux, stack) by a byte:
       white space where the state allows it     -> the white space automaton, held in aux
@@ -17,7 +18,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 PUSH = 1 << 28
-UNKNOWN, REFUSED, ASKED = 0, -1, -2  # in a row: not filled yet; a refused byte; not filled yet, but asked for
+UNKNOWN, REFUSED, ASKED = 0, -1, -2  # row entries: missing; the byte is refused; missing, and the walk has noted it
 
 # Slots of ``control``.
 (
@@ -36,10 +37,10 @@ CONTROL_SIZE = 44
 ) = range(13)  # fmt: skip
 TRIE_SIZE = 13
 
-SHORT_OF_REGIONS, SHORT_OF_EXITS, SHORT_OF_NOTES = -1, -2, -3  # what a walk's lists lack room for
+SHORT_OF_REGIONS, SHORT_OF_EXITS, SHORT_OF_NOTES = -1, -2, -3  # the buffer that is full
 OK, DEAD, MISS_ROW, MISS_AFTER, FULL, EXIT, EXIT_AFTER = range(7)
-UNBOUNDED = 1 << 40  # an upper bound that is none
-EXITED = 1 << 30  # where a barrier goes on: the walk stops there and is taken up for each real frame
+UNBOUNDED = 1 << 40  # the upper bound of a string without one
+EXITED = 1 << 30  # what a barrier frame returns: the walk stops here and is continued for each real frame
 
 
 @intrinsic
@@ -147,7 +148,7 @@ def _transition(control, s, aux, k, byte):
                     if counted[s] == 1:
                         frame = stack_frame[k]
                         if aux < _i64(control[FRAME_LOW])[frame] or _i64(control[FRAME_HIGH])[frame] < UNBOUNDED:
-                            aux += 1  # without an upper bound there is nothing to count past the lower one
+                            aux += 1  # without an upper bound, counting stops at the lower one
                 else:
                     aux = np.int64(0)
             break
@@ -226,7 +227,7 @@ def _transition(control, s, aux, k, byte):
 
 @nb.njit(cache=True)
 def step_token(control, token, start, s, aux, k):
-    """Follow a token's bytes from byte ``start``. Returns the status and the byte it stands at."""
+    """Follow a token's bytes from byte ``start``. Returns the status and the index of the byte it stopped at."""
     data = _u8(control[TOKEN_BYTES])
     offsets = _i64(control[TOKEN_OFFSETS])
     at = offsets[token] + start
@@ -246,7 +247,7 @@ def step_token(control, token, start, s, aux, k):
 
 @nb.njit(cache=True)
 def step_bytes(control, data, start, s, aux, k):
-    """As ``step_token``, for bytes given."""
+    """As ``step_token``, for the bytes ``data``."""
     at = start
     status = OK
     while at < len(data):
@@ -263,8 +264,10 @@ def step_bytes(control, data, start, s, aux, k):
 
 @nb.njit(cache=True)
 def enter_exits(exits, targets, out):
-    """Turn exits into regions of ``walk_trie``, given where each result leads (``targets`` [n, 3]: result, state,
-    stack); returns their number."""
+    """Turn exits into regions of ``walk_trie``; ``targets`` [n, 3] are (result, state behind it, stack behind it).
+
+    Returns the number of regions.
+    """
     n = 0
     for i in range(len(exits)):
         for r in range(len(targets)):
@@ -291,15 +294,16 @@ def _allow(mask, order, first, count):
 def walk_trie(control, trie, mask, pending, num_pending, out):
     """Walk the regions in ``pending`` [n, 5] (node, state, aux, stack, taken) and set the mask's bits.
 
-    A region is a node's subtree, entered in the configuration before the node's byte, or after it where ``taken``.
-    A first region of node -1 is the whole trie. Where something is missing goes to ``out`` [capacity, 5], what is
-    missing to ``WANTED`` [capacity, 3] (kind, a, b), each once; where a barrier is popped to ``EXITS`` [capacity, 3]
-    (node, result, taken). Returns how many of the first two there are; ``SHORT_OF_...`` first if a list is too short.
+    A region is a node's subtree. Its configuration is the one before the node's byte, or after it where ``taken``;
+    node -1 is the whole trie. Written out:
+      ``out`` [capacity, 5]: the regions where an entry was missing;
+      ``WANTED`` [capacity, 3]: the missing entries (kind, a, b), each once;
+      ``EXITS`` [capacity, 3]: where a barrier frame was popped (node, result, taken);
+      ``NOTED``: inner nodes that lead to an accepting state, unless ``NUM_NOTED`` is negative.
+    Returns the numbers of regions and of missing entries. If a buffer is full, the first is ``SHORT_OF_...``.
 
-    Unless ``NUM_NOTED`` is negative, inner nodes that lead to an accepting state are noted in ``NOTED``.
-
-    A state that loops (``LOOPS``) stays itself as long as text goes on within a string: below a node that text alone
-    leads to, all tokens of nothing but text are allowed at once, and only the nodes where text stops are walked.
+    A state that loops (``LOOPS``) stays the same while text goes on within a string. Below a node that only text leads
+    to, all tokens of nothing but text are allowed at once, and the walk continues at the nodes where text stops.
     """
     node_byte = _u8(trie[T_BYTE])
     depths = _i32(trie[T_DEPTH])
@@ -347,7 +351,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
         state_at[base] = pending[p, 1]
         aux_at[base] = pending[p, 2]
         stack_at[base] = pending[p, 3]
-        # While in a slice: the next of its boundaries, the end of the one being walked, and where the slice ends.
+        # In a text slice: the next boundary, the last one, the end of the boundary being walked, the end of the slice.
         boundary, last_boundary, boundary_end, slice_end = np.int64(-1), np.int64(-1), np.int64(0), np.int64(0)
         slice_state, slice_aux, slice_stack = np.int64(0), np.int64(0), np.int64(0)
         while at < end:
@@ -372,7 +376,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
             if k != plain_stack:
                 plain_stack = k
                 is_plain = frame_filter[stack_frame[k]] < 0
-            # Most steps stay within one lexeme, where nothing but the row matters; the rest is for _transition.
+            # Most steps stay within one lexeme and need the row alone; _transition handles the rest.
             if space[s] != 0 or counted[s] != 0:
                 status, s, aux, k = _transition(control, s, aux_at[d - 1], k, byte)
             elif is_plain and 0 < code < PUSH and final[code] == 0:
@@ -385,7 +389,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
             if status == OK:
                 if has_slices and loops[s] != 0 and inside[at] != 0 and boundary < 0:
                     slice_end = np.int64(ends[at])
-                    # [slice_end] exists: there is one entry more than there are nodes
+                    # covered_before has one entry more than there are nodes, so [slice_end] exists
                     for i in range(covered_before[at], covered_before[slice_end]):
                         token = covered[i]
                         mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
@@ -456,9 +460,9 @@ def allow_tokens(mask, tokens):
 
 @nb.njit(cache=True)
 def regions_at(control, starts, nodes, state, out):
-    """Regions of ``walk_trie``: the subtrees of nodes whose byte the state, its row made, may take on the empty stack.
+    """Make regions of ``walk_trie`` from those of ``nodes`` whose byte ``state`` takes, on the empty stack.
 
-    ``nodes[starts[b]:starts[b + 1]]`` are of byte b. Returns the number of regions.
+    ``nodes[starts[b]:starts[b + 1]]`` have byte b; the state's row is complete. Returns the number of regions.
     """
     delta = _i32(control[DELTA])
     n = 0
