@@ -1,7 +1,4 @@
-"""What users hold: a ``Runtime`` (an engine process), an ``Engine`` (a thread), or a connection. One face for all.
-
-Never runs an op itself: whatever is asked travels as messages through a ``Client``.
-"""
+"""What users hold: a ``Runtime`` (an engine process), an ``Engine`` (a thread), or a connection, with one interface."""
 
 from __future__ import annotations
 
@@ -70,7 +67,7 @@ def make_config(model: str | EngineConfig | ServerArgs | None, options: dict[str
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What one prompt became: ``texts`` has every candidate, ``meta`` the counts, finish reasons and logprobs."""
+    """One prompt's result: ``texts`` has every candidate, ``meta`` the counts, finish reasons and logprobs."""
 
     texts: tuple[str, ...]
     meta: GenMeta
@@ -80,7 +77,7 @@ class Completion:
         return self.texts[0]
 
     def __getitem__(self, name: str) -> Any:
-        """As programs for SGLang read it: ``["text"]``, ``["output_ids"]``, ``["meta_info"]``."""
+        """SGLang's names: ``["text"]``, ``["output_ids"]``, ``["meta_info"]``."""
         if name == "text":
             return self.text
         from .lang.meta import meta_info
@@ -94,7 +91,7 @@ class Completion:
 
 
 class Connection:
-    """A client with an engine at its other end. A context manager; ``shutdown`` may be called twice."""
+    """A client connected to an engine. A context manager; ``shutdown`` may be called twice."""
 
     client: Client
 
@@ -108,7 +105,7 @@ class Connection:
 
     @property
     def endpoint(self) -> PhloemBackend:
-        """The backend for programs: ``prog.run(backend=runtime)`` takes the connection itself as well."""
+        """The backend for programs; ``prog.run(backend=runtime)`` takes the connection itself too."""
         from .lang.backend.phloem_backend import PhloemBackend
 
         return PhloemBackend(self.client)
@@ -131,7 +128,7 @@ class Connection:
     ) -> Completion | list[Completion]:
         """Continue plain text; several prompts run as one batch. ``sampling``: the fields of ``SamplingParams``.
 
-        ``sampling_params`` has SGLang's names (``max_new_tokens``, ``regex``, ...), the rest of ``sampling`` wins.
+        ``sampling_params`` has SGLang's names (``max_new_tokens``, ``regex``, ...), ``sampling`` overrides them.
         Raises what the first failing prompt raises, and then cancels the others; DeadlineExceeded after ``timeout_s``.
         """
         if sampling_params is not None:
@@ -168,7 +165,7 @@ class Connection:
         return self.client.query("cache_tree")
 
     def flush_cache(self) -> int:
-        """Evict every prefix that nobody uses; the number of tokens."""
+        """Evict every unused prefix; the number of tokens."""
         return self.client.query("flush_cache")
 
     def cache_prefix(self, prefix: str) -> None:
@@ -176,7 +173,7 @@ class Connection:
         self.endpoint.cache_prefix(prefix)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's own, loaded here; it needs the model's files on this machine."""
+        """The model's tokenizer, loaded in this process; needs the model's files on this machine."""
         from .runtime.tokenizer import load_tokenizer
 
         return load_tokenizer(self.welcome.model_path)
@@ -191,7 +188,7 @@ class Connection:
         raise Unsupported("stop_profile(): the engine has no profiler; metrics() and a run's stats() say what it did")
 
     async def _stream(self, prompt: str, sampling_params: Mapping[str, Any] | None) -> AsyncIterator[str]:
-        """New text as it is generated; leaving the loop early cancels it."""
+        """New text as it is generated; leaving the loop early cancels the program."""
         given, grammar, n = _read_sampling(sampling_params or {})
         if n != 1:
             raise InvalidParams(f"n={n}: a stream has one candidate", where="n")
@@ -250,7 +247,7 @@ class Runtime(Connection):
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        """``progress`` is told how far loading is, where that takes long. ``engine_factory`` ("module:callable") makes
+        """``progress`` is called while loading takes long. ``engine_factory`` ("module:callable") makes
         another engine, from the ``EngineConfig`` and ``progress``.
 
         With ``model_path=`` instead of ``model`` the options may have SGLang's names (see ``ServerArgs``).
@@ -285,7 +282,7 @@ class Runtime(Connection):
 
 
 class Engine(Connection):
-    """The same engine on a thread of this process, behind the same messages."""
+    """An engine on a thread of this process, behind the same messages."""
 
     def __init__(self, model: str | EngineConfig | ServerArgs | None = None, **options: Any) -> None:
         from .runtime.engine import ready_engine
@@ -295,7 +292,7 @@ class Engine(Connection):
 
     @classmethod
     def over(cls, engine: EngineLike) -> Self:
-        """The same face over an engine that is made already; it is closed at the end."""
+        """The same interface over a given engine, which ``shutdown`` closes."""
         self = cls.__new__(cls)
         self._start(engine)
         return self
@@ -306,7 +303,7 @@ class Engine(Connection):
         self._stopping = threading.Event()
         self._failure: str | None = None
         url = f"inproc://phloem-engine-{next(_engine_ids)}"
-        # neither side can vanish without the other: silence means a long step, or a thread that computes
+        # both sides are in this process: silence is a long step, not a lost peer
         engine_socket = EngineSocket(url, engine.welcome(), context=self._context, client_timeout_s=float("inf"))
         self._thread = threading.Thread(
             target=self._loop, args=(engine, engine_socket), name="phloem-engine", daemon=True
@@ -349,7 +346,7 @@ class Engine(Connection):
         self._stopping.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)
-            if not self._thread.is_alive():  # a step that hangs still owns its socket
+            if not self._thread.is_alive():  # a hanging step still uses its socket
                 self._context.destroy(linger=0)
 
 
@@ -360,7 +357,7 @@ def connect(
     timeout_s: float = 30.0,
     engine_timeout_s: float = ENGINE_TIMEOUT_S,
 ) -> Connection:
-    """A connection to an engine that runs elsewhere, at ``ipc://...`` or ``tcp://...``."""
+    """A connection to a running engine, at ``ipc://...`` or ``tcp://...``."""
     scheme = url.partition("://")[0]
     if scheme not in ("ipc", "tcp"):
         raise InvalidParams(f"{url!r}: connect takes ipc://PATH or tcp://HOST:PORT")
@@ -401,7 +398,7 @@ class _Deadline:
 
 
 def _read_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], GrammarSpec | None, int]:
-    """SGLang's ``sampling_params``: ours, the grammar among them, and ``n``."""
+    """SGLang's ``sampling_params`` as our options, the grammar and ``n``."""
     from .lang.expressions import SglGen
     from .lang.gen import gen
     from .lang.sampling_params import SAMPLING_NAMES, sampling_overrides

@@ -1,7 +1,4 @@
-"""Addresses of an engine (``ipc://``, ``tcp://``, ``inproc://``) and the keys that a network needs.
-
-Never opens a socket.
-"""
+"""Addresses of an engine (``ipc://``, ``tcp://``, ``inproc://``) and the keys that ``tcp://`` needs."""
 
 import ipaddress
 from dataclasses import dataclass, field
@@ -11,13 +8,13 @@ import zmq
 from .errors import InvalidParams
 
 SCHEMES = ("ipc", "tcp", "inproc")
-MAX_IPC_PATH = 107  # bytes, of the kernel's socket address
+MAX_IPC_PATH = 107  # bytes in the kernel's socket address
 KEY_LEN = 40  # characters of a Z85 key
 
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """The engine's secret key, and the public keys of the clients it lets in. Z85 texts, see ``new_key_pair``."""
+    """The engine's secret key, and the public keys of the clients it admits. Z85 texts, see ``new_key_pair``."""
 
     secret: str = field(repr=False)
     clients: frozenset[str]
@@ -58,7 +55,7 @@ def public_key(secret: str) -> str:
 
 
 def check_url(url: str, *, has_keys: bool) -> None:
-    """Raises ``InvalidParams`` for an address that cannot be used, or not without keys."""
+    """Raises ``InvalidParams`` for an address that is not valid, or that needs keys and has none."""
     scheme, found, rest = url.partition("://")
     if not found or scheme not in SCHEMES or not rest:
         raise InvalidParams(f"url={url!r}: must be ipc://<path>, tcp://<host>:<port> or inproc://<name>", where="url")

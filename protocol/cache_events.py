@@ -1,8 +1,7 @@
-"""What an engine publishes of its cache: which blocks of tokens it took in and let go. Never touches a socket.
+"""The events that an engine publishes about its cache: which blocks of tokens it has stored and evicted.
 
-Block names are the same in every engine (see ``radix_cache.blocks``): who knows a prompt's tokens knows its names, and
-so which engine has them. A subscriber that comes late or finds a gap in ``seq`` knows less than there is, never more
-than there was.
+Block names follow from the tokens and are the same in every engine (see ``radix_cache.blocks``). A subscriber that
+starts late or finds a gap in ``seq`` misses blocks; it never knows a block that was not stored.
 """
 
 import msgspec
@@ -45,5 +44,5 @@ def encode_cache_events(events: CacheEvents) -> bytes:
 
 
 def decode_cache_events(frame: bytes) -> CacheEvents:
-    """Raises msgspec.ValidationError for what is no such frame."""
+    """Raises ``msgspec.ValidationError`` for another frame."""
     return _decoder.decode(frame)

@@ -140,7 +140,7 @@ class Client:
                 self._queries.pop(number, None)
 
     def close(self) -> None:
-        """Leave the engine; what still waits fails as ``Cancelled``. A second call does nothing."""
+        """Disconnect; open ops fail as ``Cancelled``. A second call does nothing."""
         self._line.close()
 
     def _check_open(self) -> None:
@@ -174,7 +174,7 @@ class Client:
         with self._lock:
             waiting = self._queries.pop(message.id, None)
         if waiting is None:
-            return  # the asker has given up
+            return  # the caller of `query` has timed out
         if message.error is not None:
             waiting.set_exception(from_info(message.error))
         else:

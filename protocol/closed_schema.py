@@ -4,7 +4,7 @@ from typing import Any
 
 
 def closed_schema(schema: Any) -> Any:
-    """``schema`` without extra properties where it lists its own, and without words that only people read."""
+    """``schema`` closed: no properties beyond those it lists, and no titles, descriptions or examples."""
     if isinstance(schema, list):
         return [closed_schema(item) for item in schema]
     if not isinstance(schema, dict):

@@ -14,7 +14,7 @@ PhloemError
 ├── DependencyFailed        an op this one needs has failed
 ├── EngineLost              the engine process ended or fell silent
 ├── ProtocolError           a frame that is not of the protocol
-└── InternalError           a fault of ours
+└── InternalError           a bug of Phloem
 """
 
 import msgspec
@@ -71,7 +71,7 @@ class Unsupported(InvalidRequest):
 
 
 class Overloaded(PhloemError):
-    """``retry_after_s``: when what waits now has probably ended; 0 where that is not known."""
+    """``retry_after_s``: when the queue has probably drained; 0 where that is not known."""
 
     def __init__(self, message: str, *, where: str = "", retry_after_s: float = 0.0) -> None:
         super().__init__(message, where=where)

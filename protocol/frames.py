@@ -1,7 +1,4 @@
-"""Frames: messages as bytes and back. What cannot be read becomes a ``ProtocolError`` that says where.
-
-Never touches a socket.
-"""
+"""Frames: messages as bytes and back. A frame that cannot be decoded raises a ``ProtocolError`` that says where."""
 
 from typing import Any
 
@@ -16,7 +13,7 @@ _runtime_decoder = msgspec.msgpack.Decoder(list[RuntimeMessage])
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What of a client's message can be read even where the rest cannot: enough to answer the right waiter."""
+    """The fields of a client's message that tell which call or query to answer when the rest cannot be decoded."""
 
     m: Any = None
     version: Any = None
@@ -28,7 +25,7 @@ _head_decoder = msgspec.msgpack.Decoder(Head)
 
 
 def encode_client(message: ClientMessage) -> bytes:
-    """Raises ``InvalidRequest`` where a field holds what MessagePack has no form for."""
+    """Raises ``InvalidRequest`` where a field holds a value that MessagePack cannot encode."""
     try:
         return _encoder.encode(message)
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
@@ -55,7 +52,7 @@ def decode_runtime(frame: bytes) -> list[RuntimeMessage]:
 
 
 def decode_head(frame: bytes) -> Head:
-    """Never fails: an unreadable frame has an empty head."""
+    """An unreadable frame has an empty head."""
     try:
         return _head_decoder.decode(frame)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

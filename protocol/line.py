@@ -1,6 +1,6 @@
-"""A line to an engine: one DEALER socket and the thread that alone touches it.
+"""A line to an engine: one DEALER socket and the one thread that uses it.
 
-Never knows a program: whole messages go out of ``send`` and into ``receive``; ``ended`` is called once, at the end.
+``send`` queues a frame, ``receive`` is called with each message that comes, and ``ended`` once, at the end.
 """
 
 import contextlib
@@ -36,22 +36,22 @@ logger = logging.getLogger(__name__)
 
 DELTA_WINDOW = 1024  # deltas that may be under way before the engine merges them
 HELLO_EVERY_S = 1.0  # while connecting; a Hello can be lost with a connection
+MAX_FAILED_HANDSHAKES = 5  # while connecting; ZeroMQ tries again every 0.1 to 0.2 s
 DEATH_GRACE_S = 0.5  # how long a closed connection waits for the process's own reason
 FRAMES_PER_TURN = 256
 LINGER_MS = 500
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000  # of TCP peers, answered by ZeroMQ's own thread
 
-HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-)
+REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # ZeroMQ does not try again
+HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | REFUSED
 WATCHED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED
 
 
 class Line:
-    """Connected when made; raises ``EngineLost`` or ``ProtocolError`` when no engine answers in time.
+    """Connected when made; raises ``EngineLost`` or ``ProtocolError`` when no engine answers or it refuses the keys.
 
     ``receive`` and ``ended`` are called on the line's thread, which reads nothing meanwhile: they must return soon.
-    After ``ended(error)`` nothing is received; ``error`` is ``Cancelled`` after ``close``.
+    The ``error`` of ``ended(error)`` is ``Cancelled`` after ``close``.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Line:
         self._ready = threading.Event()
         self._welcome: Welcome | None = None
         self._refusal: PhloemError | None = None
-        self._hint = "; is an engine running there?"
+        self._failed_handshakes = 0  # a refusal counts as all of them
         self._thread = threading.Thread(target=self._run, name="phloem-client", daemon=True)
         self._thread.start()
         try:
@@ -101,7 +101,7 @@ class Line:
         return self._welcome
 
     def send(self, frame: bytes) -> None:
-        """Queue a frame; callable on any thread, never blocks. Silently nothing once the line has ended."""
+        """Queue a frame; callable on any thread, never blocks. Does nothing once the line has ended."""
         self._outgoing.append(frame)
         self._wake()
 
@@ -154,13 +154,13 @@ class Line:
         try:
             self._ended(error)
         except Exception:
-            logger.exception("the end of the line to %s could not be told", self.url)
+            logger.exception("the end of the line to %s could not be reported", self.url)
         self._ready.set()  # it may have been welcomed and lost within one turn
 
     def _open(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes] | None]:
         dealer = self._context.socket(zmq.DEALER)
         try:
-            dealer.setsockopt(zmq.SNDHWM, 0)  # what is accepted from callers is never refused later
+            dealer.setsockopt(zmq.SNDHWM, 0)  # the queue to the engine is unbounded
             dealer.setsockopt(zmq.RCVHWM, 1000)
             if self._keys is not None:
                 dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
@@ -180,7 +180,7 @@ class Line:
         return dealer, monitor
 
     def _converse(self, dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None) -> PhloemError:
-        """Until the end, whose reason is returned."""
+        """Send and receive until the line ends; returns why it ended."""
         poller = zmq.Poller()
         poller.register(dealer, zmq.POLLIN)
         poller.register(self._wake_out, zmq.POLLIN)
@@ -189,7 +189,7 @@ class Line:
         hello = encode_client(Hello(version=PROTOCOL_VERSION, client=f"python pid {os.getpid()}"))
         ping = encode_client(Ping())
         started = heard = sent = time.monotonic()
-        asked: float | None = None  # when the oldest unanswered sign of life was asked for
+        asked: float | None = None  # when the oldest unanswered ping was sent
         dealer.send(hello)
         num_deltas = 0
         while True:
@@ -201,7 +201,7 @@ class Line:
             with contextlib.suppress(OSError):
                 while self._wake_out.recv(4096):
                     pass
-            # what was asked before close() is still sent, what comes after is not
+            # frames queued before close() are still sent, later ones are not
             is_closing = self._closing.is_set()
             while self._outgoing:
                 dealer.send(self._outgoing.popleft())
@@ -236,7 +236,10 @@ class Line:
             if self._engine_alive is not None and not num_frames and (reason := self._engine_alive()) is not None:
                 return EngineLost(reason)
             if self._welcome is None and now - started > self._connect_timeout_s:
-                return EngineLost(f"nothing answers at {self.url} within {self._connect_timeout_s:g} s{self._hint}")
+                text = f"nothing answers at {self.url} within {self._connect_timeout_s:g} s"
+                return EngineLost(f"{text}; is an engine running there?")
+            if self._welcome is None and self._failed_handshakes >= MAX_FAILED_HANDSHAKES:
+                return EngineLost(f"{self.url} refuses the connection; do both sides use keys, and the right ones?")
             if asked is not None and now - asked > self._engine_timeout_s and num_frames == 0:
                 return EngineLost(f"the engine has been silent for {now - heard:.1f} s")
             if now - sent >= heartbeat_s or (asked is None and now - heard >= heartbeat_s):
@@ -245,7 +248,7 @@ class Line:
                 asked = now if asked is None else asked
 
     def _take(self, frames: list[bytes]) -> int:
-        """Pass on a frame's messages; the number of deltas in it."""
+        """Pass on a frame's messages; returns the number of deltas in it."""
         num_deltas = 0
         for message in decode_runtime(frames[-1]):
             match message:
@@ -259,7 +262,7 @@ class Line:
                         self._welcome = message
                 case ProtocolFault(error=error) if self._welcome is None:
                     raise from_info(error)
-                case ProtocolFault(error=error) if error.where == "hello":  # it does not know us (any more)
+                case ProtocolFault(error=error) if error.where == "hello":  # it does not know this client, or no longer
                     raise EngineLost(error.message)
                 case ProtocolFault(error=error):
                     logger.warning("the engine could not read a message: %s", error.message)
@@ -281,14 +284,12 @@ class Line:
                 is_cut = is_cut and self._welcome is not None
             elif event == zmq.EVENT_DISCONNECTED:
                 is_cut = True
-                if self._keys is not None:
-                    self._hint = "; it closes the connection: is the engine's key right, and ours let in?"
             elif event & HANDSHAKE_FAILED:
-                self._hint = "; the handshake fails: do both sides use keys, and the right ones?"
+                self._failed_handshakes += MAX_FAILED_HANDSHAKES if event & REFUSED else 1
         return is_cut
 
     def _death(self) -> str | None:
-        """Why the engine's process ended, where somebody knows; it may take a moment to be reaped."""
+        """Why the engine's process ended, where ``engine_alive`` knows; waits a moment for the process to be reaped."""
         deadline = time.monotonic() + DEATH_GRACE_S
         while self._engine_alive is not None:
             reason = self._engine_alive()

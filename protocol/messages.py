@@ -28,9 +28,9 @@ class Hello(Message, tag="hello"):
 class ProgramSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Sent with a program's first ``Submit``. ``deadline_s`` counts from its acceptance; lower priority runs first.
 
-    ``speculative``: whether tokens may be guessed ahead where a generation does not say; None: as the engine does.
-    ``trace``: every op's meta tells its tokens, with origins and probabilities. ``name`` is what programs of one kind
-    are counted under in the metrics, a function's name, say.
+    ``speculative``: whether the engine may draft tokens, for generations that do not say; None: the engine decides.
+    ``trace``: every op's meta lists its tokens, with origins and probabilities. The metrics count programs by
+    ``name``, for example a function's.
     """
 
     tenant: str = ""
@@ -66,7 +66,7 @@ class Credit(Message, tag="credit"):
 
 
 class Query(Message, tag="query"):
-    """Ask the engine something outside any program: ``what`` is one of ``QUERIES``."""
+    """A question outside any program: ``what`` is one of ``QUERIES``."""
 
     id: int
     what: str
@@ -90,7 +90,7 @@ ClientMessage = Hello | Submit | Cancel | Credit | Query | Ping | Bye
 
 
 class RoleTemplate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The tokens around one role's content, and their text for those who show it."""
+    """The tokens around one role's content, and their text for display."""
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -99,10 +99,10 @@ class RoleTemplate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolTemplate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How tools, calls and results are written, as the text around what differs. Texts hold no special token.
+    """The fixed texts around tools, calls and results. They hold no special token.
 
     A system message ends with ``tools_begin``, each tool as JSON (``tools_between`` them), ``tools_end``: the object of
-    the OpenAI API, or (``is_bare``) its ``function`` alone, with ``indent`` blanks a level (0: one line).
+    the OpenAI API, or (``is_bare``) its ``function`` alone, indented by ``indent`` spaces a level (0: one line).
     A call is ``call_begin`` name ``call_middle`` arguments as a JSON object ``call_end``; ``calls_between`` two calls.
     A result is a turn of ``result_role`` around ``result_begin`` text ``result_end``; several results share one turn,
     ``results_between`` them, or (empty) have a turn each.
@@ -126,9 +126,9 @@ class ToolTemplate(msgspec.Struct, frozen=True, omit_defaults=True):
 class TemplateInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """A chat template split into per-role tokens.
 
-    ``default_system`` is what the template puts first when the first role is not ``system`` (empty: nothing).
+    ``default_system`` is what the template inserts when the first role is not ``system`` (empty: nothing).
     ``stop_token_ids`` end an assistant's turn. ``roles`` is empty where the template could not be split.
-    ``tools`` is how the template writes tools, None where it knows none (or in a way that could not be read off).
+    ``tools`` is how the template writes tools, None where it has no tools or its format could not be derived.
     """
 
     roles: dict[str, RoleTemplate] = {}
@@ -150,8 +150,8 @@ class Limits(msgspec.Struct, frozen=True):
 class Welcome(Message, tag="welcome"):
     """``model_path`` lets a client on the same machine load the tokenizer. ``capabilities`` names what is served.
 
-    ``cache_events_url``: a PUB socket that tells of cached blocks (see ``cache_events``); empty: none. ``eos_ids``: the
-    tokens that end a text. ``adapters``: the names that ``ProgramSettings.adapter`` may have.
+    ``cache_events_url``: a PUB socket that publishes cached blocks (see ``cache_events``); empty: none. ``eos_ids``:
+    the tokens that end a text. ``adapters``: the names that ``ProgramSettings.adapter`` may have.
     """
 
     version: int
@@ -174,7 +174,10 @@ class Accepted(Message, tag="accepted"):
 
 
 class Rejected(Message, tag="rejected"):
-    """Nothing of the ``Submit`` was taken. A program that had nothing accepted yet does not exist afterwards."""
+    """The engine took nothing of the ``Submit``. A program without an accepted submit does not exist afterwards.
+
+    ``ops`` are those with an error.
+    """
 
     program: str
     errors: list[ErrorInfo]
@@ -203,7 +206,7 @@ class Delta(Message, tag="delta"):
 class CandidateMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     """``finish_reason``: stop | length | abort | error. ``matched_stop``: the string or token id that ended it.
 
-    ``drafted_tokens`` were guessed and verified, of which ``accepted_tokens`` came true.
+    ``drafted_tokens`` were drafted and verified, and ``accepted_tokens`` of them accepted.
     """
 
     finish_reason: str
@@ -217,9 +220,9 @@ class CandidateMeta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TokenTrace(msgspec.Struct, frozen=True, array_like=True):
-    """``origin``: prompt (computed), cached (found), generated, drafted (guessed, then verified), forced, selected.
+    """``origin``: prompt (computed), cached (prefix hit), generated, drafted (and accepted), forced, selected.
 
-    ``top``: the likeliest tokens in its place. A token that was not drawn has no ``logprob``.
+    ``top``: the likeliest tokens at its position. A token that was not sampled has no ``logprob``.
     """
 
     text: str
@@ -229,7 +232,7 @@ class TokenTrace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpTrace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An op's tokens: ``prompt`` are those of its sequence from position ``start`` on that no earlier op told of."""
+    """An op's tokens: ``prompt`` are those of its sequence from position ``start`` on that no earlier trace has."""
 
     start: int
     prompt: tuple[TokenTrace, ...]
@@ -239,9 +242,9 @@ class OpTrace(msgspec.Struct, frozen=True, omit_defaults=True):
 class GenMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", tag="gen"):
     """Of a ``Gen``. Seconds are measured in the engine. ``prompt_logprobs`` cover tokens from ``logprob_start_len``.
 
-    The op began to wait ``start_s`` after its program did. ``trace`` is there where the program asked for it.
-    ``healed``: text at the prompt's end whose tokens were given back. ``prompt_tokens`` are those before it; the
-    candidates' ``token_ids`` and log-probabilities begin with it, their texts do not.
+    The op began to wait ``start_s`` after its program did. ``trace`` is set where the program asked for it.
+    ``healed``: the text at the prompt's end whose tokens were generated again (token healing). ``prompt_tokens`` does
+    not count it; the candidates' ``token_ids`` and log-probabilities begin with it, their texts do not.
     """
 
     prompt_tokens: int
@@ -289,7 +292,7 @@ class Failed(Message, tag="failed"):
 
 
 class ProgramStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whole program. Tokens: ``prompt`` were given, of which ``cached`` were found and ``prefilled`` were run."""
+    """A program's counts. ``prompt_tokens`` = ``cached_tokens`` (prefix hits) + ``prefilled_tokens`` (computed)."""
 
     submits: int = 0
     ops: int = 0

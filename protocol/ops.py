@@ -1,4 +1,4 @@
-"""The operations a program is made of. Never holds state: an op is a frozen value.
+"""The operations a program is made of, as frozen values.
 
 Every accepted op ends in exactly one ``Done`` or ``Failed``. Ops of one sequence run in the order submitted;
 sequences run as their inputs allow. ``op`` and ``seq`` ids are chosen by the client and unique in their program.
@@ -93,13 +93,13 @@ class Join(Op, tag="join"):
 
 
 class Mark(Op, tag="mark"):
-    """Without ``begin``: remember this point. With ``begin`` (op id of such a mark): Done value is the text since."""
+    """Without ``begin``: remember this point. With ``begin`` (op of such a mark): Done value is the text since."""
 
     begin: int | None = None
 
 
 class Rollback(Op, tag="rollback"):
-    """Return to the point of mark ``to``; what came after is dropped from the sequence. Done value: None."""
+    """Return to the point of mark ``to``; the sequence drops the text after it. Done value: None."""
 
     to: int
 

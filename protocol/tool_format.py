@@ -1,7 +1,4 @@
-"""How tools are told to a model, and how its calls are written: the model's own way, or a plain one where it has none.
-
-Makes texts and grammars; parses nothing and runs nothing.
-"""
+"""How a prompt lists tools and a model writes calls: in the model's own format, or a plain one where it has none."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class ToolFormat:
         self.trigger = begin if sign is None else sign[0]  # where free text ends and a call begins
 
     def prompt(self, schemas: Sequence[Mapping[str, Any]], *, is_first: bool = False) -> str:
-        """The end of a system message, for tools in the form of the OpenAI API; ``is_first``: it says nothing else."""
+        """The end of a system message that lists tools (OpenAI schema); ``is_first``: the message has no other text."""
         form = self.template
         shown = [schema["function"] if form.is_bare else schema for schema in schemas]
         texts = [json.dumps(one, ensure_ascii=False, indent=form.indent or None) for one in shown]
@@ -52,7 +49,7 @@ class ToolFormat:
         return text.lstrip("\n") if is_first else text
 
     def grammar(self, schemas: Sequence[Mapping[str, Any]], choice: str, *, parallel: bool) -> GrammarSpec | None:
-        """What may be written. Nothing restricts a text that may hold no calls."""
+        """The grammar of the answer; None where it may hold no calls."""
         if choice == "none" or not schemas:
             return None
         called = [schema["function"] for schema in schemas]
@@ -93,14 +90,14 @@ class ToolFormat:
         return form.call_begin + name + form.call_middle + arguments + form.call_end
 
     def result_turns(self, results: Sequence[str]) -> list[str]:
-        """The contents of the turns of ``template.result_role`` that tell ``results``."""
+        """The contents of the turns of ``template.result_role`` that hold ``results``."""
         form = self.template
         texts = [form.result_begin + text + form.result_end for text in results]
         return [form.results_between.join(texts)] if form.results_between and texts else texts
 
 
 def _bounded(schema: Any) -> Any:
-    """Integers without bounds get those of 64 bits: JSON would let a model write 2e48."""
+    """Integers without bounds get those of 64 bits: without bounds a model may write 2e48."""
     if isinstance(schema, list):
         return [_bounded(item) for item in schema]
     if not isinstance(schema, dict):

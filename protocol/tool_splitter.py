@@ -1,8 +1,8 @@
-"""A model's text taken apart, as it comes: plain text, and calls with their name and arguments. Checks no values.
+"""A model's text split as it streams: plain text, and calls with their name and arguments. Values are not checked.
 
     text ... <trigger> rest of begin, name, middle { arguments } end  text ...
 
-What may yet become a call is held back, blanks around calls are dropped, so pieces can be shown as they come.
+Text that may be the start of a call is held back, and blanks around calls are dropped; pieces can be shown at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CallEnded:
     index: int
 
 
-Event = TextPiece | CallBegun | ArgumentsPiece | CallEnded
+SplitEvent = TextPiece | CallBegun | ArgumentsPiece | CallEnded
 
 
 class CallSplitter:
@@ -50,7 +50,7 @@ class CallSplitter:
         self._read = self._read_text
         self._held = ""
         self._blanks = ""  # before the trigger
-        self._events: list[Event] = []
+        self._events: list[SplitEvent] = []
         self._depth = 0
         self._is_string = self._is_escaped = self._has_text_after_call = False
         self.num_calls = 0
@@ -60,22 +60,22 @@ class CallSplitter:
         """Whether a call's arguments are being written."""
         return self._read == self._read_arguments or self._read == self._read_end
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[SplitEvent]:
         self._held += text
         while self._read():
             pass
         events, self._events = self._events, []
         return events
 
-    def finish(self) -> list[Event]:
-        """No more comes. A call that has not ended stays so."""
+    def finish(self) -> list[SplitEvent]:
+        """The text has ended. A call that was not finished gets no ``CallEnded``."""
         if not self.is_inside_call:
             self._show(self._held)
             self._held = ""
         events, self._events = self._events, []
         return events
 
-    # each reads on in its state; False where it needs more text
+    # one method for each state; False where it needs more text
 
     def _read_text(self) -> bool:
         at = self._held.find(self._trigger)
@@ -110,14 +110,14 @@ class CallSplitter:
                 return True
         if any(begin.startswith(held) for begin in self._begins):
             return False
-        self._show(self._blanks + held[: len(self._trigger)])  # it only looked like one
+        self._show(self._blanks + held[: len(self._trigger)])  # no call after all
         self._held = held[len(self._trigger) :]
         self._read = self._read_text
         return True
 
     def _read_arguments(self) -> bool:
         if not self._depth and not self._is_string:
-            self._held = self._held.lstrip()  # nothing of the object was there yet
+            self._held = self._held.lstrip()  # before the object begins
         end = self._end_of_arguments(self._held)
         piece, self._held = self._held[:end], self._held[end:]
         if piece:
@@ -128,7 +128,7 @@ class CallSplitter:
         return True
 
     def _end_of_arguments(self, text: str) -> int:
-        """Where the object that is open ends, or the text does."""
+        """The end of the open object, or of the text."""
         for at, char in enumerate(text):
             if self._is_string:
                 if self._is_escaped:

@@ -1,35 +1,34 @@
-"""What an engine is started with: resolved once, printed once, passed down. Reads no environment."""
+"""The configuration of an engine: resolved once, printed once, passed down."""
 
 from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, and how much there is of it
+Progress = Callable[[str, int, int], None]  # the activity, the parts done, the parts in total
 Precision = Literal["auto", "float32", "bfloat16", "int4", "int16", "fp8"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One engine. Sizes count tokens unless their name says otherwise.
 
-    ``adapters``: low-rank ones by name, each a PEFT folder, which programs choose from. ``weights``: ``random`` ones of
-    the model's shape need none of its files but config and tokenizer, and say noise, at the model's speed.
-    ``precision``: ``float32`` is the reference; ``auto`` takes the fastest that keeps the file's own weights (4-bit
-    tensors stay 4-bit), ``int16`` the same with activations in 16 bits instead of 8, ``fp8`` rounds weights to 8-bit
-    floats. ``kv_dtype`` ``fp8`` is for a GPU: twice the slots. ``num_slots``: rows of the KV pool, 0: what fits.
-    ``max_step_tokens`` is the token budget of one step, ``prefill_chunk`` the most of it that one sequence's prompt may
-    take. ``speculative``: tokens are guessed ahead where that is expected to be faster, at most ``max_draft`` of a
-    sequence in a step. ``draft_model``: a smaller model of the same vocabulary that guesses too; ``self:N`` is N of the
-    model's own layers, ``eagle:FILE`` a head that ``phloem train-drafter`` has made. ``host_cache_bytes``: memory for
-    KV that the pool has no room for; ``disk_cache``: a folder for more of it, which a restart finds again, up to
-    ``disk_cache_bytes``. ``cache_format`` is how both keep numbers: ``auto`` as the pool does, ``int8`` and ``fp8`` in
-    a quarter to a half of that, no longer exact. ``cache_events_url``: where a PUB socket tells which prefixes the
-    cache took in and let go. ``eviction`` says which cached prefix goes first and ``order`` which waiting sequence;
-    among the first ``match_window`` of them the one with most tokens in the cache goes first. Tenants share by
-    ``tenant_weights``, 1 where none is given. On a GPU, ``cuda_graphs`` runs decode steps as graphs, and ``overlap``
-    does a step's work on the host while the device computes the next; neither changes an answer. All that the engine
-    takes of its memory is ``gpu_memory_fraction`` of it: slots fill what weights and steps leave. ``grammar_engine``
-    compiles grammars: our own engine, or one that is installed as an extra and knows fewer of them.
+    ``adapters``: low-rank adapters by name, each a PEFT folder; a program chooses one. ``weights="random"``: weights of
+    the model's shape, for measuring speed; only config and tokenizer are read. ``precision``: ``float32`` is the
+    reference; ``auto`` is the fastest that keeps the file's own weights (4-bit tensors stay 4-bit), ``int16`` the same
+    with activations in 16 bits instead of 8, ``fp8`` rounds weights to 8-bit floats. ``kv_dtype="fp8"``: twice the
+    slots, on a GPU only. ``num_slots``: rows of the KV pool, 0: as many as fit. ``max_step_tokens``: the token budget
+    of one step; ``prefill_chunk``: the most of it that one sequence's prompt takes. ``speculative="auto"``: tokens are
+    drafted where that is expected to be faster, at most ``max_draft`` per sequence and step. ``draft_model``: a smaller
+    model of the same vocabulary that drafts too; ``self:N`` is N of the model's own layers, ``eagle:FILE`` a head
+    made by ``phloem train-drafter``. ``host_cache_bytes``: host memory for KV evicted from the pool; ``disk_cache``: a
+    folder for KV that outlives the process, up to ``disk_cache_bytes``. ``cache_format``: the number format of both;
+    ``auto`` is the pool's, ``int8`` and ``fp8`` take a quarter to a half of it and are not exact.
+    ``cache_events_url``: a PUB socket that publishes stored and evicted prefixes. ``eviction``: which cached prefix is
+    evicted first. ``order``: which waiting sequence runs first; among the first ``match_window`` of them, the one with
+    most cached tokens. ``tenant_weights``: each tenant's share, by default 1. On a GPU, ``cuda_graphs`` runs decode
+    steps as CUDA graphs and ``overlap`` runs a step's host work while the device computes the next step; neither
+    changes an answer. ``gpu_memory_fraction``: the engine's part of the GPU's memory; slots fill what weights and steps
+    leave. ``grammar_engine``: the compiler of grammars; the other two are extras and support fewer grammars.
     """
 
     model: str

@@ -46,7 +46,7 @@ SEND_QUEUE_FRAMES = 256  # frames ZeroMQ holds for a client before it waits here
 RETRY_S = 0.005  # how soon a client that could take no more is tried again
 LINGER_MS = 1_000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000  # of TCP peers, answered by ZeroMQ's own thread
-ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a key is let in (RFC 27)
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a key is admitted (RFC 27)
 
 Inbox = list[tuple[bytes, ClientMessage]]
 Outbox = list[tuple[bytes, RuntimeMessage]]
@@ -57,9 +57,9 @@ class EngineSocket:
 
     A client has unlimited credit until its first ``Credit``; from then on it is sent as many deltas as it has credit
     for. Deltas beyond that are merged per candidate (and ``origin``) and wait for credit, at the latest for the op's
-    ``Done`` or ``Failed``, which take them along. Nothing else is ever held back or dropped. A ``Bye`` in the inbox is
-    a client that said so, was silent for ``client_timeout_s``, or is no longer connected. Raises ``InvalidParams`` when
-    it cannot listen at ``url``; ``self.url`` has the port that was taken.
+    ``Done`` or ``Failed``, which take them along. Other messages are neither held back nor dropped. A ``Bye`` in the
+    inbox is a client that said goodbye, was silent for ``client_timeout_s``, or is no longer connected. Raises
+    ``InvalidParams`` when it cannot listen at ``url``; ``self.url`` has the port that was taken.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class EngineSocket:
         self._keys = keys
         self._clock = clock
         self._peers: dict[bytes, _Peer] = {}
-        self._departed: list[bytes] = []  # the engine has yet to hear of it
+        self._departed: list[bytes] = []  # clients whose ``Bye`` is not in an inbox yet
         self._backlog: dict[bytes, None] = {}  # clients whose frame ZeroMQ would not take yet
         self._next_check = clock()
-        self._ipc_path: Path | None = None  # of the file that is ours to remove
+        self._ipc_path: Path | None = None  # the socket's file, removed by close()
         check_url(url, has_keys=keys is not None)
         context = context or zmq.Context.instance()
         self._gate = None if keys is None else _gate(context)
@@ -102,7 +102,7 @@ class EngineSocket:
         return len(self._peers)
 
     def receive(self, timeout_s: float) -> Inbox:
-        """Every message that has come, waiting up to ``timeout_s`` for a first one."""
+        """All messages that have come; waits up to ``timeout_s`` for the first one."""
         self._flush_backlog()
         if self._departed:
             timeout_s = 0.0
@@ -110,7 +110,7 @@ class EngineSocket:
             timeout_s = min(timeout_s, RETRY_S)
         ready = dict(self._poller.poll(int(1000 * timeout_s) if timeout_s == 0 else max(1, int(1000 * timeout_s))))
         if self._gate is not None and self._gate in ready:
-            self._let_in()
+            self._admit()
         inbox: Inbox = [(client_id, Bye()) for client_id in self._departed]
         self._departed.clear()
         is_drained = False
@@ -122,7 +122,7 @@ class EngineSocket:
                 break
             self._take(frames, inbox)
         now = self._clock()
-        if is_drained and now >= self._next_check:  # only now is everyone's silence theirs
+        if is_drained and now >= self._next_check:  # with messages unread, a client that seems silent may not be
             self._next_check = now + min(1.0, self._client_timeout_s / 4)
             self._drop_silent(now, inbox)
         return inbox
@@ -133,7 +133,7 @@ class EngineSocket:
         for client_id, message in outbox:
             peer = self._peers.get(client_id)
             if peer is None:
-                continue  # it left while the engine worked for it
+                continue  # the client left meanwhile
             touched[client_id] = peer
             if isinstance(message, Delta):
                 peer.add_delta(message)
@@ -156,7 +156,7 @@ class EngineSocket:
     # -- the socket ---------------------------------------------------------------------------------------------------
 
     def _configure(self, url: str) -> None:
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a vanished client is an error, not a silence
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone raises
         self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_FRAMES)
         self._socket.setsockopt(zmq.MAXMSGSIZE, 4 * self._welcome.limits.max_submit_bytes + (1 << 20))
         if url.startswith("tcp://"):
@@ -227,7 +227,7 @@ class EngineSocket:
         self._reply(client_id, self._welcome)
 
     def _refuse(self, client_id: bytes, body: bytes, error: PhloemError) -> None:
-        """Answer a frame that could not be taken, to the waiter inside the client where that can be told."""
+        """Answer a frame that cannot be used: to its program or query where the frame names one."""
         head = decode_head(body)
         if head.m == "hello" and head.version != PROTOCOL_VERSION:
             self._greet(client_id, head.version)
@@ -240,12 +240,12 @@ class EngineSocket:
         else:
             self._reply(client_id, ProtocolFault(error=error.info()))
 
-    def _let_in(self) -> None:
-        """Answer ZeroMQ's question whether a client's key is welcome."""
+    def _admit(self) -> None:
+        """Answer ZeroMQ's question whether a client's key is admitted."""
         assert self._gate is not None and self._keys is not None
         version, request, _domain, _address, _identity, mechanism, *credentials = self._gate.recv_multipart()
         key = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" and credentials else ""
-        status, text = (b"200", b"OK") if key in self._keys.clients else (b"400", b"this key is not let in")
+        status, text = (b"200", b"OK") if key in self._keys.clients else (b"400", b"this key is not admitted")
         self._gate.send_multipart([version, request, status, text, b"", b""])
 
     def _drop_silent(self, now: float, inbox: Inbox) -> None:
@@ -271,7 +271,7 @@ class EngineSocket:
             peer.add(message)
             self._flush(client_id, peer)
             return
-        try:  # a stranger has no queue: it is told if it listens
+        try:  # a client that was not welcomed has no queue
             self._socket.send_multipart([client_id, encode_runtime([message])], zmq.NOBLOCK)
         except zmq.ZMQError:
             logger.debug("client %s could not be answered", client_id.hex())
@@ -306,7 +306,7 @@ DeltaKey = tuple[str, int]  # program, op
 
 @dataclass(slots=True)
 class _Held:
-    """Deltas of one candidate that wait: lists that grow, joined once."""
+    """Merged deltas of one candidate that wait for credit."""
 
     texts: list[str]
     token_ids: list[int]
@@ -328,7 +328,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Peer:
-    """One client: what it may be sent, and what waits.
+    """One client: its credit, and the messages that wait for it.
 
     [stuck: a frame ZeroMQ would not take]   [waiting: messages, in order]   [held: deltas that wait for credit]
     """
@@ -341,7 +341,7 @@ class _Peer:
 
     def add(self, message: RuntimeMessage) -> None:
         if isinstance(message, Done | Failed):
-            self._release((message.program, message.op))  # its deltas go before it, credit or not
+            self._release((message.program, message.op))  # its deltas go first, whatever the credit
         elif isinstance(message, Closed):
             for key in [key for key in self.held if key[0] == message.program]:
                 self._release(key)
@@ -366,7 +366,7 @@ class _Peer:
         self.credit = (self.credit or 0) + max(0, n)
 
     def next_frame(self) -> bytes | None:
-        """What to send next; the caller gives it back as ``stuck`` when it could not be sent."""
+        """The next frame to send; the caller stores it in ``stuck`` when ZeroMQ does not take it."""
         if self.stuck is not None:
             frame, self.stuck = self.stuck, None
             return frame
@@ -392,7 +392,7 @@ class _Peer:
 
 
 def _gate(context: zmq.Context[Any]) -> "zmq.Socket[bytes]":
-    """Where ZeroMQ asks about keys; one for each context."""
+    """The socket on which ZeroMQ asks about keys; one for each context."""
     gate: zmq.Socket[bytes] = context.socket(zmq.REP)
     try:
         gate.bind(ZAP_ENDPOINT)
@@ -405,7 +405,7 @@ def _gate(context: zmq.Context[Any]) -> "zmq.Socket[bytes]":
 
 
 def _check_free(path: Path) -> None:
-    """ZeroMQ removes whatever lies at an ipc path before it binds; look first."""
+    """Raises where the path is in use: ZeroMQ removes any file at an ipc path before it binds."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -420,5 +420,5 @@ def _check_free(path: Path) -> None:
             return  # left behind by an engine that was killed
         except OSError as error:
             raise InvalidParams(f"cannot listen at ipc://{path}: {error.strerror}", where="url") from error
-    text = f"cannot listen at ipc://{path}: another engine does; stop it or choose another address"
+    text = f"cannot listen at ipc://{path}: another engine listens there; stop it or choose another address"
     raise InvalidParams(text, where="url")

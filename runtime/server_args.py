@@ -1,4 +1,4 @@
-"""The options of SGLang's server under their names, as an ``EngineConfig``. Refuses what no engine of ours has."""
+"""The options of SGLang's server as an ``EngineConfig``; options that have no equivalent are refused."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The engine as a process of its own: the loop, the child's main, and the parent's hold on it."""
+"""The engine as a process of its own: the loop, the child's main function, and the parent's handle."""
 
 from .launcher import EngineProcess
 from .loop import run_engine, serve_engine

@@ -1,4 +1,4 @@
-"""The PUB socket on which an engine tells of its cache. Never waits for a subscriber: a slow one loses events."""
+"""The PUB socket on which an engine publishes its cache events. A slow subscriber loses events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The child process: what ``EngineProcess`` starts. Never touches the protocol itself.
+"""The main function of the child process that ``EngineProcess`` starts.
 
 parent -> stdin:   one line of JSON, an ``Order``, then kept open; its end is the parent's death, and then this process
                    ends too
@@ -45,7 +45,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
-    """What is being done, how much of it is, and how much there is of it."""
+    """Progress: ``done`` of ``total`` parts of ``what``."""
 
     what: str
     done: int

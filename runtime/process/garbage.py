@@ -1,18 +1,18 @@
-"""When an engine's process looks through all its objects for garbage: while nobody waits, not between two tokens.
+"""When an engine's process runs Python's full garbage collection: while it is idle, not between two tokens.
 
-Left to itself Python does so whenever they have grown by a quarter, which holds up every sequence for a third of a
-second once some hundreds of grammars lie there. Never touches what reference counts free by themselves.
+Python itself runs it whenever the objects have grown by a quarter; with some hundreds of grammars in memory that
+stops every sequence for a third of a second.
 """
 
 import gc
 
 NEVER = 1 << 30
 IDLE_PASSES = 10  # over young objects, 7,000 more of them each
-BUSY_PASSES = 500  # by then some hundred megabytes may be garbage
+BUSY_PASSES = 500  # some hundred megabytes of garbage at the most
 
 
 class Garbage:
-    """From now on what is there is taken to stay, and ``after_step`` says when to look through the rest."""
+    """Freezes the objects that exist when it is made; ``after_step`` collects among later ones."""
 
     def __init__(self) -> None:
         gc.collect()
@@ -25,6 +25,6 @@ class Garbage:
             gc.collect()
 
     def close(self) -> None:
-        """Python decides again."""
+        """Restore Python's own schedule."""
         gc.set_threshold(*self._thresholds)
         gc.unfreeze()

@@ -1,4 +1,4 @@
-"""The parent's hold on an engine process: start, readiness, reason of death, end. Never speaks the protocol."""
+"""The parent's handle of an engine process: start, readiness, reason of death, end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOCKET_NAME = "engine.sock"
 
 
 class EngineProcess:
-    """Started by the constructor, which returns when the engine listens. ``progress`` is told meanwhile how far it is.
+    """Started by the constructor, which returns when the engine listens. ``progress`` is called meanwhile.
 
     Raises the child's own error when it cannot start (UnknownModel, ...), EngineLost when it dies or takes longer than
     ``start_timeout_s``. Without ``url`` it listens on a socket in a temporary folder of mode 0700. The process ends
@@ -64,7 +64,7 @@ class EngineProcess:
             os.close(ready_end)
         try:
             assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has died already, which is found out next
+            with contextlib.suppress(BrokenPipeError):  # the child has died; _wait_ready reports it
                 self._process.stdin.write(msgspec.json.encode(order) + b"\n")
                 self._process.stdin.flush()
             self.url = self._wait_ready(ready, start_timeout_s, progress)
@@ -145,7 +145,7 @@ class EngineProcess:
         raise AssertionError("lines end with an exception")
 
     def _lines(self, pipe: int, timeout_s: float) -> Iterator[bytes]:
-        """What the child tells, without end; EngineLost when it dies, or takes longer."""
+        """The child's lines, without end; raises EngineLost when it dies or takes longer than ``timeout_s``."""
         end_s = time.monotonic() + timeout_s
         poller = select.poll()
         poller.register(pipe, select.POLLIN)

@@ -1,6 +1,6 @@
-"""The loop between socket and engine: receive, step, send. Never decides anything about programs.
+"""The loop between socket and engine: receive, step, send.
 
-It outlives a step that fails, and leaves nobody waiting when it ends.
+A failed step ends every program and the loop goes on; when the loop ends, every program gets an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_FAULTS_IN_A_ROW = 3
 
 
 class EngineLike(Protocol):
-    """What the loop needs of an engine. One thread calls all of it."""
+    """The engine's methods that the loop calls, all on one thread."""
 
     @property
     def has_work(self) -> bool: ...
@@ -44,11 +44,11 @@ MakeEngine = Callable[[EngineConfig, Progress | None], EngineLike]
 
 
 class EngineBroken(InternalError):
-    """The engine's steps fail again and again: its state is beyond repair."""
+    """Several steps failed in a row."""
 
 
 def publisher_of(engine: Any, url: str, context: zmq.Context[Any]) -> CachePublisher | None:
-    """Where ``engine`` tells of its cache from now on; None for no ``url``. Comes before the engine's welcome."""
+    """A publisher of ``engine``'s cache events; None without ``url``. Call it before the engine's welcome is made."""
     if not url:
         return None
     publisher = CachePublisher(url, block_len=engine.cache_block_len, context=context)
@@ -57,7 +57,7 @@ def publisher_of(engine: Any, url: str, context: zmq.Context[Any]) -> CachePubli
 
 
 def publish_of(engine: Any, publisher: CachePublisher | None) -> Callable[[], None] | None:
-    """What ``serve_engine`` calls at each step."""
+    """A callable that publishes the new events, for ``serve_engine``."""
     return None if publisher is None else lambda: publisher.publish(engine.cache_events)
 
 
@@ -69,7 +69,7 @@ def serve_engine(
     publish: Callable[[], None] | None = None,
     garbage: Garbage | None = None,
 ) -> None:
-    """Run until ``stop()``; who waits then is told that the engine was stopped. ``publish`` is called at each step.
+    """Run until ``stop()``; open ops then fail as ``EngineLost``. ``publish`` is called after each step.
 
     A fault in a step ends every program of the engine, and the loop goes on; ``MAX_FAULTS_IN_A_ROW`` of them without
     a good step between raise ``EngineBroken``.
@@ -77,7 +77,7 @@ def serve_engine(
     faults = 0
     while not stop():
         inbox = engine_socket.receive(0.0 if engine.has_work else IDLE_WAIT_S)
-        is_trial = bool(inbox) or engine.has_work  # an idle step proves nothing
+        is_trial = bool(inbox) or engine.has_work  # an idle step does not reset the count
         try:
             outbox = engine.step(inbox)
         except Exception as failure:
@@ -100,7 +100,7 @@ def serve_engine(
 
 
 def _end_all(engine: EngineLike, inbox: Inbox, error: PhloemError) -> Outbox:
-    """An end for every program, and an answer to what a failed step has read and not answered."""
+    """End every program, and answer the submits and queries that a failed step has read and not answered."""
     try:
         outbox = engine.fail_all(error)
     except Exception as failure:
@@ -127,8 +127,8 @@ def run_engine(
 ) -> int:
     """Load, listen at ``url``, and serve until SIGINT or SIGTERM; 0 after a clean end. For the main thread.
 
-    Raises what loading or listening raises. ``progress`` is told how far loading is, where that takes long, and
-    ``on_ready`` the address, with the port that was taken. A second signal ends the process at once.
+    Raises what loading or listening raises. ``progress`` is called while loading takes long, ``on_ready``
+    with the address and the port that was taken. A second signal ends the process at once.
     """
     engine = (make_engine or _real_engine)(config, progress)
     garbage = Garbage()

@@ -1,7 +1,7 @@
-"""HTTP for strangers: the OpenAI-compatible API, the native API, health and metrics, over the runtime's own protocol.
+"""The HTTP server: the OpenAI-compatible API, the native API, health and metrics.
 
-Never generates anything itself: every request becomes one program with ops, sent through ``protocol.client.Client``.
-The application itself is in ``app``, which imports FastAPI.
+Every request becomes one program with ops, sent through ``protocol.client.Client``. The
+application itself is in ``app``, which imports FastAPI.
 """
 
 from .lifetime import serve

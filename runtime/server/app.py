@@ -1,7 +1,4 @@
-"""The HTTP application: put together by ``create_app``, run on a socket by ``run_app``.
-
-Never reads the environment and never prints; what a person should see goes to ``on_ready`` and to the log.
-"""
+"""The HTTP application: ``create_app`` makes it, ``run_app`` runs it on a socket."""
 
 import asyncio
 import contextlib
@@ -29,7 +26,7 @@ from .service import Service, fault_response
 
 logger = logging.getLogger(__name__)
 
-GRACE_S = 5  # what running answers get to end when the server is told to stop
+GRACE_S = 5  # for running answers to end when the server stops
 
 
 def create_app(
@@ -43,9 +40,9 @@ def create_app(
     cors_origins: Collection[str] = (),
     max_body_bytes: int | None = None,
 ) -> FastAPI:
-    """An application that answers through ``client``, which stays the caller's to close.
+    """An application that answers through ``client``; the caller closes the client.
 
-    Without a ``template`` (a base model) chats are refused by name. ``hosts``: host names that requests may use (empty:
+    Without a ``template`` (a base model) chat requests are refused. ``hosts``: host names that requests may use (empty:
     any). ``cors_origins``: web origins that may call (none). ``max_body_bytes``: the engine's limit for one submit.
     """
     metrics = ServerMetrics()
@@ -124,5 +121,5 @@ async def _on_routing_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    """Logged with its trace by the server that runs us."""
+    """uvicorn logs the trace."""
     return fault_response(faults.Fault(500, "internal error; the server's log has its trace", "server_error"))

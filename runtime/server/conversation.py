@@ -1,7 +1,4 @@
-"""A chat request as parts of a prompt: the model's own template where it knows tools, else tools told in plain words.
-
-Never generates and never parses an answer.
-"""
+"""A chat request as parts of a prompt: the model's own tool format where its template has one, else a plain one."""
 
 import json
 from collections.abc import Sequence

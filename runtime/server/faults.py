@@ -1,4 +1,4 @@
-"""Errors as HTTP: the status, the OpenAI-shaped body and the headers each error is answered with. Never raises.
+"""Errors as HTTP: the status, the OpenAI-shaped body and the headers each error is answered with.
 
 InvalidRequest 400 (UnknownModel 404, PromptTooLong 400 ``context_length_exceeded``)   Overloaded 429 + Retry-After
 Cancelled 499   DeadlineExceeded 504   EngineLost 503   everything else 500
@@ -20,9 +20,9 @@ LEAST_RETRY_AFTER_S = 1
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What the client is told. ``type`` groups, ``code`` is for programs, ``param`` names the field at fault.
+    """The answer to an error. ``type`` groups, ``code`` is for programs, ``param`` names the field at fault.
 
-    ``retry_after_s``: of a 429, when the engine expects to have room again; 0 where it cannot tell.
+    ``retry_after_s``: of a 429, when the engine expects to have room again; 0 where that is not known.
     """
 
     status: int
@@ -78,7 +78,7 @@ def of_error(error: errors.PhloemError) -> Fault:
     """The fault that an error of the runtime is answered with; ``where`` is a field's name if it looks like one."""
     _, status, type_, code = next(row for row in _ANSWERS if isinstance(error, row[0]))
     message = error.message.removesuffix(f", in {error.where}") if error.where else error.message
-    if status >= 500:  # what follows the first line is the engine's log, which is ours to read
+    if status >= 500:  # the lines after the first are the engine's log, which clients do not get
         message = message.partition("\n")[0].removesuffix("; its log ends:")
     param = error.where if error.where.replace("_", "").replace(".", "").isalnum() else None
     retry_after_s = error.retry_after_s if isinstance(error, errors.Overloaded) else 0.0
@@ -86,7 +86,7 @@ def of_error(error: errors.PhloemError) -> Fault:
 
 
 def of_validation(error: ValidationError, model: type[BaseModel]) -> Fault:
-    """The first field at fault, and everything that is wrong with it."""
+    """The first invalid field with all its errors."""
     found = error.errors(include_url=False)
     first = found[0]
     path = _path(first["loc"])

@@ -1,7 +1,4 @@
-"""The shapes of the OpenAI-compatible answers: whole objects, and stream chunks built from prepared bytes.
-
-Never waits and never sends: results and pieces in, bytes out.
-"""
+"""The shapes of the OpenAI-compatible answers: whole objects, and stream chunks built from prepared bytes."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -22,7 +19,7 @@ encode = msgspec.json.encode
 
 
 class Form(Protocol):
-    """How one endpoint answers. ``opening``, pieces and ``result`` as they come, ``closing``: a stream."""
+    """One endpoint's answer as bytes. A stream is ``opening``, ``piece`` and ``result`` as they come, ``closing``."""
 
     def whole(self, results: Sequence[Result]) -> bytes: ...
     def opening(self) -> bytes: ...
@@ -36,13 +33,13 @@ def event(value: Any) -> bytes:
 
 
 def failure(fault: Fault) -> bytes:
-    """What ends a stream that had already begun."""
+    """The last chunk of a stream that fails after it has begun."""
     return b"data: " + fault.body + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What every object of one answer begins with."""
+    """The fields that every object of one answer begins with."""
 
     id: str
     model: str
@@ -76,7 +73,7 @@ def usage_of(results: Iterable[Result]) -> dict[str, Any]:
 
 
 class _Chunks:
-    """Stream chunks of one answer: all that does not change from token to token is encoded once."""
+    """Stream chunks of one answer; the part that is the same in each chunk is encoded once."""
 
     def __init__(self, header: Header, kind: str, *, include_usage: bool) -> None:
         self._fields = {**header.fields(kind), "choices": []}

@@ -1,4 +1,4 @@
-"""Who may come in: the API key, the Host header on loopback, and a count of what was answered. Knows no route."""
+"""The middleware that checks API keys and Host headers and counts responses."""
 
 import secrets
 from collections.abc import Collection
@@ -29,7 +29,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 499  # what is never answered had its client gone
+        status = 499  # without a response, the client has disconnected
 
         async def counted(message: Message) -> None:
             nonlocal status

@@ -1,6 +1,6 @@
-"""A server's life: its socket, its engine's process, its application, and how all of them end. Knows no route.
+"""A server's life: its socket, its engine's process, its application, and how all of them end.
 
-The engine takes seconds to load, on one core; what is imported and read for HTTP alone is, meanwhile, on another:
+The engine loads for seconds on one core; meanwhile another core imports and reads the parts that only HTTP needs:
 
     this process  | port taken, engine started | FastAPI, schemas, tokenizer, template |          | application, ready
     the engine's                               | torch, kernels, weights, trial steps, listening  |
@@ -74,7 +74,7 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """What HTTP needs beside the engine. ``http`` is the module of the application."""
+    """The parts of the server that load beside the engine. ``http`` is the module of the application."""
 
     http: ModuleType
     tokenizer: Tokenizer
@@ -96,7 +96,7 @@ def _stop_by_signal() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's affair
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
     before = signal.signal(signal.SIGTERM, stop)
@@ -107,5 +107,5 @@ def _stop_by_signal() -> Iterator[None]:
 
 
 def _name_of(model: str) -> str:
-    """What the model is called towards clients: an alias or hub name as it is, a path by its last part."""
+    """The model's name for clients: an alias or hub name as it is, of a path the last part."""
     return Path(model).name if os.path.exists(model) else model

@@ -1,4 +1,4 @@
-"""The socket a server listens on, taken before anything slow happens. Accepts nothing itself."""
+"""The socket that a server listens on, bound before the model is loaded."""
 
 import errno
 import ipaddress

@@ -1,7 +1,4 @@
-"""What the HTTP server counts, and the text that Prometheus reads: its own numbers and the engine's.
-
-Never asks the engine anything itself; the caller brings the engine's numbers.
-"""
+"""The HTTP server's metrics, and the text that Prometheus scrapes: the server's numbers and the engine's."""
 
 import re
 import time
@@ -64,7 +61,7 @@ class ServerMetrics:
 
 
 class _Labelled(Collector):
-    """The engine's numbers that have labels: what was used by tenant and by program, and a histogram of waiting."""
+    """The engine's numbers that have labels: usage by tenant and by program, and a histogram of queue times."""
 
     def __init__(self, *, usage: Mapping[str, Any], queue: Mapping[str, Any] | None) -> None:
         self._usage = usage
@@ -106,7 +103,7 @@ _USAGE = {
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
-    """The numbers in nested mappings, each under the joined names of its path."""
+    """The numbers of nested mappings, named by their joined keys."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(f"{prefix}_{re.sub('[^a-zA-Z0-9_]', '_', str(key))}", inner)

@@ -1,7 +1,4 @@
-"""The shape of the native ``/generate`` answers: text, output ids and ``meta_info``, streamed cumulatively.
-
-Never waits and never sends: results and pieces in, bytes out.
-"""
+"""The shape of the native ``/generate`` answers: text, output ids and ``meta_info``, streamed cumulatively."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The native endpoints: ``/generate``, and what an operator asks: health, metrics, the cache. Never shapes OpenAI's."""
+"""The native endpoints: ``/generate``, and for operators health, metrics and the cache."""
 
 import os
 import time

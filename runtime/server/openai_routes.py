@@ -1,4 +1,4 @@
-"""The OpenAI-compatible endpoints: chat completions, completions, models. Never reads a field by another's name."""
+"""The OpenAI-compatible endpoints: chat completions, completions, models."""
 
 from typing import Any
 

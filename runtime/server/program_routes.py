@@ -1,7 +1,7 @@
 """Programs over HTTP: the operations of the protocol as JSON in, the runtime's messages as lines of JSON out.
 
 ``POST /v1/programs`` opens a program and streams its messages until it is closed; ``POST /v1/programs/{program}`` adds
-operations to it, ``DELETE`` cancels it. Never looks into an operation: the engine checks them.
+operations to it, ``DELETE`` cancels it. The engine checks the operations.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from .bridge import Bridge, BridgedCall
 from .response import fail_on_disconnect
 from .service import Service, json_response
 
-HEARTBEAT_S = 15.0  # a stream that has nothing to say sends an empty line after this
+HEARTBEAT_S = 15.0  # a stream without messages sends an empty line after this
 _submits = msgspec.json.Decoder(Submit)
 
 
 class ProgramResponse(Response):
-    """A program's messages as they come, one JSON object a line. What is refused at once is an error and no stream."""
+    """A program's messages, one JSON object a line. A refusal of the first submit is an error status."""
 
     def __init__(self, bridge: Bridge, submit: Submit, running: dict[str, ProgramCall]) -> None:
         self.background = None
@@ -49,7 +49,7 @@ class ProgramResponse(Response):
                 return
             await self._send(bridged, events, send)
         except errors.Cancelled:
-            if not watch.done():  # the client is still there: tell it
+            if not watch.done():  # the client is still connected
                 raise
         finally:
             watch.cancel()
@@ -63,7 +63,7 @@ class ProgramResponse(Response):
         headers.append((b"x-accel-buffering", b"no"))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         encode = msgspec.json.encode
-        with contextlib.suppress(errors.PhloemError):  # then the stream ends without a Closed, which tells enough
+        with contextlib.suppress(errors.PhloemError):  # then the stream ends without a Closed
             while True:
                 lines = [encode(_message_of(event, self._submit.program)) + b"\n" for event in events]
                 await send({"type": "http.response.body", "body": b"".join(lines) or b"\n", "more_body": True})
@@ -89,7 +89,7 @@ def program_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/welcome")
     async def welcome() -> Response:
-        """What a client has to know of the engine: model, template, limits."""
+        """The engine's ``Welcome``: model, template, limits."""
         return Response(msgspec.json.encode(client.welcome), media_type="application/json")
 
     @router.post("/v1/programs")
@@ -98,7 +98,7 @@ def program_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/programs/{program}")
     async def go_on(program: str, http: Request) -> Response:
-        """What becomes of the operations comes with the program's own stream."""
+        """The program's own stream reports how the operations end."""
         submit = _read(await service.read_body(http))
         if submit.program != program:
             message = f"the body is of program {submit.program!r}, the path of {program!r}"
@@ -124,14 +124,14 @@ def _read(body: bytes) -> Submit:
     try:
         submit = _submits.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise errors.InvalidRequest(f"the body is no submit: {error}") from error
+        raise errors.InvalidRequest(f"the body is not a submit: {error}") from error
     if not submit.program:
-        raise errors.InvalidRequest("a submit has a program: any name that no other program has", where="program")
+        raise errors.InvalidRequest("a submit names its program: any id that no running program has", where="program")
     return submit
 
 
 def _refusal(rejected: Rejected) -> Response:
-    """The error as for every route, and the message as the engine gave it."""
+    """The error body of every route, plus the engine's message."""
     fault = faults.of_error(errors.from_info(rejected.errors[0]))
     body = {**msgspec.json.decode(fault.body), "rejected": msgspec.to_builtins(rejected)}
     return Response(msgspec.json.encode(body), fault.status, fault.headers, media_type="application/json")

@@ -1,6 +1,6 @@
-"""A generation as an ASGI response: whole or as server-sent events, cancelled as soon as its client goes away.
+"""A generation as an ASGI response: whole or as server-sent events, cancelled when its client disconnects.
 
-Never holds more than what the engine has produced and the client not yet read; both are bounded by ``max_tokens``.
+Events that the client has not read wait here; ``max_tokens`` bounds them.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class GenerationResponse(Response):
     async def _send_stream(self, generation: Generation, form: Form, send: Send) -> list[Result]:
         results: list[Result] = []
         sent: dict[tuple[int, int], int] = {}
-        events = await generation.events()  # raises while an error status can still be sent
+        events = await generation.events()  # a failure here can still be an error status
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         headers.append((b"x-accel-buffering", b"no"))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -92,7 +92,7 @@ def _encoded(
             sent[place] = sent.get(place, 0) + len(event.delta.text)
             chunks.append(form.piece(event))
             continue
-        for index, text in enumerate(event.texts):  # what was held back for a stop string comes with the result
+        for index, text in enumerate(event.texts):  # text that was held back for a stop string
             rest = text[sent.get((event.prompt, index), 0) :]
             if rest:
                 chunks.append(form.piece(Piece(event.prompt, Delta(program="", op=0, text=rest, index=index))))

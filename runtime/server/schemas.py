@@ -1,6 +1,6 @@
-"""What strangers may send: one pydantic model per request, and its sampling parameters and grammar.
+"""The HTTP requests: one pydantic model each, with its sampling parameters and grammar.
 
-Never accepts a field that nothing reads: unknown fields, and known ones that are not served, are refused by name.
+Unknown fields, and known ones that are not served, are refused by name.
 """
 
 import json

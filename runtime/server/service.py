@@ -1,7 +1,4 @@
-"""What every route works with: the client, the tokenizer, the template, the counters, and reading a request's body.
-
-Never knows a route and never shapes an answer.
-"""
+"""The parts that all routes share: client, tokenizer, template, metrics, and the reading of a request's body."""
 
 import asyncio
 import time
@@ -45,11 +42,11 @@ class Service:
         return name
 
     async def query(self, what: str, *, timeout_s: float = 10.0) -> Any:
-        """The engine's answer. Waits on a thread: for rare questions, not for requests that generate."""
+        """The engine's answer. Waits on a thread, which is too costly for requests that generate."""
         return await asyncio.to_thread(self.client.query, what, timeout_s=timeout_s)
 
     async def read(self, request: Request, model: type[RequestModel]) -> RequestModel:
-        """The request's body as ``model``; what is wrong with it is raised as an ``HttpError``."""
+        """The request's body as ``model``. Raises ``HttpError`` where it is not valid."""
         body = await self.read_body(request)
         try:
             return model.model_validate_json(body)
@@ -57,7 +54,7 @@ class Service:
             raise HttpError(of_validation(error, model)) from None
 
     async def read_body(self, request: Request) -> bytes:
-        """JSON, not yet looked at, of no more than ``max_body_bytes``."""
+        """The JSON body, unparsed, of at most ``max_body_bytes``."""
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
             message = f"content-type is {content_type or 'missing'}; send application/json"

@@ -1,7 +1,4 @@
-"""How strangers' JSON is held to its fields: unknown ones are refused, and known ones that are not served, by name.
-
-Never knows an endpoint.
-"""
+"""Strict request models: unknown fields, and known fields that are not served, are refused by name."""
 
 import json
 from typing import Any
@@ -15,7 +12,7 @@ class Strict(BaseModel):
 
 
 def unserved(*neutral: Any) -> AfterValidator:
-    """Of a field that is understood and not served: null and the ``neutral`` values, which ask for nothing, pass."""
+    """For a field that is not served: only null and the ``neutral`` values pass."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if value is None or value in neutral:
@@ -28,5 +25,5 @@ def unserved(*neutral: Any) -> AfterValidator:
 
 
 def fault(message: str, param: str) -> PydanticCustomError:
-    """An error between fields; ``param`` names the one to change."""
+    """An error between fields; ``param`` is the one to change."""
     return PydanticCustomError("conflict", "{message}", {"message": message, "param": param})

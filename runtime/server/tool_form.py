@@ -1,14 +1,11 @@
-"""A chat answer in which tools may be called: the text is taken apart into content and calls, whole or as it comes.
-
-Never waits and never sends, like the other forms.
-"""
+"""A chat answer in which tools may be called: its text is split into content and calls, whole or streamed."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from ...protocol.messages import TokenLogprob
 from ...protocol.tool_format import ToolFormat
-from ...protocol.tool_splitter import ArgumentsPiece, CallBegun, CallSplitter, Event, TextPiece
+from ...protocol.tool_splitter import ArgumentsPiece, CallBegun, CallSplitter, SplitEvent, TextPiece
 from ..tokenizer import Tokenizer
 from .forms import ChatForm, Header, encode, usage_of
 from .generation import Piece, Result
@@ -57,7 +54,7 @@ class ToolChatForm(ChatForm):
             )
         return encode({**self._header.fields("chat.completion"), "choices": choices, "usage": usage_of(results)})
 
-    def _message(self, choice: int, events: Sequence[Event]) -> dict[str, Any]:
+    def _message(self, choice: int, events: Sequence[SplitEvent]) -> dict[str, Any]:
         content = ""
         calls: list[dict[str, Any]] = []
         for event in events:
@@ -75,7 +72,7 @@ class ToolChatForm(ChatForm):
             message["tool_calls"] = calls
         return message
 
-    # -- as it comes --------------------------------------------------------------------------------------------------
+    # -- streamed -----------------------------------------------------------------------------------------------------
 
     def opening(self) -> bytes:
         delta = b',"delta":{"role":"assistant","content":null},"logprobs":null,"finish_reason":null}'
@@ -97,7 +94,7 @@ class ToolChatForm(ChatForm):
             chunks.append(self._chunks.chunk(choice % (index, encode(_reason(meta.finish_reason, splitter)))))
         return b"".join(chunks)
 
-    def _sent(self, choice: int, events: Sequence[Event]) -> bytes:
+    def _sent(self, choice: int, events: Sequence[SplitEvent]) -> bytes:
         chunks = []
         for event in events:
             match event:

@@ -1,4 +1,4 @@
-"""Tools as the OpenAI API writes them: what may be called, what must be, and calls of earlier turns sent back."""
+"""Tools in OpenAI requests: their definitions, ``tool_choice``, and the calls of earlier turns."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -61,12 +61,12 @@ class WrittenFunction(Strict):
 
 
 class WrittenCall(Strict):
-    """A call of an earlier turn, sent back."""
+    """A call of an earlier turn."""
 
     id: str
     type: Literal["function"] = "function"
     function: WrittenFunction
-    index: int | None = None  # some clients leave a stream's own index in
+    index: int | None = None  # some clients send the index of the stream back
 
     def for_template(self) -> dict[str, Any]:
         function = {"name": self.function.name, "arguments": json.loads(self.function.arguments)}

@@ -1,4 +1,4 @@
-"""The engine_socket: who is let in, what is answered, and what a slow client costs."""
+"""The engine socket: which clients it admits, how it answers them, and what a slow client costs."""
 
 import random
 import socket
@@ -17,7 +17,7 @@ from phloem.protocol.address import ClientKeys, ServerKeys, new_key_pair
 from phloem.protocol.client import Client
 from phloem.runtime.engine_socket import EngineSocket, Inbox
 from phloem.tests.runtime.string_engine import StringEngine
-from phloem.tests.runtime.wire import RawClient, ask, encode, served, welcome
+from phloem.tests.runtime.wire import WAIT_S, RawClient, ask, encode, served, welcome
 
 STATS = m.ProgramStats()
 
@@ -75,7 +75,7 @@ def done(program: str = "p", op: int = 1) -> m.Done:
     return m.Done(program=program, op=op)
 
 
-# -- who is let in ----------------------------------------------------------------------------------------------------
+# -- admission --------------------------------------------------------------------------------------------------------
 
 
 def test_messages_come_with_their_client_and_go_back_to_it(pair):
@@ -324,7 +324,7 @@ def test_an_ipc_socket_is_the_owner_s_alone_and_is_removed(tmp_path):
 def test_a_socket_in_use_a_file_and_a_missing_folder_are_refused_and_a_dead_socket_is_not(tmp_path):
     path = tmp_path / "engine.sock"
     engine_socket = EngineSocket(f"ipc://{path}", welcome())
-    with pytest.raises(errors.InvalidParams, match="another engine does"):
+    with pytest.raises(errors.InvalidParams, match="another engine listens there"):
         EngineSocket(f"ipc://{path}", welcome())
     engine_socket.close()
     dead = tmp_path / "dead.sock"
@@ -365,7 +365,7 @@ def test_with_keys_only_known_clients_of_the_right_engine_come_in():
 
         def knock(keys: ClientKeys | None) -> None:
             with pytest.raises(errors.EngineLost) as found:
-                Client(engine_socket.url, keys=keys, connect_timeout_s=1.0)
+                Client(engine_socket.url, keys=keys, connect_timeout_s=WAIT_S)
             refused.append(str(found.value))
 
         wrong = [
@@ -377,8 +377,8 @@ def test_with_keys_only_known_clients_of_the_right_engine_come_in():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20.0)
-        assert len(refused) == 3 and all("key" in text for text in refused), refused
+            thread.join(2 * WAIT_S)
+        assert len(refused) == 3 and all("refuses the connection" in text for text in refused), refused
     context.term()
 
 
