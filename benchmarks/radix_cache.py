@@ -1,11 +1,11 @@
-"""What the radix cache costs the host: tokens matched and inserted per second, and that size does not matter.
+"""The radix cache's cost on the host: tokens matched and inserted per second, and cost against the cache's size.
 
     python -m benchmarks.radix_cache [--quick] [--save]
 
 Throughput: prompts of 1,000 tokens that share 500 with others; a round is acquire, extend, commit, release.
 Size: the same round, and one token of decoding for 64 leases, in a cache that already holds 10 thousand to 10 million
-tokens; once with slots to spare and once full, where each round must evict what it takes.
-Times are of the process (CPU), so that other programs on the machine stretch them little.
+tokens; once with slots to spare and once full, so that each round evicts as many tokens as it takes slots.
+Times are CPU times of the process, so that other programs on the machine change them little.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def spread(times_s: list[float]) -> Spread:
 
 
 class Prompts:
-    """Distinct prompts, each beginning with one of ``num_stems`` shared beginnings."""
+    """Distinct prompts, each with one of ``num_stems`` shared prefixes."""
 
     def __init__(self, *, num_stems: int, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
@@ -96,7 +96,7 @@ def filled(num_tokens: int, *, spare: int) -> tuple[RadixCache, Prompts]:
 
 
 def rounds(num_tokens: int, *, repeats: int, num_prompts: int) -> dict[str, Spread]:
-    """Seconds of one prompt (with room, and when full), and of one more token for each of 64 leases."""
+    """Seconds of one prompt (with slots to spare, and full), and of one more token for each of 64 leases."""
     result: dict[str, Spread] = {}
     for name, spare in (("prompt, room to spare", repeats * num_prompts * PROMPT_LEN), ("prompt, cache full", 0)):
         cache, prompts = filled(num_tokens, spare=spare)

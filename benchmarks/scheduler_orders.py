@@ -1,10 +1,10 @@
-"""Orders of waiting compared on calls of very unequal length: how long each takes from arrival to end.
+"""The scheduler's orders compared on calls of very unequal length: seconds from arrival to end.
 
     python -m benchmarks.scheduler_orders [--quick] [--save] [--load X]
 
 The real scheduler and cache in the simulation of ``benchmarks.scheduler_sim``; calls of ``traces.mixed``. ``known``:
-each call says how many tokens it makes. ``predicted``: all say 8,192 at most, and the scheduler learns by program.
-Once rows are short (16, slots for all), once slots are (64 rows).
+each call gives the number of its tokens. ``predicted``: each gives 8,192 as its bound, and the scheduler learns lengths
+by program. One run is short of rows (16 rows, slots for all), the other of slots (64 rows).
 """
 
 import argparse
@@ -18,11 +18,11 @@ from .scheduler_sim import Setting, Simulation, hit_rate
 from .traces import mixed
 
 SETTINGS = (
-    Setting("first come", "program_aware", "first_come", 1, True, "untold"),
-    Setting("oldest program", "program_aware", "oldest_program", 1, True, "untold"),
-    Setting("shortest, predicted", "program_aware", "shortest", 1, True, "untold"),
+    Setting("first come", "program_aware", "first_come", 1, True, "unknown"),
+    Setting("oldest program", "program_aware", "oldest_program", 1, True, "unknown"),
+    Setting("shortest, predicted", "program_aware", "shortest", 1, True, "unknown"),
     Setting("shortest, known", "program_aware", "shortest", 1, True, "known"),
-    Setting("shortest remaining, predicted", "program_aware", "shortest_remaining", 1, True, "untold"),
+    Setting("shortest remaining, predicted", "program_aware", "shortest_remaining", 1, True, "unknown"),
     Setting("shortest remaining, known", "program_aware", "shortest_remaining", 1, True, "known"),
 )
 NUM_CALLS, CALLS_PER_S = 3000, 9.0

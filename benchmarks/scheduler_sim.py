@@ -1,16 +1,16 @@
-"""The real scheduler and radix cache on generated traces, with a modelled step time: policies compared, no model run.
+"""Policies compared on generated traces: the real scheduler and radix cache, a modelled step time, and no model.
 
     python -m benchmarks.scheduler_sim [--quick] [--save] [--trace NAME] [--load X]
     python -m benchmarks.scheduler_sim --host-cost [--save]
 
 A step takes BASE_S + TOKEN_S * tokens + CONTEXT_S * tokens of context read, about an 8-billion-parameter model on one
-large GPU. Hit rate: prompt tokens that were not computed, also not again after a preemption, of all prompt tokens.
+large GPU. Hit rate: the share of prompt tokens that were not computed (recomputation after a preemption counts).
 
-``optimum``: the same run, in which the cache knows the future: what is not leased is evicted by Belady's rule, first
-what is needed furthest in the future, by the times at which the program-aware run needed it. ``alone``: Belady's rule
-for one call at a time, each with the whole pool: more than many calls at once can have. ``infinite``: never evicting.
-The optimum knows which question comes next. Where calls are drawn at random no rule can; ``known`` is what one reaches
-that knows how often each beginning is asked for on average, from other draws of the same trace.
+``optimum``: the same run with a cache that knows the future: it evicts by Belady's rule, first the tokens that are
+needed furthest in the future, by the times of the program-aware run. ``alone``: Belady's rule for one call at a time
+with the whole pool, an upper bound for concurrent calls. ``infinite``: no eviction. The optimum knows which question
+comes next, which no rule can know of random calls; ``known`` is a rule that knows the mean frequency of each prefix,
+from other draws of the same trace.
 """
 
 import argparse
@@ -36,14 +36,14 @@ from .traces import TRACES, Call, Span, Trace
 BASE_S, TOKEN_S, CONTEXT_S = 8e-3, 20e-6, 25e-9
 TTFT_TARGET_S, TOKEN_TARGET_S = 2.0, 0.05
 OF_OPTIMUM, WAIT_BOUND_S = 0.96, 10.0
-DRAWN_ALONE = ("few_shot", "rag")  # traces in which each call is drawn for itself
+DRAWN_ALONE = ("few_shot", "rag")  # traces whose calls are drawn independently
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is compared. ``is_program_aware``: sequences stay parked between calls and the cache knows of programs.
+    """One policy. ``is_program_aware``: sequences stay parked between calls, and the cache knows programs.
 
-    ``bounds`` names what a call says of its length: ``BOUNDS``.
+    ``bounds`` names the bounds that a call gives for its length, in ``BOUNDS``.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Setting:
     bounds: str = "twice"
 
 
-BOUNDS: dict[str, Callable[[int], tuple[int, int]]] = {  # the least and most that a call of n tokens may make
+BOUNDS: dict[str, Callable[[int], tuple[int, int]]] = {  # the bounds that a call of n tokens gives
     "twice": lambda n: (0, 2 * n),
     "known": lambda n: (n, n),
-    "untold": lambda n: (0, 8192),
+    "unknown": lambda n: (0, 8192),
 }
 
 SETTINGS = (
@@ -77,7 +77,7 @@ def tokens_of(path: tuple[Span, ...]) -> np.ndarray:
 
 
 class Simulation:
-    """Discrete events: calls arrive when those before them have ended, steps take their modelled time."""
+    """Discrete events: a call arrives when the calls before it have ended; a step takes its modelled time."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Simulation:
             plan = scheduler.plan()
             assert not scheduler.failed, scheduler.failed
             if plan is None:
-                assert self._events, "waiting sequences, but nothing runs and nothing comes"
+                assert self._events, "sequences wait, but none runs and none will arrive"
                 self.now_s = max(self.now_s, self._events[0][0])
                 continue
             scheduler.complete(plan, self._live)
@@ -189,7 +189,7 @@ class Simulation:
         if made + 1 < call.num_new:
             return
         call.end_s = self.now_s
-        call.computed = seq.num_run - made  # of the prompt, also what a preemption made to be computed again
+        call.computed = seq.num_run - made  # of the prompt, recomputation after preemptions included
         scheduler, program = self.scheduler, call.program
         self._num_left[program.name] -= 1
         goes_on = any(later.program is program and later.line == call.line for later in call.before)
@@ -208,9 +208,9 @@ class Simulation:
 
 
 class Needs:
-    """When each span will be needed: ``at`` is for each call when it was served in some run, or its place in an order.
+    """When each span will be needed. ``at``: for each call the time at which a run served it, or its place in an order.
 
-    Another run serves calls at other times, so what is over is told by ``serve`` and not by a clock.
+    Another run serves calls at other times, so ``serve`` marks a use as past, not a clock.
     """
 
     def __init__(self, trace: Trace, calls: list[Call], at: list[float]) -> None:
@@ -226,14 +226,14 @@ class Needs:
             self._num_served[span.index] += 1
 
     def furthest(self, leaf: RadixNode, age: float) -> tuple[float, ...]:
-        """Belady's rule as a policy: evict what is needed furthest in the future."""
+        """Belady's rule as a policy: evict the leaf that is needed furthest in the future."""
         index = bisect_right(self._firsts, leaf.tokens.item(-1)) - 1
         uses, num_served = self._uses[index], self._num_served[index]
         return (-uses[num_served] if num_served < len(uses) else float("-inf"), leaf.last_use)
 
 
 def by_law(trace: Trace, others: list[Trace]) -> Policy:
-    """Evict what is asked for least on average over ``others``: the law of a trace whose calls are drawn one by one."""
+    """Evict the leaf that ``others``, draws of the same trace, need least often."""
     firsts = [span.first for span in trace.paths.spans]
     uses: Counter[tuple[str, ...]] = Counter()
     for other in others:
@@ -241,10 +241,10 @@ def by_law(trace: Trace, others: list[Trace]) -> Policy:
         uses.update(names[span.index] for program in other.programs for call in program.calls for span in call.prompt)
     num_uses = [uses[name] for name in trace.paths.names()]
 
-    def least_asked_for(leaf: RadixNode, age: float) -> tuple[float, ...]:
+    def least_needed(leaf: RadixNode, age: float) -> tuple[float, ...]:
         return (num_uses[bisect_right(firsts, leaf.tokens.item(-1)) - 1], leaf.last_use)
 
-    return least_asked_for
+    return least_needed
 
 
 def belady_hit_rate(trace: Trace, calls: list[Call], num_slots: int) -> float:
@@ -354,7 +354,7 @@ def compare(
 
 
 def check_bars(made: dict[str, Any]) -> list[str]:
-    """What does not hold of: 96% of the optimum, better than LRU + first come, nobody waits longer than the bound."""
+    """The bars missed: 96% of the optimum, better than LRU + first come, no wait longer than the bound."""
     faults = []
     for trace, pools in made.items():
         for pool, result in pools.items():
@@ -365,7 +365,7 @@ def check_bars(made: dict[str, Any]) -> list[str]:
             if ours["hit_rate"] <= plain["hit_rate"]:
                 faults.append(f"{where}: no better than {SETTINGS[0].name}")
             if ours["ttft_max_s"] > WAIT_BOUND_S:
-                faults.append(f"{where}: somebody waited {ours['ttft_max_s']:.1f} s")
+                faults.append(f"{where}: the longest wait is {ours['ttft_max_s']:.1f} s")
     return faults
 
 
@@ -373,7 +373,7 @@ def check_bars(made: dict[str, Any]) -> list[str]:
 
 
 def host_cost(*, repeats: int = 5, **case: Any) -> dict[str, Any]:
-    """Of each step the quickest of several equal runs: what else the machine does is not the scheduler's cost."""
+    """For each step the quickest of several equal runs, to leave out other work of the machine."""
     runs = [step_times(**case) for _ in range(repeats)]
     times_s = sorted(map(min, zip(*(times_s for times_s, _, _ in runs), strict=True)))
     return {
@@ -473,7 +473,7 @@ def main() -> None:
                 "roomy": compare(trace, roomy, scale=scale, load=options.load),
                 "tight": compare(trace, tight, scale=scale, load=options.load),
             }
-        print("\nwhere the bars do not hold:", *(check_bars(made) or ["nowhere"]), sep="\n  ")
+        print("\nbars missed:", *(check_bars(made) or ["none"]), sep="\n  ")
     if options.save:
         path = RESULTS / f"{name}.json"
         path.write_text(json.dumps({**about, "figures": made}, indent=1) + "\n")

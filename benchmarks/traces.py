@@ -1,4 +1,4 @@
-"""Traces of calls to a model, drawn by rule and seed: what programs of each shape ask for, and when. Runs nothing."""
+"""Generated traces: the calls that programs of each kind make to a model, and when, by seed."""
 
 import random
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of tokens at one place of the tree of all prompts; token ids are its own, [first, first + length)."""
+    """A part of a prompt, at one place in the tree of all prompts. Its token ids are [first, first + length)."""
 
     index: int
     first: int
@@ -15,7 +15,7 @@ class Span:
 
 
 class Paths:
-    """The tree of all prompts of a trace: equal labels below equal parents are the same tokens."""
+    """The tree of all prompts of a trace: equal labels below equal parents have equal tokens."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -31,7 +31,7 @@ class Paths:
         return (*path, self._known[key])
 
     def names(self) -> list[tuple[str, ...]]:
-        """For each span the labels on the way to it: the same in every draw of a trace."""
+        """For each span the labels on the path to it, which are equal in every draw of a trace."""
         names: list[tuple[str, ...]] = [()] * len(self.spans)
         for (parent, label), span in self._known.items():  # parents come before their children
             names[span.index] = (*(names[parent] if parent >= 0 else ()), label)
@@ -48,7 +48,7 @@ class Call:
     output: tuple[Span, ...]
     delay_s: float = 0.0
     after: tuple["Call", ...] = ()
-    # what became of it
+    # set by the simulation
     arrival_s: float = 0.0
     first_s: float = 0.0
     end_s: float = -1.0
@@ -117,7 +117,7 @@ def chat(n: int, rate: float, rng: random.Random) -> Trace:
 
 
 def http_chat(n: int, rate: float, rng: random.Random) -> Trace:
-    """The same conversations from clients that send the whole text each time: a turn is a program of its own."""
+    """The same conversations from clients that send the whole text each time: each turn is a new program."""
     conversations = chat(n, rate, rng)
     programs = []
     for conversation in conversations.programs:
@@ -205,7 +205,7 @@ def mixed(n: int, rate: float, rng: random.Random) -> Trace:
 
 TRACES: dict[str, tuple[Callable[[int, float, random.Random], Trace], int, float, tuple[int, int]]] = {
     # name: (maker, programs, programs per second, slots of the pool: roomy and tight)
-    # Roomy holds what live programs need and what is popular, but not what ended programs leave behind.
+    # A roomy pool holds the tokens of running programs and popular ones, but not those of ended programs.
     "chat": (chat, 1200, 4.0, (200_000, 120_000)),
     "http_chat": (http_chat, 1200, 4.0, (200_000, 120_000)),
     "few_shot": (few_shot, 3000, 60.0, (80_000, 40_000)),
@@ -219,7 +219,7 @@ def _arrivals(name: str, n: int, rate: float, rng: random.Random) -> list[TraceP
     at, made = 0.0, []
     for i in range(n):
         at += rng.expovariate(rate)
-        # Of four tenants the first sends half.
+        # The first of four tenants sends half of the calls.
         made.append(TraceProgram(f"{name} {i}", at, f"tenant {rng.choices(range(4), (3, 1, 1, 1))[0]}"))
     return made
 

@@ -71,7 +71,7 @@ def test_namespaces_do_not_share():
     assert cache.peek(ids(1, 2, 3)) == 0
 
 
-def test_without_reuse_nothing_is_matched_and_everything_comes_back():
+def test_without_reuse_nothing_is_matched_and_all_slots_are_freed():
     cache = RadixCache(10, reuse=False)
     run(cache, ids(1, 2, 3))
     assert (cache.num_free, cache.peek(ids(1, 2, 3))) == (10, 0)
@@ -82,7 +82,7 @@ def test_without_reuse_nothing_is_matched_and_everything_comes_back():
     cache.check()
 
 
-def test_duplicates_are_adopted_and_stale_from_says_where():
+def test_duplicates_are_adopted_and_stale_from_is_the_first_changed_position():
     cache = RadixCache(20)
     first, second = cache.acquire(ids(1, 2, 3, 4)), cache.acquire(ids(1, 2, 3, 9))
     for lease, tokens in ((first, ids(1, 2, 3, 4)), (second, ids(1, 2, 3, 9))):
@@ -147,13 +147,13 @@ def test_a_caller_may_reuse_its_token_buffer_after_commit():
     assert cache.peek(ids(1, 2, 3)) == 3
 
 
-def test_what_a_lease_holds_alone_is_what_its_release_frees():
+def test_num_sole_is_the_number_of_slots_that_release_frees():
     cache = RadixCache(20)
     first = cache.acquire(ids(1, 2, 3, 4, 5))
     first.extend(6)
     assert first.num_sole == 6
     first.commit(ids(1, 2, 3, 4, 5))
-    assert first.num_sole == 6, "in the tree, and locked by nobody else"
+    assert first.num_sole == 6, "in the tree, and locked by no other lease"
     second = cache.acquire(ids(1, 2, 3))
     assert (first.num_sole, second.num_sole) == (3, 0)
     room = cache.num_free + cache.num_evictable
@@ -209,7 +209,7 @@ def test_truncate_of_private_slots_frees_them():
     cache.check()
 
 
-def test_leases_extended_at_once_get_the_slots_they_would_get_one_after_the_other():
+def test_extend_all_gives_the_same_slots_as_extend_one_by_one():
     caches = RadixCache(64), RadixCache(64)
     leases = [[cache.acquire(np.arange(4, dtype=np.int32)) for _ in range(5)] for cache in caches]
     for lease in leases[0]:
@@ -233,7 +233,7 @@ def test_extend_after_truncate_marks_the_changed_positions_stale():
     assert lease.stale_from == 4
 
 
-def test_rematch_takes_what_another_sequence_computed_meanwhile():
+def test_rematch_shares_tokens_that_another_sequence_computed_meanwhile():
     cache = RadixCache(20)
     waiting = cache.acquire(ids(1, 2, 3, 4), limit=3)
     waiting.extend(2)
@@ -257,7 +257,7 @@ def test_exactly_the_shortfall_is_evicted_from_the_end_of_a_leaf():
     assert cache.counters.evicted_tokens == {"space": 3}
 
 
-def test_free_up_evicts_what_is_missing_and_no_more_than_there_is():
+def test_free_up_evicts_the_shortfall_and_at_most_all_evictable_slots():
     cache = RadixCache(20)
     held = cache.acquire(ids(0))
     held.extend(8)
@@ -275,7 +275,7 @@ def test_free_up_evicts_what_is_missing_and_no_more_than_there_is():
     cache.check()
 
 
-def test_out_of_slots_says_the_numbers_and_changes_nothing():
+def test_out_of_slots_reports_the_numbers_and_changes_nothing():
     cache = RadixCache(10)
     run(cache, ids(1, 2, 3))
     held = cache.acquire(ids(5, 6))
@@ -311,7 +311,7 @@ def test_a_parent_is_evictable_once_its_children_are_gone():
     assert (cache.num_free, cache._tree.roots) == (10, {})
 
 
-def test_flush_leaves_what_is_locked():
+def test_flush_keeps_locked_tokens():
     cache = RadixCache(10)
     run(cache, ids(1, 2, 3))
     lease = cache.acquire(ids(1, 2))
@@ -321,14 +321,14 @@ def test_flush_leaves_what_is_locked():
     lease.release()
 
 
-def test_a_second_release_is_an_error_of_ours():
+def test_a_second_release_is_an_assertion_error():
     lease = RadixCache(4).acquire(ids(1))
     lease.release()
     with pytest.raises(AssertionError, match="released once"):
         lease.release()
 
 
-def test_a_lease_that_changes_its_shared_tokens_is_caught():
+def test_commit_asserts_that_shared_tokens_are_unchanged():
     cache = RadixCache(10)
     lease = cache.acquire(ids(1, 2))
     lease.extend(4)
@@ -338,7 +338,7 @@ def test_a_lease_that_changes_its_shared_tokens_is_caught():
 
 
 def survivors(cache: RadixCache, *, evict: int) -> set[int]:
-    """The first tokens of the sequences that are still whole after ``evict`` tokens had to go."""
+    """The first tokens of the sequences that are still whole after ``evict`` tokens were evicted."""
     whole = {t: cache.peek(ids(t, t, t)) for t in range(1, 10)}
     lease = cache.acquire(ids(99))
     lease.extend(cache.num_free + evict)
@@ -372,7 +372,7 @@ def test_priority_evicts_the_least_urgent_first():
     assert survivors(cache, evict=3) == {3}
 
 
-def test_size_aware_keeps_what_is_dear_to_compute_again():
+def test_size_aware_keeps_tokens_that_cost_most_to_compute_again():
     cache = RadixCache(40_000, policy=size_aware)
     deep = np.zeros(20_000, np.int32)
     run(cache, deep[:19_990])
@@ -383,7 +383,7 @@ def test_size_aware_keeps_what_is_dear_to_compute_again():
     assert cache.peek(deep) == 20_000
 
 
-def test_program_aware_evicts_what_no_running_program_touched_first():
+def test_program_aware_first_evicts_leaves_that_no_running_program_used():
     cache = RadixCache(12)
     for t, program in ((1, "a"), (2, ""), (3, "b"), (4, "a")):
         run(cache, ids(t, t, t), program=program)
@@ -396,7 +396,7 @@ def test_program_aware_evicts_what_no_running_program_touched_first():
     assert survivors(cache, evict=3) == {4}
 
 
-def test_what_two_programs_touched_stays_until_both_end():
+def test_a_leaf_that_two_programs_used_stays_until_both_end():
     cache = RadixCache(9)
     run(cache, ids(1, 1, 1), program="a")
     run(cache, ids(1, 1, 1), program="b")
@@ -409,7 +409,7 @@ def test_what_two_programs_touched_stays_until_both_end():
     assert not any(cache._tree._touched.values())
 
 
-def test_snapshot_draws_the_tree_and_says_what_it_left_out():
+def test_snapshot_shows_the_tree_and_counts_the_nodes_it_leaves_out():
     cache = RadixCache(30)
     run(cache, ids(1, 2, 3, 4), namespace="a", program="p")
     run(cache, ids(1, 2, 5), namespace="a")
@@ -434,7 +434,7 @@ def test_counters_count_lookups_hits_and_tokens():
     assert (counters.inserted_tokens, counters.evicted_tokens) == (5, {"flush": 5})
 
 
-def test_version_changes_exactly_when_tokens_come_or_go():
+def test_version_changes_exactly_when_tokens_are_stored_or_evicted():
     cache = RadixCache(30)
     before = cache.version
     lease = cache.acquire(ids(1, 2))
@@ -450,7 +450,7 @@ def test_version_changes_exactly_when_tokens_come_or_go():
     assert cache.version > before
 
 
-def test_a_remnant_of_a_long_edge_does_not_keep_its_arrays_alive():
+def test_the_rest_of_a_long_edge_does_not_keep_the_whole_arrays_alive():
     cache = RadixCache(2000)
     run(cache, np.arange(1000, dtype=np.int32))
     lease = cache.acquire(ids(0))

@@ -31,21 +31,21 @@ def test_names_differ_between_namespaces():
     assert len({root_name(namespace) for namespace in spaces}) == len(spaces)
 
 
-def test_names_are_the_same_in_another_process():
+def test_names_are_equal_in_another_process():
     call = "block_names(range(8), namespace=('m', 1), block_len=4)[-1].hex()"
     code = f"from phloem.radix_cache import block_names; print({call})"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == block_names(range(8), namespace=("m", 1), block_len=4)[-1].hex()
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == block_names(range(8), namespace=("m", 1), block_len=4)[-1].hex()
 
 
-def test_a_namespace_without_a_lasting_name_is_refused_where_it_is_needed():
+def test_a_namespace_that_cannot_be_hashed_is_refused_when_blocks_are_named():
     cache, _ = cache_with_events()
     with pytest.raises(TypeError, match=r"namespace part 1.5 of type float cannot be hashed for block names"):
         cache.acquire(text(3), namespace=("m", 1.5))
     assert cache._tree.roots == {}
 
 
-def test_stored_and_evicted_name_the_blocks_whose_last_token_came_or_went():
+def test_stored_and_evicted_name_the_blocks_whose_last_token_was_stored_or_evicted():
     cache, events = cache_with_events()
     names = block_names(text(12), block_len=4)
     lease = cache.acquire(text(12))
@@ -64,7 +64,7 @@ def test_stored_and_evicted_name_the_blocks_whose_last_token_came_or_went():
     assert events.pop() == Evicted(4, "", (names[0], names[1]), "flush")
 
 
-def test_a_block_that_begins_above_a_branch_is_named_for_its_branch():
+def test_a_block_that_begins_above_a_branch_belongs_to_the_branch():
     cache, events = cache_with_events()
     ends = {}
     for last in (100, 200):

@@ -1,4 +1,4 @@
-"""How often prefixes were asked for: against counting in a dict, however the tree cuts the paths."""
+"""The history of lookups, compared with counts in a dict, however the tree splits its edges."""
 
 import random
 from collections import Counter
@@ -14,7 +14,7 @@ def text(first: int, n: int) -> np.ndarray:
 
 
 def serve(cache: RadixCache, tokens: np.ndarray, **options: object) -> int:
-    """A whole request; returns how much of it was found."""
+    """Serve a whole request; returns how many tokens the cache had."""
     lease = cache.acquire(tokens, limit=len(tokens) - 1, **options)
     found = lease.num_cached
     lease.extend(len(tokens) - found)
@@ -39,12 +39,12 @@ def nodes_of(cache: RadixCache) -> dict[tuple[int, ...], object]:
     return found
 
 
-def test_counts_are_those_of_a_dict_however_the_paths_are_cut():
+def test_counts_equal_those_of_a_dict_however_edges_are_split():
     rng = random.Random(3)
     cache, asked = RadixCache(100_000), Counter()
     stems = [[rng.randrange(50) for _ in range(rng.randrange(1, 200))] for _ in range(12)]
     for _ in range(300):
-        # Distinct last blocks: nobody goes on where another ended.
+        # Distinct last blocks: no lookup continues an earlier one.
         tokens = [*rng.choice(stems), *(rng.randrange(50) for _ in range(40))]
         if rng.random() < 0.5:
             tokens = tokens[: rng.randrange(1, len(tokens))] + [rng.randrange(10**6) for _ in range(40)]
@@ -57,7 +57,7 @@ def test_counts_are_those_of_a_dict_however_the_paths_are_cut():
         times, cut_from = history.times(node)
         whole = len(path) // BLOCK * BLOCK
         true = asked[path[:whole]] if whole else 0
-        assert times >= true or times == 0 == whole, "never less than the truth"
+        assert times >= true or times == 0 == whole, "a count is never too low"
         wrong += times > true
         assert node.start <= cut_from <= node.end
         blocks = [n for n in range(BLOCK, len(path) + 1, BLOCK) if n > node.start]
@@ -67,8 +67,8 @@ def test_counts_are_those_of_a_dict_however_the_paths_are_cut():
     assert wrong < 0.02 * len(nodes)
 
 
-def test_what_was_evicted_is_known_when_it_comes_again():
-    """Two popular beginnings, each asked for now and then among what comes once: the pool holds a tenth of it all."""
+def test_counts_survive_eviction():
+    """Two popular prefixes among prompts that come once; the pool holds a tenth of all tokens."""
     found = {}
     for policy in ("lru", "program_aware"):
         rng = random.Random(1)
@@ -81,7 +81,7 @@ def test_what_was_evicted_is_known_when_it_comes_again():
     assert found["lru"] > 0 and found["program_aware"] > 1.3 * found["lru"]
 
 
-def test_a_chats_next_turn_makes_its_history_no_more_popular_but_others_do():
+def test_a_chats_next_turn_does_not_count_its_history_but_other_lookups_do():
     history, cache = History(10_000), RadixCache(10_000)
     chat = text(0, 100)
     for _ in range(5):
@@ -89,7 +89,7 @@ def test_a_chats_next_turn_makes_its_history_no_more_popular_but_others_do():
         chat = np.concatenate((chat, text(chat[-1] + 1, 90)))
     serve(cache, chat)
     (node,) = nodes_of(cache).values()
-    assert history.times(node)[0] == 0  # its last turn was not asked for
+    assert history.times(node)[0] == 0  # no lookup included its last turn
     serve(cache, chat[:200])
     node = next(node for path, node in nodes_of(cache).items() if len(path) in (199, 200))
     assert history.times(node)[0] == 1
@@ -98,7 +98,7 @@ def test_a_chats_next_turn_makes_its_history_no_more_popular_but_others_do():
     assert history.times(node)[0] == 4
 
 
-def test_the_same_again_counts_again_but_not_a_second_try():
+def test_an_equal_request_counts_again_but_a_repeated_lookup_does_not():
     cache = RadixCache(1000)
     tokens = text(0, 64)
     for _ in range(3):
@@ -131,7 +131,7 @@ def test_old_counts_fade_and_none_overflows():
     assert history.times(node)[0] == MOST // 2
 
 
-def test_positions_beyond_any_seen_before_change_nothing_that_was_counted():
+def test_longer_prompts_keep_earlier_counts():
     history, cache = History(100_000), RadixCache(100_000)
     history.count("", text(0, 32))
     long = text(0, 20_000)
@@ -141,10 +141,10 @@ def test_positions_beyond_any_seen_before_change_nothing_that_was_counted():
     (node,) = nodes_of(cache).values()
     assert history.times(node)[0] == 1
     serve(cache, np.concatenate((text(0, 32), text(10**6, 32))))
-    assert history.times(nodes_of(cache)[tuple(range(32))])[0] == 1  # the long one went on from there
+    assert history.times(nodes_of(cache)[tuple(range(32))])[0] == 1  # the long lookup continued this one
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "size_aware", "priority"])
-def test_policies_that_look_at_no_history_keep_none(policy):
+def test_policies_that_read_no_history_keep_none(policy):
     assert RadixCache(100, policy=POLICIES[policy])._history is None
     assert RadixCache(100, reuse=False)._history is None

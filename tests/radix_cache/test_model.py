@@ -1,8 +1,8 @@
-"""Random operations on the cache against a slow obvious model.
+"""Random operations on the cache against a slow, obvious model.
 
-The model knows prefixes, not nodes: the tree is a set of (namespace, prefix) pairs, and a fake KV array holds, for
-each slot, the (namespace, prefix) that was computed into it. After every step the real tree is read out from nothing
-and must be what the model says; what was evicted is checked for number and for being unlocked.
+The model has prefixes instead of nodes: the tree is a set of (namespace, prefix) pairs, and a fake KV array holds for
+each slot the (namespace, prefix) that was computed into it. After every step the real tree is read out and must equal
+the model. Evicted tokens must be of the right number and unlocked.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ Prefix = tuple[object, tuple[int, ...]]
 MAX_SEQUENCES = 6
 BLOCK_LEN = 3
 
-# Few long texts and small changes of them, so that sequences meet, part inside edges, and meet again.
+# Few long texts with small changes, so that sequences share prefixes and differ inside edges.
 STEMS = (tuple([0] * 24), tuple([0, 1] * 12), tuple([0, 0, 1, 2] * 6), tuple([1, 2, 0] * 8))
 tokens_of_text = st.builds(
     lambda stem, n, tail: stem[:n] + tuple(tail),
@@ -30,7 +30,7 @@ tokens_of_text = st.builds(
 
 
 class Sequence:
-    """A lease, the tokens it means, and how many of them are computed."""
+    """A lease, its tokens, and how many of them are computed."""
 
     def __init__(self, lease: Lease, namespace: object, tokens: tuple[int, ...]) -> None:
         self.lease = lease
@@ -39,7 +39,7 @@ class Sequence:
         self.num_computed = lease.num_cached
         self.num_slots = lease.num_slots
         self.num_shared = lease.num_shared
-        self.seen = lease.slot_ids.copy()  # slot_ids when last marked fresh
+        self.seen = lease.slot_ids.copy()  # slot_ids at the last mark_fresh
 
     def prefix(self, n: int) -> Prefix:
         return (self.namespace, self.tokens[:n])
@@ -57,7 +57,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.pins: dict[str, tuple[float, Prefix]] = {}
         self.max_pinned = num_slots // 2
-        self.router: set[bytes] = set()  # the blocks a router believes to be there
+        self.router: set[bytes] = set()  # the blocks that a router knows from events
         self.last_event = 0
         self.cache = RadixCache(
             num_slots,
@@ -69,7 +69,7 @@ class CacheMachine(RuleBasedStateMachine):
             block_len=BLOCK_LEN,
         )
         self.kv: list[Prefix | None] = [None] * num_slots
-        self.tree: dict[Prefix, int] = {}  # what must be in the tree, and in which slot
+        self.tree: dict[Prefix, int] = {}  # the prefixes that must be in the tree, and their slots
         self.sequences: list[Sequence] = []
         for tokens in texts:
             self.acquire_for(tokens, NAMESPACES[0], None, "", 0)
@@ -126,7 +126,7 @@ class CacheMachine(RuleBasedStateMachine):
         return len(self.kv) - len(self.tree) - self.num_private()
 
     def expect_evicted(self, n: int) -> None:
-        """Exactly ``n`` prefixes left the tree, none of them locked (closure under prefixes is checked by reading)."""
+        """Exactly ``n`` prefixes have left the tree, none of them locked. ``read_tree`` checks the paths."""
         now = self.read_tree()
         gone = self.tree.keys() - now.keys()
         assert len(gone) == n
@@ -184,7 +184,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), more=st.integers(0, 8))
     def compute(self, data, more):
-        """Write the KV of the next tokens into the private slots, as a step of the model would."""
+        """Write the KV of the next tokens into the private slots, as a step does."""
         s = self.pick(data)
         more = min(more, s.num_slots - len(s.tokens))
         s.tokens += tuple(data.draw(st.integers(0, 1)) for _ in range(more))
@@ -192,7 +192,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def write(self, s, end) -> None:
         for n in range(s.num_computed, end):
-            assert n >= s.num_shared, "a slot of the tree is never written"
+            assert n >= s.num_shared, "a step must not write a slot of the tree"
             self.kv[s.lease.slot_ids[n]] = s.prefix(n + 1)
         s.num_computed = max(s.num_computed, end)
 
@@ -213,7 +213,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), spare=st.integers(0, 3), commits=st.booleans())
     def prefill(self, data, spare, commits):
-        """All at once: slots for the whole text and a few more, compute it, and give it to the tree or not yet."""
+        """Take slots for the whole text and ``spare`` more, compute it, and perhaps commit it."""
         self.prefill_one(self.pick(data), spare, commits)
 
     def prefill_one(self, s, spare, commits) -> None:
@@ -223,8 +223,8 @@ class CacheMachine(RuleBasedStateMachine):
                 self.commit_to(s, len(s.tokens))
 
     @rule(tokens=tokens_of_text, namespace=st.sampled_from(NAMESPACES), program=st.sampled_from(PROGRAMS))
-    def come_and_go(self, tokens, namespace, program):
-        """A whole request, which leaves its KV behind."""
+    def serve_whole_request(self, tokens, namespace, program):
+        """Acquire, compute, commit and release."""
         self.acquire_for(tokens, namespace, None, program, 0)
         self.prefill_one(self.sequences[-1], 0, True)
         self.release_one(self.sequences[-1])
@@ -232,7 +232,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.sequences) < MAX_SEQUENCES)
     @rule(tokens=tokens_of_text, tails=st.tuples(st.integers(0, 3), st.integers(0, 3)))
     def race(self, tokens, tails):
-        """Two sequences with one beginning, both computed before either is committed."""
+        """Two sequences with a common prefix are both computed before either is committed."""
         for tail in tails:
             self.acquire_for((*tokens, *[2] * tail), NAMESPACES[0], None, "", 0)
             self.prefill_one(self.sequences[-1], tail, False)
@@ -320,7 +320,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.check()
 
     @invariant()
-    def the_tree_is_what_the_model_says(self):
+    def the_tree_equals_the_model(self):
         assert self.read_tree() == self.tree
         assert self.cache.num_cached == len(self.tree)
         assert self.cache.num_evictable == len(self.tree) - len(self.locked())
@@ -331,11 +331,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_queue_holds_every_evictable_leaf_at_the_key_that_it_has_now(self):
-        """Keys are taken when a leaf comes up for eviction; what has changed since must not have changed its key."""
+        """A key is computed when its leaf becomes evictable, and must still be the leaf's key."""
         queue = self.cache._tree.queue
         live = {id(leaf): key for key, ticket, leaf in queue._heap if leaf.ticket == ticket}
         assert len(live) == queue.num_leaves
-        if queue.policy is not POLICIES["size_aware"]:  # whose keys hold the age that they were taken at
+        if queue.policy is not POLICIES["size_aware"]:  # its keys include the age at which they were computed
             for _, ticket, leaf in queue._heap:
                 assert leaf.ticket != ticket or live[id(leaf)] == queue.policy(leaf, queue.age)
 

@@ -1,4 +1,4 @@
-"""Prefixes kept for a time."""
+"""Pins: prefixes that stay locked for a time."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_pins_beyond_the_budget_keep_the_front_of_the_prefix():
     run(cache, text(0, 8))
     run(cache, np.r_[text(0, 4), text(50, 8)].astype(np.int32))
     assert cache.pin(text(0, 8), owner="a", ttl_s=5) == 8
-    assert cache.pin(np.r_[text(0, 4), text(50, 8)], owner="b", ttl_s=5) == 6  # 4 are pinned already, 2 have room
+    assert cache.pin(np.r_[text(0, 4), text(50, 8)], owner="b", ttl_s=5) == 6  # 4 tokens are pinned already, 2 more fit
     cache.check()
     assert cache.num_pinned == 10
     assert cache.pin(text(0, 8), owner="c", ttl_s=5) == 8
@@ -104,7 +104,7 @@ def test_pins_without_owner_belong_to_their_tokens():
     cache.check()
 
 
-def test_a_pin_keeps_its_place_when_its_edge_is_split():
+def test_a_pin_keeps_its_tokens_when_its_edge_is_split():
     cache = RadixCache(30, clock=Clock())
     run(cache, text(0, 8))
     cache.pin(text(0, 8), ttl_s=5)
@@ -124,7 +124,7 @@ def test_renewing_a_pin_for_ever_does_not_grow_its_queue():
     assert len(cache._pins._queue) < 100
 
 
-def test_pinning_what_is_not_there_pins_nothing_and_leaves_no_trace():
+def test_pinning_tokens_that_are_not_cached_changes_nothing():
     cache = RadixCache(20, clock=Clock())
     assert cache.pin(text(0, 8), owner="a", ttl_s=5, namespace="n") == 0
     assert cache._tree.roots == {}
@@ -132,24 +132,24 @@ def test_pinning_what_is_not_there_pins_nothing_and_leaves_no_trace():
 
 
 @pytest.mark.parametrize("ttl_s", [-1.0, float("nan"), float("inf")])
-def test_a_senseless_time_is_refused(ttl_s):
+def test_a_time_that_is_negative_or_infinite_is_refused(ttl_s):
     cache = RadixCache(20)
     with pytest.raises(ValueError, match="ttl_s="):
         cache.pin(text(0, 1), owner="a", ttl_s=ttl_s)
 
 
-def test_a_senseless_budget_is_refused():
+def test_a_share_outside_0_to_1_is_refused():
     with pytest.raises(ValueError, match=r"pin_share=1.5.*between 0 and 1"):
         RadixCache(20, pin_share=1.5)
 
 
-def test_pins_end_before_their_time_where_that_makes_the_room_that_is_needed():
+def test_end_pins_ends_the_pins_with_least_time_left_until_slots_suffice():
     cache = RadixCache(20, pin_share=0.8, clock=Clock())
     for first, owner, ttl_s in ((0, "late", 30), (100, "early", 10), (200, "later", 60)):
         run(cache, text(first, 5))
         assert cache.pin(text(first, 5), owner=owner, ttl_s=ttl_s) == 5
     assert cache.end_pins(5) and cache.num_pinned == 15
-    assert not cache.end_pins(21) and cache.num_pinned == 15, "what cannot be had ends no pin"
+    assert not cache.end_pins(21) and cache.num_pinned == 15, "no pin ends if all pins would not suffice"
     assert cache.end_pins(8) and cache.num_pinned == 10
     lease = cache.acquire(text(300, 1))
     lease.extend(8)

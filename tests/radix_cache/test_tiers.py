@@ -1,4 +1,4 @@
-"""KV that leaves the device and comes back: through host memory, through files, through a restart."""
+"""KV that is evicted and restored: from host memory, from files, after a restart."""
 
 import logging
 import os
@@ -69,16 +69,16 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.kv"))
 
 
-def test_evicted_blocks_come_back_from_host_memory():
+def test_evicted_blocks_are_restored_from_host_memory():
     engine = Engine(12)
     assert engine.run(text(0, 10)) == 10
     assert engine.run(text(50, 10)) == 10
     assert engine.cache.peek(text(0, 10)) < 4
-    assert engine.run(text(0, 10)) == 2  # two whole blocks come back, two tokens are computed
+    assert engine.run(text(0, 10)) == 2  # two whole blocks are restored, two tokens computed
     assert engine.tiers.counters.restored == 2
 
 
-def test_without_eviction_nothing_is_saved_until_it_is_asked_for():
+def test_without_eviction_only_write_behind_saves_blocks():
     engine = Engine(40)
     engine.run(text(0, 12))
     assert engine.tiers.counters.saved == 0
@@ -87,7 +87,7 @@ def test_without_eviction_nothing_is_saved_until_it_is_asked_for():
     assert engine.tiers.write_behind(2) == 0
 
 
-def test_what_is_saved_already_is_not_saved_again_on_eviction():
+def test_a_block_that_is_saved_is_not_saved_again_on_eviction():
     engine = Engine(12)
     engine.run(text(0, 12))
     engine.tiers.write_behind(10)
@@ -125,7 +125,7 @@ def test_restore_obeys_its_limit_and_the_rest_stays_in_the_tree():
     assert engine.cache.peek(text(0, 12)) == 12
 
 
-def test_restore_takes_no_more_slots_than_there_are():
+def test_restore_takes_no_more_slots_than_are_free_or_evictable():
     engine = Engine(12)
     engine.run(text(0, 12))
     engine.run(text(50, 12))
@@ -157,7 +157,7 @@ def test_namespaces_stay_apart_in_the_tiers():
     assert engine.run(text(0, 12), namespace="a") == 0
 
 
-def test_a_flush_saves_nothing_of_what_it_drops():
+def test_a_flush_of_the_cache_saves_no_block():
     engine = Engine(12)
     engine.run(text(0, 12))
     engine.cache.flush()
@@ -188,7 +188,7 @@ def test_two_engines_share_a_folder_while_they_run(tmp_path):
     two.tiers.close()
 
 
-def test_another_format_sees_nothing(tmp_path):
+def test_another_format_reads_no_block(tmp_path):
     engine = Engine(12, disk=disk_tier(tmp_path))
     engine.run(text(0, 12))
     engine.tiers.flush()
@@ -216,13 +216,13 @@ SPOILERS = {
 
 
 @pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS.keys())
-def test_a_file_that_is_not_sound_is_ignored_with_one_line_and_replaced(tmp_path, caplog, spoil):
+def test_a_file_that_does_not_verify_is_logged_once_ignored_and_replaced(tmp_path, caplog, spoil):
     engine = Engine(12, disk=disk_tier(tmp_path))
     engine.run(text(0, 12))
     engine.tiers.flush()
     engine.tiers.close()
     names = block_names(text(0, 12), block_len=BLOCK_LEN)
-    spoiled = max(names)  # the last by name: not the file that stands for "another block"
+    spoiled = max(names)  # the last by name: not the file used as "another block"
     spoil(next(tmp_path.rglob(f"{spoiled.hex()}.kv")))
 
     again = Engine(12, disk=disk_tier(tmp_path))
@@ -240,7 +240,7 @@ def test_a_file_that_is_not_sound_is_ignored_with_one_line_and_replaced(tmp_path
     last.tiers.close()
 
 
-def test_the_disk_tier_keeps_its_size_and_drops_what_was_used_longest_ago(tmp_path):
+def test_the_disk_tier_keeps_its_size_and_drops_the_least_recently_used(tmp_path):
     size = 18 + 3 * 16 + BLOCK_BYTES
     disk = disk_tier(tmp_path, max_bytes=10 * size)
     names = [bytes([i]) * 16 for i in range(11)]
@@ -254,7 +254,7 @@ def test_the_disk_tier_keeps_its_size_and_drops_what_was_used_longest_ago(tmp_pa
     assert disk.size_bytes == 9 * size == disk_tier(tmp_path).size_bytes
 
 
-def test_a_disk_that_refuses_costs_a_log_line_and_nothing_else(tmp_path, caplog):
+def test_a_disk_error_is_logged_and_changes_nothing_else(tmp_path, caplog):
     disk = disk_tier(tmp_path)
     engine = Engine(12, disk=disk)
     (disk.folder / block_names(text(0, 4), block_len=4)[0].hex()[:2]).write_text("in the way")
@@ -266,7 +266,7 @@ def test_a_disk_that_refuses_costs_a_log_line_and_nothing_else(tmp_path, caplog)
     engine.tiers.close()
 
 
-def test_a_disk_that_is_behind_drops_writes_and_never_blocks(tmp_path, monkeypatch):
+def test_a_slow_disk_drops_writes_and_does_not_block(tmp_path, monkeypatch):
     gate = threading.Event()
     disk = disk_tier(tmp_path)
     monkeypatch.setattr(disk, "write", lambda name, block: gate.wait(10))
@@ -288,7 +288,7 @@ def test_a_disk_that_is_behind_drops_writes_and_never_blocks(tmp_path, monkeypat
     tiers.close()
 
 
-def test_the_host_tier_keeps_its_size_and_the_most_recently_used():
+def test_the_host_tier_keeps_its_size_and_the_most_recently_used_blocks():
     host = HostTier(30)
     for name in (b"a", b"b", b"c"):
         host.put(name, bytes(10))

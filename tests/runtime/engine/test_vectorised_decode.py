@@ -52,7 +52,7 @@ class Watched:
 
 
 def workload(seed: int) -> list[tuple[int, list[AnyOp], str]]:
-    """When each program comes, what it does, and who it is of."""
+    """The step at which each program arrives, its ops and its tenant."""
     rng = random.Random(seed)
     found = []
     for i in range(24):
@@ -84,7 +84,7 @@ def run(engine: EngineCore, seed: int) -> tuple[Watched, list[object]]:
     watched = Watched(engine)
     driver = Driver(engine)
     rng = random.Random(seed + 1)
-    for grammar in GRAMMARS:  # else plans would depend on how long compiling takes
+    for grammar in GRAMMARS:  # plans must not depend on the time that compiling takes
         engine.grammars.compile(grammar).result()
     coming = workload(seed)
     outcomes = []
@@ -106,7 +106,7 @@ def run(engine: EngineCore, seed: int) -> tuple[Watched, list[object]]:
         assert closed is not None
         deltas = [
             (d.op, d.index, d.text, d.token_ids, d.origin)
-            for d in sorted(outcome.deltas, key=lambda d: (d.op, d.index))  # each candidate's in their order
+            for d in sorted(outcome.deltas, key=lambda d: (d.op, d.index))  # in order for each candidate
         ]
         counters = msgspec.structs.replace(closed.stats, queue_s=0.0, prefill_s=0.0, decode_s=0.0)
         stats.append((shown(outcome), deltas, counters))

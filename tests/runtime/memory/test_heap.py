@@ -1,4 +1,4 @@
-"""What is given back is what nobody needs: code that runs again is there again."""
+"""Memory is returned to the system, and library code that runs again is loaded again."""
 
 import sys
 
@@ -15,7 +15,7 @@ def resident(kind: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(kind))
 
 
-def test_only_unchanged_code_of_files_is_let_go() -> None:
+def test_only_unmodified_code_of_files_is_unmapped() -> None:
     smaps = """
 7f10-7f20 r-xp 00034000 fe:00 1234   /usr/lib/libexample.so
 Rss:      512 kB
@@ -37,7 +37,7 @@ Anonymous:  0 kB
 
 
 @linux_only
-def test_libraries_leave_memory_and_run_again() -> None:
+def test_libraries_run_again_after_their_code_is_unmapped() -> None:
     expected = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)) @ torch.eye(4)
     before = resident("RssFile")
     unmap_library_code()
@@ -48,7 +48,7 @@ def test_libraries_leave_memory_and_run_again() -> None:
 
 
 @linux_only
-def test_a_pool_takes_memory_as_its_slots_are_written() -> None:
+def test_a_pool_takes_memory_only_for_written_slots() -> None:
     before = resident("RssAnon")
     pool = KVPool(8, 50_000, 4, 64, torch.bfloat16)
     for layer in (*pool.k, *pool.v):

@@ -1,4 +1,4 @@
-"""Blocks of KV as bytes and back."""
+"""Copying KV blocks to bytes and back."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ TARGETS = np.array([[20, 21, 22, 23], [31, 30, 29, 28]], np.int32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_blocks_come_back_bit_for_bit(dtype):
+def test_auto_restores_every_bit(dtype):
     pool = pool_of(dtype)
     blocks = KVBlocks(pool, block_len=4)
     saved = blocks.save(SLOTS)
@@ -29,7 +29,7 @@ def test_blocks_come_back_bit_for_bit(dtype):
         assert torch.equal(layer.float()[TARGETS.reshape(-1)], layer.float()[SLOTS.reshape(-1)])
 
 
-def test_int8_comes_back_within_half_a_step_of_each_vector():
+def test_int8_restores_within_half_a_step_of_each_vector():
     pool = pool_of(torch.float32)
     pool.k[1][3, 0] = 0.0
     blocks = KVBlocks(pool, block_len=4, format="int8")
@@ -43,7 +43,7 @@ def test_int8_comes_back_within_half_a_step_of_each_vector():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fp8_comes_back_within_a_sixteenth_of_each_number(dtype):
+def test_fp8_restores_within_a_sixteenth_of_each_number(dtype):
     pool = pool_of(dtype)
     pool.k[1][3, 0] = 0.0
     pool.v[0][3, 0] = torch.logspace(-9, 4, 16)
