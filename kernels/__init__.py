@@ -1,4 +1,4 @@
-"""The ops of the decoder and of sampling for each device, and the reference of each. Never imports upwards."""
+"""The ops of the decoder and of sampling for each device, and the plain-torch reference of each."""
 
 from .batch import LogitEdits, SampleBatch, Sampled
 from .groups import Groups

@@ -1,6 +1,6 @@
-"""What the sampling ops are told about a batch, and what they answer. Never holds logits.
+"""The arguments and results of the sampling ops.
 
-Parameters come from the host and are numpy arrays; results are tensors on the device of the logits.
+Parameters come from the host as numpy arrays; results are tensors on the device of the logits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Choosing(Protocol):
-    """How the tokens of one row are chosen, whoever's struct says so."""
+    """The sampling parameters of one row; any object with these fields will do."""
 
     @property
     def temperature(self) -> float: ...
@@ -55,7 +55,7 @@ class SampleBatch:
         )
 
     def take(self, order: np.ndarray) -> "SampleBatch":
-        """The same where row i is what row ``order[i]`` was."""
+        """The rows in a new order: row i is this batch's row ``order[i]``."""
         return SampleBatch(
             self.temperature[order], self.top_k[order], self.top_p[order], self.min_p[order], self.draw[order]
         )
@@ -68,9 +68,9 @@ class SampleBatch:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """``logprobs`` are of the model's distribution: after mask, bias and penalties, at temperature 1, before any cut.
+    """``logprobs`` are after mask, bias and penalties, at temperature 1 and before top-k, top-p and min-p.
 
-    A row in which nothing is allowed has token -1 and logprob minus infinity.
+    A row in which every token is forbidden has token -1 and logprob minus infinity.
     """
 
     token_ids: Tensor  # int64 [R]
@@ -81,9 +81,10 @@ class Sampled:
 class LogitEdits:
     """Biases and penalties, for the rows that have any.
 
-    Penalised row p is row ``rows[p]`` of the logits and has the tokens ``ids[starts[p]:starts[p + 1]]``, of which the
-    first ``prompt_lens[p]`` are its prompt: ``repetition`` counts both, ``frequency`` and ``presence`` only what was
-    generated. Bias b adds ``bias_values[b]`` to token ``bias_ids[b]`` of row ``bias_rows[b]``; minus infinity forbids.
+    Penalised row p is row ``rows[p]`` of the logits. Its tokens are ``ids[starts[p]:starts[p + 1]]``, and the first
+    ``prompt_lens[p]`` of them are the prompt. ``repetition`` counts all tokens, ``frequency`` and ``presence`` only
+    generated ones. Bias b adds ``bias_values[b]`` to token ``bias_ids[b]`` of row ``bias_rows[b]``; minus infinity
+    forbids the token.
     """
 
     bias_rows: np.ndarray  # int64 [B]
@@ -101,7 +102,7 @@ class LogitEdits:
     def from_params(
         cls, params: Sequence[Choosing], token_ids: Sequence[np.ndarray], prompt_lens: Sequence[int]
     ) -> "LogitEdits | None":
-        """The edits of these rows, ``None`` when they ask for none; ``token_ids[r]`` is prompt, then generated."""
+        """The edits of these rows; None without any. ``token_ids[r]``: the prompt, then the generated tokens."""
         biased = [r for r, row in enumerate(params) if row.logit_bias]
         rows = [
             r

@@ -1,4 +1,4 @@
-"""Linear layers whose weights are laid out for the machine's matrix kernels. Never reads a file."""
+"""Linear layers whose weights are packed for the machine's matrix kernels."""
 
 from functools import cache
 from typing import Literal, Protocol
@@ -24,7 +24,7 @@ DEFAULT_INT4_ROWS = 8  # measured on two AVX-512 cores: 4-bit weights win below,
 
 
 class Product(Protocol):
-    """``x [T, K] -> [T, N]`` by one kernel, weights and bias inside."""
+    """``x [T, K] -> [T, N]`` by one kernel; it holds weights and bias."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -34,26 +34,24 @@ class Product(Protocol):
 class PackedLinear:
     """``x [..., K] @ weight.T + bias -> [..., N]``, in ``out_dtype`` or x's.
 
-    ``weight`` is [N, K], or [N, K] in 4-bit groups of 32, ``w = (q - 8) * scale + zero``, or in 8-bit groups,
-    ``w = q * scale``, which are as good as floats that may be rounded to 8 bits without loss. By ``precision``:
+    ``weight`` is floats [N, K], or 4-bit groups of 32, ``w = (q - 8) * scale + zero``, or 8-bit groups of 32,
+    ``w = q * scale``. By ``precision``:
 
     - ``float32`` is exact;
     - ``bfloat16`` rounds weights and x to bfloat16, and results too unless ``out_dtype`` is float32;
-    - ``int4`` runs 4-bit groups as they are, with x rounded to bfloat16;
-    - ``int8`` rounds float weights to 8 bits and x to 8 bits, each with a scale for every 32 neighbours (a weight read
-      from a Q8_0 file stays what it is), and runs 4-bit groups as they are, with x rounded in that way. A row's result
-      then does not depend on how many rows there are;
-    - ``int16`` is ``int8`` with x rounded to 16 bits: as good as exact for twice the arithmetic, which few rows do not
-      feel;
+    - ``int4`` multiplies 4-bit groups without unpacking them, with x rounded to bfloat16;
+    - ``int8`` rounds float weights and x to 8 bits, each with a scale for every 32 neighbours (weights of a Q8_0 file
+      stay exact). 4-bit groups stay packed: only x is rounded. A row's result does not depend on the number of rows;
+    - ``int16`` is ``int8`` with x rounded to 16 bits: nearly exact, for twice the arithmetic. Few rows take no longer;
     - ``fp8`` rounds float weights to 8-bit floats (e4m3) with a scale for 128 or 32 neighbours, and x to bfloat16;
     - ``auto`` is ``int8`` for 4-bit groups and ``bfloat16`` for float weights.
 
-    On a GPU all packed weights stay packed and x is rounded to bfloat16 alone, whatever the number of rows.
+    On a GPU packed weights stay packed and x is rounded to bfloat16, for any number of rows.
 
-    On a CPU without byte products ``int8`` and ``int16`` become ``bfloat16``, and ``auto`` keeps 4-bit groups twice:
-    as they are for up to ``int4_rows`` rows, for which reading weights is what costs, and as bfloat16 for more.
-    Without the product of 4-bit weights they become bfloat16, and without that of bfloat16 float32. ``describe`` says
-    what was taken.
+    On a CPU without byte products, ``int8`` and ``int16`` become ``bfloat16``, and ``auto`` keeps 4-bit groups twice:
+    packed for up to ``int4_rows`` rows, where reading weights takes the time, and as bfloat16 for more rows. On a CPU
+    without 4-bit products the groups become bfloat16, and on one without bfloat16 products float32. ``describe`` names
+    the kernels chosen.
     """
 
     def __init__(
@@ -107,7 +105,7 @@ class PackedLinear:
         return y if x.ndim == 2 else y.view(*x.shape[:-1], self.shape[0])
 
     def write(self, x: Tensor, out: Tensor) -> None:
-        """The results of x [T, K] into ``out`` [T, N], which may be columns of a larger tensor."""
+        """Writes the results of x [T, K] to ``out`` [T, N], which may be columns of a larger tensor."""
         product = self._product_for(x)
         if not (isinstance(product, BytesProduct) and product.write(x, out)):
             out.copy_(product(x))
@@ -117,8 +115,9 @@ class PackedLinear:
         return isinstance(self._many, BytesProduct) and self._few is None
 
     def pick(self, x: Tensor, blocks: Tensor, out: Tensor | None = None) -> Tensor:
-        """The results of x [T, K] for outputs [16 b, 16 b + 16) of each of ``blocks`` (int32), to the bit; the others
-        are not computed, and what stands in their place means nothing. In ``out`` [T, N] if given. Only where
+        """The results of x [T, K] for outputs [16 b, 16 b + 16) of each of ``blocks`` (int32), equal to the bit.
+
+        Other outputs are not computed, and their values mean nothing. Written to ``out`` [T, N] if given. Only where
         ``can_pick``.
         """
         assert isinstance(self._many, BytesProduct)
@@ -126,7 +125,7 @@ class PackedLinear:
 
     @property
     def has_rows(self) -> bool:
-        """Whether ``rows`` gives the weights as they were before they were packed."""
+        """Whether ``rows`` can return the exact weights from their packed form."""
         return self.can_pick and isinstance(self._many, BytesProduct) and self._many.bits == 8
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -143,11 +142,11 @@ class PackedLinear:
 
     @property
     def needs_torch_threads(self) -> bool:
-        """Whether a product here is torch's, and so is slow where torch has one thread."""
+        """Whether a product here is torch's own, which is slow where torch has one thread."""
         return any(isinstance(p, FloatProduct | OneDnnProduct | Int4Product) for p in (self._few, self._many))
 
     def describe(self) -> str:
-        """Which kernel runs, and from how many rows on which other."""
+        """The kernels that run, by number of rows."""
         if self._many is None:
             assert self._few is not None
             return self._few.describe()
@@ -157,7 +156,7 @@ class PackedLinear:
 
 
 class PackedProduct:
-    """4- and 8-bit weights that a GPU's kernel widens in its registers."""
+    """4- and 8-bit weights, which a GPU's kernel unpacks in registers."""
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> None:
         self.weight = weight
@@ -186,10 +185,10 @@ class FloatProduct:
 
 
 class OneDnnProduct:
-    """bfloat16 weights in oneDNN's own blocks: they stream in the order in which they are used."""
+    """bfloat16 weights in oneDNN's blocks, so that they are read in the order in which they lie."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        # The batch size named here only picks a layout; 16 is as good as any at 1 to 256 rows.
+        # The batch size given here only chooses a layout; 16 is as good as any for 1 to 256 rows.
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16().contiguous(), 16)
         self.bias = None if bias is None else bias.bfloat16()
 
@@ -201,7 +200,7 @@ class OneDnnProduct:
 
 
 class WideProduct:
-    """bfloat16 weights with float32 results, which oneDNN does not give: of logits, bfloat16 keeps too little."""
+    """bfloat16 weights with float32 results, for logits, which bfloat16 rounds too much. oneDNN has no such product."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         bias = None if bias is None else bias.float().contiguous()
@@ -254,7 +253,7 @@ class BytesProduct:
         return self.product(x, self._dtype_for(x))
 
     def write(self, x: Tensor, out: Tensor) -> bool:
-        """The results into ``out`` [T, N], columns of a larger tensor, if its type is the one they have."""
+        """Writes the results to ``out`` [T, N], columns of a larger tensor; False if its type is another."""
         if out.dtype != self._dtype_for(x):
             return False
         self.product(x, out.dtype, out=out)
@@ -271,7 +270,7 @@ class BytesProduct:
 
 
 def quantize_int8(weight: Tensor) -> Bytes32:
-    """``(q int8 [N, K], scale float32 [N, K / 32])`` with ``w = q * scale``: exact for what Q8_0 can hold."""
+    """``(q int8 [N, K], scale float32 [N, K / 32])`` with ``w = q * scale``; exact for the weights of a Q8_0 file."""
     groups = weight.float().view(weight.shape[0], -1, GROUP_LEN)
     scale = groups.abs().amax(dim=-1) / 127
     steps = groups / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)
@@ -291,9 +290,7 @@ def dequantize(weight: Group32) -> Tensor:
 
 
 def _packed(weight: Tensor | Group32 | Bytes32, precision: Precision) -> QuantizedWeight | None:
-    """The weight as a GPU's kernel reads it; None where there is no such kernel, or it is not to be packed or cannot be
-    cut into groups.
-    """
+    """The weight packed for a GPU's kernel; None if it is not to be packed, or has no such kernel."""
     values = weight[0] if isinstance(weight, tuple) else weight
     if precision == "float32" or not reads_packed(values.device) or values.shape[1] % GROUP_LEN:
         return None
@@ -323,7 +320,7 @@ def _float_product(weight: Tensor, bias: Tensor | None, precision: Precision, ou
 
 
 def _fits_bytes(q: Tensor, *scales: Tensor) -> bool:
-    """Scales travel as float16."""
+    """Whether byte products can take these groups; their scales become float16."""
     if q.device.type != "cpu" or q.shape[1] % GROUP_LEN or not integer.has_integer_products():
         return False
     return all(float(scale.abs().max()) < torch.finfo(torch.float16).max for scale in scales if scale.numel())
@@ -336,7 +333,7 @@ def _fits_int4(weight: Group32) -> bool:
 
 @cache
 def has_bfloat16_products() -> bool:
-    """Whether bfloat16 matrix products run as such, and not by way of float32."""
+    """Whether this CPU multiplies bfloat16 matrices in bfloat16, not by way of float32."""
     try:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     except (AttributeError, RuntimeError):
@@ -345,7 +342,7 @@ def has_bfloat16_products() -> bool:
 
 @cache
 def has_int4_products() -> bool:
-    """Whether torch has a vectorised product with 4-bit weights here."""
+    """Whether torch has a vectorised product with 4-bit weights on this CPU."""
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return False
     try:

@@ -1,4 +1,4 @@
-"""The ops of the decoder and what each means. Never computes: the backend of the first argument's device does.
+"""The ops of the decoder and what each means. The backend of the first argument's device computes them.
 
 T tokens, R rows, S slots, Hq/Hkv query and KV heads, D head size, V vocabulary, W = ceil(V / 32) mask words.
 """
@@ -31,11 +31,11 @@ def rope_write_kv(
     v_cache: Tensor,  # [S, Hkv, D]
     out_slots: Tensor,  # int64 [T]
 ) -> None:
-    """Turns q in place, writes the turned k and v to their slots; k itself is not changed.
+    """Rotates q in place; writes the rotated k, and v, to their slots. k itself is not changed.
 
-    Pair i is (x[i], x[i + half]) with half = rotary size / 2; dimensions from the rotary size on are not turned:
+    Pair i is (x[i], x[i + half]) with half = rotary size / 2; dimensions from the rotary size on are not rotated:
     a, b = x[i], x[i + half];  x[i], x[i + half] = a * cos - b * sin, b * cos + a * sin
-    A cache of float8_e4m3fn takes the nearest of its numbers, none beyond 448. q, k and v may be slices of one fused
+    A cache of float8_e4m3fn stores the nearest number it has, at most 448. q, k and v may be slices of one fused
     projection: only their last two dimensions must be dense.
     """
     backend_of(q).rope_write_kv(q, k, v, cos_sin, positions, k_cache, v_cache, out_slots)
@@ -55,9 +55,7 @@ def norm_rope_write_kv(
     k_norm: Tensor,  # float32 [D]
     eps: float,
 ) -> Tensor:  # [T, Hq, D]
-    """``rope_write_kv`` of q and k with each head normed first, as by ``rms_norm``. The turned queries come back: q
-    itself may or may not have become them.
-    """
+    """``rope_write_kv`` after ``rms_norm`` of each head of q and k. Returns the rotated queries; q may change."""
     inputs = (q, k, v, cos_sin, positions, k_cache, v_cache, out_slots)
     return backend_of(q).norm_rope_write_kv(*inputs, q_norm=q_norm, k_norm=k_norm, eps=eps)
 
@@ -68,7 +66,7 @@ def silu_mul(x: Tensor) -> Tensor:
 
 
 def route_experts(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tensor, Tensor]:
-    """``(weights float32 [T, top_k], experts int32 [T, top_k])``: the likeliest first, lower ids among equals.
+    """``(weights float32 [T, top_k], experts int32 [T, top_k])``: the likeliest first, the lower id first among equals.
 
     weights = softmax(logits [T, E]) at the experts, divided by their sum if ``normalise``
     """
@@ -86,7 +84,7 @@ def mix_experts(
 ) -> Tensor:  # [T, C] in x's dtype
     """A mixture of experts: ``sum over k of weights[t, k] * down[e] @ silu_mul(gate_up[e] @ x[t])``, e = ids[t, k].
 
-    Experts packed by ``pack_experts`` are for backends that read packed weights.
+    Only backends that read packed weights take experts packed by ``pack_experts``.
     """
     return backend_of(x).mix_experts(x, gate_up, down, weights, ids)
 
@@ -114,7 +112,7 @@ def paged_attention(
     for row r, query t at position p, head h:  slots = slot_table[row_ids[r], j] for j in (p - sliding_window, p]
     s = scale * (q[t, h] . k_cache[slots, h // group]);  s = soft_cap * tanh(s / soft_cap) if soft_cap
     out[t, h] = softmax(s) @ v_cache[slots, h // group]
-    The new tokens' K and V must already lie in their slots. The context is never copied.
+    The new tokens' K and V must already be in their slots.
     """
     return backend_of(q).paged_attention(
         q,
@@ -143,15 +141,16 @@ def shared_prefix_attention(
     scale: float,
     soft_cap: float = 0.0,
 ) -> Tensor:
-    """``paged_attention`` with what contexts have in common read once for each piece of ``shared``, up to the order of
-    sums. A CPU finds by itself what is shared.
+    """``paged_attention`` that reads common chunks once for each piece of ``shared``; only the order of sums differs.
+
+    The CPU kernel ignores ``shared``: it finds common chunks by their slots.
     """
     inputs = (q, k_cache, v_cache, slot_table, row_ids, query_starts, kv_lens)
     return backend_of(q).shared_prefix_attention(*inputs, shared=shared, scale=scale, soft_cap=soft_cap)
 
 
 def sharing_of(device: torch.device, *, group: int) -> Sharing | None:
-    """How ``shared_prefix_attention`` wants prefixes cut, with ``group`` query heads to a KV head; None: not at all."""
+    """How to cut prefixes for ``shared_prefix_attention``; None: not at all. ``group``: query heads of a KV head."""
     return backend_of(torch.empty(0, dtype=torch.bfloat16, device=device)).sharing_of(device, group)
 
 
@@ -165,6 +164,6 @@ def quantized_product(
 def add_adapters(y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups, *, scales: Tensor) -> Tensor:
     """y [T, N] += scales[t] * (x [T, K] @ down[a].T) @ up[a].T, in place, with a the token's adapter.
 
-    down [A, r, K], up [A, N, r], scales float32 [T]; a token of no group keeps its y.
+    down [A, r, K], up [A, N, r], scales float32 [T]; a token without an adapter keeps its y.
     """
     return backend_of(x).add_adapters(y, x, down, up, adapters, scales=scales)

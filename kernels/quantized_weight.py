@@ -1,6 +1,6 @@
-"""Weights of 4 and 8 bits as a GPU's products read them. Never multiplies, and knows of no kernel.
+"""Weights of 4 and 8 bits, packed for the GPU's products.
 
-A scale for every ``group_len`` neighbours of a row; int4 has an offset for them too.
+There is a scale for every ``group_len`` neighbours of a row; int4 has an offset too.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def num_experts(experts: Experts, width_out: int) -> int:
 
 
 def pack_experts(experts: Tensor) -> Experts:
-    """[E, N, K] as 8-bit floats where K can be cut into groups, one expert after the other; else as they are."""
+    """[E, N, K] as 8-bit floats, one expert after the other; unchanged where K is no multiple of a group."""
     count, rows, width = experts.shape
     if width % GROUP_LEN:
         return experts
@@ -52,7 +52,7 @@ def pack_experts(experts: Tensor) -> Experts:
 
 
 def unpacked_experts(experts: Experts, width_out: int) -> Tensor:
-    """[E, N, K]; float32 where they were packed."""
+    """[E, N, K]; float32 if they were packed."""
     if not isinstance(experts, QuantizedWeight):
         return experts
     return dequantize(experts).view(-1, width_out, experts.shape[1])
@@ -74,9 +74,7 @@ def pack_int8(q: Tensor, scale: Tensor) -> QuantizedWeight:
 
 
 def pack_fp8(weight: Tensor, *, group_len: int = 128) -> QuantizedWeight:
-    """``weight`` [N, K] rounded to 8-bit floats, with a scale for every ``group_len`` neighbours that makes full use
-    of their range.
-    """
+    """``weight`` [N, K] rounded to 8-bit floats, scaled so that every ``group_len`` neighbours use their full range."""
     rows, width = weight.shape
     if width % group_len:
         raise ValueError(f"fp8 of a weight {width} wide: must be a multiple of its groups of {group_len}")
@@ -100,7 +98,7 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
 
 
 def _scale_type(*scales: Tensor) -> torch.dtype:
-    """float16, which costs a weight of 4 bits one more bit instead of two, unless a scale lies beyond its range."""
+    """float16, unless a scale is beyond its range: at 4 bits, float32 scales and offsets would add a bit a weight."""
     fits = all(float(x.abs().max()) < torch.finfo(torch.float16).max for x in scales if x.numel())
     return torch.float16 if fits else torch.float32
 

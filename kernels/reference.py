@@ -1,4 +1,4 @@
-"""The meaning of every op, in plain torch on any device. Never tuned: the fast kernels are tested against these.
+"""The definition of every op, in plain torch on any device. Tests compare the fast kernels with these.
 
 Shapes: T tokens, R rows of the batch, S slots of the KV pool, Hq/Hkv query and KV heads, D head size, V vocabulary,
 W = ceil(V / 32) mask words. Arithmetic is float32 (float64 where a probability is summed); results take the dtype of
@@ -60,7 +60,7 @@ def _at(cache: Tensor, slots: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
-    # cos_sin row: [cos of each pair | sin of each pair]; pair i is (x[i], x[i + half]); what lies beyond is not turned.
+    # cos_sin row: [cos of each pair | sin of each pair]; pair i is (x[i], x[i + half]); the rest is not rotated.
     cos, sin = cos_sin[positions].float().unsqueeze(1).chunk(2, dim=-1)  # [T, 1, half]
     half = cos.shape[-1]
     first, second, rest = x.float().split((half, half, x.shape[-1] - 2 * half), dim=-1)
@@ -126,7 +126,7 @@ def mix_experts(x: Tensor, gate_up: Experts, down: Experts, weights: Tensor, ids
     gate_up = unpacked_experts(gate_up, 2 * down.shape[2]).to(x.dtype)
     down = down.to(x.dtype)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for expert in range(gate_up.shape[0]):  # all of them: which are taken is not known without waiting for the device
+    for expert in range(gate_up.shape[0]):  # all: to know which are used, the host would have to wait for the device
         share = torch.where(ids == expert, weights, 0.0).sum(dim=1, keepdim=True)  # [T, 1]
         out += share * (silu_mul(x @ gate_up[expert].T) @ down[expert].T).float()
     return out.to(x.dtype)

@@ -1,7 +1,7 @@
-"""From logits to tokens: bitmask, biases and penalties, cuts and the draw. Never keeps state between steps.
+"""From logits to tokens: bitmask, biases and penalties, cuts and the draw.
 
-Logits are float32 [R, V]. The order is apply_bitmask, apply_edits (or apply_penalties), sample; all but the last write
-into the logits. A mask that is given to sample itself is cheaper where few tokens are allowed.
+Logits are float32 [R, V]. The order is apply_bitmask, apply_edits (or apply_penalties), sample. All but sample write
+into the logits. Where few tokens are allowed, giving the mask to sample is cheaper.
 """
 
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
 def apply_penalties(
     logits: Tensor, params: Sequence[Choosing], token_ids: Sequence[np.ndarray], prompt_lens: Sequence[int]
 ) -> Tensor:
-    """``apply_edits`` of what the rows' parameters ask for; ``token_ids[r]`` is row r's prompt, then what it generated.
+    """``apply_edits`` of the rows' parameters; ``token_ids[r]`` is row r's prompt and then its generated tokens.
 
-    Repetition counts the first ``prompt_lens[r]`` tokens too, frequency and presence do not.
+    Repetition counts all of them; frequency and presence skip the first ``prompt_lens[r]``, the prompt.
     """
     edits = LogitEdits.from_params(params, token_ids, prompt_lens)
     return logits if edits is None else apply_edits(logits, edits)
@@ -47,14 +47,14 @@ def apply_penalties(
 def sample(
     logits: Tensor, batch: SampleBatch, *, mask: Tensor | np.ndarray | None = None, rows: Tensor | None = None
 ) -> Sampled:
-    """One token per row, a function of that row's logits and parameters alone.
+    """One token per row, which depends on that row's logits and parameters alone.
 
-    ``mask`` and ``rows`` mean what they do to ``apply_bitmask``; the logits may be changed in place by it.
+    ``mask`` and ``rows`` are as for ``apply_bitmask``; the logits may be changed in place.
 
     temperature 0:  the highest logit, the lowest id among equals. Else, with w = exp((logit - highest) / temperature)
     and tokens ordered by w, lower ids first among equals:
     top_k:  keep the first top_k
-    top_p:  of those, keep each before which less than top_p of their weight lies (so at least one)
+    top_p:  of those, keep a token while the tokens before it have less than top_p of their weight (so at least one)
     min_p:  of those, keep w >= min_p * the highest w
     draw:   the first token, in the order of ids, at which the kept weight so far exceeds draw * all the kept weight
     """
@@ -68,7 +68,7 @@ def sample(
 
 
 def _words_of(logits: Tensor, mask: Tensor | np.ndarray, rows: Tensor | None) -> Tensor:
-    """The mask as int32 where the logits are, if it fits them."""
+    """The mask as int32 on the logits' device; raises ValueError if its shape does not fit."""
     words = torch.from_numpy(mask.view(np.int32)) if isinstance(mask, np.ndarray) else mask
     if words.dtype != torch.int32:
         words = words.view(torch.int32)
@@ -96,7 +96,7 @@ def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def uniform(seed: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """float64 [R] in [0, 1): the draw of a (seed, position), both int64 [R], whatever else is in the batch.
+    """float64 [R] in [0, 1): the draw of each seed and position, both int64 [R], independent of the batch.
 
     Two rounds of the splitmix64 finaliser (Steele, Lea and Flood 2014), one keyed by the seed, one by the position.
     """

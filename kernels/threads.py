@@ -1,15 +1,15 @@
-"""The threads that run the kernels: torch's own, or a pool of their own. Never pins a thread to a core.
+"""The threads that run the CPU kernels: torch's own, or the kernels' own pool.
 
-Two pools that both spin between regions fight for the cores, so there is one at a time. ``set_threads`` is for models
-whose products are torch's: the kernels then run on the very OpenMP runtime that torch is linked with, where a worker
-that has just finished a product takes the kernel at once. ``set_kernel_threads`` is for models whose products are all
-ours: torch keeps to one thread and the kernels have their own pool, which never waits for a thread that has not begun.
+Two pools that both spin while they wait compete for the cores, so only one is in use. ``set_threads`` is for models
+whose products are torch's: the kernels run on the OpenMP runtime that torch is linked with, where a worker that has
+finished a product takes the kernel at once. ``set_kernel_threads`` is for models whose products are all ours: torch has
+one thread, and the kernels have their own pool, which waits for no thread that has not started.
 
-Measured on two cores after a 16-row bfloat16 product of 33 us: a region of torch's runtime adds 3 us; numba's ``omp``
-layer, which loads a second OpenMP runtime whose workers spin against torch's, adds 8 us and now and then 200; its
-``workqueue`` layer, whose workers sleep, adds 50, and may not be entered from two Python threads at once. A job of the
-own pool costs 2 us. With both cores taken by other processes, 120 products of a 1-row step took 5 ms on the own pool
-(at worst 7) and 12 ms on OpenMP (at worst 440), since a region ends only when every thread has had a core.
+Measured on two cores after a 16-row bfloat16 product of 33 us: a region of torch's runtime adds 3 us. numba's ``omp``
+layer loads a second OpenMP runtime, whose workers spin beside torch's: it adds 8 us and sometimes 200. numba's
+``workqueue`` layer, whose workers sleep, adds 50 us and cannot be entered from two Python threads at once. A job of the
+own pool adds 2 us. With both cores busy with other processes, 120 products of a 1-row step took 5 ms on the own pool
+(at most 7) and 12 ms on OpenMP (at most 440), because a region ends only when every thread has had a core.
 """
 
 import ctypes
@@ -27,7 +27,10 @@ Run = Callable[[int, int, int], None]
 
 
 class Team:
-    """The process's kernel threads: process-wide as torch's are. ``run(function, argument, n)``: addresses, threads."""
+    """The process's kernel threads, one team for the whole process, as with torch.
+
+    ``run(function, argument, n)`` calls the function at one address with another address, on up to n threads.
+    """
 
     def __init__(self) -> None:
         self.pool: Pool | None = None  # None: the threads are torch's
@@ -43,18 +46,18 @@ class Team:
 
     @property
     def can_replay(self) -> bool:
-        """Whether tapes run as fast as the calls on them do: not where the threads are torch's."""
+        """Whether a tape is as fast as its calls made one by one: not on torch's threads, of which a tape uses one."""
         return self.pool is not None or torch.get_num_threads() == 1
 
     def share(self, num_threads: int) -> None:
-        """Runs on torch's threads from now on."""
+        """Switches to torch's threads."""
         pool, self.pool = self.pool, None
         if pool is not None:
             pool.close()
         torch.set_num_threads(num_threads)
 
     def own(self, num_threads: int) -> None:
-        """Runs on threads that torch does not have from now on."""
+        """Switches to a pool of its own, and torch to one thread."""
         self.share(1)
         if num_threads > 1:
             self.pool = Pool(num_threads)
@@ -68,7 +71,7 @@ def team() -> Team:
 def set_threads(num_threads: int) -> int:
     """Lets torch and the kernels share ``num_threads`` threads, 0: one per core; returns their number.
 
-    As with torch, the number holds for calls from this thread and from threads started later.
+    As with torch, the number applies to calls from this thread and from threads started later.
     """
     count = _count(num_threads)
     team().share(count)
@@ -78,7 +81,7 @@ def set_threads(num_threads: int) -> int:
 def set_kernel_threads(num_threads: int) -> int:
     """Gives the kernels ``num_threads`` threads of their own, 0: one per core, and torch one; returns their number.
 
-    Where the system has no such pool, as ``set_threads``.
+    On a system without such a pool it does what ``set_threads`` does.
     """
     count = _count(num_threads)
     if has_pool():
@@ -102,7 +105,7 @@ def _count(num_threads: int) -> int:
 def _openmp_run() -> Run | None:
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        # Looked up through torch's own library, so it is the runtime which that is linked with.
+        # Looked up through torch's library, so it is the runtime that torch is linked with.
         parallel = ctypes.CDLL(str(library)).GOMP_parallel
     except (OSError, AttributeError):
         return None
@@ -112,7 +115,7 @@ def _openmp_run() -> Run | None:
 
 
 def _python_run(function: int, argument: int, num_threads: int) -> None:
-    """On threads made for the occasion, where torch's runtime is another; they hold no lock in compiled code."""
+    """Starts threads for one call, where torch has another runtime than OpenMP. Compiled code holds no lock."""
     body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
     others = [threading.Thread(target=body, args=(argument,)) for _ in range(num_threads - 1)]
     for thread in others:

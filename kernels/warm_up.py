@@ -1,4 +1,4 @@
-"""Compiling the CPU kernels ahead of the first step. Never compiles one twice: numba keeps them on disk."""
+"""Compiling the CPU kernels ahead of the first step. numba keeps them on disk."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ from .cpu.entry import entries
 def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
     """Compiles the CPU kernels, about a minute the first time on a machine, or loads them from numba's cache.
 
-    ``progress`` is told how many of how many are there, from the first that had to be compiled. The products of
-    ``PackedLinear`` compile when the first layer of their kind is made.
+    ``progress(done, all)`` is called from the first kernel on that had to be compiled. The products of ``PackedLinear``
+    compile when the first layer of their kind is made.
     """
     found = list(entries(activation, attention, attention_plan, edits, norm, rope, sampling))
     has_compiled = False

@@ -1,4 +1,4 @@
-"""LLVM's types, and the expressions that the functions written in its terms share. Never decides what to compute."""
+"""LLVM's types, and expressions that the functions written in LLVM code share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,12 +33,12 @@ def vector_at(builder: Any, kind: Any, address: Any, index: Any) -> Any:
 
 
 def load_at(builder: Any, kind: Any, address: Any, offset: int) -> Any:
-    """A value ``offset`` bytes behind an address of any alignment."""
+    """The value at ``address + offset`` (bytes), of any alignment."""
     return builder.load(builder.inttoptr(builder.add(address, number(offset)), kind.as_pointer()), align=1)
 
 
 def splat(builder: Any, value: Any) -> Any:
-    """A vector of 16 times the value."""
+    """A vector of 16 lanes with this value."""
     kind = ir.VectorType(value.type, LANES)
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
     return builder.shuffle_vector(first, first, constant(V16_I32, 0))
@@ -50,7 +50,7 @@ def fused(builder: Any, total: Any, a: Any, b: Any) -> Any:
 
 
 def declared(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """A function that LLVM, the machine or the C library has."""
+    """A function of LLVM, of the CPU or of the C library."""
     found = builder.module.globals.get(name)
     return found or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
 
@@ -62,7 +62,7 @@ def widen(builder: Any, bits: Any, floats: Any) -> Any:
 
 
 def narrow(builder: Any, value: Any, floats: Any) -> Any:
-    """To the nearest bfloat16, the even one of two."""
+    """Rounds to the nearest bfloat16, ties to even."""
     words, halves = (I32, I16) if floats is F32 else (V16_I32, V16_I16)
     word = builder.bitcast(value, words)
     odd = builder.and_(builder.lshr(word, constant(words, 16)), constant(words, 1))
@@ -71,7 +71,7 @@ def narrow(builder: Any, value: Any, floats: Any) -> Any:
 
 
 def carry(builder: Any, count: Any, state: list[Any], step: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-    """``for i in range(count): state = step(i, state)``, the state in registers; answers the last state."""
+    """``for i in range(count): state = step(i, state)``, with the state in registers; returns the last state."""
     before = builder.block
     loop, done = (builder.append_basic_block(name) for name in ("carry.loop", "carry.done"))
     builder.cbranch(builder.icmp_signed(">", count, number(0)), loop, done)

@@ -1,4 +1,4 @@
-"""What the compiled kernels need to know of a tensor. Never copies one that is laid out as they read it."""
+"""Tensors as the compiled kernels take them, and how many threads their work is worth."""
 
 import torch
 from torch import Tensor
@@ -14,21 +14,21 @@ _TASKS_A_THREAD = 4
 
 
 def team_size(work: int, *, min_share: int = MIN_SHARE) -> int:
-    """The threads that ``work`` elements are worth, of those there are."""
+    """How many of the team's threads ``work`` elements are worth."""
     return max(1, min(team().size, work // min_share))
 
 
 def task_len(count: int, threads: int, unit: int) -> int:
-    """Of ``count`` pieces that lie one behind the other, how many a thread takes at once: whole units.
+    """How many of ``count`` neighbouring pieces make a task, in whole units: a few tasks for each thread.
 
-    Long runs stream at twice the speed of short ones, whose ends the machine reads past in vain; a few a thread are
-    enough for one that is held up to be helped.
+    Long runs are read at twice the speed of short ones, because the CPU prefetches beyond the end of each run. With a
+    few tasks for each thread, other threads take over the work of one that is delayed.
     """
     return -(-count // (_TASKS_A_THREAD * threads * unit)) * unit
 
 
 def readable(x: Tensor) -> Tensor:
-    """The tensor, dense, as float32 unless it is bfloat16."""
+    """The tensor dense and as float32 or bfloat16; copied only if it is not so already."""
     if x.dtype not in KINDS:
         x = x.float()
     return x.contiguous()

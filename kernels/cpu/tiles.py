@@ -1,4 +1,4 @@
-"""The inner loops of attention, written in LLVM's terms so that their sums stay in registers. Never checks a bound.
+"""The inner loops of attention, written in LLVM code so that their sums stay in registers. They check no bounds.
 
 A *word* is two neighbouring bfloat16 in 32 bits, the first of them lower.
 """
@@ -31,15 +31,15 @@ from .llvm import (
 )
 from .vector import BFLOAT16, compiled, vector16
 
-WORDS = 2  # a kind of array: pairs of bfloat16, to be moved as they are
+WORDS = 2  # a kind of array: pairs of bfloat16, moved without widening
 
 
 def multiply_tile(num_rows: int, num_vectors: int, *, words: bool = False, adds: bool = True) -> Any:
     """The inner loop of every product here, its sums in registers: ``f(a, a_step, b, b_step, c, c_step, n)`` does
 
     for r in range(num_rows), v in range(16 * num_vectors):  c[r * c_step + v] += sum of a[r * a_step + i] *
-    b[i * b_step + v] for i in range(n), added one by one in this order. Of ``words``, a and b hold words, whose two
-    products are added. What c held counts as 0 unless the tile ``adds``.
+    b[i * b_step + v] for i in range(n), added one by one in this order. With ``words``, a and b hold words, and both
+    products of two words are added. Unless the tile ``adds``, c's earlier contents are overwritten.
     """
     kind = I32 if words else F32
 
@@ -107,7 +107,7 @@ def transpose_tile(kind: int) -> Any:
 
 @compiled(types.void, types.int64, types.int64, types.int64)
 def pair_rows(builder: Any, first: Any, second: Any, to: Any) -> None:
-    """16 words at ``to``: of each the bfloat16 at ``first`` and that at ``second``."""
+    """Stores 16 words at ``to``, each of a bfloat16 from ``first`` and one from ``second``."""
     low, high = (
         builder.zext(builder.load(vector_at(builder, I16, row, number(0)), align=2), V16_I32) for row in (first, second)
     )
@@ -117,7 +117,7 @@ def pair_rows(builder: Any, first: Any, second: Any, to: Any) -> None:
 
 @compiled(types.void, types.int64, vector16)
 def store_weights(builder: Any, to: Any, value: Any) -> None:
-    """16 bfloat16, rounded to nearest; what is too small for a normal number may become 0."""
+    """Stores 16 bfloat16, rounded to nearest; numbers below the smallest normal one may become 0."""
     if has_bfloat16_pairs():
         convert = declared(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", V16_I16, V16)
         halves = builder.call(convert, [value])

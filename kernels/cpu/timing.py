@@ -1,7 +1,7 @@
-"""When each kernel call began and ended, while somebody watches. Never changes what is called.
+"""The begin and end of each kernel call, while a ``KernelTimes`` is open.
 
-Calls on a tape are then made one by one from Python, so a watched step takes a little longer than others; the calls
-themselves take what they always do.
+The calls of a tape are then made one by one from Python, so such a step takes a little longer. The calls themselves
+take the same time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ clock_ns = time.perf_counter_ns
 
 
 class CallTime(NamedTuple):
-    """``num_outputs`` counts where the function is a matrix product."""
+    """``num_outputs``: of a matrix product, else 0."""
 
     function: int
     num_outputs: int
@@ -26,9 +26,9 @@ class CallTime(NamedTuple):
 
 
 class KernelTimes:
-    """A context: the kernel calls of this thread inside it are noted in ``calls``.
+    """A context: the kernel calls of this thread inside it are kept in ``calls``.
 
-    ``watching_ns``: what lay between the calls of tapes, where otherwise nothing does.
+    ``watching_ns``: the time between the calls of tapes, which exists only because they are timed.
     """
 
     def __init__(self) -> None:

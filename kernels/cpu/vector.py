@@ -1,11 +1,11 @@
-"""Memory by address and vectors of 16 floats, as functions that compiled code may call. Never checks a bound.
+"""Memory by address and vectors of 16 floats, as functions for compiled code. They check no bounds.
 
-Compiled functions get addresses (int64) and count in elements: ``load16(a, i, kind)`` is the 16 elements of the array
-at ``a`` from element i on, widened to float32. ``kind`` says what the array holds, ``FLOAT32`` or ``BFLOAT16``. LLVM
-splits the vectors where the machine's are shorter. Products may fuse with sums but sums are never reordered, so a
-result does not depend on what surrounds it.
+They take addresses (int64) and count in elements: ``load16(a, i, kind)`` loads 16 elements of the array at ``a`` from
+element i on, widened to float32. ``kind`` is the array's type, ``FLOAT32`` or ``BFLOAT16``. LLVM splits the vectors
+where the CPU's are shorter. A product may fuse with a sum, but sums are not reordered, so a result does not depend on
+the code around it.
 
-A change here does not refresh numba's on-disk cache of the functions in other files: touch them too.
+A change here does not refresh numba's on-disk cache of the kernels in other files: touch those files too.
 """
 
 import inspect
@@ -140,25 +140,25 @@ def put_f64(builder: Any, address: Any, index: Any, value: Any) -> None:
 
 @compiled(types.int64, types.int64, types.int64)
 def take_number(builder: Any, address: Any, index: Any) -> Any:
-    """The int64 there, which no other thread will get: it is one more afterwards. Orders memory on both sides."""
+    """Returns the int64 there and adds 1, atomically: each thread gets another number. A full memory barrier."""
     return builder.atomic_rmw("add", at(builder, I64, address, index), ir.Constant(I64, 1), "seq_cst")
 
 
 @compiled(types.int64, types.int64, types.int64)
 def give_number(builder: Any, address: Any, index: Any) -> Any:
-    """The opposite: it is one less afterwards."""
+    """Subtracts 1 atomically; returns the number before."""
     return builder.atomic_rmw("sub", at(builder, I64, address, index), ir.Constant(I64, 1), "seq_cst")
 
 
 @compiled(types.int64, types.int64, types.int64)
 def watch(builder: Any, address: Any, index: Any) -> Any:
-    """The int64 there as other threads left it, and all that they wrote before."""
+    """Loads the int64 there; what other threads wrote before they changed it is then visible too."""
     return builder.load_atomic(at(builder, I64, address, index), "seq_cst", 8)
 
 
 @compiled(types.void, types.int64)
 def prefetch(builder: Any, address: Any) -> None:
-    """Asks for the cache line at an address, which may be none of ours."""
+    """Fetches a cache line ahead of its use. Any address is allowed."""
     function = declared(builder, "llvm.prefetch.p0", ir.VoidType(), I8.as_pointer(), I32, I32, I32)
     read, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
     builder.call(function, [builder.inttoptr(address, I8.as_pointer()), read, keep, data])
@@ -166,7 +166,7 @@ def prefetch(builder: Any, address: Any) -> None:
 
 @compiled(types.void)
 def pause(builder: Any) -> None:
-    """Tells the core that the thread only waits."""
+    """Tells the core that this thread is spinning."""
     if builder.module.triple.startswith("x86_64"):
         builder.call(declared(builder, "llvm.x86.sse2.pause", ir.VoidType()), [])
 
@@ -189,7 +189,7 @@ def call_function(builder: Any, function: Any, argument: Any) -> None:
 
 
 def local_floats(count: int) -> Any:
-    """``f()``: the address of ``count`` float32 that live as long as the call of the function that asks."""
+    """``f()``: the address of ``count`` float32 on the stack of the function that calls it."""
 
     def emit(builder: Any) -> Any:
         return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(F32, count)), I64)
@@ -234,7 +234,7 @@ def store16_i8(builder: Any, address: Any, index: Any, value: Any) -> None:
 
 @compiled(vector16, vector16)
 def round16(builder: Any, value: Any) -> Any:
-    """To the nearest whole number, the even one of two; for numbers below 2^22."""
+    """Rounds to the nearest whole number, ties to even, for numbers below 2^22."""
     rounder = constant(V16, _ROUNDER)
     return builder.fsub(builder.fadd(value, rounder), rounder)
 
@@ -272,7 +272,7 @@ def div16(builder: Any, a: Any, b: Any) -> Any:
 
 @compiled(vector16, vector16, vector16)
 def max16(builder: Any, a: Any, b: Any) -> Any:
-    """Lane by lane; b's where either is not a number."""
+    """Lane by lane; b where either is NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
@@ -331,7 +331,7 @@ def _fold_four(builder: Any, values: tuple[Any, ...], join: Callable[[Any, Any],
 
 
 def _fold(builder: Any, value: Any, join: Callable[[Any, Any], Any]) -> Any:
-    """All lanes joined, halves first: the same order on every machine."""
+    """Joins all lanes, half with half, in the same order on every CPU."""
     width = LANES
     while width > 1:
         width //= 2
@@ -394,7 +394,7 @@ def exp16(builder: Any, x: Any) -> Any:
 
 @compiled(types.float32, types.float32)
 def exp(builder: Any, x: Any) -> Any:
-    """What ``exp16`` makes of each lane."""
+    """``exp16`` of one number."""
     return _exp(builder, x, F32)
 
 
@@ -406,7 +406,7 @@ _EXP2_LOWEST = -127.0  # whose exponent bits and fraction are all 0
 def _exp2(builder: Any, x: Any, floats: Any) -> Any:
     words = I32 if floats is F32 else V16_I32
     lowest, rounder = constant(floats, _EXP2_LOWEST), constant(floats, _ROUNDER)
-    x = builder.select(builder.fcmp_ordered(">", lowest, x), lowest, x)  # what is not a number stays so
+    x = builder.select(builder.fcmp_ordered(">", lowest, x), lowest, x)  # NaN stays NaN
     moved = builder.fadd(x, rounder)
     r = builder.fsub(x, builder.fsub(moved, rounder))
     q = constant(floats, _EXP2_Q[-1])
@@ -426,7 +426,7 @@ def exp2_16(builder: Any, x: Any) -> Any:
 
 @compiled(types.float32, types.float32)
 def exp2(builder: Any, x: Any) -> Any:
-    """What ``exp2_16`` makes of each lane."""
+    """``exp2_16`` of one number."""
     return _exp2(builder, x, F32)
 
 
@@ -483,8 +483,9 @@ def put(address: int, index: int, kind: int, value: Any) -> None:
 def put_outputs(
     sums: int, at: int, bias: int, out: int, out_kind: int, row: int, stride: int, column: int, num_outputs: int
 ) -> None:
-    """16 float32 at ``sums[at:]`` become outputs ``column`` and following of a row, those that there are; rows lie
-    ``stride`` numbers apart.
+    """Adds the bias to 16 float32 at ``sums[at:]`` and stores them as outputs ``column`` and following of a row.
+
+    Outputs from ``num_outputs`` on are left out. Rows lie ``stride`` numbers apart.
     """
     to = row * stride + column
     if column + LANES <= num_outputs:

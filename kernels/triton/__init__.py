@@ -1,1 +1,1 @@
-"""The GPU kernels, in Triton. Never imported where no tensor lies on a GPU, except by tests under the interpreter."""
+"""The GPU kernels, in Triton. Imported with the first op on a GPU, and by tests under Triton's interpreter."""

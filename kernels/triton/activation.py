@@ -1,4 +1,4 @@
-"""The gated activation of a feed-forward block, one program a piece of a row. Never changes its input.
+"""The gated activation of a feed-forward block, one program for a part of a row.
 
 Reads 2 * rows * width elements and writes rows * width.
 """
@@ -20,7 +20,7 @@ def gated_kernel(x, y, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
     up = tl.load(x + (2 * row + 1) * width + column, mask=inside, other=0.0).to(tl.float32)
     if GELU:  # (1 + tanh(z)) / 2 = sigmoid(2 z)
         doubled = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-        opened = gate * tl.sigmoid(tl.maximum(doubled, -60.0))  # beyond, exp would overflow on its way to 0
+        opened = gate * tl.sigmoid(tl.maximum(doubled, -60.0))  # below -60, exp would overflow; the result is 0 anyway
     else:
         opened = gate * tl.sigmoid(gate)
     tl.store(y + row * width + column, (opened * up).to(y.dtype.element_ty), mask=inside)

@@ -1,9 +1,9 @@
-"""Causal attention over slots: prefill of ragged rows and split-KV decoding by one kernel. Never copies a context.
+"""Causal attention over slots: prefill of ragged rows and split-KV decoding by one kernel.
 
 A program has one KV head, a block of neighbouring queries of one row with all the query heads of that KV head (GQA
-packed: its *vectors*), and one split of the row's keys. A context longer than a split leaves a part for each (sums and
-log of the weight), joined by a second kernel. Splits begin at multiples of their length, so that a query's result does
-not depend on its neighbours.
+packed: its *vectors*), and one split of the row's keys. Where a context has several splits, each program stores its
+part (sums and log of the weight), and a second kernel joins the parts. Splits begin at multiples of their length, so a
+query's result does not depend on its neighbours.
 
 The running softmax is Milakov and Gimelshein's (2018), the splits Dao's Flash-Decoding (2023). Per query and key
 4 * D flops a head; each program reads its keys' K and V once: 2 * Hkv * D elements a key for every block.
@@ -54,9 +54,9 @@ def attention_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
-    HAS_PIECES: tl.constexpr,  # blocks are pieces of a shared prefix
-    IS_AFTER_PIECES: tl.constexpr,  # what pieces read is left out
-    PRODUCTS: tl.constexpr,  # the type whose products are taken
+    HAS_PIECES: tl.constexpr,  # each block is a piece of a shared prefix
+    IS_AFTER_PIECES: tl.constexpr,  # chunks that pieces read are skipped
+    PRODUCTS: tl.constexpr,  # the type of the products' factors
 ):
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -74,7 +74,7 @@ def attention_kernel(
         end_key = first_key + split_len
     else:
         row = tl.load(block_rows + block)
-        if row < 0:  # the grid is as large as the most blocks that such a batch could have
+        if row < 0:  # padding: the grid has room for the most blocks that such a batch could have
             return
         first = tl.load(block_tokens + block)
         own_split = 0
@@ -117,7 +117,7 @@ def attention_kernel(
         scores = tl.dot(queries, keys.to(PRODUCTS), out_dtype=tl.float32) * scale
         if HAS_SOFT_CAP:
             scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
-        if HAS_PIECES:  # whole chunks, all of which lie before every token
+        if HAS_PIECES:  # whole chunks, all before every token
             seen = there[None, :]
         else:
             seen = there[None, :] & (key[None, :] <= position[:, None])
@@ -196,8 +196,8 @@ def paged_attention(
     soft_cap: float = 0.0,
     config: AttentionConfig | None = None,
 ) -> Tensor:
-    """As ``kernels.paged_attention``; a pool of float8_e4m3fn is read as it is. Splits and blocks follow from shapes
-    alone, so nothing waits for the device.
+    """As ``kernels.paged_attention``; it reads pools of float8_e4m3fn too. Splits and blocks follow from shapes alone,
+    so the host does not wait for the device.
     """
     num_tokens, num_rows = q.shape[0], row_ids.shape[0]
     if config is None:
@@ -230,7 +230,7 @@ def shared_prefix_attention(
     soft_cap: float = 0.0,
     config: Config | None = None,
 ) -> Tensor:
-    """What ``paged_attention`` gives, with keys that tokens share read once for each piece of them.
+    """``paged_attention`` that reads common keys once for each piece of ``shared``.
 
     A chunk is a split. The tokens of a piece see its chunks as one block of queries, each row sees the rest, and all
     parts are joined by the log of their weight (as in Hydragen, Juravsky et al. 2024; with pieces of several depths a
@@ -254,7 +254,7 @@ def shared_prefix_attention(
 
 
 def sharing_of(device: torch.device, group: int) -> Sharing:
-    """``group``: query heads of a KV head, which stand together in a piece's block."""
+    """``group``: query heads of a KV head; all of them are in one block of a piece."""
     table = config_of(device)
     return Sharing(table.shared.split_len, max(table.shared.block_m // group, 1), table.shared_least_bytes)
 
@@ -278,8 +278,8 @@ def _attend(
     pieces: SharedPrefixes | None = None,
     after: SharedPrefixes | None = None,
 ) -> None:
-    """One launch: into ``out``, or into parts where there are several splits. ``pieces``: their chunks alone;
-    ``after``: all chunks but theirs.
+    """One launch. Writes ``out``, or ``parts`` if there are several splits. With ``pieces`` it reads only their chunks,
+    with ``after`` all chunks but theirs.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
@@ -363,14 +363,15 @@ def _as_bytes(cache: Tensor) -> Tensor:
 
 
 def product_type(q: Tensor) -> tl.dtype:
-    """q's, but float32 under the interpreter, whose products of bfloat16 are wrong (Triton 3.6)."""
+    """q's type, but float32 under the interpreter, whose bfloat16 products are wrong (Triton 3.6)."""
     return tl.bfloat16 if q.dtype == torch.bfloat16 and q.is_cuda else tl.float32
 
 
 def blocks_of(query_starts: Tensor, num_tokens: int, block_len: int) -> tuple[Tensor, Tensor]:
-    """``(rows, first tokens)`` int32 of blocks of up to ``block_len`` queries, none across rows; row -1: no block.
+    """``(rows, first tokens)`` int32 of blocks of up to ``block_len`` queries of one row; row -1: padding.
 
-    As many as such a batch could have, computed on the device: its rows' lengths are never read back.
+    There are as many as such a batch could need: they are computed on the device, and the host does not know the rows'
+    lengths.
     """
     num_rows = query_starts.shape[0] - 1
     counts = (query_starts[1:] - query_starts[:-1] + (block_len - 1)) // block_len  # blocks of each row

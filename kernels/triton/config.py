@@ -1,6 +1,6 @@
-"""Launch parameters of the kernels by architecture: tables that are shipped. Never tuned on a user's machine.
+"""Launch parameters of the kernels by architecture: fixed tables, not tuned on the user's machine.
 
-Each entry is compiled ahead of time by the tests for its architecture and must not spill a register.
+The tests compile each entry ahead of time for its architecture; it must not spill a register.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class AttentionConfig:
     num_warps: int
     num_stages: int
     split_len: int = 0  # keys of one program; 0: all
-    block_n_fp8: int = 0  # keys at a time of a pool of 8-bit numbers, whose bits cost registers; 0: block_n
+    block_n_fp8: int = 0  # block_n for a pool of 8-bit floats, whose decoding takes registers; 0: block_n
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ProductConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One architecture's. Elementwise kernels take ``elementwise_block`` elements a program."""
+    """One architecture's parameters. An elementwise program has ``elementwise_block`` elements."""
 
     decode: AttentionConfig
     prefill: AttentionConfig
@@ -44,7 +44,7 @@ class Config:
     grouped_many: ProductConfig
     elementwise_block: int = 1024
     elementwise_warps: int = 4
-    shared_least_bytes: int = 8 << 20  # a kernel more a layer is counted as what memory moves in 2 us, at 4 TB/s
+    shared_least_bytes: int = 8 << 20  # one more launch in each layer costs about 2 us: 8 MiB at 4 TB/s
 
 
 CONFIGS = {
@@ -70,7 +70,7 @@ CONFIGS = {
 
 
 def config_of(device: torch.device) -> Config:
-    """The table of the newest architecture that is not newer than the device; under the interpreter the first."""
+    """The table of the newest architecture that is not newer than the device; sm_80's under the interpreter."""
     if device.type != "cuda":
         return CONFIGS[80]
     major, minor = torch.cuda.get_device_capability(device)

@@ -1,7 +1,8 @@
-"""Biases and penalties on logits, in place. Never sorts a row's tokens: they are counted in a table of the vocabulary.
+"""Grammar masks, biases and penalties on logits, in place.
 
-A word of the table is the times a token was generated, and bit 30 if it was seen at all. It is cleared, filled by
-atomics and read with the logits: 8 bytes a token of the vocabulary, and as many again for the logits, a penalised row.
+Penalties count a row's tokens in a table with one word for each token of the vocabulary: how often it was generated,
+and bit 30 if it occurs at all. The table is cleared, filled by atomics and read with the logits: 8 bytes for each token
+of the vocabulary and penalised row, and 8 bytes for the logits.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
-"""A mixture of experts: which of them a token takes, and their feed-forward blocks. Never waits for the device.
+"""A mixture of experts: routing, and the experts' feed-forward blocks. The host does not wait for the device.
 
-Reads each expert that is taken once for every block of its rows; 6 * tokens * top_k * hidden * width flops.
+Reads each used expert once for every block of its rows; 6 * tokens * top_k * hidden * width flops.
 """
 
 import torch

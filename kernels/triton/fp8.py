@@ -1,5 +1,6 @@
-"""Numbers of 8 bits (e4m3: four of exponent, three of mantissa, no infinity) as bytes, on any architecture. sm_80 has
-no instruction for them, so bits are moved instead. Never scales: whoever stores a number scales it first.
+"""8-bit floats (e4m3: 4 bits of exponent, 3 of mantissa, no infinity) as bytes, on any architecture.
+
+sm_80 has no instruction for them, so bits are moved instead. The caller scales numbers.
 """
 
 import triton
@@ -8,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def decode_fp8(byte):
-    """float32 of uint8: the fields lie as in float16, whose exponent counts from 8 lower; exact, subnormals too."""
+    """uint8 -> float32, exact, subnormals too: the fields are placed in a float16, whose exponent bias is 8 more."""
     wide = byte.to(tl.int16)
     half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.int16)
     return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
@@ -16,7 +17,7 @@ def decode_fp8(byte):
 
 @triton.jit
 def encode_fp8(x):
-    """uint8 of float32, rounded to nearest even; beyond 448 it is 448."""
+    """float32 -> uint8, rounded to nearest even; magnitudes beyond 448 become 448."""
     bits = x.to(tl.int32, bitcast=True)
     size = tl.minimum(tl.abs(x), 448.0)
     own = size.to(tl.int32, bitcast=True)

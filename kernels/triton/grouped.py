@@ -1,9 +1,9 @@
-"""Products of rows with the weights of their group: experts of a mixture, adapters of a batch. Never sorts activations:
-only the order of the rows is sorted, and each block gathers its own.
+"""Products of rows with the weights of their group: experts of a mixture, adapters of a batch.
 
-    out[p] (+)= row_scale[p] * x[p // divide] @ weight[group_ids[p]].T        rows of group -1 are left alone
+    out[p] (+)= row_scale[p] * x[p // divide] @ weight[group_ids[p]].T        rows of group -1 stay unchanged
 
-Weights of each group that occurs are read once for every BLOCK_M rows of it; 2 * rows * N * K flops.
+Activations are not sorted: only row indices are, and each block gathers its rows. The weights of each group that occurs
+are read once for every BLOCK_M of its rows; 2 * rows * N * K flops.
 """
 
 import torch
@@ -37,7 +37,7 @@ def grouped_product_kernel(
     divide,
     x_stride,
     out_stride,
-    GROUP_LEN: tl.constexpr,  # neighbours of one scale where weights are 8-bit floats; 0: weights are as they are
+    GROUP_LEN: tl.constexpr,  # weights of one scale where they are 8-bit floats; 0: weights are not packed
     HAS_SCALE: tl.constexpr,
     ADDS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -47,7 +47,7 @@ def grouped_product_kernel(
 ):
     block = tl.program_id(0)
     group = tl.load(block_groups + block)
-    if (group < 0) | (group >= num_groups):  # no block, or the rows of no group
+    if (group < 0) | (group >= num_groups):  # padding, or rows in no group
         return
     place = tl.load(block_firsts + block) + tl.arange(0, BLOCK_M)
     valid = place < tl.load(group_starts + group + 1)
@@ -86,7 +86,7 @@ def grouped_product(
     out: Tensor | None = None,
     config: ProductConfig | None = None,
 ) -> Tensor:
-    """float [P, N] in x's dtype; into ``out`` it is added. Rows of no group stay 0, or what they were."""
+    """[P, N] in x's dtype; with ``out`` it is added there. Rows in no group are 0, or stay unchanged in ``out``."""
     num_pairs = groups.order.shape[0]
     if isinstance(weight, QuantizedWeight):
         assert weight.kind == "fp8", weight.kind

@@ -1,4 +1,4 @@
-"""RMSNorm with the residual, one program a row. Never changes its inputs.
+"""RMSNorm with the residual, one program for each row.
 
 Reads x, and the residual, once; writes y, and the sum, once: (2 or 4) * rows * width elements.
 """

@@ -1,7 +1,7 @@
-"""Products with weights of 4 and 8 bits, made into the type of the products in registers. Never in memory.
+"""Products with weights of 4 and 8 bits, which are unpacked in registers.
 
-Weights are read as they are stored: 4, 8 or 8 bits each and a scale for every ``group_len`` neighbours of a row. A
-program has a block of results; neighbouring programs share weights, so for few rows each weight is read once.
+Weights are read as they are stored: 4 or 8 bits each and a scale for every ``group_len`` neighbours of a row. A
+program has a block of results. Neighbouring programs share weights, so for few rows each weight is read once.
 """
 
 import torch
@@ -17,7 +17,7 @@ from .fp8 import decode_fp8
 
 @triton.jit
 def of_groups(numbers, lines, inside, first, num_groups, GROUPS: tl.constexpr, TIMES: tl.constexpr):
-    """float32 [GROUPS * TIMES, columns]: each group's number, read once, in all of its rows."""
+    """float32 [GROUPS * TIMES, columns]: each group's number, read once and repeated for its rows."""
     group = first + tl.arange(0, GROUPS)
     shown = inside[None, :] & (group < num_groups)[:, None]
     read = tl.load(numbers + lines[None, :] * num_groups + group[:, None], mask=shown, other=0.0).to(tl.float32)
@@ -82,7 +82,7 @@ def quantized_product_kernel(
                 number = decode_fp8(stored)
             else:
                 number = stored.to(tl.float32)
-            # A block of terms is some groups, or a part of one.
+            # A block of terms is several groups, or a part of one.
             step = of_groups(scale, lines, inside, start // GROUP_LEN, num_groups, GROUPS, BLOCK_K // GROUPS)
             a = tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & there[None, :], other=0.0)
             sums = tl.dot(a.to(PRODUCTS), (number * step).to(PRODUCTS), sums)

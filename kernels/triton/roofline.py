@@ -1,6 +1,6 @@
-"""What each kernel has to move and to compute at least, and the time that a machine needs for it. Never measures.
+"""The least bytes and flops of each kernel, and the time that a device needs for them.
 
-Bytes count each input and output once, as if a cache held what is read again; flops count a multiply-add as two.
+Bytes count each input and output once, as if repeated reads came from a cache; a multiply-add is two flops.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """``copy`` bytes/s of its memory and ``flops`` of its matrix units in bfloat16, both as measured."""
+    """A device: bytes/s of a memory copy, and flops/s of bfloat16 matrix products, both measured."""
 
     name: str
     copy: float
@@ -42,7 +42,7 @@ def attention(
     element: int = 2,
     window: int = 0,
 ) -> Work:
-    """Rows of ``kv_lens`` tokens, of which the last ``num_queries`` ask. ``element``: bytes of a number."""
+    """Rows of ``kv_lens`` tokens, the last ``num_queries`` of which are queries. ``element``: bytes of a number."""
     keys = seen = 0
     for length, queries in zip(kv_lens, num_queries, strict=True):
         first = length - queries  # the first query's position; it sees first + 1 keys
@@ -89,13 +89,13 @@ def quantized_product(rows: int, width_in: int, width_out: int, *, kind: str, el
 
 
 def mix_experts(tokens: int, *, hidden: int, inner: int, top_k: int, taken: int, element: int = 2) -> Work:
-    """``taken``: different experts that some token goes to; each one's weights are read once."""
+    """``taken``: the number of different experts used; each one's weights are read once."""
     moved = element * (3 * hidden * inner * taken + 2 * tokens * hidden) + 8 * tokens * top_k
     return Work(moved, 6.0 * tokens * top_k * hidden * inner)
 
 
 def add_adapters(tokens: int, width_in: int, width_out: int, *, rank: int, adapters: int, element: int = 2) -> Work:
-    """``adapters``: different ones among the tokens, all of which have one."""
+    """``adapters``: the number of different adapters; every token has one."""
     moved = element * (adapters * rank * (width_in + width_out) + tokens * (width_in + 2 * width_out)) + 12 * tokens
     return Work(moved, 2.0 * tokens * rank * (width_in + width_out))
 

@@ -1,5 +1,4 @@
-"""Norms of heads, rotary positions and the write of keys and values to their slots, one program a token and head.
-Never reads a slot.
+"""Norms of heads, rotary positions and the write of keys and values to their slots, one program for a token and head.
 
 Reads q, k, v and one row of the table for each token; writes q, and k and v to the cache.
 """
@@ -14,7 +13,7 @@ from .fp8 import encode_fp8
 
 @triton.jit
 def _stored(x, cache):
-    """x as the cache's numbers are; bytes are of 8-bit floats."""
+    """x in the cache's type; a cache of bytes holds 8-bit floats."""
     if cache.dtype.element_ty == tl.uint8:
         return encode_fp8(x.to(tl.float32))
     else:
@@ -30,7 +29,7 @@ def _norm_factor(at, eps, HEAD_DIM: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def _normed(at, weight, factor, d, inside, HAS_NORM: tl.constexpr):
-    """float32 of a head's numbers, rounded in between as a norm of its own would round them."""
+    """A head's numbers as float32, rounded after the norm as a separate norm kernel would round them."""
     x = tl.load(at + d, mask=inside, other=0.0)
     if HAS_NORM:
         scaled = x.to(tl.float32) * factor * tl.load(weight + d, mask=inside, other=0.0)
@@ -80,7 +79,7 @@ def rope_write_kv_kernel(
             kept = _normed(at, q_norm, factor, d, rest, HAS_NORM)
         a = _normed(at, q_norm, factor, pair, turned, HAS_NORM)
         b = _normed(at, q_norm, factor, half + pair, turned, HAS_NORM)
-        if HAS_NORM:  # else they are what they were
+        if HAS_NORM:  # without a norm they do not change
             tl.store(at + d, kept.to(q.dtype.element_ty), mask=rest)
         tl.store(at + pair, (a * cos - b * sin).to(q.dtype.element_ty), mask=turned)
         tl.store(at + half + pair, (b * cos + a * sin).to(q.dtype.element_ty), mask=turned)

@@ -1,9 +1,9 @@
-"""Cuts and draws over rows of logits, one program a row. Never sorts a vocabulary and never waits for the device.
+"""Cuts and draws over rows of logits, one program for each row, without sorting and without waiting for the device.
 
-A cut is a threshold in the order of the logits' bits: sixteen pivots are weighed in one pass, which settles four of the
-32 bits, so top-k and top-p take eight passes each and only for rows that ask for them; without them there are three
-passes (highest and normaliser, kept weight, place of the draw). After the first, a row comes from the L2 cache.
-The draw is the inverse of the distribution at the row's uniform number, as on the CPU: one seed, the same tokens.
+A cut is a threshold on the logits' bits in sorted order. One pass weighs 16 pivots, which settles 4 of the 32 bits, so
+top-k and top-p take eight passes each, and only for rows that use them. Without them there are three passes: highest
+logit and normaliser, kept weight, place of the draw. After the first pass, a row is in the L2 cache.
+The draw inverts the distribution at the row's uniform number, as on the CPU: a seed gives the same tokens on both.
 """
 
 import numpy as np
@@ -21,14 +21,14 @@ NUM_WARPS = 8
 
 @triton.jit
 def _key(logit):
-    """int32 in the order of the logits."""
+    """int32 keys that order as the logits do."""
     bits = tl.where(logit == 0.0, 0.0, logit).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _threshold(line, vocab_size, highest, temperature, goal, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """(the highest key from which on there is ``goal``, what lies above it), in weight or in tokens."""
+    """``(cut, above)``: the highest key with ``goal`` weight, or tokens, at or above it, and how much lies above."""
     pivot = tl.arange(0, 16).to(tl.int64)
     base = tl.full([], -(1 << 31), tl.int64)
     above = tl.full([], 0.0, tl.float64)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of ``kv_lens`` tokens whose last ``num_queries`` ask, over scattered slots."""
+    """Rows of ``kv_lens`` tokens, the last ``num_queries`` of which are queries, over scattered slots."""
 
     kv_lens: tuple[int, ...]
     num_queries: tuple[int, ...]
@@ -21,7 +21,7 @@ class Case:
 
     def inputs(self, dtype: torch.dtype = torch.float32, cache_dtype: torch.dtype = torch.float32) -> list[Tensor]:
         num_rows, num_slots = len(self.kv_lens), sum(self.kv_lens) + 5
-        # Slots that belong to nobody hold what must never be read.
+        # Unused slots hold NaN: a kernel that reads one is found out.
         caches = [torch.full((num_slots, self.num_kv_heads, self.head_dim), float("nan")) for _ in range(2)]
         order = torch.randperm(num_slots, dtype=torch.int32)
         table = torch.full((num_rows + 2, max(self.kv_lens, default=0) + 3), 2**30, dtype=torch.int32)
@@ -112,7 +112,7 @@ def test_very_low_and_very_high_scores() -> None:
 
 
 SHARING = {
-    # lengths of contexts, of what each shares with the first row, and queries
+    # lengths of contexts, tokens that each shares with the first row, and queries
     "children": ((1150, 1100, 1090, 1300), (0, 1088, 1088, 1088), (1, 1, 1, 1)),
     "drafts_beside": ((1200, 1130, 700, 1600), (0, 1080, 600, 1024), (4, 1, 3, 2)),
     "many": ((600,) * 45, (0, *(512 + i % 80 for i in range(44))), (1,) * 45),

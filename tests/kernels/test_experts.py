@@ -1,4 +1,4 @@
-"""A mixture of experts by its reference: which experts a token takes, and what they make of it."""
+"""A mixture of experts against its reference: routing and the weighted sum."""
 
 import pytest
 import torch

@@ -50,7 +50,7 @@ def test_bfloat16_weights_with_float32_results(num_rows: int, shape: tuple[int, 
         pytest.skip("this machine multiplies bfloat16 in other ways")
     for x in (torch.randn(num_rows, shape[1]), torch.randn(num_rows, shape[1]).bfloat16()):
         y = packed(x)
-        # A float32 input is taken as two bfloat16 numbers: each term is right to 2^-16, however much the sum cancels.
+        # A float32 input becomes two bfloat16 numbers: each term is exact to 2^-16, however much the sum cancels.
         terms = plain(x.abs(), weight.abs(), bias.abs())
         assert y.dtype == torch.float32 and ((y - plain(x, weight, bias)).abs() <= 2e-5 * terms).all()
         for row in range(num_rows):
@@ -94,7 +94,7 @@ def test_integer_products_lose_only_the_rounding_of_x(num_rows: int, shape: tupl
     x = torch.randn(num_rows, shape[1])
     x[0, :32] = 0  # a group without a scale
     q, scale, zero = weight
-    offset = dequantize((torch.full_like(q, 8), scale, zero))  # what multiplies x as it was
+    offset = dequantize((torch.full_like(q, 8), scale, zero))  # kernels that do not round x
     steps = plain(rounded(x, 127), dequantize(weight) - offset) + plain(x, offset, bias)
     assert error(PackedLinear(weight, precision="int8", bias=bias)(x), steps) < 1e-6
     assert error(PackedLinear(weight, precision="int16", bias=bias)(x), plain(x, dequantize(weight), bias)) < 1e-4

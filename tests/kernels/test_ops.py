@@ -1,4 +1,4 @@
-"""The ops on the CPU against their references: odd sizes, none, one row, both types."""
+"""The ops on the CPU against their references: odd sizes, no row, one row, both types."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A recording keeps what was called and where; what torch computed in between is noticed."""
+"""A recording keeps kernel calls and their addresses, and notices ops that torch computed."""
 
 import random
 import subprocess
@@ -62,8 +62,8 @@ def test_memory_grows_while_a_recording_is_open() -> None:
     assert recording.foreign is None
 
 
-def test_what_nobody_holds_is_the_memory_of_the_next_tensor() -> None:
-    """A slow model: every byte that is held has one owner, and what is free is joined again."""
+def test_memory_that_no_tensor_holds_is_reused() -> None:
+    """Against a slow model: each byte has at most one owner, and neighbouring free spans are joined."""
     arena, numbers, held = Arena(), random.Random(3), list[torch.Tensor]()
     for turn in range(300):
         if held and numbers.random() < 0.5:
@@ -80,7 +80,7 @@ def test_what_nobody_holds_is_the_memory_of_the_next_tensor() -> None:
     assert arena.num_bytes == 1 << 22
 
 
-def test_tensors_of_a_recording_before_the_last_give_nothing_back() -> None:
+def test_tensors_of_an_earlier_recording_free_no_memory_of_the_arena() -> None:
     arena = Arena()
     old = arena.empty((64,), torch.uint8)
     arena.restart()
@@ -90,7 +90,7 @@ def test_tensors_of_a_recording_before_the_last_give_nothing_back() -> None:
     assert arena.empty((64,), torch.uint8).data_ptr() != new.data_ptr()
 
 
-def test_scratch_is_shared_by_name_and_other_memory_by_nobody() -> None:
+def test_scratch_is_shared_by_name_and_other_memory_is_not_shared() -> None:
     recording = Recording(Arena())
     a, b = recording.scratch("a", 100, torch.float32), recording.scratch("a", 50, torch.float32)
     c = recording.scratch("c", 100, torch.float32)

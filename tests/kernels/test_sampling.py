@@ -54,7 +54,7 @@ def test_a_mask_given_to_sample_is_one_applied_before_to_the_bit(vocab_size: int
     rng = np.random.default_rng(vocab_size)
     logits = random_logits(len(CUTS) + 2, vocab_size)
     batch = batch_of([*CUTS, *CUTS[:2]], rng.random(len(logits)))
-    rows = torch.from_numpy(rng.permutation(len(logits))[:-2])  # two rows may draw everything
+    rows = torch.from_numpy(rng.permutation(len(logits))[:-2])  # two rows without cuts
     allowed = rng.random((len(rows), 32 * -(-vocab_size // 32))) < share
     mask = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view(np.int32))
     apart = kernels.sample(kernels.apply_bitmask(logits.clone(), mask, rows=rows), batch)
@@ -88,7 +88,7 @@ def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     assert kernels.sample(logits, SampleBatch.greedy(3)).token_ids.tolist() == [40, 76, 0]
 
 
-def test_a_row_in_which_nothing_is_allowed_says_so() -> None:
+def test_a_row_with_every_token_forbidden_has_token_minus_1() -> None:
     logits = torch.full((2, 50), float("-inf"))
     logits[1, 3] = 0.0
     for temperature in (0.0, 1.0):

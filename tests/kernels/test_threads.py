@@ -1,4 +1,4 @@
-"""The kernels' threads: jobs are done once and wholly, whoever works on them, and the number of threads is kept."""
+"""The kernels' threads: every task of a job runs once, on any number of threads."""
 
 import ctypes
 import subprocess
@@ -25,7 +25,7 @@ needs_pool = pytest.mark.skipif(not has_pool(), reason="this system has no pool"
 
 @cfunc(types.void(types.int64))
 def fill(call: int) -> None:
-    """Word 0: the next task, 1: how many, 2: threads that came; task i adds one to word 8 + i."""
+    """Word 0: the next task, 1: the number of tasks, 2: threads that took part; task i adds 1 to word 8 + i."""
     take_number(call, 2)
     task = take_number(call, 0)
     while task < get_i64(call, 1):

@@ -15,7 +15,7 @@ attention, norm, rope, activation, edits, config = (
     importlib.import_module(f"phloem.kernels.triton.{name}")
     for name in ("attention", "norm", "rope", "activation", "edits", "config")
 )
-# The interpreter makes a number of an array of one.
+# The interpreter converts arrays of one element to numbers.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 DTYPES = [torch.float32, torch.bfloat16]
 

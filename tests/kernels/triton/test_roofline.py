@@ -1,4 +1,4 @@
-"""The bytes and flops of the model are those of the definition, counted one by one."""
+"""The roofline's bytes and flops against a count by the definition."""
 
 import pytest
 import torch
@@ -21,10 +21,10 @@ def test_attention_counts_the_pairs_that_see_each_other(window: int) -> None:
 
 
 def test_the_roofline_is_the_slower_of_moving_and_computing() -> None:
-    machine = roofline.DeviceSpec("slow", copy=10.0, flops=100.0)
+    device = roofline.DeviceSpec("slow", copy=10.0, flops=100.0)
     moving, computing = roofline.Work(50.0, 100.0), roofline.Work(5.0, 1000.0)
-    assert moving.seconds(machine) == 5.0 and moving.bound(machine) == "memory"
-    assert computing.seconds(machine) == 10.0 and computing.bound(machine) == "compute"
+    assert moving.seconds(device) == 5.0 and moving.bound(device) == "memory"
+    assert computing.seconds(device) == 10.0 and computing.bound(device) == "compute"
 
 
 def test_long_decoding_is_bound_by_memory_and_long_prefill_by_products() -> None:

@@ -9,7 +9,7 @@ from phloem.kernels import LogitEdits, SampleBatch, reference
 from phloem.tests.kernels.test_sampling import CUTS, Params, batch_of, random_logits
 
 sampling, edits = (importlib.import_module(f"phloem.kernels.triton.{name}") for name in ("sampling", "edits"))
-# The interpreter makes a number of an array of one.
+# The interpreter converts arrays of one element to numbers.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 

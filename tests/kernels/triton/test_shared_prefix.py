@@ -40,7 +40,7 @@ def of_pieces(pieces: list[tuple[int, int, int, int, int]], order: list[int], ow
 def test_a_shared_prefix_read_once_gives_what_reading_it_for_each_row_gives(
     num_queries: tuple[int, ...], soft_cap: float
 ) -> None:
-    # Rows 4, 0 and 2 have 2 chunks of 32 in common, 4 and 2 a third one; 1 has the third of nobody, 3 shares none.
+    # Rows 4, 0 and 2 share 2 chunks of 32; 4 and 2 share a third. Rows 1 and 3 share none.
     inputs = Case((100, 97, 130, 40, 112), num_queries, num_heads=4, num_kv_heads=2, head_dim=16).inputs()
     table, row_ids = inputs[3], inputs[4].tolist()
     table[row_ids[0], :64] = table[row_ids[2], :64]

@@ -1,4 +1,4 @@
-"""A batch says token by token what its plan says row by row."""
+"""A ForwardBatch holds for each token what its step plan holds for each row."""
 
 import numpy as np
 import pytest

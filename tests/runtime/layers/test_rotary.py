@@ -1,4 +1,4 @@
-"""Rope frequencies are those of Hugging Face transformers, for each way of stretching them."""
+"""Rope frequencies are those of Hugging Face transformers, for each kind of scaling."""
 
 from typing import Any
 

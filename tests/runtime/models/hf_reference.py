@@ -1,4 +1,4 @@
-"""The same model in Hugging Face transformers, float32: what logits have to be equal to.
+"""The same model in Hugging Face transformers, float32, whose logits are the reference.
 
 A GGUF file is read here with ggml's own Python package and name map: no line is shared with the runtime.
 """

@@ -1,4 +1,4 @@
-"""Random adapters as PEFT saves them, and the model that each makes when it is added to the weights."""
+"""Random adapters as PEFT saves them, and models with an adapter merged into the weights."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 def make_adapter(
     folder: Path, base: Path, *, seed: int, rank: int, targets: tuple[str, ...] = tuple(TARGETS), **config: Any
 ) -> Path:
-    """For the model in ``base``, strong enough to change what it says."""
+    """An adapter for the model in ``base``, strong enough to change its tokens."""
     folder.mkdir(parents=True)
     rng = torch.Generator().manual_seed(seed)
     tensors = {}

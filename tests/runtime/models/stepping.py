@@ -1,4 +1,4 @@
-"""Runs a model by hand, one plan after another: what an engine does, without its decisions."""
+"""Runs a model by hand, one step plan after another, without an engine's scheduling."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from phloem.runtime.scheduler.plan import PlanRow, StepPlan
 
 
 class Stepper:
-    """Sequences over one pool. Slots are handed out in random order, so that a kernel that counts on order fails."""
+    """Sequences over one pool. Slots are in random order, so that a kernel that relies on their order fails."""
 
     def __init__(self, model: Model, *, num_slots: int = 512, max_rows: int = 17, seed: int = 0) -> None:
         self.model = model

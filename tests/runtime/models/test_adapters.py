@@ -1,4 +1,4 @@
-"""Rows of one batch, each with its adapter or none, say what models with merged weights say; what is wrong is named."""
+"""Rows of one batch with different adapters give the tokens of models with merged weights; bad adapters are named."""
 
 import json
 import os

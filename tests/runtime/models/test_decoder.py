@@ -160,12 +160,12 @@ def test_greedy_tokens_are_equal_alone_batched_and_chunked(tiny: Model) -> None:
     assert greedy(tiny, prompts, 12) == alone
     assert greedy(tiny, prompts, 12, chunk=64) == alone
     assert greedy(tiny, prompts, 12, chunk=5) == alone
-    assert len({tuple(tokens) for tokens in alone}) > 8  # the model does say different things
+    assert len({tuple(tokens) for tokens in alone}) > 8  # the model's answers do differ
 
 
 @pytest.mark.parametrize("precision", ["auto", "bfloat16", "int4"])
 def test_fast_precisions_stay_near_float32(precision: Any, tmp_path: Path) -> None:
-    """Random weights: what matters is that nothing is swapped or scaled wrongly. Trained ones are judged elsewhere."""
+    """With random weights, which show swapped or wrongly scaled tensors. ``test_smollm2`` measures trained ones."""
     kinds = {"": "Q4_1", "v_proj": "Q5_1", "embed": "Q8_0"}
     path = make_tiny_gguf(tmp_path / "tiny.gguf", seed=6, kinds=kinds)
     ids = random_ids(60, vocab_size=96)

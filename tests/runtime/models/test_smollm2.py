@@ -1,4 +1,4 @@
-"""The real model: logits as in transformers, one greedy text whatever the steps, and fast forms that cost little."""
+"""The real model: logits as in transformers, one greedy text however it is cut, and precisions that lose little."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +59,7 @@ def reference(smollm2_path: Path) -> torch.nn.Module:
 
 @torch.no_grad()
 def assert_greedy(reference: torch.nn.Module, prompt: np.ndarray, tokens: Sequence[int]) -> None:
-    """Each token is transformers' likeliest after the prompt and those before it: so it would have said the same."""
+    """Each token is transformers' likeliest after the prompt and the tokens before it."""
     whole = torch.tensor([[*prompt.tolist(), *tokens[:-1]]])
     logits = reference(whole, logits_to_keep=len(tokens), use_cache=False).logits[0]
     assert logits.argmax(dim=-1).tolist() == list(tokens)

@@ -1,6 +1,6 @@
 """Tiny random models on disk, with a byte tokenizer: a whole engine runs on one in milliseconds a step.
 
-Not trained: what they say is noise, but it is the same noise for a seed, and far from ties.
+They are not trained: their tokens are noise, but the same noise for the same seed, and the logits have no ties.
 """
 
 import json
@@ -122,7 +122,7 @@ def tiny_tensors(config: dict[str, Any], *, seed: int) -> dict[str, torch.Tensor
 def write_byte_tokenizer(folder: Path, *, vocab_size: int = VOCAB_SIZE) -> None:
     """tokenizer.json and tokenizer_config.json: token b is the byte b, then three special tokens, and ChatML.
 
-    Tokens beyond these are there to be drawn, and stand for no text that is ever made into tokens.
+    Further tokens can be drawn, but no text is encoded to them.
     """
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]

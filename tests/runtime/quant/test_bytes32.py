@@ -1,4 +1,4 @@
-"""Blocks rounded to bytes are what their floats would have been rounded to, to the bit."""
+"""Rounding blocks to bytes gives the bits that rounding their floats gives."""
 
 import pytest
 import torch

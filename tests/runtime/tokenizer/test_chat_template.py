@@ -1,4 +1,4 @@
-"""Conversations become text and special tokens, and nobody but the template writes the latter."""
+"""Conversations become text and special tokens, and only the template writes special tokens."""
 
 import datetime
 import json

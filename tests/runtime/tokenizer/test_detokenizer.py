@@ -1,4 +1,4 @@
-"""Text comes out whole, stops where it must, and says how many tokens it keeps."""
+"""Text comes out in whole characters, ends at stops, and has the right number of tokens."""
 
 import codecs
 
@@ -21,7 +21,7 @@ def whole_text(tokens: list[int], *, final: bool) -> str:
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
-    """Where the text is cut, and by what: the stop string complete first, the longest of those."""
+    """Where the text is cut and by which stop string: the one complete first, the longest of several."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -31,7 +31,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
 
 
 def slow(tokens: list[int], stops: list[str]) -> tuple[int, str, str | None, int, str]:
-    """Tokens taken, text, stop string, whole tokens, remainder: by decoding everything after every token."""
+    """The slow reference, which decodes everything after each token: tokens taken, text, stop, whole tokens, rest."""
     for count in range(len(tokens) + 1):
         final = count == len(tokens)
         cut = first_stop(whole_text(tokens[:count], final=False), stops)

@@ -1,4 +1,4 @@
-"""Tokenizers of folders: the file's own rules, with special tokens and the first space taken out of them."""
+"""Tokenizers of folders: the file's rules, without those for special tokens and the first space."""
 
 import json
 from pathlib import Path

@@ -36,7 +36,7 @@ def template(smollm2_path: Path, tokenizer: Tokenizer) -> ModelTemplate:
 
 @pytest.fixture(scope="module")
 def reference(smollm2_path: Path) -> Any:
-    """Read from GGUF, transformers forgets that the model's own tokenizer.json cuts digits apart: it is told again."""
+    """transformers' tokenizer. From GGUF it omits the rule that splits digits, so the rule is added here."""
     from transformers import AutoTokenizer
 
     found = AutoTokenizer.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name)

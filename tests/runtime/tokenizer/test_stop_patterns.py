@@ -1,4 +1,4 @@
-"""Patterns that end a text: where they match, what is held back for them, and what they are refused for."""
+"""Patterns that end a text: where they match, how much text they hold back, and which are refused."""
 
 import re
 

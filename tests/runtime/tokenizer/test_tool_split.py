@@ -1,4 +1,4 @@
-"""What a template says of tools is read off it, or left alone."""
+"""A template's way with tools is found exactly, or not used."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a model may be called, and what is said when it is called otherwise."""
+"""The names a model may have, and the errors for other names."""
 
 from pathlib import Path
 from typing import Any

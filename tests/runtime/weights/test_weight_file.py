@@ -1,4 +1,4 @@
-"""Model files are read as written, or refused with the name of what is wrong."""
+"""Model files are read as written, or refused with the fault's name."""
 
 import json
 import subprocess
