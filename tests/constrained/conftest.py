@@ -1,4 +1,4 @@
-"""A small vocabulary that is as awkward as a real one, and the ways tests feed texts through grammars."""
+"""A small vocabulary with the difficult tokens of real ones, and functions that lead texts through grammars."""
 
 import heapq
 import json

@@ -1,4 +1,4 @@
-"""Masks against their definition: every token tried, at every state that random walks through random grammars reach.
+"""Compares masks with their definition: at every state of random walks through random grammars, every token is tried.
 
     python -m phloem.tests.constrained.oracle --walks 100000
 

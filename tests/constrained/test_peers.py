@@ -1,4 +1,4 @@
-"""The adapter's own part: what it hands to a peer and makes of its answers. A small engine of words is the peer."""
+"""What the adapter passes to a peer and makes of its answers. The peer is a small engine whose grammars are words."""
 
 import json
 from typing import Any
@@ -63,13 +63,13 @@ def _matcher(peer: Peer, vocabulary: Vocabulary, prefix: bytes = b"") -> PeerMat
     return compile_with(peer, GrammarSpec("choices", '["name", "names"]'), vocabulary).after(prefix).matcher()
 
 
-def test_choices_become_a_pattern_of_them(peer: Words, vocabulary: Vocabulary) -> None:
+def test_choices_are_compiled_as_a_regex(peer: Words, vocabulary: Vocabulary) -> None:
     compile_with(peer, GrammarSpec("choices", json.dumps(["a.b", "c"])), vocabulary)
     compile_with(peer, GrammarSpec("json_schema", "{}", {"whitespace": "compact"}), vocabulary)
     assert peer.asked == [("regex", r"a\.b|c", {}), ("json_schema", "{}", {"whitespace": "compact"})]
 
 
-def test_an_option_of_ours_is_refused_by_name(peer: Words, vocabulary: Vocabulary) -> None:
+def test_an_option_that_the_peer_does_not_know_is_refused_by_name(peer: Words, vocabulary: Vocabulary) -> None:
     with pytest.raises(GrammarError, match="option 'property_order' is not known to grammar engine 'words'"):
         compile_with(peer, GrammarSpec("json_schema", "{}", {"property_order": "any"}), vocabulary)
 
@@ -88,7 +88,7 @@ def test_the_end_is_allowed_exactly_where_the_peer_may_end(peer: Words, vocabula
     assert (matcher.mask() == row).all() and (twin.mask() == row).all() and matcher.state == twin.state
 
 
-def test_a_refused_token_is_an_error_that_rollback_forgets(peer: Words, vocabulary: Vocabulary) -> None:
+def test_a_refused_token_is_an_error_until_a_rollback(peer: Words, vocabulary: Vocabulary) -> None:
     matcher = _matcher(peer, vocabulary)
     tokens = [ord(c) for c in "na"]
     assert all(map(matcher.accept, tokens)) and not matcher.accept(ord("x"))
@@ -100,7 +100,7 @@ def test_a_refused_token_is_an_error_that_rollback_forgets(peer: Words, vocabula
         matcher.rollback(9)
 
 
-def test_text_before_the_grammar_is_spelled_first(peer: Words, vocabulary: Vocabulary) -> None:
+def test_the_prefix_is_written_before_the_grammar_begins(peer: Words, vocabulary: Vocabulary) -> None:
     matcher = _matcher(peer, vocabulary, prefix=b": ")
     allowed = np.flatnonzero(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")).tolist()
     assert {vocabulary.tokens[t] for t in allowed} == {b":"}
@@ -113,7 +113,7 @@ def test_text_before_the_grammar_is_spelled_first(peer: Words, vocabulary: Vocab
 
 
 @pytest.mark.parametrize("name", ["llguidance", "xgrammar"])
-def test_a_peer_that_is_missing_is_named_with_the_way_to_get_it(
+def test_a_missing_peer_is_an_error_that_says_how_to_install_it(
     vocabulary: Vocabulary, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, name, None)  # as if it were not installed

@@ -35,7 +35,7 @@ def test_free_text_between_tags(vocabulary: Vocabulary, text: str, valid: bool) 
     assert takes(compile("structural_tags", json.dumps(CALLS), vocabulary), text) == valid
 
 
-def test_nothing_is_constrained_before_the_marker(vocabulary: Vocabulary) -> None:
+def test_text_before_start_after_is_free(vocabulary: Vocabulary) -> None:
     grammar = compile("structural_tags", json.dumps({**CALLS, "start_after": "</think>"}), vocabulary)
     assert takes(grammar, "<f=zz> </thin</think><f=re>1</f>")
     assert not takes(grammar, "</think><f=zz>")
@@ -70,7 +70,7 @@ def test_bad_tags_are_refused_by_name(vocabulary: Vocabulary, tags: object, mess
         compile("structural_tags", json.dumps(tags), vocabulary)
 
 
-def test_the_first_tag_may_have_to_begin_at_once(vocabulary: Vocabulary) -> None:
+def test_begin_at_once_puts_the_first_tag_at_the_start(vocabulary: Vocabulary) -> None:
     grammar = compile("structural_tags", json.dumps({**CALLS, "begin_at_once": True}), vocabulary)
     assert takes(grammar, "<f=re>1</f> and <f=re>2</f>")
     assert not takes(grammar, "x<f=re>1</f>")
@@ -92,8 +92,6 @@ def test_the_first_tag_may_have_to_begin_at_once(vocabulary: Vocabulary) -> None
         ("<b>x", False),
     ],
 )
-def test_a_regex_that_could_go_on_ends_where_its_end_first_stands(
-    vocabulary: Vocabulary, text: str, valid: bool
-) -> None:
+def test_a_regex_ends_at_the_first_end_behind_a_match(vocabulary: Vocabulary, text: str, valid: bool) -> None:
     tags = [{"begin": "<a>", "regex": ".*", "end": "</a>"}, {"begin": "<b>", "regex": "[0-9]+"}]
     assert takes(compile("structural_tags", json.dumps(tags), vocabulary), text) == valid

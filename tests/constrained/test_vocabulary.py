@@ -26,13 +26,13 @@ def test_subtree_end_is_the_next_node_that_is_not_deeper(vocabulary: Vocabulary)
         assert trie.node_end[n] == end
 
 
-def test_special_tokens_and_empty_ones_are_no_text() -> None:
+def test_special_and_empty_tokens_are_not_text() -> None:
     vocabulary = Vocabulary([b"a", b"", b"b", b"<s>"], {3}, 3)
     assert vocabulary.is_text.tolist() == [True, False, True, False]
     assert vocabulary.has_byte[ord("a")] and not vocabulary.has_byte[ord("<")]
 
 
-def test_key_tells_vocabularies_apart() -> None:
+def test_vocabularies_with_equal_keys_are_equal() -> None:
     one, same, other = (Vocabulary([b"a", b"bc", b"e"], {2}, 2) for _ in range(3))
     assert one.key == same.key == other.key
     assert one.key != Vocabulary([b"ab", b"c", b"e"], {2}, 2).key

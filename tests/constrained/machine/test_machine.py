@@ -1,0 +1,99 @@
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+from phloem.constrained import GrammarTooComplex, Vocabulary, compile
+from phloem.constrained.machine import Machine
+from phloem.constrained.machine.machine import DEAD_STATE
+
+from ..conftest import encode
+
+
+def nested(machine: Machine) -> int:
+    """The configuration before a text of ``(`` and ``)`` in balance, made of one state and one frame."""
+    done = machine.add_state(None, accepting=True)
+    frame = machine.add_frame(lambda result: machine.state("inside", lambda: DEAD_STATE))
+    root = machine.add_frame(lambda result: done)
+
+    def fill(row: np.ndarray) -> None:
+        row[ord("(")] = machine.push(frame, inside)
+        row[ord(")")] = machine.end_state(0)
+
+    inside = machine.state("inside", lambda: machine.add_state(fill))
+
+    def begin(row: np.ndarray) -> None:
+        row[ord("(")] = machine.push(root, inside)
+
+    return machine.start(machine.add_state(begin), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_prefix", "may_end"),
+    [("()", True, True), ("(()())", True, True), ("(()", True, False), ("())", False, False), (")", False, False)],
+)
+def test_frames_count_what_is_open(vocabulary: Vocabulary, text: str, is_prefix: bool, may_end: bool) -> None:
+    machine = Machine(vocabulary)
+    config = machine.advance_bytes(nested(machine), text.encode())
+    assert (config >= 0) == is_prefix and (is_prefix and machine.may_end(config)) == may_end
+
+
+def test_a_token_leads_where_its_bytes_lead(vocabulary: Vocabulary) -> None:
+    grammar = compile("json_schema", json.dumps({"type": "object", "required": ["name"]}), vocabulary)
+    machine, config = grammar.machine, grammar.start
+    for token in encode(vocabulary, '{"name": [1, "a", {}], "age": null}'):
+        following = machine.advance_bytes(config, vocabulary.tokens[token])
+        assert following == machine.advance(config, token) >= 0
+        config = following
+    assert machine.may_end(config)
+
+
+def test_a_text_before_the_start_is_read_first(vocabulary: Vocabulary) -> None:
+    machine = Machine(vocabulary)
+    expr = machine.expressions.literal(b"yes")
+    start = machine.start(machine.text(expr), 0)
+    before = machine.start_after(b": ", start)
+    assert machine.advance_bytes(before, b": ") == start and machine.advance_bytes(before, b"y") == -1
+
+
+def test_equal_keys_are_one_state_and_one_frame(vocabulary: Vocabulary) -> None:
+    machine = Machine(vocabulary)
+    make = partial(machine.add_state, None)
+    assert machine.state("a", make) == machine.state("a", make) != machine.state("b", make)
+    add = partial(machine.add_frame, lambda result: DEAD_STATE)
+    assert machine.frame("a", add) == machine.frame("a", add) != machine.frame("b", add)
+    assert machine.push(1, DEAD_STATE) == 0
+
+
+def test_more_states_than_the_limit_are_refused_with_their_number(vocabulary: Vocabulary) -> None:
+    machine = Machine(vocabulary, max_states=10)
+    assert not machine.is_full
+    while machine.num_states < machine.hard_limit:
+        machine.add_state(None)
+    assert machine.is_full
+    for add in (lambda: machine.add_state(None), lambda: machine.add_states(2, lambda row, state: None)):
+        with pytest.raises(GrammarTooComplex, match="more than 40 automaton states"):
+            add()
+
+
+def test_results_of_any_size_are_told_apart(vocabulary: Vocabulary) -> None:
+    machine = Machine(vocabulary)
+    answers = [0, 1, (1 << 24) - 1, 1 << 24, 1 << 100, (1 << 100) + 1]
+    results = [machine.result(bits) for bits in answers]
+    assert len(set(results)) == len(answers) and [machine.bits(result) for result in results] == answers
+    assert results == [machine.result(bits) for bits in answers]
+
+
+def test_what_follows_a_frame_is_asked_once_and_kept_as_the_table_grows(vocabulary: Vocabulary) -> None:
+    machine = Machine(vocabulary)
+    asked: list[int] = []
+    states = [machine.add_state(None) for _ in range(3)]
+
+    def returns(result: int) -> int:
+        asked.append(result)
+        return states[result % 3]
+
+    frame = machine.add_frame(returns)
+    for _ in range(2):
+        assert [machine.after(frame, result) for result in range(40_000)] == [states[r % 3] for r in range(40_000)]
+    assert asked == list(range(40_000))

@@ -1,0 +1,18 @@
+from phloem.constrained.machine.recent import Recent
+
+
+def test_the_last_entries_are_kept_and_never_more_than_twice_as_many() -> None:
+    recent: Recent[int, str] = Recent(4)
+    for i in range(100):
+        recent.put(i, str(i))
+        assert all(recent.get(j) == str(j) for j in range(max(0, i - 3), i + 1))
+        assert len(recent.young) + len(recent._old) <= 8
+    assert recent.get(50) is None
+
+
+def test_an_entry_that_is_asked_for_stays() -> None:
+    recent: Recent[int, str] = Recent(2)
+    recent.put(-1, "used")
+    for i in range(50):
+        recent.put(i, "")
+        assert recent.get(-1) == "used"

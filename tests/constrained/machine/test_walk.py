@@ -1,0 +1,41 @@
+import random
+
+import numpy as np
+import pytest
+from phloem.constrained import Vocabulary, compile
+from phloem.constrained.machine import walk
+
+from ..conftest import encode
+
+
+def test_the_hash_table_finds_what_was_put_in_also_after_it_was_copied() -> None:
+    rng = random.Random(0)
+    entries = {rng.randrange(1 << 60): i for i in range(500)}
+    keys, values = np.full(1024, -1, np.int64), np.zeros(1024, np.int32)
+    for key, value in entries.items():
+        walk.hash_insert(keys, values, 1023, key, value)
+    walk.hash_insert(keys, values, 1023, next(iter(entries)), 7)
+    more_keys, more_values = np.full(4096, -1, np.int64), np.zeros(4096, np.int32)
+    walk.hash_copy(keys, values, more_keys, more_values, 4095)
+    entries[next(iter(entries))] = 7
+    for found_keys, found_values in ((keys, values), (more_keys, more_values)):
+        at = np.flatnonzero(found_keys != -1)
+        assert dict(zip(found_keys[at].tolist(), found_values[at].tolist(), strict=True)) == entries
+
+
+def test_tokens_are_set_bit_by_bit() -> None:
+    mask = np.zeros(3, np.uint32)
+    walk.allow_tokens(mask, np.array([0, 31, 32, 95, 31], np.int32))
+    assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() == [0, 31, 32, 95]
+
+
+@pytest.mark.parametrize("text", ['{"name": "é\\u00e9", "a": [1.5e3, {}]}', "[[], [[true]]]", '"the"'])
+def test_a_trie_walk_allows_what_stepping_through_each_token_allows(vocabulary: Vocabulary, text: str) -> None:
+    grammar = compile("json", "", vocabulary)
+    config = grammar.start
+    for token in encode(vocabulary, text):
+        bits = np.unpackbits(grammar.masks.of(config).view(np.uint8), bitorder="little")
+        for each in np.flatnonzero(vocabulary.is_text).tolist():
+            stepped = grammar.machine.advance_bytes(config, vocabulary.tokens[each])
+            assert bool(bits[each]) == (stepped >= 0), vocabulary.tokens[each]
+        config = grammar.machine.advance(config, token)
