@@ -498,8 +498,8 @@ class Expressions:
                     at = parents[at]
             if len(queue) > fuel:
                 raise GrammarTooComplex(
-                    f"an intersection of regular expressions has more than {fuel:,} states; a pattern that guesses "
-                    "how far its end is ((a|b)*a(a|b){18}) doubles them with each character"
+                    f"an intersection of regular expressions has more than {fuel:,} states; in a pattern like "
+                    "(a|b)*a(a|b){18} each further character doubles them"
                 )
             if reachable is False:
                 continue

@@ -26,8 +26,8 @@ def option_values(spec: GrammarSpec) -> dict[str, str]:
             choices = {"start": (START_RULES[spec.kind],)}
     for name, value in spec.options.items():
         if name not in choices:
-            known = f"there is {' or '.join(choices)}" if choices else f"a grammar of kind {spec.kind} takes none"
-            raise GrammarError(f"unknown option {name!r}; {known}")
+            known = ", ".join(choices) or "none"
+            raise GrammarError(f"unknown option {name!r}; a grammar of kind {spec.kind} takes {known}")
         if name != "start" and value not in choices[name]:
             raise GrammarError(f"option {name} is {value!r}; it can be {' or '.join(map(repr, choices[name]))}")
     values = {name: str(spec.options.get(name, known[0])) for name, known in choices.items()}

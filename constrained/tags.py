@@ -88,7 +88,7 @@ def read_tags(text: str) -> TagSet:
         for other in triggers:
             if other in trigger[1:-1]:
                 raise GrammarError(
-                    f"trigger {trigger!r} can never be written: {other!r}, another, stands inside it; shorten it",
+                    f"trigger {trigger!r} can never appear: it contains the trigger {other!r}; shorten it",
                     where="#/triggers",
                 )
     for i, tag in enumerate(tags):

@@ -206,7 +206,7 @@ class Arrays:
         formulas = self.formulas
         must = context[0]
         if any(not sign and formulas.nodes[p][1][0] == "unique" for p, sign in formulas.polarities(must)):
-            raise GrammarTooComplex("uniqueItems must not hold")  # refused when compiled, see ``json_schema``
+            raise GrammarTooComplex("uniqueItems cannot be negated")  # ``json_schema`` refuses such schemas
         plain = formulas.positive_clause(must)
         certain: set[int] = set()
         if plain is not None and not any(formulas.nodes[p][1][0] == "contains" for p in plain):

@@ -412,7 +412,7 @@ class Placing:
         self._num_tried += 1
         if self._num_tried > MAX_PLACINGS:
             raise GrammarTooComplex(
-                f"an object that must break several schemas can do so in more than {MAX_PLACINGS:,} ways; "
+                f"an object can violate several negated schemas in more than {MAX_PLACINGS:,} ways; "
                 "use fewer negations (not, oneOf, if) of object schemas"
             )
         conjunction = self.values.formulas.conjunction

@@ -20,8 +20,8 @@ SignedLeaf = tuple[int, bool]  # a leaf's formula; False: the leaf is negated
 
 def _too_many_cases(limit: int) -> GrammarTooComplex:
     return GrammarTooComplex(
-        f"the schema's alternatives multiply to more than {limit:,} cases; make branches of anyOf and oneOf exclude "
-        "each other at sight (a const or an enum in each), or fewer"
+        f"the schema's alternatives multiply to more than {limit:,} cases; give each branch of anyOf and oneOf "
+        "a const or an enum that the others exclude, or use fewer branches"
     )
 
 
@@ -40,7 +40,7 @@ class Formulas:
         found = self._ids.get(node)
         if found is None:
             if len(self.nodes) >= self.max_formulas:
-                raise GrammarTooComplex(f"the schema needs more than {self.max_formulas:,} formulas")
+                raise GrammarTooComplex(f"the schema needs more than {self.max_formulas:,} formulas; use a smaller one")
             found = self._ids[node] = len(self.nodes)
             self.nodes.append(node)
         return found
@@ -103,7 +103,9 @@ class Formulas:
 
     def exactly_one(self, parts: Sequence[int]) -> int:
         if len(parts) > 64:
-            raise GrammarTooComplex(f"oneOf with {len(parts)} branches that overlap; the limit is 64")
+            raise GrammarTooComplex(
+                f"oneOf with {len(parts)} branches that overlap (the limit is 64); give each a const of its own"
+            )
         return self.disjunction(
             [
                 self.conjunction([p, *[self.negation(q) for j, q in enumerate(parts) if j != i]])

@@ -17,8 +17,8 @@ from .values import Values
 
 OF_NO_VALUE = ("has", "names", "minp", "maxp")  # leaves that ask nothing of the values of properties
 UNENFORCED = (
-    "uniqueItems that may have to be broken: under not, if or contains, in a branch of oneOf that others overlap, "
-    "beside contains, or within the items of such an array"
+    "uniqueItems where a schema may ask for repeated items: under not, if or contains, in a branch of oneOf that "
+    "others overlap, beside contains, or within the items of such an array"
 )
 
 

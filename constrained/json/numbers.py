@@ -122,7 +122,7 @@ class Numbers:
         while scale and modulus % 10 == 0:
             modulus, scale = modulus // 10, scale - 1
         if modulus > 10**15 or scale > 30:
-            raise GrammarError(f"multipleOf {step} has too many digits", where=where)
+            raise GrammarError(f"multipleOf {step} has more than 15 digits or 30 decimals", where=where)
         if integer:  # the integers among the multiples of a / b, in lowest terms, are the multiples of a
             modulus, scale = modulus // gcd(modulus, 10**scale), 0
         if modulus == 1 and scale == 0:

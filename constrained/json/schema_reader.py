@@ -404,8 +404,8 @@ class SchemaReader:
         joined = [(self.formulas.conjunction([a, b]), j | k) for a, j in left for b, k in right]
         if len(joined) > MAX_CASES:
             raise GrammarTooComplex(
-                f"what unevaluatedProperties or unevaluatedItems leave depends on more than {MAX_CASES} cases of the "
-                "branches beside them; name the properties in one place, or use additionalProperties"
+                f"unevaluatedProperties or unevaluatedItems depends on more than {MAX_CASES} cases of the branches "
+                "beside it; name the properties in one place, or use additionalProperties"
             )
         return joined
 

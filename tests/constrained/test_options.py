@@ -10,7 +10,7 @@ def test_an_unknown_option_is_refused(vocabulary: Vocabulary) -> None:
         compile("json_schema", "{}", vocabulary, property_order="up")
     with pytest.raises(GrammarError, match="unknown option 'start'; a grammar of kind regex takes none"):
         compile("regex", "a", vocabulary, start="root")
-    with pytest.raises(GrammarError, match="unknown option 'numbers'; there is whitespace"):
+    with pytest.raises(GrammarError, match="unknown option 'numbers'; a grammar of kind json takes whitespace"):
         compile("json", "", vocabulary, numbers="any")
 
 

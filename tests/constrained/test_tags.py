@@ -60,7 +60,7 @@ def test_at_least_one_and_stop_after_first(vocabulary: Vocabulary) -> None:
         ({"tags": [{"begin": "a", "regex": "b", "stop": "c"}]}, "unknown field 'stop'"),
         ({"tags": [{"begin": "a", "regex": "b"}], "colour": 1}, "unknown field 'colour'"),
         ({"tags": [{"begin": "a", "regex": "b"}], "triggers": ["z"]}, "trigger 'z' begins no tag"),
-        ({"tags": [{"begin": "xay", "regex": "b"}, {"begin": "a", "regex": "b"}]}, "'a', another, stands inside it"),
+        ({"tags": [{"begin": "xay", "regex": "b"}, {"begin": "a", "regex": "b"}]}, "it contains the trigger 'a'"),
         ({"tags": [{"begin": "a", "regex": "b"}, {"begin": "ab", "regex": "b"}]}, "also the beginning of another"),
         ({"tags": [{"begin": "a", "schema": {"type": "nope"}}]}, "unknown type"),
     ],
