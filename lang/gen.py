@@ -65,10 +65,10 @@ def gen(name: str | None = None, *args: Any, **kwargs: Any) -> ir.SglExpr:
 
     One of ``regex``, ``json_schema``, ``ebnf``, ``lark``, ``structural_tags``, ``dtype`` or ``type`` restricts the
     text; ``grammar_options`` are options of that grammar (``{"whitespace": "compact"}``, see ``constrained.compile``).
-    ``choices`` makes it a ``select``. ``n > 1`` gives a list; the text goes on with its first.
+    ``choices`` makes it a ``select``. ``n > 1`` gives a list; the text continues with the first.
 
     ``type``, also as second argument (``gen("age", int)``), makes ``s[name]`` a value of that type: see
-    ``types.typed_text``; a ``grammar.Grammar`` stands there too. ``retries``: how often to generate again where the
+    ``types.typed_text``; a ``grammar.Grammar`` works too. ``retries``: how often to generate again where the
     text passes the grammar but not the type's own checks (the program then waits for it right here).
 
     ``tools`` (functions) may be called in the text: ``s[name]`` is a ``ToolCalls``. ``tool_choice``: auto, required,
@@ -193,7 +193,7 @@ def _tool_gen(plain: ir.SglGen, tools: Sequence[Any], choice: str | None, parall
 
 
 def describe_tools(tools: Sequence[Any]) -> ir.SglExpr:
-    """What the model has to be told of ``tools``, in its own way; it belongs at the end of the system message."""
+    """The description of ``tools`` in the format of the model. It belongs at the end of the system message."""
     from .tools.expressions import SglToolPrompt
     from .tools.tool import as_tools
 

@@ -61,7 +61,7 @@ class Session(Protocol):
         ...
 
     def tool_format(self) -> ToolFormat:
-        """How this model is told of tools and writes calls."""
+        """The format in which this model reads tools and writes calls."""
         ...
 
     def ship(self, nodes: list[Node], *, is_awaited: bool = False) -> None:

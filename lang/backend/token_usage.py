@@ -1,4 +1,4 @@
-"""Tokens that a paid API has counted. Thread-safe; never estimates."""
+"""Token counts that a paid API reports. Thread-safe."""
 
 import threading
 

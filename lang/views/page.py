@@ -117,23 +117,23 @@ def _timeline_row(op: OpView, total: float) -> str:
                 f"<i style='left:{_percent(at / total)};width:{_percent(length / total)};background:{rgb(color)}'></i>"
             )
         at += length
-    told = [
+    lines = [
         f"{op.kind} {op.name}, sequence {op.seq}",
         f"began {_seconds(op.start_s)}",
         f"queued {_seconds(op.queue_s)}, prefill {_seconds(op.prefill_s)}, decode {_seconds(op.decode_s)}",
         f"prompt {op.prompt_tokens:,} tokens, {op.cached_tokens:,} cached",
     ]
     if op.kind == "gen":
-        told.append(
+        lines.append(
             f"generated {op.generated_tokens:,}: {op.decoded_tokens:,} one by one, {op.accepted_tokens:,} guessed, "
             f"{op.forced_tokens:,} forced; ended by {op.finish}"
         )
         counts = f"{op.cached_tokens:,} + {op.prompt_tokens - op.cached_tokens:,} → {op.generated_tokens:,}"
     else:
-        told += [f"{score:8.3f} {choice!r}" for choice, score in op.scores[:20]]
+        lines += [f"{score:8.3f} {choice!r}" for choice, score in op.scores[:20]]
         counts = f"{op.cached_tokens:,} + {op.prompt_tokens - op.cached_tokens:,} → choice"
     return (
-        f"<a class=row href='#op-{op.number}' title='{escape(chr(10).join(told))}'>"
+        f"<a class=row href='#op-{op.number}' title='{escape(chr(10).join(lines))}'>"
         f"<span class=label>{escape(op.name)} <small>{op.seq}</small></span><span class=bar>{''.join(bars)}</span>"
         f"<span class=counts>{counts}</span></a>"
     )
@@ -156,7 +156,7 @@ def _failures(ops: list[OpView]) -> str:
 
 
 def _legend() -> str:
-    keys = "".join(f"<span><i class=o-{origin}></i>{told}</span>" for origin, (told, *_) in ORIGINS.items())
+    keys = "".join(f"<span><i class=o-{origin}></i>{label}</span>" for origin, (label, *_) in ORIGINS.items())
     return f"<div class=legend>{keys}</div>"
 
 

@@ -161,14 +161,14 @@ def _stretches(sequence: SequenceLog, own: list[Leaf], number_of: dict[int, int]
     """The tokens that the runtime reported; without a report, the text that Python has."""
     pieces = sequence.pieces[sequence.fork_at :]
     found: list[Stretch] = []
-    told = [leaf for leaf in own if _trace(leaf) is not None]
-    for leaf in told:
+    traced = [leaf for leaf in own if _trace(leaf) is not None]
+    for leaf in traced:
         trace = _trace(leaf)
         if trace.prompt:
             found.append(Stretch(trace.prompt))
         found.append(Stretch(trace.outputs[0], number_of[id(leaf)], trace.outputs[1:]))
-    if told:
-        last = next((i for i in reversed(range(len(pieces))) if pieces[i] is told[-1]), None)
+    if traced:
+        last = next((i for i in reversed(range(len(pieces))) if pieces[i] is traced[-1]), None)
         pieces = pieces[last + 1 :] if last is not None else []
     return (*found, *_plain(pieces, own, number_of))
 

@@ -44,8 +44,8 @@ def _cells(op: OpView) -> tuple[Text, ...]:
         return (Text(f"{op.kind} {op.name}"), Text(str(op.seq)), Text(op.error, style="red"))
     counts = [op.prompt_tokens, op.cached_tokens, op.generated_tokens, op.forced_tokens]
     times = [f"{1e3 * value:,.1f} ms" for value in (op.queue_s, op.prefill_s, op.decode_s)] if op.is_timed else [""] * 3
-    told = [f"{op.kind} {op.name}", str(op.seq), *[f"{count:,}" if count else "" for count in counts], *times]
-    return tuple([Text(cell) for cell in told])
+    cells = [f"{op.kind} {op.name}", str(op.seq), *[f"{count:,}" if count else "" for count in counts], *times]
+    return tuple([Text(cell) for cell in cells])
 
 
 def _text(lane: LaneView) -> Text:

@@ -27,12 +27,12 @@ def connect() -> Iterator[Callable[..., PhloemBackend]]:
 
 @pytest.fixture(params=["compiled", "interpreted"])
 def backend(request: pytest.FixtureRequest, connect: Callable[..., PhloemBackend]) -> PhloemBackend | Fake:
-    """What is claimed of it holds on both paths."""
+    """Runs a test on the compiled path and on the interpreted one."""
     return connect(reply=echo) if request.param == "compiled" else Fake()
 
 
 @pytest.fixture(scope="session")
 def engine(tiny_model_path: Path) -> Iterator[phloem.Engine]:
-    """A real engine with a tiny random model, for what strings cannot show."""
+    """A real engine with a tiny random model, for tests that need log-probabilities."""
     with phloem.Engine(model=str(tiny_model_path), precision="float32", num_slots=8192) as engine:
         yield engine

@@ -222,7 +222,7 @@ def test_openai_takes_candidates_schemas_and_dtypes(serve, make_openai):
     assert server.requests[-1][1]["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
-def test_openai_completion_models_go_on_with_any_text(serve, make_openai):
+def test_openai_completion_models_continue_any_text(serve, make_openai):
     server = serve(openai_answer)
     s = function(lambda s: s.__iadd__("say" + gen("a") + " and" + gen("b"))).run(
         backend=make_openai(server, "gpt-3.5-turbo-instruct")
@@ -303,7 +303,7 @@ def test_an_http_runtime_is_driven_through_generate(serve):
     backend.shutdown()
 
 
-def test_endpoints_that_are_wrong_or_silent_say_so():
+def test_a_wrong_or_silent_endpoint_is_an_error_that_names_it():
     with pytest.raises(errors.InvalidRequest, match="must begin with http://"):
         RuntimeEndpoint("localhost:30000")
     with pytest.raises(errors.InvalidRequest, match="api_key: a tcp:// runtime takes none"):

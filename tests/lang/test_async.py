@@ -39,7 +39,7 @@ def test_a_blocking_read_in_an_async_program_says_what_to_write(connect):
         asyncio.run(body.run(backend=connect()))
 
 
-def test_what_is_known_can_be_read_at_once(connect):
+def test_a_known_value_can_be_read_without_await(connect):
     @function
     async def body(s):
         s += "q" + gen("a")
@@ -116,7 +116,7 @@ def test_cancelling_the_task_cancels_the_program(connect):
     assert backend.client.cancels
 
 
-def test_cancel_ends_a_run_or_one_value_and_keeps_what_there_was(connect):
+def test_cancel_ends_a_run_or_one_value_and_keeps_the_text_so_far(connect):
     @function
     def body(s):
         s += "q" + gen("a") + gen("b")

@@ -59,14 +59,14 @@ def test_bodies_that_do_not_wait_need_one_thread(connect):
     assert len(seen) == 1
 
 
-def test_bodies_that_wait_do_not_hold_each_other_up(connect):
+def test_bodies_that_wait_do_not_block_each_other(connect):
     states = ask.run_batch([(f"q{i}", True) for i in range(20)], backend=connect(reply=echo, step_s=0.02))
     assert [s["loud"] for s in states] == [f" <Q{i}>" for i in range(20)]
     messages = states[0].stats()["messages"]
     assert messages == 2
 
 
-def test_num_threads_bounds_what_is_in_flight(connect):
+def test_num_threads_limits_how_many_items_run_at_once(connect):
     running, most = [0], [0]
     lock = threading.Lock()
 
@@ -137,6 +137,6 @@ def test_a_batch_of_an_async_program_counts_and_yields_too(connect, capsys):
         body.run_batch(items, backend=backend, generator_style=True)
 
 
-def test_a_batch_does_not_stream_text_and_says_what_does(connect):
+def test_a_batch_refuses_to_stream_text_and_says_what_to_write(connect):
     with pytest.raises(errors.InvalidRequest, match=r"generator_style=True yields each as it ends"):
         ask.run_batch([("1",)], backend=connect(), stream=True)

@@ -59,7 +59,7 @@ def ends_early(engine, beams):
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])
-def test_it_finds_what_a_slow_search_finds(engine, width):
+def test_beam_search_finds_the_same_texts_as_a_slow_search(engine, width):
     s = search.run(width, 5, backend=engine)
     beams = s.get_meta_info("x")["beams"]
     assert not ends_early(engine, beams)
@@ -88,7 +88,7 @@ def test_a_stop_string_ends_a_text_before_it(engine):
     assert any(b["finish_reason"] == {"type": "stop"} for b in beams)
 
 
-def test_an_async_program_appends_it_without_blocking(engine):
+def test_an_async_program_appends_a_beam_search_without_blocking(engine):
     @function
     async def body(s):
         await s.append_async(PROMPT + beam("x", width=2, max_tokens=4, length_penalty=0.0))
@@ -97,7 +97,7 @@ def test_an_async_program_appends_it_without_blocking(engine):
     assert s["x"] == search.run(2, 4, backend=engine)["x"]
 
 
-def test_what_cannot_search_says_so(connect):
+def test_a_backend_without_tokens_refuses_beam_search(connect):
     class Api(BaseBackend):
         pass
 

@@ -41,14 +41,14 @@ def test_a_certain_token_counts_like_any_other():
     assert decide(token_length_normalized, [[-0.1], [0.0, 0.0]]).decision == "c1"
 
 
-def test_greedy_token_selection_goes_token_by_token_and_a_short_choice_goes_on_with_its_mean():
+def test_greedy_token_selection_compares_token_by_token_and_pads_a_short_choice_with_its_mean():
     decision = decide(greedy_token_selection, [[-1.0, -3.0], [-1.0], [-2.0, 0.0]])
     assert decision.decision == "c1"  # c2 loses at once, then -3 against the mean -1
     assert decision.meta_info["greedy_logprob_matrix"] == [[-1.0, -3.0], [-1.0, -1.0], [-2.0, 0.0]]
     assert decide(greedy_token_selection, [[-1.0], [-1.0]]).decision == "c0"
 
 
-def test_unconditional_likelihood_takes_what_the_prompt_made_likelier():
+def test_unconditional_likelihood_takes_the_choice_that_the_prompt_made_likelier():
     decision = decide(unconditional_likelihood_normalized, [[-1.0, -1.0], [-2.0]], alone=[[None, -1.0], [-9.0]])
     assert decision.decision == "c1"
     assert decision.meta_info["normalized_unconditional_prompt_logprobs"] == [-0.5, 7.0]
@@ -95,7 +95,7 @@ class Last(ChoicesSamplingMethod):
         return ChoicesDecision(choices[-1], {"rule": "last"})
 
 
-def test_a_rule_of_ones_own_decides_in_compiled_programs_too(connect):
+def test_a_users_rule_decides_on_the_compiled_path_too(connect):
     @function
     def body(s):
         s += "x" + select("c", [" a", " b"], choices_method=Last()) + gen("d")
@@ -116,7 +116,7 @@ def test_a_rule_that_fails_is_an_error_where_its_value_is_read(connect):
         s["c"]
 
 
-def test_temperatures_that_mean_nothing_are_refused_where_they_are_written():
+def test_an_invalid_temperature_is_refused_when_the_select_is_written():
     with pytest.raises(errors.InvalidRequest, match="must be between 0 and 100"):
         select("c", ["a"], temperature=-1.0)
     with pytest.raises(errors.InvalidRequest, match="greedy_token_selection has no scores to draw by"):
@@ -125,7 +125,7 @@ def test_temperatures_that_mean_nothing_are_refused_where_they_are_written():
         select("c", ["a"], 0.5, Last())
 
 
-def test_another_backend_is_told_the_temperature():
+def test_a_third_partys_backend_gets_the_temperature():
     seen = []
 
     class Backend(BaseBackend):

@@ -100,7 +100,7 @@ def test_row_5_an_unnamed_gen_is_under_none_and_the_next_replaces_it(backend):
     assert s[None] == " <b>" and s.text() == "a <a> b <b>"
 
 
-def test_row_5_several_candidates_are_a_list_and_the_text_goes_on_with_the_first(backend):
+def test_row_5_several_candidates_are_a_list_and_the_text_continues_with_the_first(backend):
     s = run(says("a", gen("x", n=3), gen("y")), backend)
     assert len(s["x"]) == 3 and s["x"][0] == " <a>" and s.text() == "a <a>" + s["y"]
 
@@ -112,7 +112,7 @@ def test_row_6_a_missing_variable_is_a_key_error_that_names_the_others(backend):
     assert s.get_meta_info("z") is None and "x" in s and "z" not in s
 
 
-def test_row_6_meta_info_may_be_waited_for_no_longer_than_wanted():
+def test_row_6_the_wait_for_meta_info_has_a_timeout():
     backend = Held()
     s = run(says("a", gen("x")), backend)
     with pytest.raises(TimeoutError):
@@ -121,7 +121,7 @@ def test_row_6_meta_info_may_be_waited_for_no_longer_than_wanted():
     assert s.get_meta_info("x")["completion_tokens"] == 2
 
 
-def test_row_7_swallowed_there_raised_here_the_cause_comes_out_where_the_value_is_read():
+def test_row_7_the_cause_of_a_failure_is_raised_where_the_value_is_read():
     s = run(says("bad", gen("x"), " more", gen("y")), Fake())
     with pytest.raises(OSError, match="the line is dead"):
         s["x"]
@@ -184,7 +184,7 @@ def test_row_9_nested_roles_are_an_error_that_says_what_to_write(backend):
         run(says(user(assistant("x"))), backend)
 
 
-def test_row_9_messages_are_there_when_their_role_has_ended_leading_blanks_aside(backend):
+def test_row_9_a_message_is_listed_once_its_role_has_ended_without_leading_blanks(backend):
     def body(s):
         s += user_begin()
         s += "  hello"
@@ -219,7 +219,7 @@ def test_row_10_a_role_block_closes_its_role_on_an_exception(backend):
     assert [m["role"] for m in run(body, backend).messages()] == ["user", "assistant"]
 
 
-def test_row_11_a_scope_holds_all_text_inside_also_generated(backend):
+def test_row_11_a_scope_holds_all_text_inside_generated_text_included(backend):
     def body(s):
         s += "before "
         with s.var_scope("v"):
@@ -244,7 +244,7 @@ def test_row_12_a_fork_has_what_its_parent_had(backend):
     assert messages[1]["content"] == "so" + text
 
 
-def test_row_13_stale_there_fresh_here_a_second_join_replaces_the_names_of_the_first(backend):
+def test_row_13_a_second_join_replaces_the_variables_of_the_first(backend):
     def body(s):
         for word in ("a", "b"):
             forks = s.fork(2)
@@ -276,7 +276,7 @@ def test_row_14_a_join_can_append_the_branches_in_order(backend):
     assert s.text() == "a 0 <0> 1 <1> z <z>"
 
 
-def test_row_15_race_there_none_here_a_fork_commits_all_that_was_appended():
+def test_row_15_a_fork_commits_everything_appended_before_it():
     for _ in range(20):
         seen = []
 

@@ -161,7 +161,7 @@ def test_a_function_may_be_bare_or_called():
 
 
 class Echo(BaseBackend):
-    """Says what it was asked for, and tells of every hook."""
+    """Records every method that the session calls."""
 
     precache_in_batch = False
 

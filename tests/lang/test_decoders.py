@@ -1,4 +1,4 @@
-"""Several ways on, one taken: samples, the best of n, votes. On both paths, compiled, and in event loops."""
+"""Decoders (samples, the best of n, votes) on both paths, compiled, and in event loops."""
 
 import asyncio
 import itertools
@@ -56,7 +56,7 @@ def check_vote(s, num_messages=2):
     assert s.stats()["messages"] == num_messages
 
 
-def test_a_vote_goes_on_with_the_first_that_most_agree_with(connect):
+def test_a_vote_continues_with_the_first_branch_of_the_majority(connect):
     backend = connect(reply=sequential(WHYS))
     check_vote(voting.run(backend=backend))
     first, second = submits(backend)
@@ -91,7 +91,7 @@ def test_a_vote_is_the_same_compiled_and_in_an_event_loop(connect):
     check_vote(asyncio.run(later.run(backend=connect(reply=sequential(WHYS)))), num_messages=3)
 
 
-def test_with_nothing_generated_after_it_a_decision_costs_no_message_more(connect):
+def test_a_decision_before_no_further_generation_needs_no_extra_message(connect):
     @function
     def body(s):
         s += "q" + vote(" so" + gen("why") + gen("answer"), 3, on="answer") + " end"
@@ -100,7 +100,7 @@ def test_with_nothing_generated_after_it_a_decision_costs_no_message_more(connec
     assert s.text() == "q so b 2 end" and s.stats()["messages"] == 1
 
 
-def test_a_vote_compares_typed_values_by_a_key_and_leaves_out_what_cannot_be_read(connect):
+def test_a_vote_compares_typed_values_by_a_key_and_skips_values_that_cannot_be_parsed(connect):
     texts = (" a", "10", " b", "oops", " c", "13", " d", "19")
 
     @function
@@ -130,7 +130,7 @@ def test_the_best_is_the_likeliest_on_average(connect):
     assert all(op.params.return_logprob for op in submits(compiled)[0] if isinstance(op, ops.Gen))
 
 
-def test_a_score_of_ones_own_may_take_its_time_and_ask_a_model(connect):
+def test_a_users_score_may_wait_and_call_a_model(connect):
     judge = function(lambda s, text: s.__iadd__(text + ":" + gen("mark")))
     backend = connect(reply=in_turn(" aa", " bbbb", " c"))
 
@@ -167,7 +167,7 @@ def test_a_score_of_ones_own_may_take_its_time_and_ask_a_model(connect):
         sync.run(backend=backend)
 
 
-def test_samples_are_lists_and_the_text_goes_on_with_the_first(connect):
+def test_samples_are_lists_and_the_text_continues_with_the_first(connect):
     @function
     def body(s):
         s += "q" + sample(" so" + gen("why") + gen("answer"), 3) + " then:" + gen("after")
@@ -180,7 +180,7 @@ def test_samples_are_lists_and_the_text_goes_on_with_the_first(connect):
     assert compiled.text() == s.text() and compiled["why"] == s["why"]
 
 
-def test_a_function_or_a_whole_program_may_be_decoded(connect):
+def test_the_body_of_a_decoder_may_be_a_function_or_a_program(connect):
     solve = function(lambda s, question: s.__iadd__(question + " so" + gen("why") + gen("answer")))
 
     @function
@@ -208,7 +208,7 @@ def test_decoders_nest_and_run_beside_each_other(connect):
     assert s.stats()["messages"] <= 4
 
 
-def test_a_selection_counts_with_the_choice_it_took(connect):
+def test_best_of_counts_the_log_probabilities_of_the_choice_taken(connect):
     @function
     def body(s):
         s += best_of(select("c", ["a", "b"]) + gen("x"), 2, name="b")
@@ -217,7 +217,7 @@ def test_a_selection_counts_with_the_choice_it_took(connect):
     assert s["c"] == "a" and s.error() is None
 
 
-def test_roles_stand_around_a_decoder_not_inside(connect):
+def test_a_role_inside_a_decoder_is_refused(connect):
     @function
     def body(s):
         s.user("q")
@@ -231,7 +231,7 @@ def test_roles_stand_around_a_decoder_not_inside(connect):
         function(lambda s: s.__iadd__(vote(assistant(gen("x")), 2, on="x"))).run(backend=connect())
 
 
-def test_a_fork_that_fails_fails_the_decision_and_what_follows_it_alone():
+def test_a_failed_fork_fails_the_decision_and_only_what_depends_on_it():
     class Failing(Scripted):
         def generate(self, s, sampling_params):
             if s.text_.startswith("bad"):
@@ -286,12 +286,12 @@ def test_a_failing_rule_ends_the_program_and_is_the_cause_of_what_follows(connec
         (lambda: sample(gen("x"), "3"), r"sample\(n='3'\): must be between"),
     ],
 )
-def test_wrong_decoders_are_refused_where_they_are_written(make, message):
+def test_an_invalid_decoder_is_refused_when_it_is_written(make, message):
     with pytest.raises(errors.InvalidRequest, match=message):
         make()
 
 
-def test_a_vote_on_what_nobody_set_names_what_there_is(connect):
+def test_a_vote_on_an_unknown_variable_names_the_known_ones(connect):
     with pytest.raises(errors.InvalidRequest, match="no variable 'answr' was set in the branch; it has: 'answer'"):
         function(lambda s: s.__iadd__(vote(gen("answer"), 2, on="answr", name="v"))).run(backend=connect())["v"]
 
@@ -305,13 +305,13 @@ def pasted(s):
     s["fork"] = fork
 
 
-def test_what_was_picked_can_be_pasted_before_it_is_known(connect):
+def test_a_picked_variable_can_be_pasted_before_it_is_known(connect):
     s = pasted.run(backend=connect(reply=sequential(WHYS)))
     assert s.text() == "q so b 2 it is 2 because b: <b:>" and s["fork"]["said"] == " <2:>"
     assert s.stats()["messages"] == 2
 
 
-def test_a_compiled_program_pastes_what_was_picked(connect):
+def test_a_compiled_program_pastes_a_picked_variable(connect):
     @function
     def body(s):
         s += (
@@ -336,7 +336,7 @@ def test_cancelling_a_decision_cancels_what_it_waits_for(connect):
     assert {c.op for c in backend.client.cancels} == {op.op for op in submits(backend)[0] if isinstance(op, ops.Gen)}
 
 
-def test_a_run_with_decoders_can_be_looked_at(connect, tmp_path):
+def test_a_run_with_decoders_has_a_page_and_a_graph(connect, tmp_path):
     s = voting.run(backend=connect(reply=sequential(WHYS)))
     s.trace_html(tmp_path / "run.html")
     page = (tmp_path / "run.html").read_text()

@@ -36,13 +36,13 @@ def scored_one_by_one(engine, prompt):
         yield [value for value, *_ in meta["input_token_logprobs"][0]]
 
 
-def test_a_compiled_program_has_them_too(engine):
+def test_a_compiled_program_has_distributions_too(engine):
     compiled = mood.compile(backend=engine)
     a, b = (program.run(text="fine", backend=engine)["mood"] for program in (mood, compiled))
     assert dict(a) == pytest.approx(dict(b), rel=1e-4) and list(b) == CHOICES
 
 
-def test_a_prior_takes_away_what_the_model_says_anyway():
+def test_a_prior_removes_the_models_bias():
     blank, found = (Distribution({"a": math.log(p), "b": math.log(1 - p)}) for p in (0.8, 0.8))
     assert dict(found.calibrated(prior=blank)) == pytest.approx({"a": 0.5, "b": 0.5})
     assert dict(found.calibrated(prior={"a": 0.5, "b": 0.5})) == pytest.approx(dict(found))
@@ -51,7 +51,7 @@ def test_a_prior_takes_away_what_the_model_says_anyway():
         found.calibrated(prior={"a": 1.0})
 
 
-def test_the_fitted_temperature_makes_an_overconfident_model_honest():
+def test_the_fitted_temperature_calibrates_an_overconfident_model():
     """The truth follows softmax(scores / 3), and the model says softmax(scores)."""
     draw = random.Random(0)
     said, answers = [], []
@@ -68,12 +68,12 @@ def test_the_fitted_temperature_makes_an_overconfident_model_honest():
 
 
 def gap(said, answers, temperature):
-    """How much surer the model is of its best choice than it is right."""
+    """Mean confidence in the best choice minus accuracy."""
     sure = [d.calibrated(temperature=temperature) for d in said]
     return sum(d[d.best] - (d.best == answer) for d, answer in zip(sure, answers, strict=True)) / len(said)
 
 
-def test_another_backend_gives_them_from_its_own_scores():
+def test_a_third_partys_backend_makes_distributions_from_its_own_scores():
     class Scoring(BaseBackend):
         def select(self, s, choices, temperature, choices_method=None):
             rows = [[(-1.0, 1, "x")] * len(choice) for choice in choices]
@@ -96,7 +96,7 @@ def test_another_backend_gives_them_from_its_own_scores():
         function(lambda s: s.__iadd__(distribution("d", ["a", "b"]))).run(backend=Silent())["d"]
 
 
-def test_it_travels_as_a_selection_that_appends_nothing(connect):
+def test_a_distribution_is_sent_as_a_selection_that_appends_nothing(connect):
     backend = connect()
     function(lambda s: s.__iadd__(distribution("d", ["a", "b"]))).run(backend=backend).sync()
     (select,) = [op for op in backend.client.submits[0].ops if isinstance(op, ops.Select)]
@@ -112,6 +112,6 @@ def test_it_travels_as_a_selection_that_appends_nothing(connect):
         ({"choices": ["a"], "prior": "flat"}, "must map each choice to a probability"),
     ],
 )
-def test_what_cannot_be_scored_is_refused_where_it_is_written(given, message):
+def test_choices_that_cannot_be_scored_are_refused_when_they_are_written(given, message):
     with pytest.raises(errors.InvalidRequest, match=message):
         distribution("d", **given)

@@ -1,4 +1,4 @@
-"""What a program that fails says over the compiled path, and where it says it."""
+"""The errors of programs that fail on the compiled path, and where they are raised."""
 
 import warnings
 

@@ -170,7 +170,7 @@ def test_the_default_backend_is_used():
         function(lambda s: None).run(backend=3)
 
 
-def test_a_backend_that_ignores_n_is_found_out(backend):
+def test_a_backend_that_ignores_n_is_an_error(backend):
     s = function(lambda s: s.__iadd__("hi" + gen("x", n=2))).run(backend=backend)
     with pytest.raises(errors.Unsupported, match="returned 1 candidate"):
         s["x"]

@@ -58,7 +58,7 @@ def test_neighbouring_texts_travel_as_one_op(connect):
     assert sent == ["ab", "cd", "CD"]
 
 
-def test_a_branch_on_a_value_costs_one_message_more(connect):
+def test_a_branch_on_a_value_needs_one_more_message(connect):
     @function
     def branch(s):
         s += "q" + gen("a")
@@ -71,7 +71,7 @@ def test_a_branch_on_a_value_costs_one_message_more(connect):
     assert s.stats()["messages"] == 2 == s.stats()["submits"]
 
 
-def test_run_returns_before_the_values_are_there(connect):
+def test_run_returns_before_the_values_are_known(connect):
     @function
     def slow(s):
         s += "q" + gen("a")
@@ -110,7 +110,7 @@ def test_the_body_runs_in_the_callers_thread_and_its_return_value_is_kept(connec
     assert thread == threading.get_ident() and value == " <x>"
 
 
-def test_values_of_a_gen_with_candidates_go_on_with_the_first(connect):
+def test_after_a_gen_with_candidates_the_text_continues_with_the_first(connect):
     @function
     def many(s):
         s += "x" + gen("a", n=2)
@@ -276,7 +276,7 @@ def test_bind_wins_over_the_call(connect):
         body.bind(c=1)
 
 
-def test_a_choice_rule_of_ones_own_decides_in_python(connect):
+def test_a_users_choice_rule_decides_in_python(connect):
     class Longest(ChoicesSamplingMethod):
         def __call__(self, *, choices, **logprobs):
             assert len(logprobs["input_token_logprobs"]) == 2
@@ -291,7 +291,7 @@ def test_a_choice_rule_of_ones_own_decides_in_python(connect):
     assert s.get_meta_info("c")["rule"] == "longest"
 
 
-def test_what_a_gen_says_of_guesses_wins_over_its_run_and_is_nothing_to_other_backends(connect):
+def test_speculative_of_a_gen_overrides_that_of_its_run(connect):
     @function
     def body(s):
         s += gen("a", speculative=True) + gen("b")

@@ -1,4 +1,4 @@
-"""Reasoning apart from answers: whole, streamed, in later turns, and cut anywhere."""
+"""Separating reasoning from answers: whole, streamed, in later turns, with tags split between chunks."""
 
 import pytest
 from phloem import assistant, function, gen, separate_reasoning, user
@@ -37,7 +37,7 @@ def test_later_turns_see_the_answer_alone(connect):
     assert s.stats()["messages"] == 2
 
 
-def test_streaming_separates_as_it_goes(connect):
+def test_reasoning_is_separated_while_it_streams(connect):
     s = ask.run(backend=connect(reply=lambda prompt, op: "<think> a b </think> c d"), stream=True)
     assert list(s.text_iter("a")) == [" c", " d"]
     assert "".join(s.text_iter("a_reasoning_content")).strip() == "a b"
@@ -57,7 +57,7 @@ def test_streaming_separates_as_it_goes(connect):
         ("qwen3", "", "", ""),
     ],
 )
-def test_tags_may_be_cut_anywhere(model, text, reasoning, answer):
+def test_a_tag_may_be_split_between_chunks(model, text, reasoning, answer):
     for size in (1, 2, 3, 5, 100):
         splitter = Splitter(STYLES[model])
         parts = [splitter.push(text[i : i + size]) for i in range(0, len(text), size)] + [splitter.finish()]

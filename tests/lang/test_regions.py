@@ -31,7 +31,7 @@ def check(params, heat):
     assert forks == [(heat, 1.0, ("!",))] * 2
 
 
-def test_a_region_lies_between_the_run_and_the_gen(connect):
+def test_a_region_overrides_the_run_and_is_overridden_by_the_gen(connect):
     backend = connect()
     warm.run(backend=backend, temperature=0.0).sync()
     check(params_of(backend), 0.9)
@@ -64,7 +64,7 @@ def test_a_region_ends_with_an_exception(connect):
         ({"seed": 1}, r"a seed belongs to a whole run, run\(seed=...\), or to one gen"),
     ],
 )
-def test_what_a_region_cannot_set_is_named(connect, given, message):
+def test_a_parameter_that_a_region_cannot_set_is_named(connect, given, message):
     def body(s):
         with s.sampling(**given):
             pass

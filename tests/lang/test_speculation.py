@@ -1,4 +1,4 @@
-"""API speculative execution: fewer calls to backends that are asked once per gen, and never another text."""
+"""API speculative execution: fewer calls to backends that are called once per gen, and the same text."""
 
 import threading
 
@@ -45,7 +45,7 @@ def test_three_gens_of_a_completion_model_are_one_call():
     assert function(three).run(backend=plain).text() == TEXT and len(plain.calls) == 3
 
 
-def test_a_text_that_the_model_did_not_say_is_asked_about_again():
+def test_a_constant_that_the_model_did_not_generate_needs_another_call():
     class Twist(Writer):
         """Says another line once the program has."""
 
@@ -81,7 +81,7 @@ def test_a_gen_never_gets_more_tokens_than_it_may_have():
     assert cut.run(backend=again)["a"] == " two three four"
 
 
-def test_what_needs_a_call_of_its_own_gets_one():
+def test_a_gen_with_a_grammar_or_candidates_gets_its_own_call():
     backend = Writer("a 12 b 34 c")
     seen = []
     generate = backend.generate
@@ -100,7 +100,7 @@ def test_what_needs_a_call_of_its_own_gets_one():
     assert (s["x"], s["y"]) == (" 12", " 34") and seen == [None, " [0-9]+"]
 
 
-def test_runs_do_not_share_what_was_written_ahead():
+def test_runs_do_not_share_text_generated_ahead():
     texts = {str(i): f"{i}: a{i}\nb{i}\n" for i in range(40)}
     lock = threading.Lock()
     calls = []
@@ -120,7 +120,7 @@ def test_runs_do_not_share_what_was_written_ahead():
     assert [(s["a"], s["b"]) for s in states] == [(f" a{i}", f"b{i}") for i in range(40)] and len(calls) == 40
 
 
-def test_forks_go_on_without_it_and_bind_keeps_it():
+def test_forks_do_not_generate_ahead_and_bind_keeps_the_setting():
     backend = Writer("x 1\ny 2\n")
 
     @function(num_api_spec_tokens=16)
@@ -164,7 +164,7 @@ def test_the_gens_of_a_chat_models_turn_are_one_call():
     assert s.stats()["completion_tokens"] == 9 and s.stats()["calls"] == 1
 
 
-def test_a_chat_model_that_does_not_follow_is_asked_three_times_and_then_named():
+def test_a_chat_model_that_does_not_follow_the_turn_is_called_three_times_and_then_refused():
     backend = Chat("I do not know", "Name: Ada", "Name: Ada\nBorn: 1815\nJob: poet")
     assert profile.run(backend=backend)["job"] == " poet" and len(backend.calls) == 3
     stubborn = Chat("I do not know")
@@ -176,7 +176,7 @@ def test_a_chat_model_that_does_not_follow_is_asked_three_times_and_then_named()
     assert len(stubborn.calls) == 3 and s.stats()["calls"] == 3
 
 
-def test_what_a_turn_cannot_hold_is_named():
+def test_a_turn_with_an_unsupported_expression_is_refused_by_name():
     @function(num_api_spec_tokens=50)
     def chooses(s):
         with s.assistant():

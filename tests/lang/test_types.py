@@ -110,7 +110,7 @@ def test_open_integers_have_up_to_18_digits():
     assert len(integer_pattern()) < 60
 
 
-def test_a_type_stands_second_or_by_name_and_dtype_stays_text(connect):
+def test_a_type_is_the_second_argument_or_named_and_dtype_gives_text(connect):
     @function
     def body(s):
         s += gen("a", int, temperature=0) + gen("b", max_tokens=5, type=int) + gen("c", dtype=int)
@@ -159,7 +159,7 @@ def test_retries_go_back_and_generate_again(connect):
     assert len(closed) == 2
 
 
-def test_impossible_types_are_refused_where_they_are_written():
+def test_an_impossible_type_is_refused_when_the_gen_is_written():
     with pytest.raises(errors.InvalidRequest, match="contains no number"):
         gen("a", range(3, 3))
     with pytest.raises(errors.InvalidRequest, match="cannot write a"):
@@ -226,8 +226,8 @@ def test_grammars_repeat_and_choose():
         (range(1, 100), {"42%": "42", "7.": "7"}),
     ],
 )
-def test_a_number_ends_where_the_model_goes_on_with_something_else(connect, type_, ended):
-    """Were nothing but digits allowed, a model that wants a full stop would write another digit."""
+def test_a_number_ends_where_the_model_writes_something_else(connect, type_, ended):
+    """If only digits were allowed, a model that wants a full stop would write another digit."""
     backend = connect(reply=lambda prompt, op: "1")
     function(lambda s: s.__iadd__(gen("x", type_))).run(backend=backend).sync()
     (sent,) = [op for op in backend.client.submits[0].ops if isinstance(op, ops.Gen)]

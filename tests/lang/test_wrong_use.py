@@ -1,4 +1,4 @@
-"""What is written wrong is refused with what to write instead: one test a mistake. On both paths where it can be."""
+"""Mistakes in a program are refused with what to write instead. On both paths where possible."""
 
 import asyncio
 
@@ -94,7 +94,7 @@ def test_an_unknown_variable_names_the_known(backend):
         (lambda s, topic: s.__iadd__(topic[0]), "indexing: argument 'topic' is not known"),
     ],
 )
-def test_looking_at_an_argument_under_trace_says_what_to_write(backend, write, message):
+def test_reading_an_argument_under_trace_says_what_to_write(backend, write, message):
     with pytest.raises(TraceError, match=message):
         function(write).trace(backend=backend)
     with pytest.raises(TraceError, match=message):
@@ -155,7 +155,7 @@ def test_one_loops_state_can_be_read_from_another_and_from_none(backend):
         ({"zzzz": 1}, r"run\(\) also takes sampling parameters, backend=, stream=, deadline_s="),
     ],
 )
-def test_an_argument_that_nobody_takes_is_named_with_the_nearest(backend, given, message):
+def test_an_unknown_argument_is_named_with_the_nearest_known_one(backend, given, message):
     def body(s, topic="t"):
         s += gen("x")
 
@@ -185,12 +185,12 @@ def test_an_image_is_refused_by_a_model_without_vision(connect):
         (3, "3 is not a backend"),
     ],
 )
-def test_what_is_no_backend_is_told_what_is(backend, message):
+def test_an_object_that_is_not_a_backend_is_refused_with_what_is_one(backend, message):
     with pytest.raises(errors.Unsupported, match=message):
         function(lambda s: s.__iadd__("a")).run(backend=backend)
 
 
-def test_an_address_without_a_scheme_says_which_there_are():
+def test_an_address_without_a_scheme_is_refused_with_the_known_schemes():
     with pytest.raises(
         errors.InvalidRequest, match=r"'localhost:1': must begin with http://, https://, tcp:// or ipc://"
     ):

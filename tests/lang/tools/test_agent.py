@@ -187,7 +187,7 @@ def test_async_tools_of_one_turn_run_at_the_same_time(connect):
         plain.run(backend=connect(reply=lambda prompt, op: next(replies)))
 
 
-def test_run_tools_wants_calls(connect):
+def test_run_tools_refuses_a_variable_without_calls(connect):
     @phloem.function
     def ask(s):
         s += "Q" + phloem.gen("x")
@@ -217,7 +217,7 @@ def test_every_call_a_model_can_write_is_valid(engine, seed):
     assert isinstance(calls[0].run(), int | str)
 
 
-def test_each_turn_of_an_agent_finds_all_before_it_computed(engine):
+def test_each_turn_of_an_agent_finds_the_earlier_turns_in_the_cache(engine):
     @phloem.function
     def chat(s):
         s.user("go")

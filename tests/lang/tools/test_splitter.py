@@ -63,7 +63,7 @@ def test_text_is_shown_as_soon_as_it_cannot_be_a_call() -> None:
     assert splitter.finish() == [TextPiece(" ")]
 
 
-def test_what_only_looks_like_a_call_is_text() -> None:
+def test_text_that_only_resembles_a_call_is_text() -> None:
     text = '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>'
     assert events([text]) == [("text", text)]
 

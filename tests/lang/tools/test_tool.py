@@ -120,7 +120,7 @@ class Unpicklable:
     pass
 
 
-def test_what_gen_is_given_with_tools_is_checked_at_once():
+def test_the_arguments_of_gen_with_tools_are_checked_at_once():
     with pytest.raises(InvalidRequest, match=r"gen\('x', tools=\[\]\)"):
         phloem.gen("x", tools=[])
     with pytest.raises(InvalidRequest, match=r"tool_choice='nope': must be auto, required, none, .* \(weather\)"):

@@ -1,4 +1,4 @@
-"""A page of a run is whole by itself, says what was there, and lets no text become markup."""
+"""The page of a run is self-contained, shows the run and escapes all text."""
 
 import re
 from html.parser import HTMLParser
@@ -56,7 +56,7 @@ def test_no_text_becomes_markup():
         assert EVIL.replace("\x00", "�") in Checked(html).text.replace("\x00", "�")
 
 
-def test_a_program_with_evil_text_is_written_whole(connect, tmp_path):
+def test_a_program_with_markup_in_its_text_is_written_complete(connect, tmp_path):
     @function
     def program(s):
         s += EVIL[:-1] + gen("x") + select("y", choices=[EVIL[:-1], "b"])
@@ -69,7 +69,7 @@ def test_a_program_with_evil_text_is_written_whole(connect, tmp_path):
     assert Checked(state._repr_html_())
 
 
-def test_a_token_tells_its_chance_and_what_else_could_have_been():
+def test_a_token_shows_its_probability_and_its_alternatives():
     html = page(run_of(TokenTrace(" Paris", "generated", -0.105, ((" Paris", -0.105), (" Lyon", -2.996)))))
     assert "90.0% &#x27; Paris&#x27;" in html and "5.0% &#x27; Lyon&#x27;" in html
     sure, unsure = (page(run_of(TokenTrace("a", "generated", p))) for p in (-0.01, -3.0))
@@ -77,7 +77,7 @@ def test_a_token_tells_its_chance_and_what_else_could_have_been():
     assert shade[0] < shade[1]
 
 
-def test_the_timeline_places_what_it_knows():
+def test_the_timeline_draws_the_operations_with_known_times():
     ops = [
         OpView(0, 0, "gen", "a", is_timed=True, start_s=0.0, queue_s=0.25, prefill_s=0.25, decode_s=0.5),
         OpView(1, 0, "select", "b", is_timed=True, start_s=1.0, prefill_s=1.0),

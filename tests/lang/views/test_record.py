@@ -1,4 +1,4 @@
-"""A run's record says what was asked, what was written, and by which sequence."""
+"""The record of a run lists its operations and the texts of its sequences."""
 
 from phloem.lang.api import function
 from phloem.lang.gen import gen
@@ -17,7 +17,7 @@ def story(s):
     s += " end" + gen("c", n=2)
 
 
-def test_ops_and_texts_stand_in_their_sequences(connect):
+def test_ops_and_texts_are_listed_under_their_sequences(connect):
     state = story.run(backend=connect(reply=lambda prompt, op: " upon a time"))
     run = record_of(state._program, "story")
     assert [(op.kind, op.name, op.seq) for op in run.ops] == [
@@ -34,7 +34,7 @@ def test_ops_and_texts_stand_in_their_sequences(connect):
     assert len(others) == 1
 
 
-def test_a_failed_op_is_told_with_its_error(connect):
+def test_a_failed_op_is_listed_with_its_error(connect):
     @function
     def bad(s):
         s += "Once " + gen("a", max_tokens=-1)
@@ -52,7 +52,7 @@ def test_show_prints_texts_and_costs(connect):
     console.file.close()
 
 
-def test_show_of_a_stream_prints_what_came_once(connect):
+def test_show_of_a_stream_prints_each_text_once(connect):
     console = Console(record=True, width=200, force_terminal=False, file=open("/dev/null", "w"))  # noqa: SIM115
     story.run(backend=connect(reply=lambda prompt, op: " upon a time"), stream=True).show(console)
     told = console.export_text()

@@ -1,4 +1,4 @@
-"""Programs without a run: traces, graphs, compiled programs, and the prefixes they all begin with."""
+"""Traces, graphs, compiled programs and common prefixes."""
 
 import xml.etree.ElementTree as ElementTree
 
@@ -184,7 +184,7 @@ def test_a_batch_caches_a_long_common_prefix_first():
     assert backend.cached == []
 
 
-def test_cache_and_pin_send_what_all_runs_begin_with(connect):
+def test_cache_and_pin_send_the_common_beginning_of_all_runs(connect):
     @function
     def chat(s, question):
         s += system(LONG)
