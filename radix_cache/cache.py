@@ -36,8 +36,6 @@ class CacheCounters:
     hits: int
     looked_up_tokens: int
     matched_tokens: int
-    inserted_tokens: int
-    adopted_tokens: int
     evicted_tokens: dict[str, int]
 
 
@@ -98,7 +96,7 @@ class RadixCache:
         self._leases: set[Lease] = set()
         self._num_leased = 0
         self._num_lookups = self._num_hits = self._num_looked_up = 0
-        self._num_matched = self._num_inserted = self._num_adopted = 0
+        self._num_matched = 0
         self._evicted: Counter[str] = Counter()
 
     # -- leases -------------------------------------------------------------------------------------------------------
@@ -298,8 +296,6 @@ class RadixCache:
             hits=self._num_hits,
             looked_up_tokens=self._num_looked_up,
             matched_tokens=self._num_matched,
-            inserted_tokens=self._num_inserted,
-            adopted_tokens=self._num_adopted,
             evicted_tokens=dict(self._evicted),
         )
 
@@ -492,12 +488,11 @@ class Lease:
             return
         tokens = as_tokens(tokens)
         assert self.num_shared == 0 or self.node.tokens[-1] == tokens[self.num_shared - 1], "shared tokens changed"
-        cache._num_adopted += self._adopt(tokens)
+        self._adopt(tokens)
         if n > self.num_shared:
             own = slice(self.num_shared, n)
             added = tree.append(self.node, tokens[own], self._buffer[own])
             cache._num_leased -= n - self.num_shared
-            cache._num_inserted += n - self.num_shared
             if added is not self.node:
                 tree.lock(added, below=self.node)
             below = self.node if added is not self.node else added.parent
@@ -564,23 +559,21 @@ class Lease:
         self._buffer[start:end] = taken
         self.num_slots = end  # stale_from is at most the old num_slots, so the new slots are stale
 
-    def _adopt(self, tokens: np.ndarray) -> int:
-        """Move the lock down the path that the tree holds of ``tokens``; returns the number of private slots freed."""
+    def _adopt(self, tokens: np.ndarray) -> None:
+        """Move the lock down the path that the tree holds of ``tokens``, and free the private slots it replaces."""
         tree, old_shared, old_node = self._cache._tree, self.num_shared, self.node
         found, equal = tree.find(old_node, tokens[old_shared:])
         if equal == 0:
-            return 0
+            return
         end = old_shared + equal
         node = tree.node_at(found, end)
         tree.lock(node, below=old_node)
         tree.touch(node, hits=1, priority=self.priority, program=self.program, below=old_node)
-        num_freed = min(end, self.num_slots) - old_shared
-        self._cache._give_back(self._buffer[old_shared : old_shared + num_freed])
+        self._cache._give_back(self._buffer[old_shared : min(end, self.num_slots)])
         self._grow_buffer(end)
         self.node, self.num_shared, self.num_slots = node, end, max(end, self.num_slots)
         self._read_path(old_shared)
         self.stale_from = min(self.stale_from, old_shared)
-        return num_freed
 
     def _read_path(self, start: int) -> None:
         """Copy the tree's slots of positions [start, num_shared) into the buffer; a node must end at ``start``."""

@@ -96,7 +96,6 @@ def test_duplicates_are_adopted_and_stale_from_is_the_first_changed_position():
     assert (first.slot_ids[:3] == second.slot_ids[:3]).all()
     assert first.slot_ids[3] != second.slot_ids[3]
     assert (cache.num_cached, cache.num_leased, cache.num_free) == (5, 0, 15)
-    assert cache.counters.adopted_tokens == 3
 
 
 def test_commit_may_leave_later_slots_private():
@@ -431,7 +430,7 @@ def test_counters_count_lookups_hits_and_tokens():
     cache.flush()
     counters = cache.counters
     assert (counters.lookups, counters.hits, counters.looked_up_tokens, counters.matched_tokens) == (2, 1, 7, 2)
-    assert (counters.inserted_tokens, counters.evicted_tokens) == (5, {"flush": 5})
+    assert counters.evicted_tokens == {"flush": 5}
 
 
 def test_version_changes_exactly_when_tokens_are_stored_or_evicted():
