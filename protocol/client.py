@@ -174,7 +174,7 @@ class Client:
         with self._lock:
             waiting = self._queries.pop(message.id, None)
         if waiting is None:
-            return  # the caller of `query` has timed out
+            return  # its query has timed out
         if message.error is not None:
             waiting.set_exception(from_info(message.error))
         else:

@@ -198,3 +198,14 @@ def test_options_change_a_config_that_is_made():
     assert (config.model, config.seed, config.num_slots) == ("a", 3, 5)
     with pytest.raises(phloem.InvalidParams, match="unknown option 'slots'"):
         make_config(config, {"slots": 3})
+
+
+def test_a_stream_of_several_candidates_is_refused_before_anything_is_sent():
+    async def first_of(engine):
+        async for text in await engine.async_generate("sap", {"n": 2}, stream=True):
+            return text
+
+    with phloem.Engine.over(StringEngine()) as engine:
+        with pytest.raises(phloem.InvalidParams, match="n=2: a stream has one candidate"):
+            asyncio.run(first_of(engine))
+        assert engine.metrics()["submits"] == 0
