@@ -229,7 +229,7 @@ def _train_drafter(args: argparse.Namespace) -> int:
     print(
         f"{report.steps} steps in {report.seconds:.0f} s on {corpus.num_tokens:,} tokens: loss {report.first_loss:.2f} "
         f"-> {report.last_loss:.2f}; on texts held out the head says what the model says in {report.first:.0%}, "
-        f"after its own guess in {report.second:.0%}\n{args.out}: use it with --draft-model eagle:{args.out}"
+        f"after its own features in {report.second:.0%}\n{args.out}: use it with --draft-model eagle:{args.out}"
     )
     return _OK
 
@@ -324,7 +324,7 @@ def _add_bench(commands: Any) -> None:
 def _add_train_drafter(commands: Any) -> None:
     train = commands.add_parser(
         "train-drafter",
-        help="train a head that guesses ahead of a model",
+        help="train a head that drafts tokens for a model",
         description="Train an EAGLE-style head on what the model itself says, and on given text, in minutes.",
     )
     train.add_argument("model", metavar="MODEL", help=_MODELS)

@@ -60,7 +60,7 @@ class VectorisedDecode:
         self._slot_chunk = scheduler.config.slot_chunk
         self._context_len = context_len
         self._speculation = speculation
-        # A drafted sequence whose next token is known waits for a guess at those after it.
+        # Without overlap the next token of a sequence is known when it is planned, so it can get a draft instead.
         self._can_be_drafted = overlaps and (speculation is None or not speculation.readers)
         self._send, self._accept, self._finish = send, accept, finish
         max_rows = scheduler.config.max_running

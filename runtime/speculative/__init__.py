@@ -1,4 +1,4 @@
-"""Guessing what comes next, and knowing when it pays. Never decides a token: the model does."""
+"""Speculative decoding: drafters propose tokens, and a controller decides which drafts are worth running."""
 
 from .costs import StepCosts
 from .draft_model import DraftModel, without_layers

@@ -1,30 +1,29 @@
-"""How often guesses come true, by who guessed and on how long a match. Never guesses.
+"""How often draft tokens are accepted, by source and by the length of the match that they rest on.
 
-A guess on a match of m tokens that came true is a match of m + 1: token j of a draft is judged by m + j.
+An accepted token makes a match of m tokens one of m + 1, so token j of a draft counts for matches of m + j tokens.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-# Matches of 0 to 1, 2, 3-4, 5-8, 9-16, 17-32 and more tokens.
+# The class of a match: 0-1, 2, 3-4, 5-8, 9-16, 17-32 and more tokens.
 CLASS_OF = np.array([0, 0, 1, 2, 2, *[3] * 4, *[4] * 8, *[5] * 16, *[6] * 512], np.int64)
 _CLASSES = CLASS_OF.tolist()
 _PRIOR = (0.05, 0.1, 0.3, 0.6, 0.8, 0.9, 0.95)
-_FEW = 4.0  # tries for which the wider experience stands
+_FEW = 4.0  # tries that the starting rate counts as
 
 
 class Acceptance:
-    """Rates of one sequence, beginning with those of ``wider`` (all sequences; or the prior).
+    """Acceptance rates of one sequence. They start from those of ``wider`` (all sequences), or from the prior.
 
-    ``rates[source, class]`` is a float64 array, always up to date. After each draft what was known before counts
-    ``keep`` as much.
+    ``rates[source, class]`` is a float64 array. With each draft the weight of earlier ones is multiplied by ``keep``.
     """
 
     __slots__ = ("_hits", "_keep", "_start", "_tries", "rates", "wider")
 
     def __init__(self, factors: Sequence[float], *, wider: "Acceptance | None" = None, keep: float) -> None:
-        """``factors``: of each source, how its rates begin, against the usual."""
+        """``factors``: each source's prior rates as a factor of the usual prior."""
         num_sources = len(factors)
         self.wider = wider
         self.rates: np.ndarray = np.outer(factors, _PRIOR) if wider is None else wider.rates.copy()
@@ -34,7 +33,7 @@ class Acceptance:
         self._hits = [[0.0] * len(_PRIOR) for _ in range(num_sources)]
 
     def observe(self, source: int, match_len: int, num_right: int, num_judged: int) -> None:
-        """Of a draft's first ``num_judged`` tokens the first ``num_right`` came true, and the next, if any, did not."""
+        """Of the first ``num_judged`` tokens of a draft the first ``num_right`` were accepted, and the next was not."""
         tries, hits, rates = self._tries[source], self._hits[source], self.rates[source]
         at = 0
         while at < num_judged:

@@ -1,6 +1,6 @@
-"""The suffix automaton of a growing text, and the longest suffix of the text that occurred in it before.
+"""The suffix automaton of a growing text (Blumer et al., 1985): finds the longest suffix that occurred before.
 
-A token costs O(1) amortised, to take and to match (Blumer et al., 1985). Never knows what the tokens mean.
+Appending and matching a token costs O(1) amortised.
 
     text   a b c d . . a b c     matched: 3 tokens, last seen ending at position 2; what followed them: d . . a b c ...
 """
@@ -12,12 +12,12 @@ import numpy as np
 _LINK, _LEN, _FIRST_EDGE, _END = 0, 1, 2, 3
 _FROM, _TOKEN, _TO, _NEXT = 0, 1, 2, 3
 _STATES, _EDGES, _LAST, _MATCH, _MATCH_LEN, _MATCH_END, _TEXT_LEN, _HEADER = 0, 1, 2, 3, 4, 5, 6, 7
-_SCANNED = 16  # edges of a state that are looked at for other ways to go on
-_REFRESHED = 4  # shorter suffixes whose last place is brought up to date as well
+_SCANNED = 16  # edges of a state that are searched for branches
+_REFRESHED = 4  # shorter suffixes whose last position is updated as well
 
 
 class SuffixAutomaton:
-    """``match_len`` tokens at the text's end occurred before, ending at ``match_end``. About 150 bytes a token."""
+    """The text's last ``match_len`` tokens occurred before, ending at ``match_end``. Takes about 150 bytes a token."""
 
     __slots__ = ("_edges", "_header", "_states", "_table", "_text")
 
@@ -46,27 +46,27 @@ class SuffixAutomaton:
         return self._header.item(_MATCH_END)
 
     def extend(self, tokens: np.ndarray) -> None:
-        """Take ``tokens`` (int32) as what follows the text."""
+        """Append ``tokens`` (int32) to the text."""
         self._reserve(len(self) + len(tokens))
         _extend(self._header, self._states, self._edges, self._table, self._text, tokens)
 
     def continuation(self, limit: int) -> np.ndarray:
-        """What followed the matched suffix when it was last seen, at most ``limit`` tokens; a copy.
+        """A copy of the tokens that followed the matched suffix at its last occurrence, at most ``limit``.
 
-        Where that reaches the end of the text it is taken to repeat itself.
+        If they reach the end of the text, they are repeated up to ``limit`` tokens.
         """
         if self.match_len == 0 or limit <= 0:
             return np.zeros(0, np.int32)
         start, end = self.match_end + 1, len(self)
         if start + limit <= end:
             return self._text[start : start + limit].copy()
-        return np.resize(self._text[start:end], limit)  # repeated as often as is needed
+        return np.resize(self._text[start:end], limit)
 
     def others(self, limit: int, *, min_match: int) -> np.ndarray:
-        """Where the text once went on otherwise than the continuation does: rows (depth, place, length), int64 [n, 3].
+        """Branches of the continuation: rows (depth, place, length), int64 [n, 3], one for each depth below ``limit``.
 
-        After the first ``depth`` tokens of the continuation, ``length`` tokens (at least ``min_match``) had been said
-        before that were followed by the token at ``place``; for each depth below ``limit`` the last such place.
+        The ``length`` tokens (at least ``min_match``) that end ``depth`` tokens into the continuation also occurred
+        just before ``place``, and the token at ``place`` is not the continuation's; ``place`` is the last such one.
         """
         out = np.empty((max(limit, 0), 3), np.int64)
         if self.match_len < min_match:
@@ -92,7 +92,7 @@ def _grown(array: np.ndarray, size: int) -> np.ndarray:
 
 @nb.njit(cache=True)
 def _find(table: np.ndarray, edges: np.ndarray, state: int, token: int) -> int:
-    """The edge, or where in the table it would lie: -1 - place."""
+    """The edge's number, or -1 - place, with the place in the hash table where it belongs."""
     mask = len(table) - 1
     place = ((state * 0x9E3779B1) ^ (token * 0x85EBCA6B)) & 0x7FFFFFFF
     place = (place ^ (place >> 15)) & mask
@@ -135,7 +135,7 @@ def _extend(
     for i in range(len(tokens)):
         token = tokens[i]
         position = header[_TEXT_LEN]
-        # The match, in the automaton of what came before: shorten it until the token fits on.
+        # The match in the automaton of the text so far: shorten it until the token follows it.
         edge = _find(table, edges, match, token)
         while edge < 0 and match != 0:
             match = states[match, _LINK]
@@ -150,7 +150,7 @@ def _extend(
         _append(header, states, edges, table, token)
         text[position] = token
         header[_TEXT_LEN] = position + 1
-        # A split may have left the matched suffix to the new half.
+        # After a split the matched suffix may belong to the new state.
         while match != 0 and states[states[match, _LINK], _LEN] >= match_len:
             match = states[match, _LINK]
         state = match

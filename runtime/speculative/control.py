@@ -1,20 +1,18 @@
-"""What holds guessing back: what guesses gained so far against what was expected, and sequences that give no good ones.
-
-Never sees a token.
-"""
+"""Two limits on drafting: by the gain that drafts really had, and for sequences whose drafts are not worth running."""
 
 from collections import Counter
 
-_WEIGHT = 0.08  # of a step in what is known of its kind
-_FORGOTTEN = 0.002  # of a disappointment, with each step that runs no guess
-_FEW = 4  # sequences that decode at once: so few are always asked
-_PATIENCE = 8  # steps in a row without a guess worth running, after which a sequence is asked less often
+_WEIGHT = 0.08  # of one step in the running mean
+_FORGOTTEN = 0.002  # of the distance to a gain of 1, with each step without drafts
+_FEW = 4  # decoding sequences; up to so many are asked for a draft in every step
+_PATIENCE = 8  # steps without a draft worth running, after which a sequence is asked less often
 _LONGEST_REST = 8  # steps
 
 
 class Outcomes:
-    """By how many sequences decode (1, 2-3, 4-7, ...): what steps with drafts made of the tokens per second that were
-    expected of them, against what steps without made. What slows both down is no fault of the drafts.
+    """The measured gain of steps with drafts as a share of the expected gain, by decoding sequences (1, 2-3, 4-7, ...).
+
+    Steps without drafts are measured too, so that load on the machine, which slows both, does not count against drafts.
     """
 
     __slots__ = ("_gain", "_num_without", "_without")
@@ -25,11 +23,11 @@ class Outcomes:
         self._num_without: Counter[int] = Counter()
 
     def factor(self, num_decoding: int) -> float:
-        """What an expected gain is to be multiplied by; at most 1."""
+        """The factor for an expected gain; at most 1."""
         return min(1.0, self._gain.get(num_decoding.bit_length(), 1.0))
 
     def observe(self, num_decoding: int, *, has_drafts: bool, ratio: float) -> None:
-        """A step made ``ratio`` of the tokens per second that were expected of it."""
+        """A step made ``ratio`` times the tokens per second that were expected of it."""
         kind = num_decoding.bit_length()
         without, gain = self._without.get(kind, 1.0), self._gain.get(kind, 1.0)
         if has_drafts:
@@ -41,19 +39,19 @@ class Outcomes:
 
 
 class Patience:
-    """Where many decode at once, asking one that has nothing to copy costs more than it may bring: it rests between.
+    """When many sequences decode, those without good drafts are asked for one less often, because asking takes time.
 
-    One whose guesses were not worth running for eight steps is asked every second step, then every third, at last
-    every eighth; one worth running is asked at every step again.
+    A sequence without a draft worth running for eight steps is asked every second step, then every third, at last
+    every eighth. After a draft worth running it is asked in every step again.
     """
 
     __slots__ = ("_idle",)
 
     def __init__(self) -> None:
-        self._idle: dict[int, int] = {}  # steps since a guess of the sequence was worth running
+        self._idle: dict[int, int] = {}  # steps since a draft of the sequence was worth running
 
     def rests(self, seq_id: int, num_decoding: int) -> bool:
-        """Whether not to ask it in this step."""
+        """Whether the sequence is not asked in this step."""
         if num_decoding <= _FEW:
             return False
         idle = self._idle.get(seq_id, 0)

@@ -1,26 +1,26 @@
-"""What a step costs by its number of tokens, learnt from the steps that were made. Never measures by itself.
+"""What a step costs by its number of tokens, learnt from the steps that are run.
 
-    tokens    1     2     4     8    16           a step between two that were seen lies on the line between them;
-    seconds  .008   .     .0095 .    .016         beyond those seen each token costs ``slope`` of a single-token step
+    tokens    1     2     4     8    16           between two observed sizes the estimate is linear;
+    seconds  .008   .     .0095 .    .016         beyond them each token costs ``slope`` of a single-token step
 
-Noise only ever adds time, so a quick step is believed sooner than a slow one. How fast the machine is now (contexts
-grow, neighbours come and go) is one ``pace`` for all sizes: what is learnt at one size holds for the others.
+Noise only adds time, so a fast step has more weight than a slow one. One ``pace`` for all sizes follows the speed of
+the machine (contexts grow, other load comes and goes), so a measurement at one size corrects the others too.
 """
 
 import numpy as np
 
 _LONGEST_STEP = 512
-_SLOWER, _QUICKER = 0.03, 0.15  # weight of a measurement above and below what was expected
+_SLOWER, _QUICKER = 0.03, 0.15  # weight of a measurement above and below the estimate
 
 
 class StepCosts:
-    """``estimate[n]`` seconds for a step of n tokens, n from 0 to the longest that is told apart."""
+    """``estimate[n]``: seconds of a step of n tokens, for n from 0 to 512."""
 
     __slots__ = ("_count", "_pace", "_seconds", "_step", "estimate", "slope")
 
     def __init__(self, *, slope: float) -> None:
         self.slope = slope
-        self._seconds = np.zeros(_LONGEST_STEP + 1)  # at pace 1; 0: never seen
+        self._seconds = np.zeros(_LONGEST_STEP + 1)  # at pace 1; 0: not observed
         self._count = np.zeros(_LONGEST_STEP + 1, np.int64)
         self._pace = 1.0
         self._step = 0
@@ -33,7 +33,7 @@ class StepCosts:
         self._count[num_tokens] += 1
         count = self._count.item(num_tokens)
         if count == 1:
-            return  # the first of a size may have things to prepare
+            return  # the first step of a size may compile or record
         now = seconds / self._pace
         old = self._seconds.item(num_tokens)
         if old == 0.0:
@@ -41,7 +41,7 @@ class StepCosts:
         else:
             weight = _QUICKER if now < old else _SLOWER
             excess = min(now / old, 1.5) - 1.0
-            # Both by the same weights, so that where one rests the other does.
+            # Equal weights for both, so that both come to rest at the same value.
             self._seconds[num_tokens] = old * (1.0 + max(weight, 0.5 / count) * excess)
             self._pace *= 1.0 + 0.3 * weight * excess
         if count < 8 or self._step % 16 == 0:
@@ -49,7 +49,7 @@ class StepCosts:
 
     def _refresh(self) -> None:
         seen = np.flatnonzero(self._seconds)
-        # More tokens never cost less: neighbours that say so are averaged (isotonic regression by pooling).
+        # More tokens never cost less, so sizes that contradict this are averaged (isotonic regression by pooling).
         values: list[float] = []
         counts: list[int] = []
         for second in self._seconds[seen].tolist():

@@ -1,6 +1,7 @@
-"""A smaller model with the same vocabulary, or the model itself with fewer layers, that reads along. Owns its KV.
+"""A draft model: a smaller model with the same vocabulary, or the model itself with fewer layers.
 
-Of each sequence it remembers what it has read: what is taken back costs nothing, what is new is read when asked for.
+It owns its KV and remembers the tokens that it has read of each sequence, so it reads only new tokens, and only when it
+is asked for a draft.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from ..scheduler import PlanRow, StepPlan
 if TYPE_CHECKING:
     from ..models import Model
 
-MAX_SEQUENCES = 4  # that keep a context; who comes beyond takes the place of the longest idle
+MAX_SEQUENCES = 4  # with a context; a further one replaces the least recently used
 MAX_LEN = 4096
 _CHUNK = 256
 
 
 class _DraftContext:
-    """What has been read of one sequence, in one row of the slot table."""
+    """The tokens of one sequence that the model has read, in one row of the slot table."""
 
     __slots__ = ("num_read", "read", "row", "synced")
 
@@ -40,18 +41,18 @@ class _DraftContext:
 class DraftModel:
     """Sequences of at most ``max_len`` tokens; a context of the longest takes ``max_len`` slots of its pool."""
 
-    token_ids: np.ndarray | None = None  # its logits are of all tokens
+    token_ids: np.ndarray | None = None  # the logits are of all tokens
     reads_features = False
 
     def __init__(self, model: Model, *, max_len: int, num_tokens: int = 0) -> None:
-        """``num_tokens``: logits beyond it belong to no token; 0: all do."""
+        """``num_tokens``: tokens of the vocabulary; logits beyond it are padding. 0: all are tokens."""
         self.model = model
         self.num_tokens = num_tokens or model.config.vocab_size
         self.max_len = min(max_len, model.max_positions, MAX_LEN)
         shape = model.config
         kv = KVPool(
             1 + max(layer.attention.layer for layer in model.layers),
-            MAX_SEQUENCES * self.max_len + 1,  # the last is the executor's, on a GPU
+            MAX_SEQUENCES * self.max_len + 1,  # on a GPU the executor owns the last
             shape.num_kv_heads,
             shape.head_dim,
             dtype=model.kv_dtype,
@@ -66,7 +67,7 @@ class DraftModel:
         return len(tokens) - (0 if context is None else _num_known(context, tokens))
 
     def logits(self, seq_id: int, tokens: np.ndarray) -> torch.Tensor:
-        """[1, V] after ``tokens`` (int32, at most ``max_len``), whatever the context held before."""
+        """Logits [1, V] after ``tokens`` (int32, at most ``max_len``). Reads only the tokens that the context lacks."""
         context = self._contexts.get(seq_id)
         if context is None:
             if not self._free:
@@ -96,14 +97,14 @@ class DraftModel:
 
 
 def _num_known(context: _DraftContext, tokens: np.ndarray) -> int:
-    """Of ``tokens`` those that need not be read again; the last is, for its logits."""
+    """How many of ``tokens`` the context has. The last token is always read again, for its logits."""
     return min(common_prefix_len(context.read[: context.num_read], tokens), len(tokens) - 1)
 
 
 def without_layers(model: Model, keep: int) -> Model:
     """``model`` with ``keep`` of its layers: the first two thirds of them from its beginning, the rest from its end.
 
-    Its weights are the model's own. Zhang et al. (2023), Draft & Verify, search for the best to leave out.
+    It shares the model's weights. (Zhang et al., 2023, Draft & Verify, search for the best layers to leave out.)
     """
     first = -(-2 * keep // 3)
     return replace(model, layers=(*model.layers[:first], *model.layers[len(model.layers) - (keep - first) :]))

@@ -1,4 +1,4 @@
-"""What a drafter is, what it is told and what it answers. Never verifies a guess."""
+"""The interface of a drafter, and the values that it takes and returns."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Want:
-    """A sequence whose next token is about to be computed, and that may have at most ``limit`` guessed beyond it.
+    """A sequence whose next token is computed in this step, and that can have a draft of at most ``limit`` tokens.
 
-    ``tokens`` (int32, a view) are all it has, of which the first ``num_cached`` were found in the cache; with
-    ``is_first`` they may be others than before. ``ends`` are tokens that would end it: to guess them gains nothing.
-    The next token is drawn by ``params`` with the random number of ``seed`` and its position.
+    ``tokens`` (int32, a view) are all its tokens; the first ``num_cached`` were in the cache. ``is_first`` marks the
+    first request of a generation, before which tokens may have been replaced. ``ends`` would end the text, so drafting
+    them gains nothing. The next token is drawn by ``params`` with the random number of ``seed`` and its position.
     """
 
     seq_id: int
@@ -35,8 +35,8 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What guesses are worth in this step, in seconds: a token that comes true saves ``token_s``, each that is run
-    costs ``row_s``, and ``gain_s`` is what somebody else's guess is expected to gain already.
+    """What draft tokens are worth in this step, in seconds: an accepted one saves ``token_s``, each one that is run
+    costs ``row_s``. ``gain_s`` is the expected gain of the best draft of the drafters asked before.
     """
 
     token_s: float
@@ -44,20 +44,23 @@ class Price:
     gain_s: float = 0.0
 
     def gain(self, reached: np.ndarray) -> float:
-        """What a draft with these chances to come true gains where only what pays of it is run."""
+        """The expected gain of a draft, in seconds, if only the tokens that pay are run.
+
+        ``reached``: each token's chance that it and every token before it are accepted.
+        """
         each = reached * self.token_s - self.row_s
         return float(each[each > 0.0].sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """A draft, and for each of its tokens the chance (float64 [k]) that it comes true given that its parent does."""
+    """A draft, and each token's chance (float64 [k]) to be accepted given that its parent is accepted."""
 
     draft: Draft
     chances: np.ndarray
 
     def reached(self) -> np.ndarray:
-        """float64 [k]: the chance of each token that all on the way to it, and it, come true."""
+        """float64 [k]: each token's chance that it and all tokens on the path to it are accepted."""
         if self.draft.parents is None:
             return np.multiply.accumulate(self.chances)
         found = self.chances.tolist()
@@ -68,22 +71,22 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Guesses what follows sequences. Told about every token that was made, whoever guessed it.
+    """Proposes drafts. It is shown every token that sequences get, whichever drafter proposed it.
 
-    ``source``: what the time it takes is counted under; its drafts may have other names.
+    ``source``: the name that its time is counted under; its drafts may have other names.
     """
 
     source: str
 
     def propose(self, want: Want, price: Price) -> Proposal | None:
-        """A guess of at most ``want.limit`` tokens, which may be cut, or not be run at all.
+        """A draft of at most ``want.limit`` tokens. The engine may run a part of it or none.
 
-        Whoever takes more than microseconds for it does so only where it expects to gain more than ``price.gain_s``.
+        A drafter that needs more than microseconds runs only if it expects to gain more than ``price.gain_s``.
         """
         ...
 
     def observe(self, seq_id: int, made: np.ndarray) -> None:
-        """After the tokens of the last ``Want`` came ``made`` (int32)."""
+        """The tokens ``made`` (int32) followed those of the sequence's last ``Want``."""
         ...
 
     def rest(self, seq_id: int) -> None:
@@ -91,9 +94,9 @@ class Drafter(Protocol):
         ...
 
     def flush(self) -> None:
-        """Keep nothing of what was said; rates stay."""
+        """Forget all tokens; acceptance rates stay."""
         ...
 
     def forget(self, seq_id: int) -> None:
-        """The sequence is over."""
+        """The sequence has ended."""
         ...

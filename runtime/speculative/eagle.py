@@ -1,11 +1,11 @@
-"""A head that goes on from what the model was thinking: one decoder layer over (feature, next token), as a guesser.
+"""An EAGLE head (Li et al., 2024) as a guesser: one decoder layer over pairs of a feature and the next token.
 
-Li et al. (2024), EAGLE: the model's last hidden state f[t] and the token after it give f[t + 1], and so the token after
-that; guesses go on from the head's own features. Here the head reads the generated text alone, at most its window of
-it, and its logits are of the tokens that were most frequent in training. Never trains: ``runtime.training`` does.
+The model's last hidden state f[t] and token t + 1 give an estimate of f[t + 1], and from it token t + 2; further tokens
+follow from the head's own features. The head reads only the generated text, at most a window of it, and its logits are
+of the tokens that were most frequent in training. ``runtime.training`` trains it.
 
     tokens     a   b   c   d                   features of a, b, c are the model's; d's is not computed yet
-    the head   (fa, b) (fb, c) (fc, d) -> d's feature, a guess e of what follows -> (d's feature, e) -> ...
+    the head   (fa, b) (fb, c) (fc, d) -> d's feature, next token e -> (d's feature, e) -> ...
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 FORMAT = "phloem eagle head 1"
 MAX_SEQUENCES = 8
-MAX_LEN = 2048  # features of a sequence before it begins anew
+MAX_LEN = 2048  # positions of a sequence's KV; at half of it the context starts again
 
 
 class EagleShape(msgspec.Struct, frozen=True):
-    """What a head's file says of itself; ``vocab_hash`` is of the tokens it guesses."""
+    """The metadata of a head's file. ``vocab_hash`` is the vocabulary's hash."""
 
     vocab_hash: str
     hidden_size: int
@@ -70,10 +70,10 @@ class EagleShape(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EagleHead:
-    """A head on a model's device, in the model's types."""
+    """A loaded head, on its model's device."""
 
     shape: EagleShape
-    token_ids: np.ndarray  # int64 [N], ascending: the tokens its logits are of
+    token_ids: np.ndarray  # int64 [N], ascending: the tokens of its logits
     embedding: Tensor  # [V, C], the model's
     feature: PackedLinear
     token: PackedLinear
@@ -96,7 +96,7 @@ class EagleHead:
 
 
 def load_eagle(path: Path, model: Model, *, vocab_hash: str) -> EagleHead:
-    """The head in ``path`` for ``model``; what does not belong to it is refused by name."""
+    """Load the head in ``path`` for ``model``. Raises InvalidParams if it does not belong to the model."""
     where = f"draft_model='eagle:{path}'"
     try:
         with safe_open(str(path), framework="pt") as file:
@@ -161,7 +161,7 @@ def _assembled(shape: EagleShape, token_ids: np.ndarray, tensors: dict[str, Tens
 
 
 class _EagleContext:
-    """The features of tokens [start, end) of a sequence, of which the first ``num_read`` are in the KV."""
+    """The features of tokens [start, end) of a sequence; the first ``num_read`` of them are in the KV."""
 
     __slots__ = ("end", "guessed", "num_read", "row", "start", "unread")
 
@@ -169,11 +169,11 @@ class _EagleContext:
         self.row = row
         self.start = self.end = self.num_read = 0
         self.unread: list[Tensor] = []
-        self.guessed: Tensor | None = None  # the feature of the last token that the head was asked about
+        self.guessed: Tensor | None = None  # the head's feature of the last token, for the next call
 
 
 class EagleGuesser:
-    """``head`` reading along in sequences; owns its KV, a layer for few sequences."""
+    """Runs ``head`` on sequences. Owns the KV of its one layer for MAX_SEQUENCES sequences."""
 
     reads_features = True
 
@@ -197,7 +197,7 @@ class EagleGuesser:
         self._free = list(range(MAX_SEQUENCES))
 
     def read(self, seq_id: int, position: int, features: Tensor) -> None:
-        """The model's features [n, C] of the tokens from ``position`` on; after a gap the context begins anew."""
+        """Take the model's features [n, C] of the tokens from ``position`` on. After a gap the context starts again."""
         context = self._contexts.get(seq_id)
         if context is None:
             if not self._free:

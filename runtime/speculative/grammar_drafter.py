@@ -1,7 +1,7 @@
-"""Guesses by grammar: what was said most often where the grammar was in this state, after this token.
+"""Drafts by grammar: the token that most often followed this grammar state and this token before.
 
-So the usual key, enum value or closing is guessed without a text to look it up in. What a grammar forces is not
-guessed: the engine appends it. Counts are kept by namespace and grammar, and never grow beyond a bound.
+It drafts the usual key, enum value or closing bracket without a text to copy from. Tokens that the grammar forces need
+no draft: the engine appends them. Counts are kept by namespace and grammar, in bounded memory.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _MAX_GRAMMARS = 64
 _MAX_PLACES = 4096  # of a grammar
-_MAX_COUNT = 64  # of a place; then all are halved, so that what is said now counts
+_MAX_COUNT = 64  # of a place; then its counts are halved, so that recent tokens count more
 _LONGEST = 8
-_LEAST = 0.25  # chance at which a guess goes on
+_LEAST = 0.25  # chance of the whole draft below which it gets no further token
 
 Place = tuple[int, int]  # the grammar's state and the token before
 Counts = dict[Place, dict[int, int]]
@@ -32,9 +32,8 @@ class GrammarDrafter:
 
     def __init__(self) -> None:
         self._grammars: OrderedDict[tuple[str, str], tuple[CompiledGrammar, Counts]] = OrderedDict()
-        self._waiting: dict[
-            int, tuple[Counts, list[Place], list[int]]
-        ] = {}  # by sequence: places, and what was guessed
+        # By sequence: the places of its last draft, and the draft's tokens.
+        self._waiting: dict[int, tuple[Counts, list[Place], list[int]]] = {}
 
     def propose(self, want: Want, price: Price) -> Proposal | None:
         matcher = want.matcher
@@ -55,7 +54,7 @@ class GrammarDrafter:
             if reached < _LEAST or token in want.ends:
                 break
             if not matcher.accept(token):
-                matcher.error = None  # too much for the grammar here; the model may never go there
+                matcher.error = None  # the grammar ran into a limit on a path that the model may not take
                 break
             tokens.append(token)
             chances.append(chance)
@@ -74,7 +73,7 @@ class GrammarDrafter:
         for i, (place, token) in enumerate(zip(places, made.tolist(), strict=False)):
             _count(counts, place, token)
             if i == len(tokens) or tokens[i] != token:
-                return  # the places beyond were guessed wrong
+                return  # the text left the draft here
 
     def rest(self, seq_id: int) -> None: ...
 
@@ -88,7 +87,7 @@ class GrammarDrafter:
     def _counts_of(self, namespace: str, grammar: CompiledGrammar) -> Counts:
         key = (namespace, grammar.spec.key)
         known = self._grammars.get(key)
-        if known is None or known[0] is not grammar:  # compiled anew, its states have other numbers
+        if known is None or known[0] is not grammar:  # a grammar compiled again has other state numbers
             known = self._grammars[key] = (grammar, {})
         self._grammars.move_to_end(key)
         if len(self._grammars) > _MAX_GRAMMARS:

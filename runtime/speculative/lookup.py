@@ -1,6 +1,6 @@
-"""Guesses by what followed the same words before: in the sequence itself, in others, or after the very same prefix.
+"""Drafts by lookup: what followed the same tokens before, in the sequence itself, in others, or after the same prompt.
 
-Costs a few microseconds and no model. Never looks across namespaces.
+Costs a few microseconds and no model. Sequences of other namespaces are never looked at.
 """
 
 from collections import OrderedDict
@@ -17,19 +17,19 @@ from .shared_text import SharedText
 
 OWN, SHARED, PREFIX, OTHER = 0, 1, 2, 3
 SOURCES = ("lookup", "shared", "prefix")
-_FACTORS = (1.0, 1.0, 1.0, 0.4)  # another way to go on, given that the first guess is wrong
-_OTHER_DEPTHS, _OTHER_LEN = 6, 4  # where other ways may begin, and how far they are followed
-_OVERLAP = 6  # tokens of context that a new part of a text is shared with
+_FACTORS = (1.0, 1.0, 1.0, 0.4)  # OTHER: given that the draft's own token is rejected
+_OTHER_DEPTHS, _OTHER_LEN = 6, 4  # depths at which branches start, and their length
+_OVERLAP = 6  # tokens before a new part of a text that are shared with it
 _MAX_NAMESPACES = 16
 _CLASSES = CLASS_OF.tolist()
-_MIN_OTHER = 1  # tokens of a match that another way rests on at least
-_SURE, _LONGEST = 12, 99  # tokens of a match
+_MIN_OTHER = 1  # tokens of the match before a branch, at least
+_SURE, _LONGEST = 12, 99  # tokens of a match: enough to look no further, and counted at most
 
 Continuation = Callable[[np.ndarray, str, int], np.ndarray]
 
 
 class LookupDrafter:
-    """``continuation(tokens, namespace, limit)``: what the cache holds after exactly these tokens."""
+    """``continuation(tokens, namespace, limit)``: the tokens that the cache holds after exactly these tokens."""
 
     source = "lookup"
 
@@ -61,13 +61,13 @@ class LookupDrafter:
         return _tree(found, chances, others, SOURCES[source], want.limit)
 
     def _longest(self, text: "_Text", want: Want) -> tuple[np.ndarray, int, int]:
-        """What is guessed, by whom, and on how long a match."""
+        """The draft, its source, and the length of the match that it rests on."""
         if len(text.prefix):
             at = text.prefix_at
             return text.prefix[at : at + want.limit], PREFIX, min(16 + at, _LONGEST)
         own = text.automaton
         matched = own.match_len
-        if matched < _SURE:  # else nobody could know better
+        if matched < _SURE:  # a longer match elsewhere would not be better
             shared = self._shared.get(want.namespace)
             if shared is not None:
                 found, longer = shared.continuation(want.tokens, want.limit)
@@ -108,7 +108,7 @@ class LookupDrafter:
             self._share(text)
 
     def rest(self, seq_id: int) -> None:
-        """A generation of the sequence is over: others may use what it said."""
+        """A generation of the sequence has ended: share its tokens with other sequences."""
         text = self._texts.get(seq_id)
         if text is not None:
             self._share(text)
@@ -129,17 +129,17 @@ class LookupDrafter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Other:
-    """Another way to go on after ``depth`` tokens of the guess. ``chances``: of each given those before it."""
+    """A branch after ``depth`` tokens of the draft. ``chances``: each token's, given the tokens before it."""
 
     depth: int
     token_ids: np.ndarray
     chances: np.ndarray
     matched: int
-    reached: float  # the chance that its first token comes true
+    reached: float  # the chance that its first token is accepted
 
 
 def _tree(found: np.ndarray, chances: np.ndarray, others: list[_Other], source: str, limit: int) -> Proposal:
-    """The guess, cut where it would be too long with the others, and these as its branches."""
+    """The draft with ``others`` as branches, shortened so that all fit ``limit``."""
     length = limit - sum(len(other.token_ids) for other in others)
     others = [other for other in others if other.depth <= length]
     tokens, parts = [found[:length]], [chances[:length]]
@@ -154,7 +154,7 @@ def _tree(found: np.ndarray, chances: np.ndarray, others: list[_Other], source: 
 
 
 class _Text:
-    """One sequence's words, how guesses about it went, and the guess that is being judged."""
+    """One sequence's tokens, its acceptance rates, and the draft that is being verified."""
 
     __slots__ = ("acceptance", "automaton", "namespace", "num_shared", "prefix", "prefix_at", "proposed")
 
@@ -168,10 +168,10 @@ class _Text:
         self.proposed: tuple[int, int, np.ndarray, list[_Other]] | None = None
 
     def take(self, want: Want) -> None:
-        """Read what is new of the sequence."""
+        """Add the tokens that are new since the last call."""
         known, tokens = len(self.automaton), want.tokens
         if want.is_first:
-            # Between two generations text may have been taken back.
+            # Between two generations the program may have rolled text back.
             if known > len(tokens) or not np.array_equal(self.automaton.text, tokens[:known]):
                 self.automaton = SuffixAutomaton()
                 known = self.num_shared = 0
@@ -180,7 +180,7 @@ class _Text:
             self.automaton.extend(tokens[known:])
 
     def others(self, found: np.ndarray, source: int, chances: np.ndarray) -> list[_Other]:
-        """Where the text has gone on otherwise than ``found`` says, after the same words."""
+        """Branches: what followed the same tokens at other places, where it differs from ``found``."""
         own = self.automaton
         if source == OWN:
             places = own.others(min(_OTHER_DEPTHS, len(found)), min_match=_MIN_OTHER).tolist()
@@ -204,7 +204,7 @@ class _Text:
 
 
 def _equal(a: np.ndarray, b: np.ndarray, n: int) -> int:
-    """How many of the first ``n`` are equal before one is not."""
+    """The length of the common prefix, at most ``n``."""
     for i in range(n):
         if a.item(i) != b.item(i):
             return i

@@ -1,7 +1,7 @@
-"""Guesses that take a model's time: run one after the other while they are expected to save more than they take.
+"""Drafts by a model: its forwards run one after the other for as long as each is expected to save more than it costs.
 
-They are drawn with the target's random numbers: where the two models agree on the law they agree on the token, also
-when sampling. The target's own draw decides, so nothing depends on how well they do.
+Draft tokens are drawn with the target's random numbers, so where the two models have equal distributions they draw
+equal tokens, also when sampling. The target verifies every token, so the drafter's quality changes only the speed.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from .drafter import Price, Proposal, Want
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PROBE = 96  # times that a guess does not seem to pay before one is made to see whether it does by now
-_HORIZON = 256  # tokens at most in which what was spent on reading a text must come back
-_PREPARING = 2  # guesses whose time says nothing
-_SURE = 0.98
-_OWN = 0.1  # weight of a guess in what is known of its sequence's
-_ALL = 0.02
+_PROBE = 96  # requests that do not seem to pay, after which one is drafted as a trial
+_HORIZON = 256  # tokens within which drafts must win back the time of reading a text
+_PREPARING = 2  # first forwards, whose time is not counted
+_SURE = 0.98  # largest chance of a draft token
+_OWN = 0.1  # weight of a draft token in its sequence's record
+_ALL = 0.02  # weight of a draft token in the record of all sequences
 
 
 class Guesser(Protocol):
-    """A model that says what follows. ``token_ids``: the tokens its logits are of, ascending; None: all."""
+    """A model that drafts. ``token_ids``: the tokens of its logits, ascending; None: all tokens."""
 
     token_ids: np.ndarray | None
     max_len: int
     reads_features: bool
 
     def num_unread(self, seq_id: int, tokens: np.ndarray) -> int:
-        """How many of ``tokens`` it has to read before it can say what follows; 0: it cannot."""
+        """How many of ``tokens`` it must read to draft; 0: it cannot draft now."""
         ...
 
     def logits(self, seq_id: int, tokens: np.ndarray) -> Tensor:
-        """[1, V] after ``tokens``: those of the sequence, and what was guessed since."""
+        """Logits [1, V] after ``tokens``: the sequence's tokens and the draft so far."""
         ...
 
     def read(self, seq_id: int, position: int, features: Tensor) -> None:
-        """The target's features [n, C] of the sequence's tokens from ``position`` on, for whoever goes on from them."""
+        """Take the target's features [n, C] of the tokens from ``position`` on, if ``reads_features``."""
         ...
 
     def forget(self, seq_id: int) -> None: ...
 
 
 class _Record:
-    """How guesses went: ``rate`` of them came true, ``trust`` times as many as their own chances said."""
+    """``rate``: share of draft tokens accepted; ``trust``: accepted tokens divided by the model's own expectation."""
 
     __slots__ = ("proposed", "rate", "said", "trust")
 
@@ -67,14 +67,14 @@ class _Record:
 
 
 class ModelDrafter:
-    """Owns ``guesser``, and what is known of its speed and its luck. ``source``: what its drafts are counted under."""
+    """Owns ``guesser`` and the records of its speed and acceptance. ``source``: the name of its drafts in metrics."""
 
     def __init__(self, guesser: Guesser, *, source: str) -> None:
         self.guesser = guesser
         self.source = source
-        self.token_s = 0.0  # of a guess; 0: none has been made
-        self.read_s = 0.0  # of a token that is only read
-        self.num_right = self.num_judged = 0  # of guesses that followed nothing but right ones
+        self.token_s = 0.0  # of a draft token; 0: not measured yet
+        self.read_s = 0.0  # of a token of the text
+        self.num_right = self.num_judged = 0  # of draft tokens after accepted ones only
         self._all = _Record(rate=0.7, trust=0.9)
         self._records: dict[int, _Record] = {}
         self._idle = 0
@@ -106,7 +106,7 @@ class ModelDrafter:
         return Proposal(Draft(record.proposed, source=self.source), np.minimum(record.said * record.trust, _SURE))
 
     def _guess(self, want: Want, price: Price, record: _Record, num_unread: int) -> tuple[list[int], list[float]]:
-        """Tokens, and the chance that the guesser gives each."""
+        """The draft's tokens, and the probability that the guesser gives each."""
         tokens: list[int] = []
         said: list[float] = []
         reached = 1.0
@@ -118,7 +118,7 @@ class ModelDrafter:
             tokens.append(token)
             said.append(chance)
             reached *= min(chance * record.trust, _SURE)
-            # The next must be worth its own forward and its row.
+            # The next token must be worth one forward of the guesser and one row of the step.
             if reached * record.rate * price.token_s <= self.token_s + price.row_s:
                 return tokens, said
             if token in want.ends or len(tokens) == want.limit:
@@ -153,7 +153,7 @@ class ModelDrafter:
         self.guesser.forget(seq_id)
 
     def _note_time(self, seconds: float, num_tokens: int) -> None:
-        """Noise only ever adds time, and the first few prepare kernels."""
+        """Update the mean time. Noise only adds time, so fast forwards have more weight; the first ones compile."""
         if num_tokens == 1:
             self._num_timed += 1
             if self._num_timed > _PREPARING:
@@ -162,7 +162,7 @@ class ModelDrafter:
             self.read_s = _pulled(self.read_s, seconds / num_tokens)
 
     def _draw(self, logits: Tensor, want: Want, position: int) -> tuple[int, float]:
-        """The token that the target's random number picks here, and the chance that the guesser gives it."""
+        """The token drawn with the target's random number, and the probability that the guesser gives it."""
         params = want.params
         if params is None or params.temperature == 0.0:
             batch = kernels.SampleBatch.greedy(1)

@@ -1,14 +1,11 @@
-"""What other sequences said: a ring of tokens, and where each n-gram of it was said last. Bounded memory.
-
-One per namespace: what is kept apart in the cache is kept apart here. Never knows whose tokens they are.
-"""
+"""Tokens of other sequences: a ring buffer, and the last place of each n-gram in it. One for each namespace."""
 
 import numba as nb
 import numpy as np
 
-_LONG, _SHORT = 6, 3  # tokens of the n-grams that are looked up, the longer first
-_LONGEST = 64  # of a match, counted backwards
-SEAM = -1  # between texts: equals no token
+_LONG, _SHORT = 6, 3  # lengths of the n-grams that are looked up, the longer first
+_LONGEST = 64  # tokens of a match that are compared
+SEAM = -1  # between texts; equals no token
 
 
 class SharedText:
@@ -25,13 +22,13 @@ class SharedText:
         self._short = np.full(capacity, -1, np.int64)
 
     def add(self, tokens: np.ndarray) -> None:
-        """A text (int32), or the next part of one with the last ``_LONG`` tokens of what was added before."""
+        """Add a text (int32), or the next part of one, which begins with the last ``_LONG`` tokens added before."""
         tokens = tokens[-self.capacity // 2 :]
         if len(tokens):
             self.num_added = _add(self._ring, self._long, self._short, self.num_added, tokens)
 
     def continuation(self, tail: np.ndarray, limit: int) -> tuple[np.ndarray, int]:
-        """What followed the end of ``tail`` (int32) when it was said last, and how many of its tokens were equal."""
+        """The tokens that followed the last occurrence of ``tail``'s end (int32), and the length of that match."""
         if not self.num_added or len(tail) < _SHORT or limit <= 0:
             return _NOTHING, 0
         out = np.empty(limit, np.int32)

@@ -1,12 +1,12 @@
-"""Which guesses are worth running: those of the drafters, as far as tokens per second are expected to rise.
+"""Which draft tokens are run: as many as raise the expected tokens per second.
 
-Each draft token adds a row to the step. With B sequences that decode in a step of n tokens, time T(n) and draft tokens
-of chances g1 >= g2 >= ... the step makes B + g1 + .. + gm tokens, and m is chosen so that
+Each draft token adds one token to the step. With B sequences that decode in a step of n tokens, a step time T(n), and
+draft tokens with chances g1 >= g2 >= ..., the step makes B + g1 + .. + gm tokens on average, and m is chosen so that
 
     (B + g1 + .. + gm) / (T(n + m) - T(n) + T(B))
 
-is largest; what a prompt's chunk in the same step costs is paid either way. What such steps gained so far, against
-what was expected of them, corrects that. Never verifies a guess: the engine does.
+is largest: a prompt's chunk in the same step costs its time either way. A factor corrects this by what steps with
+drafts have gained so far compared with what was expected of them. The engine verifies the drafts.
 """
 
 import time
@@ -22,16 +22,16 @@ from .costs import StepCosts
 from .drafter import Drafter, Price, Proposal, Want
 from .model_drafter import ModelDrafter
 
-_LEAST_GAIN = 1.03  # in expected tokens per second: what is known of chances and costs is not exact
-# Sizes that steps with drafts do not have: kernels work in fours and eights, and few sizes are soon known.
+_LEAST_GAIN = 1.03  # in expected tokens per second, because chances and costs are estimates
+# Sizes that no step with drafts has: kernels work in fours and eights, and the costs of few sizes are learnt sooner.
 _UNUSUAL = np.array([n > 4 and n % (2 if n <= 8 else 4 if n <= 32 else 8) != 0 for n in range(1024)])
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step on its way: its tokens without drafts, the sequences that decode in it, and by who guessed what came.
+    """A step that is being computed: its tokens without drafts, its decoding sequences, and its drafts by drafter.
 
-    ``expected``: its tokens per second with drafts against those without.
+    ``expected``: its expected tokens per second with drafts, divided by those without.
     """
 
     num_tokens: int
@@ -43,10 +43,10 @@ class _Step:
 
 
 class Speculation:
-    """Owns the drafters and what is known of costs and gains. ``proposed``, ``accepted`` and ``saved_s``
-    (an estimate, against the same steps without drafts) count by drafter.
+    """Owns the drafters, and what was learnt of costs and gains.
 
-    ``readers`` go on from the model's features, and are given those of the tokens that were made.
+    By drafter, ``proposed`` and ``accepted`` count tokens, and ``saved_s`` estimates the seconds saved against the same
+    steps without drafts. ``readers`` are drafters that need the model's features of the new tokens.
     """
 
     def __init__(self, drafters: Sequence[Drafter], *, max_draft: int, costs: StepCosts) -> None:
@@ -60,10 +60,10 @@ class Speculation:
         self._known: set[int] = set()
         self._outcomes = Outcomes()
         self._patience = Patience()
-        self._steps: deque[_Step] = deque()  # on their way, oldest first
+        self._steps: deque[_Step] = deque()  # being computed, oldest first
 
     def propose(self, wants: Sequence[Want], *, num_tokens: int) -> dict[int, Draft]:
-        """The drafts to run, by sequence, in a step that has ``num_tokens`` without them; asked of every step once."""
+        """The drafts to run, by sequence, in a step of ``num_tokens`` without them. Call it once for every step."""
         step = _Step(num_tokens, len(wants))
         self._steps.append(step)
         if not wants:
@@ -81,7 +81,7 @@ class Speculation:
             found = self._best(want, price, step)
             if found is not None:
                 draft, reached = found.draft, found.reached()
-                if draft.parents is not None:  # the likeliest first: whatever part is run is a beginning
+                if draft.parents is not None:  # likeliest first, so that any part of it that is run is a prefix
                     order = np.argsort(-reached, kind="stable")
                     draft, reached = draft.keep(order.tolist()), reached[order]
                 drafts[want.seq_id] = draft
@@ -93,7 +93,7 @@ class Speculation:
         return run
 
     def observe(self, seq_id: int, made: np.ndarray, draft: Draft | None, num_accepted: int) -> None:
-        """The step made the tokens ``made`` (int32) of a wanting sequence; of ``draft`` it accepted some."""
+        """A sequence got the tokens ``made`` (int32), with ``num_accepted`` tokens of ``draft`` accepted."""
         for drafter in self.drafters:
             drafter.observe(seq_id, made)
         if draft is not None:
@@ -104,9 +104,10 @@ class Speculation:
                 self._steps[0].accepted[draft.source] += num_accepted
 
     def observe_step(self, num_tokens: int, seconds: float, *, is_usual: bool = True) -> None:
-        """The oldest step that is on its way, of ``num_tokens`` with drafts, took so long with what guessing took.
+        """The oldest step, of ``num_tokens`` with drafts, is complete; ``seconds`` includes the time of drafting.
 
-        What such steps cost is not learnt from one that is not ``is_usual``; what drafts brought is, since it was paid.
+        A step that is not ``is_usual`` (it recorded a tape, say) does not count for the costs of steps, only for what
+        the drafts saved.
         """
         step = self._steps.popleft() if self._steps else None
         if step is None or not step.num_decoding:
@@ -117,7 +118,7 @@ class Speculation:
         last = len(estimate) - 1
         each_s = float(estimate[min(step.num_decoding, last)]) / step.num_decoding
         seconds -= sum(step.drafting_s.values())
-        if step.num_tokens == step.num_decoding:  # else a prompt's chunk took most of it
+        if step.num_tokens == step.num_decoding:  # else a prompt's chunk took most of the time
             made = step.num_decoding + step.accepted.total()
             has_drafts = num_tokens > step.num_tokens
             self._outcomes.observe(
@@ -132,7 +133,7 @@ class Speculation:
             self.costs.observe(num_tokens, seconds)
 
     def drop_steps(self) -> None:
-        """Those on their way will not be heard of again."""
+        """The steps that are being computed were discarded."""
         self._steps.clear()
 
     def rest(self, seq_id: int) -> None:
@@ -142,12 +143,12 @@ class Speculation:
             drafter.rest(seq_id)
 
     def flush(self) -> None:
-        """Forget what was said, as the cache does when it is flushed."""
+        """Forget all tokens, as the cache does when it is flushed."""
         for drafter in self.drafters:
             drafter.flush()
 
     def sweep(self, live: Collection[int]) -> None:
-        """Forget sequences that are over; looks only when there may be many."""
+        """Forget sequences that have ended. Looks for them only when there may be many."""
         if len(self._known) > 64 + 2 * len(live):
             for seq_id in [seq_id for seq_id in self._known if seq_id not in live]:
                 self._known.discard(seq_id)
@@ -158,7 +159,7 @@ class Speculation:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _price(self, num_tokens: int, num_decoding: int) -> Price:
-        """What a token is worth and a row costs where so many decode in a step of so many tokens."""
+        """What an accepted token saves and a draft token costs in such a step."""
         estimate = self.costs.estimate
         last = len(estimate) - 1
         decoding, here = min(num_decoding, last), min(num_tokens, last - 4)
@@ -166,7 +167,7 @@ class Speculation:
         return Price(token_s, float(estimate[here + 4] - estimate[here]) / 4)
 
     def _best(self, want: Want, price: Price, step: _Step) -> Proposal | None:
-        """The guess that is expected to gain most, as far as the grammar and the end of the text let it be right."""
+        """The draft with the largest expected gain, without tokens that the grammar forbids or that end the text."""
         best: Proposal | None = None
         for drafter in self.drafters:
             start_s = time.perf_counter()
@@ -187,7 +188,7 @@ class Speculation:
         return best
 
     def _lengths(self, parts: Sequence[np.ndarray], step: _Step) -> list[int]:
-        """How much of each draft, of whose tokens ``parts`` are the chances, is run."""
+        """How many tokens of each draft to run. ``parts``: the chances of each draft's tokens."""
         if not parts:
             return []
         num_tokens, num_decoding = step.num_tokens, step.num_decoding
@@ -207,18 +208,18 @@ class Speculation:
         if expected * self._outcomes.factor(num_decoding) < _LEAST_GAIN:
             return [0] * len(parts)
         step.expected = expected
-        # A draft's gains fall along it, so those taken are its beginning.
+        # Chances fall along a draft, so the tokens chosen of each draft are a prefix of it.
         owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         return np.bincount(owners[order[:best]], minlength=len(parts)).tolist()
 
 
 def possible(draft: Draft, want: Want) -> list[int]:
-    """The tokens of a draft in preorder that the grammar allows and after which the text goes on, ascending."""
+    """The tokens, ascending, of a draft in preorder that the grammar allows and that do not end the text."""
     tokens, matcher = draft.token_ids.tolist(), want.matcher
     if matcher is None and want.ends.isdisjoint(tokens):
         return list(range(len(tokens)))
     kept: list[int] = []
-    path: list[int] = []  # draft tokens that the matcher has taken
+    path: list[int] = []  # draft tokens that the matcher has accepted
     accepted = set()
     for i, (token, parent) in enumerate(zip(tokens, draft.parent_list(), strict=True)):
         if token in want.ends or (parent >= 0 and parent not in accepted):
@@ -232,7 +233,7 @@ def possible(draft: Draft, want: Want) -> list[int]:
             if not matcher.mask()[token >> 5] >> (token & 31) & 1:
                 continue
             if not matcher.accept(token):
-                matcher.error = None  # too much for the grammar here; the model may never go there
+                matcher.error = None  # the grammar ran into a limit on a path that the model may not take
                 continue
             path.append(i)
         accepted.add(i)
