@@ -24,25 +24,25 @@ class Healer:
     """Finds tokens by their prefix. One per engine."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._bytes = tokenizer.token_bytes
+        self.token_bytes = tokenizer.token_bytes
         self._special = tokenizer.special_ids
-        self.num_words = (len(self._bytes) + 31) // 32
+        self.num_words = (len(self.token_bytes) + 31) // 32
 
     @cached_property
     def _order(self) -> np.ndarray:
         """Text tokens by their bytes."""
-        ids = [i for i, piece in enumerate(self._bytes) if piece and i not in self._special]
-        return np.array(sorted(ids, key=self._bytes.__getitem__), dtype=np.int64)
+        ids = [i for i, piece in enumerate(self.token_bytes) if piece and i not in self._special]
+        return np.array(sorted(ids, key=self.token_bytes.__getitem__), dtype=np.int64)
 
     @cached_property
     def _sorted(self) -> list[bytes]:
-        return [self._bytes[i] for i in self._order]
+        return [self.token_bytes[i] for i in self._order]
 
     def to_give_back(self, ids: list[int]) -> tuple[int, bytes]:
         """How many of the last tokens to give back, and their bytes: the most that are a prefix of a longer token."""
         found, text, joined = 0, b"", b""
         for count in range(1, min(MAX_TOKENS, len(ids)) + 1):
-            joined = self._bytes[ids[-count]] + joined
+            joined = self.token_bytes[ids[-count]] + joined
             start, end = self._beginning_with(joined)
             same = bisect_left(self._sorted, joined + b"\0", start)
             if same < end and _is_text(joined):
@@ -84,7 +84,7 @@ class HealMatcher:
         return self._healer.mask(self.text)
 
     def accept(self, token_id: int) -> bool:
-        piece = self._healer._bytes[token_id]
+        piece = self._healer.token_bytes[token_id]
         if not (piece.startswith(self.text) or self.text.startswith(piece)):
             self.error = f"token {token_id} ({piece!r}) does not continue {self.text!r}"
             return False
