@@ -7,6 +7,7 @@ equal tokens, also when sampling. The target verifies every token, so the drafte
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -69,8 +70,9 @@ class _Record:
 class ModelDrafter:
     """Owns ``guesser`` and the records of its speed and acceptance. ``source``: the name of its drafts in metrics."""
 
-    def __init__(self, guesser: Guesser, *, source: str) -> None:
+    def __init__(self, guesser: Guesser, *, source: str, clock: Callable[[], float] = time.perf_counter) -> None:
         self.guesser = guesser
+        self._clock = clock
         self.source = source
         self.token_s = 0.0  # of a draft token; 0: not measured yet
         self.read_s = 0.0  # of a token of the text
@@ -111,10 +113,10 @@ class ModelDrafter:
         said: list[float] = []
         reached = 1.0
         while True:
-            start_s = time.perf_counter()
+            start_s = self._clock()
             text = np.concatenate((want.tokens, np.array(tokens, np.int32))) if tokens else want.tokens
             token, chance = self._draw(self.guesser.logits(want.seq_id, text), want, len(text))
-            self._note_time(time.perf_counter() - start_s, 1 if tokens else num_unread)
+            self._note_time(self._clock() - start_s, 1 if tokens else num_unread)
             tokens.append(token)
             said.append(chance)
             reached *= min(chance * record.trust, _SURE)

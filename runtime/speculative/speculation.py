@@ -11,7 +11,7 @@ drafts have gained so far compared with what was expected of them. The engine ve
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -49,7 +49,15 @@ class Speculation:
     steps without drafts. ``readers`` are drafters that need the model's features of the new tokens.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], *, max_draft: int, costs: StepCosts) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        *,
+        max_draft: int,
+        costs: StepCosts,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
         self.drafters = tuple(drafters)
         self.max_draft = max_draft
         self.costs = costs
@@ -170,9 +178,9 @@ class Speculation:
         """The draft with the largest expected gain, without tokens that the grammar forbids or that end the text."""
         best: Proposal | None = None
         for drafter in self.drafters:
-            start_s = time.perf_counter()
+            start_s = self._clock()
             found = drafter.propose(want, price)
-            step.drafting_s[drafter.source] += time.perf_counter() - start_s
+            step.drafting_s[drafter.source] += self._clock() - start_s
             if found is None:
                 continue
             if found.draft.parents is not None:

@@ -1,6 +1,4 @@
-"""Of several drafters the one that is expected to gain most is run, and one that takes time works only for more."""
-
-import time
+"""The draft with the largest expected gain is run, and a drafter that takes time runs only if it can gain more."""
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from phloem.runtime.speculative import ModelDrafter, Price, Proposal, Speculatio
 
 
 class Says:
-    """A drafter that says the same always; ``prices``: what it was told."""
+    """A drafter that always proposes the same tokens; ``prices``: the prices it was given."""
 
     def __init__(self, source: str, tokens: list[int], chance: float) -> None:
         self.source, self.tokens, self.chance = source, tokens, chance
@@ -31,7 +29,7 @@ class Says:
 
 
 class Counting:
-    """A guesser of token 7 that counts how often it is asked; a guess takes ``token_s``."""
+    """A guesser of token 7 that counts its forwards; each advances its clock by ``token_s``."""
 
     token_ids = None
     max_len = 1000
@@ -39,6 +37,7 @@ class Counting:
 
     def __init__(self, token_s: float = 0.0) -> None:
         self.token_s = token_s
+        self.now_s = 0.0
         self.num_asked = 0
 
     def num_unread(self, seq_id: int, tokens: np.ndarray) -> int:
@@ -46,7 +45,7 @@ class Counting:
 
     def logits(self, seq_id: int, tokens: np.ndarray) -> torch.Tensor:
         self.num_asked += 1
-        time.sleep(self.token_s)
+        self.now_s += self.token_s
         found = torch.zeros(1, 16)
         found[0, 7] = 20.0
         return found
@@ -55,9 +54,18 @@ class Counting:
 
     def forget(self, seq_id: int) -> None: ...
 
+    def clock(self) -> float:
+        return self.now_s
+
+
+def with_model(*drafters: Says, guesser: Counting) -> Speculation:
+    """Speculation with ``drafters`` and a model drafter of ``guesser``, on the guesser's clock."""
+    model = ModelDrafter(guesser, source="model", clock=guesser.clock)
+    return Speculation([*drafters, model], max_draft=8, costs=Costs(), clock=guesser.clock)
+
 
 class Costs(StepCosts):
-    """A step takes 0.1 s, and each further row a hundredth of that."""
+    """A step takes 0.1 s, and each further token 1 ms."""
 
     def __init__(self) -> None:
         super().__init__(slope=0.01)
@@ -70,7 +78,7 @@ def want(num_tokens: int = 5, seq_id: int = 1) -> Want:
     return Want(seq_id, np.arange(num_tokens, dtype=np.int32), False, 0, "", 8, frozenset())
 
 
-def test_the_guess_that_is_expected_to_gain_most_is_run():
+def test_the_draft_with_the_largest_expected_gain_is_run():
     short, long = Says("short", [1], 0.9), Says("long", [2, 3, 4, 5], 0.7)
     for drafters in ([short, long], [long, short]):
         speculation = Speculation(drafters, max_draft=8, costs=Costs())
@@ -79,10 +87,10 @@ def test_the_guess_that_is_expected_to_gain_most_is_run():
     assert long.prices[0].gain_s == pytest.approx(0.9 * short.prices[0].token_s - short.prices[0].row_s)
 
 
-def test_a_model_is_not_asked_where_the_lookup_s_guess_gains_more():
+def test_a_model_does_not_run_when_the_lookup_s_draft_gains_more():
     guesser = Counting()
     sure = Says("lookup", [1, 2, 3, 4, 5, 6, 7, 8], 0.95)
-    speculation = Speculation([sure, ModelDrafter(guesser, source="model")], max_draft=8, costs=Costs())
+    speculation = with_model(sure, guesser=guesser)
     assert speculation.propose([want()], num_tokens=1)[1].source == "lookup"
     assert guesser.num_asked == 0
     sure.tokens = []
@@ -90,17 +98,17 @@ def test_a_model_is_not_asked_where_the_lookup_s_guess_gains_more():
     assert guesser.num_asked > 0
 
 
-def test_a_model_whose_guess_takes_longer_than_a_step_is_asked_only_until_that_is_known():
+def test_a_model_that_is_slower_than_a_step_runs_only_until_its_time_is_known():
     guesser = Counting(token_s=0.12)
-    speculation = Speculation([ModelDrafter(guesser, source="model")], max_draft=8, costs=Costs())
+    speculation = with_model(guesser=guesser)
     for _ in range(60):
         speculation.propose([want()], num_tokens=1)
-    assert guesser.num_asked == 3  # the first two may have things to prepare
+    assert guesser.num_asked == 3  # the time of the first two is not counted
 
 
-def test_sixteen_at_once_are_worth_too_little_for_a_model_s_guesses():
+def test_with_sixteen_sequences_a_token_is_worth_too_little_for_a_model():
     guesser = Counting(token_s=0.01)
-    speculation = Speculation([ModelDrafter(guesser, source="model")], max_draft=8, costs=Costs())
+    speculation = with_model(guesser=guesser)
     speculation.propose([want()], num_tokens=1)
     asked = guesser.num_asked
     assert asked > 1
@@ -108,10 +116,10 @@ def test_sixteen_at_once_are_worth_too_little_for_a_model_s_guesses():
     assert guesser.num_asked == asked
 
 
-def test_a_model_that_was_never_right_is_asked_no_more_and_one_that_was_is_asked_on():
+def test_a_model_whose_tokens_are_never_accepted_stops_running():
     for right in (False, True):
         guesser = Counting(token_s=0.002)
-        speculation = Speculation([ModelDrafter(guesser, source="model")], max_draft=8, costs=Costs())
+        speculation = with_model(guesser=guesser)
         counts = []
         for _ in range(80):
             before = guesser.num_asked
@@ -122,11 +130,11 @@ def test_a_model_that_was_never_right_is_asked_no_more_and_one_that_was_is_asked
 
 
 def test_time_saved_is_counted_by_drafter():
-    speculation = Speculation([Says("a", [1, 2], 0.9)], max_draft=8, costs=Costs())
+    speculation = Speculation([Says("a", [1, 2], 0.9)], max_draft=8, costs=Costs(), clock=lambda: 0.0)
     for accepted in (2, 0):
         drafts = speculation.propose([want()], num_tokens=1)
         before = speculation.saved_s["a"]
         speculation.observe(1, np.array([1, 2, 3], np.int32), drafts[1], accepted)
         speculation.observe_step(3, 0.103)
-        # A token is worth 0.101 s, the two rows took 0.002 s.
+        # An accepted token saves 0.101 s; the two draft tokens took 0.002 s.
         assert speculation.saved_s["a"] - before == pytest.approx(0.101 * accepted - 0.002, abs=0.001)
