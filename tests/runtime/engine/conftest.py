@@ -1,4 +1,4 @@
-"""Fixtures of the engine's tests: one on a tiny random model, and what drives it."""
+"""Fixtures of the engine's tests: an engine with a tiny random model, and its driver."""
 
 import pytest
 from phloem.runtime.config import EngineConfig
@@ -15,7 +15,7 @@ def engine(tiny_model_path):
 
 @pytest.fixture
 def driver(engine):
-    """Starts with an empty cache; at the end every program is dropped and nothing may be left of them."""
+    """Starts with an empty cache. After the test its programs are dropped, and no slot or sequence may be left."""
     engine.cache.flush()
     yield Driver(engine)
     engine.drop_client(CLIENT)

@@ -15,7 +15,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 @dataclass
 class Outcome:
-    """What a program was told. ``ends`` counts the final messages of each op: exactly one each."""
+    """The messages that a program got. ``ends`` counts the final messages of each op, of which there must be one."""
 
     done: dict[int, m.Done] = field(default_factory=dict)
     failed: dict[int, m.Failed] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Driver:
-    """Drives one engine. ``check`` after every step: no slot may be lost at any time."""
+    """Drives one engine. ``check``: verify the cache's slots after every step."""
 
     def __init__(self, engine: EngineCore, *, check: bool = True) -> None:
         self.engine = engine
@@ -77,7 +77,7 @@ class Driver:
             self.engine.check()
 
     def run(self, ops: list[o.AnyOp] | None = None, *, limit: int = 20_000, **options: object) -> Outcome:
-        """Submit ``ops`` and step until nothing is left to do."""
+        """Submit ``ops`` and step until the engine has no work."""
         outcome = self.submit(ops, **options) if ops is not None else Outcome()
         for _ in range(limit):
             self.step()
@@ -89,13 +89,13 @@ class Driver:
 def generate(
     driver: Driver, prompt: str, params: SamplingParams = GREEDY, **options: Any
 ) -> tuple[list[str], m.GenMeta]:
-    """What one Gen on ``prompt`` brings."""
+    """The value and meta of one Gen on ``prompt``."""
     outcome = driver.run([o.Text(op=0, seq=0, text=prompt), o.Gen(op=1, seq=0, params=params, **options)])
     return outcome.value(1), outcome.done[1].meta
 
 
 def prompts(count: int, *, seed: int = 0, longest: int = 300) -> list[str]:
-    """Random words, ``longest`` letters or so at most."""
+    """Prompts of random words, of at most about ``longest`` letters."""
     rng = random.Random(seed)
     words = ["sap", "leaf", "root", "ring", "phloem", "xylem", "Grüße", "木", "42", "and", "the"]
     return [" ".join(rng.choice(words) for _ in range(rng.randrange(1, longest // 5))) for _ in range(count)]

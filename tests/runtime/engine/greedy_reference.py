@@ -1,4 +1,4 @@
-"""What transformers writes greedily after twenty prompts, kept in tests/data: SmolLM2-135M-Instruct, float32.
+"""Greedy text of transformers after twenty prompts (SmolLM2-135M-Instruct, float32), kept in tests/data.
 
     python -m phloem.tests.runtime.engine.greedy_reference SmolLM2-135M-Instruct.Q4_1.gguf
 
@@ -41,7 +41,7 @@ PROMPTS = [
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """The prompt's tokens, the ``NUM_TOKENS`` after them, and by how much each one's logit beat the runner-up's."""
+    """The prompt's tokens, the next ``NUM_TOKENS``, and each one's logit minus that of the second-best token."""
 
     prompt_ids: list[int]
     token_ids: list[int]

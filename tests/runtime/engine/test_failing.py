@@ -1,4 +1,4 @@
-"""What fails, is cancelled or comes too late on a tiny random model: named, alone, and nothing of it is left."""
+"""Failed, cancelled and late ops on a tiny random model: errors are named, other programs go on, no slot is lost."""
 
 import pytest
 from phloem.protocol import messages as m
@@ -9,7 +9,7 @@ from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import GREEDY, Driver
 
 
-def test_a_failed_op_fails_what_follows_by_name_and_no_other_program(driver):
+def test_a_failed_op_fails_the_later_ops_of_its_program_only(driver):
     other = driver.submit([o.Text(op=0, seq=0, text="fine"), o.Gen(op=1, seq=0, params=GREEDY)])
     too_long = "x" * (driver.engine.context_len + 10)
     outcome = driver.run(
@@ -40,7 +40,7 @@ def test_a_failed_op_fails_what_follows_by_name_and_no_other_program(driver):
         (o.Rollback(op=1, seq=0, to=5), "InvalidRequest", "to 5 is not an earlier mark"),
     ],
 )
-def test_a_bad_submit_is_rejected_whole_and_says_why(driver, op, kind, says):
+def test_a_bad_submit_is_rejected_whole_with_the_reason(driver, op, kind, says):
     outcome = driver.run([o.Text(op=0, seq=0, text="a"), op])
     assert [error.kind for error in outcome.rejected.errors] == [kind]
     assert says in outcome.rejected.errors[0].message
@@ -60,7 +60,7 @@ def test_a_bad_grammar_fails_its_op_alone(driver):
     assert good.value(1)
 
 
-def test_a_grammar_that_gives_up_fails_its_op_alone_and_keeps_the_text(driver):
+def test_a_grammar_at_its_limit_fails_only_its_op_and_keeps_the_text(driver):
     good = driver.submit([o.Text(op=0, seq=0, text="a"), o.Gen(op=1, seq=0, params=GREEDY)])
     outcome = driver.submit(
         [
@@ -85,7 +85,7 @@ def test_a_grammar_that_gives_up_fails_its_op_alone_and_keeps_the_text(driver):
     assert outcome.closed is not None and good.value(1)
 
 
-def test_an_item_that_leaves_too_much_to_find_out_fails_its_op_alone(driver, monkeypatch):
+def test_a_grammar_that_exceeds_its_work_limit_fails_only_its_op(driver, monkeypatch):
     good = driver.submit([o.Text(op=0, seq=0, text="a"), o.Gen(op=1, seq=0, params=GREEDY)])
     items = '{"type": "array", "items": {"type": "integer"}, "uniqueItems": true, "minItems": 9}'
     long = SamplingParams(temperature=1.0, seed=3, max_tokens=80)
@@ -98,7 +98,7 @@ def test_an_item_that_leaves_too_much_to_find_out_fails_its_op_alone(driver, mon
     assert good.value(1)
 
 
-def test_a_candidate_that_outgrows_the_slots_takes_its_sibling_out_of_the_step(tiny_model_path):
+def test_a_candidate_that_runs_out_of_slots_takes_its_sibling_out_of_the_step(tiny_model_path):
     config = EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=120, num_threads=1)
     driver = Driver(EngineCore(config))
     long = SamplingParams(temperature=1.0, seed=1, max_tokens=100, ignore_eos=True)
@@ -125,7 +125,7 @@ def test_cancel_keeps_what_was_generated_and_frees_everything(driver):
     assert driver.engine.cache.num_leased == 0 and not driver.engine.programs.live
 
 
-def test_a_cancelled_op_takes_later_ops_with_it_but_no_earlier_one(driver):
+def test_a_cancelled_op_fails_later_ops_and_no_earlier_one(driver):
     outcome = driver.submit(
         [
             o.Text(op=0, seq=0, text="go"),

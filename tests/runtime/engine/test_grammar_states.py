@@ -1,4 +1,4 @@
-"""What was learnt of a grammar's steps is what its matcher does, and a matcher brought along is where it would be."""
+"""Learnt transitions equal those of the matcher, and a matcher that follows them is in the right state."""
 
 import random
 
@@ -10,7 +10,7 @@ TOKENS = [*(bytes([i]) for i in range(256)), b"ab", b"tr", b"true", b"", b"</s>"
 VOCABULARY = Vocabulary(TOKENS, {259, 260}, 260)
 
 
-def test_a_matcher_that_follows_learnt_steps_is_where_its_tokens_lead() -> None:
+def test_following_learnt_transitions_equals_accepting_the_tokens() -> None:
     states = GrammarStates(len(TOKENS))
     rng = random.Random(1)
     num_known = 0
@@ -23,7 +23,7 @@ def test_a_matcher_that_follows_learnt_steps_is_where_its_tokens_lead() -> None:
             mask = walked.mask()
             allowed = [i for i in range(259) if mask[i >> 5] >> (i & 31) & 1]
             if not allowed:
-                break  # it has to end here
+                break  # the text has to end here
             token = rng.choice(allowed[:4])
             after = states.after(np.array([number]), np.array([token])).item()
             assert walked.accept(token)
@@ -43,7 +43,7 @@ def test_a_matcher_that_follows_learnt_steps_is_where_its_tokens_lead() -> None:
     assert num_known > 100
 
 
-def test_a_text_that_has_ended_has_no_number_and_nothing_is_learnt_of_it() -> None:
+def test_an_ended_text_has_no_number_and_no_transition_is_learnt() -> None:
     states = GrammarStates(len(TOKENS))
     matcher = compile("regex", "a?", VOCABULARY).matcher()
     before = states.number_of(matcher)
@@ -54,7 +54,7 @@ def test_a_text_that_has_ended_has_no_number_and_nothing_is_learnt_of_it() -> No
     assert states.after(np.array([before, -1]), np.array([260, 5])).tolist() == [-1, -1]
 
 
-def test_what_is_forgotten_is_numbered_anew() -> None:
+def test_after_forget_states_are_numbered_again() -> None:
     states = GrammarStates(len(TOKENS))
     grammar = compile("regex", "[ab]*", VOCABULARY)
     first = states.number_of(grammar.matcher())

@@ -1,4 +1,4 @@
-"""Grammars in the engine: when a text is complete, what is forced, tags, and what happens to sequences meanwhile."""
+"""Grammars in the engine: the end of a text, forced tokens, tags, preemption, forks and rollbacks."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def ask(text: str, grammar: GrammarSpec, **options: Any) -> list[o.AnyOp]:
 
 
 def wish(engine: EngineCore, text: str) -> None:
-    """From now on the model wants to write ``text`` and to end after it; what it may, the grammar says."""
+    """Replace the engine's logits: the model now prefers ``text`` and then the end, as far as the grammar allows."""
     wanted = [*text.encode(), engine.tokenizer.vocabulary().eos]
     executor = engine.executor
     find_masks, constrain, drawn = executor._masks, executor._constrain, []
@@ -77,7 +77,7 @@ def wish(engine: EngineCore, text: str) -> None:
 
 
 @pytest.mark.parametrize("jump_forward", [True, False])
-def test_a_text_that_can_only_end_ends_without_another_forward(start, jump_forward):
+def test_a_text_that_can_only_end_needs_no_further_forward(start, jump_forward):
     driver = start(jump_forward=jump_forward, speculative="off")
     outcome = driver.run(ask("id: ", GrammarSpec("regex", "[0-9]{3}")))
     candidate = outcome.done[1].meta.candidates[0]
@@ -86,14 +86,14 @@ def test_a_text_that_can_only_end_ends_without_another_forward(start, jump_forwa
     assert re.fullmatch("[0-9]{3}", outcome.value(1)[0])
 
 
-def test_a_text_that_may_go_on_is_asked_whether_it_ends(start):
+def test_a_text_that_can_continue_needs_a_forward_to_end(start):
     driver = start(speculative="off")
     wish(driver.engine, "12")
     outcome = driver.run(ask("id: ", GrammarSpec("regex", "[0-9]{1,3}")))
     assert outcome.value(1) == ["12"] and driver.engine.loop.counters.forward_rows == 3
 
 
-def test_forced_text_takes_fewer_forwards_and_is_the_same(start):
+def test_jump_forward_gives_the_same_text_in_fewer_forwards(start):
     texts, forwards, forced = [], [], []
     for jump_forward in (True, False):
         driver = start(jump_forward=jump_forward, speculative="off")
@@ -107,7 +107,7 @@ def test_forced_text_takes_fewer_forwards_and_is_the_same(start):
 
 
 @pytest.mark.parametrize("jump_forward", [True, False])
-def test_preempted_sequences_go_on_in_their_grammars(start, jump_forward):
+def test_preempted_sequences_keep_their_grammar_state(start, jump_forward):
     schema = GrammarSpec("json_schema", json.dumps(CALLS["tags"][0]["schema"]))
     grammars = [DATE, schema, GrammarSpec("regex", "[ab]{30}")]
     values = []
@@ -121,7 +121,7 @@ def test_preempted_sequences_go_on_in_their_grammars(start, jump_forward):
     assert all(re.fullmatch("[ab]{30}", value[0]) for value in values[0][2::3])
 
 
-def test_forks_go_on_each_in_a_grammar_of_its_own(start):
+def test_each_fork_has_a_grammar_of_its_own(start):
     driver = start()
     outcome = driver.run(
         [
@@ -141,7 +141,7 @@ def test_forks_go_on_each_in_a_grammar_of_its_own(start):
     assert outcome.value(8) == f"a date: {outcome.value(1)[0]} id {outcome.value(4)[0]}"
 
 
-def test_after_a_rollback_the_grammar_begins_anew(start):
+def test_after_a_rollback_the_grammar_starts_again(start):
     driver = start()
     outcome = driver.run(
         [
@@ -172,7 +172,7 @@ def test_free_text_then_calls_then_free_text_again(start, options):
         assert forced >= 2 * len(' name="') + 2 * len("</call>")
 
 
-def test_within_a_tag_the_model_s_wish_is_bent_and_outside_it_is_not(start):
+def test_the_grammar_restricts_text_inside_a_tag_and_not_outside(start):
     driver = start()
     wish(driver.engine, '<call name="wait">soon, in 7 s</call> </think>')
     text = driver.run(ask("When?", GrammarSpec("structural_tags", json.dumps(CALLS)))).value(1)[0]
@@ -188,7 +188,7 @@ def test_calls_are_held_to_their_schemas_only_after_the_thinking(start):
     assert driver.run(ask("Wait?", tags)).value(1) == [said]
 
 
-def test_sampled_answers_in_a_crowd_are_those_of_each_alone(start):
+def test_sampled_answers_in_a_batch_equal_those_alone(start):
     params = SamplingParams(temperature=1.0, max_tokens=60, seed=5)
     grammar = GrammarSpec(
         "json_schema", json.dumps({"type": "array", "items": {"enum": ["a", "ab", 12]}, "maxItems": 4})

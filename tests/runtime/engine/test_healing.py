@@ -14,7 +14,7 @@ URL = 'The link is <a href="http:'
 
 
 class Pieces:
-    """As much of a tokenizer as healing asks for."""
+    """The parts of a tokenizer that healing uses."""
 
     token_bytes = [b"a", b"ab", b"abc", b"b", b":", b"://", b"", b"\xc3", b"\xa9", b"\xc3\xa9x", b"c\xff", b"c\xffd"]
     special_ids = frozenset([6])
@@ -24,7 +24,7 @@ def bits(mask):
     return [i for i in range(32) if mask[0] >> i & 1]
 
 
-def test_what_is_given_back_is_what_begins_a_longer_token():
+def test_tokens_that_are_a_prefix_of_a_longer_token_are_given_back():
     healer = Healer(Pieces())
     assert healer.to_give_back([3, 0]) == (1, b"a")
     assert healer.to_give_back([0, 3]) == (2, b"ab")
@@ -35,7 +35,7 @@ def test_what_is_given_back_is_what_begins_a_longer_token():
     assert healer.to_give_back([]) == (0, b"")
 
 
-def test_only_tokens_that_go_on_with_the_text_may_follow():
+def test_the_heal_mask_allows_only_tokens_that_continue_the_text():
     matcher = HealMatcher(Healer(Pieces()), b"ab")
     assert bits(matcher.mask()) == [0, 1, 2]
     assert matcher.accept(0) and bits(matcher.mask()) == [3]
@@ -82,7 +82,7 @@ def _escaped(text):
     return "".join(f"\\u{{{ord(c):x}}}" if ord(c) > 0xFFFF else f"\\u{ord(c):04x}" for c in text)
 
 
-def test_a_stop_pattern_that_cannot_be_one_is_refused_by_name(tiny):
+def test_an_invalid_stop_pattern_is_refused_by_name(tiny):
     out = tiny.run([o.Gen(op=0, seq=0, params=SamplingParams(stop_regex=("a*",)))])
     assert out.rejected.errors[0].kind == "InvalidParams"
     assert "stop_regex='a*': 'a*' matches the empty text" in out.rejected.errors[0].message
@@ -110,7 +110,7 @@ def heal(driver, text, *, grammar=None, n=1, more=(), **params):
 
 
 @pytest.mark.model
-def test_a_trailing_blank_no_longer_cuts_the_next_word(real):
+def test_healing_moves_a_trailing_blank_into_the_next_word(real):
     out = heal(real, "The capital of France is ", return_logprob=True)
     meta = out.done[1].meta
     assert out.value(1)[0].startswith("Paris") and meta.healed == " "
@@ -121,8 +121,8 @@ def test_a_trailing_blank_no_longer_cuts_the_next_word(real):
 
 
 @pytest.mark.model
-def test_healed_answers_are_those_of_the_prompt_without_what_was_given_back(real):
-    """With a free choice the model would have written the text again, so nothing changes but the split."""
+def test_healed_answers_equal_those_of_the_shortened_prompt(real):
+    """For prompts whose removed text the model would write anyway, only the token boundaries change."""
     prompt = "The capital of France is"
     greedy = SamplingParams(temperature=0.0, max_tokens=8)
     base = real.run([o.Text(op=0, seq=0, text="The capital of France"), o.Gen(op=1, seq=0, params=greedy)])
@@ -134,7 +134,7 @@ def test_healed_answers_are_those_of_the_prompt_without_what_was_given_back(real
 
 
 @pytest.mark.model
-def test_a_grammar_begins_after_what_was_given_back(real):
+def test_a_grammar_starts_after_the_text_that_was_given_back(real):
     out = heal(real, URL, grammar=GrammarSpec("regex", r"//[a-z]{3}\.org"), max_tokens=20)
     assert out.value(1)[0].startswith("//") and out.value(1)[0].endswith(".org") and out.done[1].meta.healed == ":"
     schema = (
@@ -154,7 +154,7 @@ def test_a_stop_inside_the_first_token_leaves_the_prompt_whole(real, stop):
 
 
 @pytest.mark.model
-def test_marks_rollbacks_and_forks_see_the_text_as_it_was_given(real):
+def test_marks_rollbacks_and_forks_see_the_unhealed_text(real):
     params = SamplingParams(temperature=0.0, max_tokens=4, heal=True)
     out = real.run(
         [
@@ -190,7 +190,7 @@ def test_every_candidate_is_healed_and_a_seed_decides(real):
 
 
 @pytest.mark.model
-def test_what_ends_in_no_text_is_not_healed(real):
+def test_a_prompt_that_does_not_end_in_text_is_not_healed(real):
     template = real.engine.template.info().roles["user"].prefix
     out = real.run(
         [

@@ -1,4 +1,4 @@
-"""A step ahead of the host: the same answers as a step at a time, and nobody waits but for the step before."""
+"""Overlap of host and device changes no answer, and the host waits only for the previous step."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def replace_max(params: SamplingParams, max_tokens: int) -> SamplingParams:
 
 
 def mixed() -> list[list[AnyOp]]:
-    """Everything that may end, hold up or change a sequence."""
+    """Programs with every feature that can end, delay or change a sequence."""
     drawn = SamplingParams(max_tokens=9, temperature=0.9, top_p=0.9, seed=5, ignore_eos=True)
     programs = [
         story(0, GREEDY),
@@ -104,7 +104,7 @@ def rounded(token: m.TokenLogprob) -> object:
 
 @pytest.mark.parametrize("graphs", ["auto", "off"])
 @pytest.mark.parametrize("speculative", ["auto", "off"])
-def test_answers_are_those_of_a_step_at_a_time(tiny_model_path: Path, graphs: str, speculative: str) -> None:
+def test_answers_with_overlap_equal_those_without(tiny_model_path: Path, graphs: str, speculative: str) -> None:
     want = answers(engine_of(tiny_model_path, speculative=speculative), mixed())
     device = StandIn()
     with using(traced(CPU)):
@@ -120,7 +120,7 @@ def long_story(i: int, params: SamplingParams) -> list[AnyOp]:
 
 
 @pytest.mark.parametrize("num_slots", [100, 120, 150, 900])
-def test_answers_are_the_same_where_sequences_are_preempted(tiny_model_path: Path, num_slots: int) -> None:
+def test_overlap_with_preemption_changes_no_answer(tiny_model_path: Path, num_slots: int) -> None:
     long = SamplingParams(max_tokens=70, temperature=0, ignore_eos=True)
     stopped = SamplingParams(max_tokens=70, temperature=0, stop=("e", "a", "t"))
     programs = [long_story(i, (long, stopped, GREEDY)[i % 3]) for i in range(12)]
@@ -130,8 +130,8 @@ def test_answers_are_the_same_where_sequences_are_preempted(tiny_model_path: Pat
     assert (ahead.scheduler.num_preemptions > 0) is (num_slots < 900)
 
 
-def test_a_sequence_that_just_fits_its_pool_ends_as_it_would_a_step_at_a_time(tiny_model_path: Path) -> None:
-    """The slot of a token that is not to come must not be missed."""
+def test_overlap_changes_no_answer_when_a_sequence_just_fits_the_pool(tiny_model_path: Path) -> None:
+    """The last token needs no slot of its own, so the pool may be full by then."""
     params = SamplingParams(max_tokens=40, temperature=0, stop=("e",))
     text = [Text(op=0, seq=0, text="A lone sequence: "), Gen(op=1, seq=0, params=params), Close(op=2, seq=0)]
     alone = answers(engine_of(tiny_model_path, speculative="off"), [text])
@@ -151,7 +151,7 @@ def test_vectorised_decode_waits_once_a_step_and_reads_nothing_else(tiny_model_p
     params = SamplingParams(max_tokens=60, temperature=0.8, seed=3, top_p=0.9, ignore_eos=True)
     penalised = SamplingParams(max_tokens=60, temperature=0, presence_penalty=0.3, ignore_eos=True)
     masked = GrammarSpec("regex", "[a-z]{60}")
-    engine.grammars.compile(masked).result()  # else the others might be over before it begins
+    engine.grammars.compile(masked).result()  # so that it starts with the others
     plain = [story(0, params), story(1, GREEDY), story(2, penalised), story(3, params, grammar=masked)]
     for ops in [*plain, *(story(i, params) for i in range(4, 8)), *(story(8, params),) * 2]:
         driver.submit(ops[:2] + ops[4:])
@@ -166,13 +166,13 @@ def test_vectorised_decode_waits_once_a_step_and_reads_nothing_else(tiny_model_p
         assert reads.found == []
     assert device.log.count("wait") == 20
     assert device.log.count("download") == 20
-    # In each step: the forward is given, then the step before is read, then draws are given.
+    # In each step the host queues the forward, reads the previous step, then queues the draws.
     for step in " ".join(device.log).split("download")[1:-1]:
         assert step.split().index("wait") > step.split().index("replay"), step
     assert device.log.count("replay") == 20
 
 
-def test_what_makes_a_host_wait_is_found() -> None:
+def test_host_reads_finds_a_call_that_waits_for_the_device() -> None:
     device = StandIn()
     from phloem.kernels import reference
 
@@ -186,7 +186,7 @@ def test_what_makes_a_host_wait_is_found() -> None:
     assert {(place.what, place.file) for place in reads.found} == {("tolist", "kernels/reference.py")}
 
 
-def test_a_cancelled_program_s_token_is_dropped_and_its_slots_are_free(tiny_model_path: Path) -> None:
+def test_cancel_drops_the_token_being_drawn_and_frees_its_slots(tiny_model_path: Path) -> None:
     engine = engine_of(tiny_model_path, StandIn(), speculative="off")
     driver = Driver(engine)
     kept = driver.submit(story(1, GREEDY), program="kept")
@@ -205,20 +205,20 @@ def test_a_cancelled_program_s_token_is_dropped_and_its_slots_are_free(tiny_mode
     assert engine.cache.num_leased == 0
 
 
-def test_a_client_that_goes_leaves_a_step_that_nobody_reads(tiny_model_path: Path) -> None:
+def test_a_client_can_leave_while_a_step_is_computed(tiny_model_path: Path) -> None:
     engine = engine_of(tiny_model_path, StandIn(), speculative="off")
     driver = Driver(engine)
     driver.submit(story(0, SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)))
     for _ in range(6):
         driver.step()
     engine.drop_client(CLIENT)
-    assert engine.has_work  # the step that is on its way
+    assert engine.has_work  # the step that is being computed
     driver.run()
     assert not engine.has_work and engine.cache.num_leased == 0
 
 
-def test_few_sequences_wait_for_drafts_while_these_come_true(tiny_model_path: Path) -> None:
-    """A grammar that leaves little choice: guesses come true, so the engine waits and runs them, and wins steps."""
+def test_few_sequences_wait_for_drafts_while_these_are_accepted(tiny_model_path: Path) -> None:
+    """A grammar with little choice: drafts are accepted, so the engine waits for tokens to draft after them."""
     ops = [
         Text(op=0, seq=0, text="abcabcabcabcabcabcabcabc"),
         Gen(op=1, seq=0, params=replace_max(GREEDY, 60), grammar=GrammarSpec("regex", "([abc]{3}){20}")),
@@ -232,8 +232,8 @@ def test_few_sequences_wait_for_drafts_while_these_come_true(tiny_model_path: Pa
 
 
 @pytest.mark.parametrize("order", ["shortest_remaining", "oldest_program"])
-def test_answers_are_the_same_where_sequences_make_way_for_others(tiny_model_path: Path, order: str) -> None:
-    """Twelve long ones run, ten at a time; short ones, more urgent where that is what counts, come meanwhile."""
+def test_sequences_that_yield_to_more_urgent_ones_give_equal_answers(tiny_model_path: Path, order: str) -> None:
+    """Twelve long sequences, ten at a time; short ones, with a higher priority where the order uses it, come later."""
     long, short = (SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in (90, 6))
     programs = [long_story(i, long if i < 12 else short) for i in range(20)]
     priorities = [1 if i < 12 or order == "shortest_remaining" else 0 for i in range(20)]

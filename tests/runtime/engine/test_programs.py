@@ -1,4 +1,4 @@
-"""Ops on a tiny random model: what each means, that each ends once, and that no fast path changes a token."""
+"""Ops on a tiny random model: their meaning, one end for each, and equal tokens on every fast path."""
 
 import math
 import re
@@ -20,7 +20,7 @@ def test_text_then_gen_answers_every_op_once_and_closes(driver):
     assert outcome.closed.stats.generated_tokens == 12 and outcome.closed.stats.submits == 1
 
 
-def test_greedy_tokens_are_equal_alone_batched_cached_chunked_and_not(tiny_model_path, driver):
+def test_greedy_tokens_are_equal_alone_batched_cached_and_chunked(tiny_model_path, driver):
     texts = prompts(12)
     alone = [generate(driver, text)[1].candidates[0].token_ids for text in texts]
     again = [generate(driver, text) for text in texts]
@@ -35,7 +35,7 @@ def test_greedy_tokens_are_equal_alone_batched_cached_chunked_and_not(tiny_model
         other.close()
 
 
-def test_forked_children_continue_as_copies_would(driver):
+def test_forked_children_continue_like_copies(driver):
     ops = [o.Text(op=0, seq=0, text="the phloem "), o.Fork(op=1, seq=0, children=(1, 2))]
     for child in (1, 2):
         ops += [
@@ -49,7 +49,7 @@ def test_forked_children_continue_as_copies_would(driver):
     assert set(outcome.ends) == {op.op for op in ops} and set(outcome.ends.values()) == {1}
     expected = []
     for child in (1, 2):
-        # The same token boundaries: the fork's point is one.
+        # The copies have the same token boundaries, because a fork is one.
         plain = driver.run(
             [
                 o.Text(op=0, seq=0, text="the phloem "),
@@ -64,7 +64,7 @@ def test_forked_children_continue_as_copies_would(driver):
     assert outcome.closed is not None
 
 
-def test_ref_pastes_a_value_that_did_not_exist_when_it_was_sent(driver):
+def test_ref_pastes_a_value_that_is_generated_after_the_submit(driver):
     outcome = driver.run(
         [
             o.Text(op=0, seq=1, text="abc"),
@@ -93,7 +93,7 @@ def test_select_takes_the_choice_with_the_likeliest_tokens(driver):
 
 
 @pytest.mark.parametrize("method", ["greedy_token_selection", "unconditional_likelihood_normalized"])
-def test_the_other_two_ways_to_choose_follow_their_formulas(driver, method):
+def test_the_other_two_select_methods_follow_their_formulas(driver, method):
     choices = (" yes", " no", " no way")
     outcome = driver.run([o.Text(op=0, seq=0, text="well,"), o.Select(op=1, seq=0, choices=choices, method=method)])
     meta = outcome.done[1].meta
@@ -107,7 +107,7 @@ def test_the_other_two_ways_to_choose_follow_their_formulas(driver, method):
         assert meta.logprobs[meta.index][0] == max(row[0] for row in meta.logprobs)
 
 
-def test_after_select_generation_goes_on_from_the_winner(driver):
+def test_generation_continues_from_the_choice_that_select_took(driver):
     outcome = driver.run(
         [
             o.Text(op=0, seq=0, text="pick:"),
@@ -165,7 +165,7 @@ def test_logprobs_are_of_the_tokens_and_sum_to_the_score(driver):
     assert head.value(1) == pytest.approx(sum(tail), abs=1e-4)
 
 
-def test_rollback_returns_to_the_mark_and_goes_on_as_if_nothing_had_been(driver):
+def test_after_a_rollback_generation_equals_that_without_the_text(driver):
     outcome = driver.run(
         [
             o.Text(op=0, seq=0, text="keep this"),
@@ -177,7 +177,7 @@ def test_rollback_returns_to_the_mark_and_goes_on_as_if_nothing_had_been(driver)
             o.Mark(op=6, seq=0, begin=1),
         ]
     )
-    assert outcome.done[5].meta.cached_tokens == len("keep this") - 1  # no token of it is run again but for its logits
+    assert outcome.done[5].meta.cached_tokens == len("keep this") - 1  # its last token is run again for the logits
     plain, _ = generate(driver, "keep this")
     assert outcome.value(5) == plain
     assert outcome.value(6) == plain[0]

@@ -1,4 +1,4 @@
-"""The engine on SmolLM2-135M-Instruct: greedy tokens are Hugging Face transformers', however they are computed."""
+"""The engine on SmolLM2-135M-Instruct: greedy tokens equal those of Hugging Face transformers."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from phloem.tests.runtime.engine.greedy_reference import NUM_TOKENS, PROMPTS, Gr
 
 pytestmark = pytest.mark.model
 
-NEAR_TIE = 1e-3  # float32 sums in another order may turn a smaller difference of logits round
+NEAR_TIE = 1e-3  # float32 sums in another order can reverse smaller differences of logits
 
 
 def submit(driver: Driver, prompt: str) -> Outcome:
@@ -20,7 +20,7 @@ def submit(driver: Driver, prompt: str) -> Outcome:
 
 
 def differing(outcomes: list[Outcome]) -> list[int]:
-    """The prompts whose tokens are not the reference's; a near-tie of its own logits may end the comparison."""
+    """The prompts whose tokens differ from the reference's, up to the first near-tie of its logits."""
 
     def agrees(outcome: Outcome, wanted: Greedy) -> bool:
         made = outcome.done[1].meta.candidates[0].token_ids
@@ -32,7 +32,7 @@ def differing(outcomes: list[Outcome]) -> list[int]:
     return [i for i, pair in enumerate(zip(outcomes, expected(), strict=True)) if not agrees(*pair)]
 
 
-def test_the_prompts_are_the_reference_s_and_reach_far_into_the_context(smollm2_path):
+def test_the_prompts_equal_the_reference_s_and_some_are_long(smollm2_path):
     engine = EngineCore(EngineConfig(model=str(smollm2_path), num_slots=2048))
     assert [engine.tokenizer.encode(prompt) for prompt in PROMPTS] == [entry.prompt_ids for entry in expected()]
     assert len(PROMPTS) == 20 and 1500 < max(len(entry.prompt_ids) for entry in expected()) <= 2000
@@ -53,7 +53,7 @@ def test_greedy_tokens_are_those_of_transformers(smollm2_path, options, at_once)
         driver.run()
     assert not differing(outcomes)
     if engine.config.prefix_cache:
-        # Once more, now with every prompt in the cache.
+        # Again, with every prompt in the cache.
         again = [submit(driver, prompt) for prompt in PROMPTS]
         driver.run()
         assert not differing(again)
@@ -63,7 +63,7 @@ def test_greedy_tokens_are_those_of_transformers(smollm2_path, options, at_once)
 
 
 def test_the_default_precision_keeps_the_meaning(smollm2_path):
-    """Four-bit weights with bfloat16 activations may turn close calls; most first tokens must stay."""
+    """4-bit weights with bfloat16 activations can reverse near-ties; most first tokens must stay."""
     engine = EngineCore(EngineConfig(model=str(smollm2_path), num_slots=24_000))
     driver = Driver(engine, check=False)
     outcomes = [submit(driver, prompt) for prompt in PROMPTS]

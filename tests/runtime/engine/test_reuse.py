@@ -1,4 +1,4 @@
-"""The engine on SmolLM2-135M-Instruct: what was computed once is not computed again, and no answer changes by it."""
+"""The engine on SmolLM2-135M-Instruct computes no prefix twice, and the cache changes no answer."""
 
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ TURNS = (
 
 @pytest.fixture(scope="module")
 def engine(smollm2_path):
-    # No drafts: then what is run is prompts, and one token a step.
+    # Without drafts the engine runs prompts, and one token a sequence and step.
     engine = EngineCore(EngineConfig(model=str(smollm2_path), num_slots=8192, speculative="off"))
     yield engine
     engine.close()
@@ -47,7 +47,7 @@ def ask(prompt: str) -> list[o.AnyOp]:
 
 
 def num_distinct_prefixes(prompts: list[list[int]]) -> int:
-    """Tokens of a tree that holds every prompt but its last token, which is run for its logits."""
+    """The size of a tree of all prompts without their last tokens, which are run for their logits."""
     return len({tuple(ids[: n + 1]) for ids in prompts for n in range(len(ids) - 1)})
 
 
@@ -60,7 +60,7 @@ def test_each_distinct_prefix_token_is_computed_exactly_once(driver):
     ids = [engine.tokenizer.encode(prompt) for prompt in prompts]
     computed = sum(outcome.closed.stats.prefilled_tokens for outcome in outcomes)
     assert computed == num_distinct_prefixes(ids) + len(prompts)
-    # The engine's own count agrees: besides, each answer's tokens but its last were run.
+    # The engine's count agrees: it also ran each answer's tokens except the last.
     assert engine.loop.counters.forward_tokens - before == computed + len(prompts) * (GREEDY.max_tokens - 1)
 
 
@@ -83,7 +83,7 @@ def test_a_chat_of_six_turns_in_one_program_computes_no_history_again(driver):
     metas = [outcome.done[op.op].meta for op in ops if isinstance(op, o.Gen)]
     for before, meta in pairwise(metas):
         history = before.prompt_tokens + before.candidates[0].completion_tokens
-        assert meta.cached_tokens == history - 1  # the last token made was never run: nothing followed it
+        assert meta.cached_tokens == history - 1  # the last generated token was never run, because nothing followed it
     last = metas[-2]
     assert metas[-1].cached_tokens >= 0.95 * (last.prompt_tokens + last.candidates[0].completion_tokens)
 
@@ -103,7 +103,7 @@ def test_a_chat_of_six_stateless_requests_reuses_its_history_generated_tokens_in
 
 
 def test_cold_and_warm_answers_are_equal(smollm2_path):
-    """In float32; elsewhere a batch of another size may turn a near-tie round."""
+    """In float32; in other precisions another batch size can reverse a near-tie."""
     engine = EngineCore(EngineConfig(model=str(smollm2_path), precision="float32", num_slots=2048))
     driver = Driver(engine)
     cold = driver.run(ask(STEM + QUESTIONS[0])).done[1].meta

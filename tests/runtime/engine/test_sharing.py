@@ -1,4 +1,4 @@
-"""What programs share on a tiny random model: prefixes, pins, the queue by tenants and orders, and slots."""
+"""What programs share on a tiny random model: prefixes, pins, the queue and slots."""
 
 import typing
 
@@ -34,12 +34,12 @@ def test_turns_find_their_history_generated_tokens_included(driver):
     outcome = driver.run(ops)
     for turn in range(1, 6):
         meta, last = outcome.done[10 * turn + 1].meta, outcome.done[10 * turn - 9].meta
-        # All but the last generated token (never run) and the new text.
+        # All except the last generated token, which was never run, and the new text.
         assert meta.cached_tokens == last.prompt_tokens + 12 - 1
 
 
-def test_a_finished_sequence_is_extended_in_place_by_a_later_submit(driver):
-    """As a client does that reads an answer before it asks on: nothing of the history is run again."""
+def test_a_later_submit_extends_a_finished_sequence_in_place(driver):
+    """A client that reads an answer before its next question: no token of the history is run again."""
     first = driver.submit([o.Text(op=0, seq=0, text="turn one"), o.Gen(op=1, seq=0, params=GREEDY)], program="chat")
     driver.run()
     history = first.done[1].meta.prompt_tokens + 12
@@ -58,7 +58,7 @@ def test_a_finished_sequence_is_extended_in_place_by_a_later_submit(driver):
     assert [first.value(op) for op in (1, 3)] == [at_once.value(op) for op in (1, 3)]
 
 
-def test_more_sequences_than_may_wait_are_refused_and_what_was_accepted_goes_on(tiny_model_path):
+def test_submits_beyond_max_waiting_are_rejected_and_accepted_ones_finish(tiny_model_path):
     engine = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", max_running=1, max_waiting=2))
     driver = Driver(engine)
     outcomes = [driver.submit([o.Text(op=0, seq=0, text=f"{n}"), o.Gen(op=1, seq=0, params=GREEDY)]) for n in range(3)]
@@ -101,7 +101,7 @@ def test_a_pin_keeps_a_prefix_for_its_time_within_its_budget(tiny_model_path):
     for n in range(3, 6):
         cached(f"{n} {rest}")
     assert cached(stem) == 0
-    # A prompt for which there would be room but for the pins runs all the same.
+    # A prompt that needs the pinned slots runs all the same.
     assert pin(stem, 60.0) == len(stem)
     assert cached("x" * 270) == 0 and cached("x" * 270) > 0
     engine.close()
@@ -146,7 +146,7 @@ def test_tenants_share_by_the_weights_of_the_config(tiny_model_path):
         ({"tenant_weights": {"a": 0.0}}, "tenant_weights: 0.0 for 'a'"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused_by_name(tiny_model_path, options, words):
+def test_impossible_scheduling_options_are_refused_by_name(tiny_model_path, options, words):
     with pytest.raises(InvalidParams, match=words):
         EngineCore(EngineConfig(model=str(tiny_model_path), **options))
 

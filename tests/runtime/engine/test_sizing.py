@@ -1,4 +1,4 @@
-"""On a GPU the pool is what fits beside the weights and the greatest step, by what the device says of its memory."""
+"""On a GPU the KV pool fills the memory that the weights and the largest step leave."""
 
 from pathlib import Path
 
@@ -19,12 +19,12 @@ def engine_on(path: Path, device: StandIn, **options: object) -> EngineCore:
     return EngineCore(config, accelerator=device)
 
 
-def test_slots_take_what_weights_and_the_greatest_step_leave(tiny_model_path: Path) -> None:
+def test_slots_fill_the_memory_that_weights_and_the_largest_step_leave(tiny_model_path: Path) -> None:
     device = StandIn(memory=(70 * MIB, 100 * MIB), peak_bytes=5 * MIB)
     engine = engine_on(tiny_model_path, device, gpu_memory_fraction=0.8)
     each = slot_size_bytes(engine.model.config, engine.kv.dtype)
     assert engine.cache.num_slots == (80 - 30 - 2 * 5) * MIB // each - 1
-    assert engine.kv.num_slots == engine.cache.num_slots + 1  # the executor's
+    assert engine.kv.num_slots == engine.cache.num_slots + 1  # the executor owns one
     assert len(device.trials) == 2
 
 
@@ -34,14 +34,14 @@ def test_a_given_number_of_slots_is_not_measured(tiny_model_path: Path) -> None:
     assert not device.trials
 
 
-def test_too_little_memory_names_what_takes_it_and_the_way_out(tiny_model_path: Path) -> None:
+def test_too_little_memory_is_refused_with_the_sizes_and_the_way_out(tiny_model_path: Path) -> None:
     with pytest.raises(LimitExceeded, match=r"fraction 0\.5 of 104,857,600 bytes leaves 0 .* lower max_step_tokens"):
         engine_on(tiny_model_path, StandIn(memory=(20 * MIB, 100 * MIB)), gpu_memory_fraction=0.5)
     with pytest.raises(InvalidParams, match=r"gpu_memory_fraction=1\.5: must be above 0 and at most 1"):
         engine_on(tiny_model_path, StandIn(), gpu_memory_fraction=1.5)
 
 
-def test_the_greatest_step_has_all_tokens_all_rows_and_the_longest_context() -> None:
+def test_the_largest_step_has_all_tokens_all_rows_and_the_longest_context() -> None:
     plan = greatest_step(8, 100, context_len=500, num_slots=100)
     assert plan.num_tokens == 100 and len(plan.rows) == 8
     assert max(row.end for row in plan.rows) == 500

@@ -1,6 +1,6 @@
-"""Programs of random shape and length, cancelled at random points, in a cache a tenth of what they need.
+"""Programs of random shape and length, cancelled at random points, in a cache of a tenth of the slots they need.
 
-``PHLOEM_SOAK_REQUESTS`` sets how many: 2,000 unless it is given, 100,000 by ``make soak``, which shows each round.
+``PHLOEM_SOAK_REQUESTS`` sets their number: 2,000 by default, 100,000 with ``make soak``, which prints each round.
 """
 
 import gc
@@ -20,7 +20,7 @@ from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
 NUM_REQUESTS = int(os.environ.get("PHLOEM_SOAK_REQUESTS", "2000"))
-NUM_ROUNDS = max(8, NUM_REQUESTS // 1250)  # what a round remembers of its programs stays small
+NUM_ROUNDS = max(8, NUM_REQUESTS // 1250)  # so that a round's records stay small
 NUM_SLOTS = 700
 AT_ONCE = 45  # of about 170 tokens each: ten times the slots
 STEPS_PER_CHECK = 20
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def random_text(rng: random.Random) -> str:
-    """One of 200: the tokenizer keeps the last 10,000 pieces of text that it saw, and so would seem to leak."""
+    """One of 200 texts: the tokenizer caches the last 10,000 pieces of text, which would look like a leak."""
     rng = random.Random(rng.randrange(200))
     stem = "You are one of three helpful voices. " * rng.randrange(3)
     return stem + "".join(rng.choice("abc ") for _ in range(rng.randrange(1, 160)))
@@ -45,7 +45,7 @@ def random_params(rng: random.Random) -> SamplingParams:
 
 
 def random_ops(rng: random.Random) -> list[o.AnyOp]:
-    """One generation, several turns, a fork with a join, or a choice; always closed, always of known length."""
+    """One generation, several turns, a fork with a join, or a select; always closed, always of known length."""
     ops: list[o.AnyOp] = []
 
     def text(seq: int) -> None:
@@ -80,14 +80,14 @@ def random_ops(rng: random.Random) -> list[o.AnyOp]:
 
 
 def random_cancel(rng: random.Random, name: str, ops: list[o.AnyOp]) -> m.Cancel:
-    """Of the program, of a sequence, of an op that may be over, or of one that never was."""
+    """Cancels the program, a sequence, an op that may have ended, or an op that does not exist."""
     op = rng.choice(ops)
     return rng.choice([m.Cancel(name), m.Cancel(name, seq=op.seq), m.Cancel(name, op=op.op), m.Cancel(name, op=99)])
 
 
 @dataclass
 class Record:
-    """What the rounds left behind, one entry a round."""
+    """Memory and objects after each round."""
 
     num_requests: int = 0
     wrong_ends: list[str] = field(default_factory=list)
@@ -171,7 +171,7 @@ def record(engine) -> Record:
     for seed in range(NUM_ROUNDS):
         run_round(engine, NUM_REQUESTS // NUM_ROUNDS, seed=seed, record=record)
         engine.drop_client(CLIENT)
-        engine.cache.flush()  # the tree is another one each round, some nodes more or less
+        engine.cache.flush()  # each round's tree has a slightly different number of nodes
         gc.collect()
         record.num_objects.append(len(gc.get_objects()))
         record.resident_bytes.append(resident_bytes())
@@ -193,13 +193,13 @@ def test_no_slot_is_lost(record):
 
 
 def test_memory_is_flat(record):
-    """Two rounds warm the allocators; after that a round leaves nothing behind."""
+    """The first two rounds warm up the allocators; later rounds leave nothing behind."""
     assert max(record.num_objects[2:]) < record.num_objects[1] + 2000
     assert max(record.resident_bytes[2:]) < record.resident_bytes[1] + 8 * 2**20
 
 
-def test_the_cache_was_short_and_sequences_were_cut_off(engine, record):
-    """Else the tests above would claim too much."""
+def test_the_soak_evicted_and_cancelled(engine, record):
+    """The other tests mean something only if the cache was short and programs were cancelled."""
     assert max(record.need_tokens) > 10 * NUM_SLOTS, record.need_tokens
     assert record.num_cancelled > record.num_requests // 50 and record.num_partial > record.num_requests // 200
     assert engine.scheduler.num_preemptions > record.num_requests // 200

@@ -1,4 +1,4 @@
-"""KV in host memory and on disk behind a real engine: found again, checked, and never another answer."""
+"""KV in host memory and on disk behind an engine: found again, verified, and without effect on answers."""
 
 import logging
 import shutil
@@ -12,7 +12,7 @@ from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import Driver
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-PROMPTS = [f"{n} " + "the sap rises and the leaves fall " * 12 for n in range(4)]  # some 410 tokens each
+PROMPTS = [f"{n} " + "the sap rises and the leaves fall " * 12 for n in range(4)]  # about 410 tokens each
 
 
 def make_engine(path, **options) -> EngineCore:
@@ -22,7 +22,7 @@ def make_engine(path, **options) -> EngineCore:
 
 
 def ask(engine: EngineCore, prompt: str) -> tuple[tuple[int, ...], int]:
-    """The answer's tokens, and how many of the prompt's were found instead of computed."""
+    """The answer's tokens, and the number of prompt tokens found in the cache."""
     ops = [o.Text(op=0, seq=0, text=prompt), o.Gen(op=1, seq=0, params=GREEDY), o.Close(op=2, seq=0)]
     meta = Driver(engine).run(ops).done[1].meta
     return meta.candidates[0].token_ids, meta.cached_tokens
@@ -36,7 +36,7 @@ def cold(tiny_model_path) -> list[tuple[int, ...]]:
     return answers
 
 
-def test_what_the_pool_has_no_room_for_comes_back_from_host_memory(tiny_model_path, cold):
+def test_evicted_kv_comes_back_from_host_memory(tiny_model_path, cold):
     engine = make_engine(tiny_model_path, num_slots=512, host_cache_bytes=64 << 20)
     assert [ask(engine, prompt) for prompt in PROMPTS] == [(answer, 0) for answer in cold]
     for prompt, answer in zip(PROMPTS, cold, strict=True):
@@ -46,7 +46,7 @@ def test_what_the_pool_has_no_room_for_comes_back_from_host_memory(tiny_model_pa
     engine.close()
 
 
-def test_a_restart_finds_its_prefixes_again_and_answers_the_same(tiny_model_path, tmp_path, cold):
+def test_after_a_restart_prefixes_come_from_disk_and_answers_are_equal(tiny_model_path, tmp_path, cold):
     engine = make_engine(tiny_model_path, disk_cache=str(tmp_path))
     assert [ask(engine, prompt) for prompt in PROMPTS] == [(answer, 0) for answer in cold]
     engine.close()
@@ -57,7 +57,7 @@ def test_a_restart_finds_its_prefixes_again_and_answers_the_same(tiny_model_path
     engine.close()
 
 
-def test_an_idle_engine_writes_behind(tiny_model_path, tmp_path):
+def test_an_idle_engine_writes_blocks_to_disk(tiny_model_path, tmp_path):
     engine = make_engine(tiny_model_path, disk_cache=str(tmp_path))
     ask(engine, PROMPTS[0])
     for _ in range(3):
@@ -84,7 +84,7 @@ def test_a_corrupt_file_is_ignored_with_one_line(tiny_model_path, tmp_path, cold
     engine.close()
 
 
-def test_another_model_or_number_format_finds_nothing(tiny_model_path, tmp_path):
+def test_another_model_or_number_format_does_not_use_the_blocks(tiny_model_path, tmp_path):
     engine = make_engine(tiny_model_path, disk_cache=str(tmp_path / "kv"))
     ask(engine, PROMPTS[0])
     engine.close()
@@ -100,7 +100,7 @@ def test_another_model_or_number_format_finds_nothing(tiny_model_path, tmp_path)
         engine.close()
 
 
-def test_blocks_of_a_byte_are_a_quarter_of_float32_and_are_found_again(tiny_model_path, tmp_path):
+def test_one_byte_blocks_take_a_quarter_of_float32_and_are_found_again(tiny_model_path, tmp_path):
     sizes = {}
     for format in ("auto", "int8", "fp8"):
         folder = tmp_path / format
@@ -126,7 +126,7 @@ def test_two_engines_on_one_host_share_what_each_has_computed(tiny_model_path, t
 
 
 def test_a_preempted_sequence_comes_back_from_host_memory(tiny_model_path):
-    """Four sequences that start small and outgrow the pool together; each ends as it does alone."""
+    """Four sequences that together need more slots than the pool has; each gives the answer that it gives alone."""
     long = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
 
     def ops(n: int) -> list[o.AnyOp]:
@@ -145,7 +145,7 @@ def test_a_preempted_sequence_comes_back_from_host_memory(tiny_model_path):
     engine.close()
 
 
-def test_where_computing_is_quicker_than_copying_nothing_is_copied(tiny_model_path):
+def test_blocks_are_not_copied_when_computing_is_faster(tiny_model_path):
     engine = make_engine(tiny_model_path, num_slots=512, host_cache_bytes=64 << 20)
     engine.tiers._save_s = 10.0
     for prompt in PROMPTS:
@@ -163,6 +163,6 @@ def test_where_computing_is_quicker_than_copying_nothing_is_copied(tiny_model_pa
         ({"disk_cache": "/dev/null/kv"}, "cannot be used"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(tiny_model_path, options, words):
+def test_impossible_options_are_refused_by_name(tiny_model_path, options, words):
     with pytest.raises(InvalidParams, match=words):
         make_engine(tiny_model_path, **options)

@@ -1,4 +1,4 @@
-"""A traced program is told every token with its origin; an untraced one, nothing and the same text."""
+"""A traced program gets every token with its origin; an untraced one gets the same text and no trace."""
 
 import phloem
 import pytest
@@ -23,7 +23,7 @@ def program(s):
     s += phloem.user("more") + phloem.assistant(phloem.gen("d", n=3, max_tokens=5, temperature=0.5, seed=1))
 
 
-def test_the_tokens_told_are_the_text_of_each_sequence(engine):
+def test_the_traced_tokens_join_to_the_text_of_each_sequence(engine):
     state = program.run(trace=True, backend=engine)
     run = record_of(state._program)
     assert run.is_traced
@@ -34,7 +34,7 @@ def test_the_tokens_told_are_the_text_of_each_sequence(engine):
         assert text.startswith(" and then") and '{"name": "' in text
 
 
-def test_origins_count_up_to_what_the_metas_say(engine):
+def test_the_counts_of_origins_equal_those_of_the_meta(engine):
     state = program.run(trace=True, backend=engine)
     meta = state.get_meta_info("c")[0]
     (first, *_) = [op for op in record_of(state._program).ops if op.name == "c"]
@@ -50,7 +50,7 @@ def test_origins_count_up_to_what_the_metas_say(engine):
     assert "cached" in given and set(given) <= {"cached", "prompt"}
 
 
-def test_an_op_begins_before_it_waits_runs_and_ends(engine):
+def test_an_op_starts_before_it_ends_and_branches_lie_between_their_neighbours(engine):
     run = record_of(program.run(trace=True, backend=engine)._program)
     a, *branches, d = run.ops
     assert a.start_s >= 0 and all(op.is_timed and op.end_s >= op.start_s for op in run.ops)
@@ -58,14 +58,14 @@ def test_an_op_begins_before_it_waits_runs_and_ends(engine):
     assert run.total_s == pytest.approx(max(op.end_s for op in run.ops))
 
 
-def test_tracing_changes_no_text_and_is_told_only_when_asked_for(engine):
+def test_tracing_changes_no_text_and_is_off_by_default(engine):
     plain, traced = program.run(backend=engine), program.run(trace=True, backend=engine)
     assert plain.text() == traced.text() and plain["d"] == traced["d"]
     assert not record_of(plain._program).is_traced
     assert "output_token_logprobs" not in traced.get_meta_info("a")
 
 
-def test_a_stop_string_that_cuts_a_token_leaves_tokens_that_spell_the_text(engine):
+def test_traced_tokens_join_to_the_text_when_a_stop_string_cuts_a_token(engine):
     @phloem.function
     def stops(s):
         s += "abc" + phloem.gen("x", max_tokens=40, temperature=1, seed=3)

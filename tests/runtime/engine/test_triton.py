@@ -1,4 +1,4 @@
-"""The engine through the Triton kernels, interpreted: the tokens of the CPU path, forks and grammars included."""
+"""The engine on interpreted Triton kernels gives the tokens of the CPU path, with forks and grammars."""
 
 import importlib
 import os
@@ -73,7 +73,7 @@ def values(
     return [outcome.value(op) for op in (2, 3, 5, 6)]
 
 
-def test_a_program_through_triton_kernels_gives_what_the_cpu_path_gives(tiny_model_path: Path) -> None:
+def test_a_program_on_triton_kernels_gives_the_cpu_s_answers(tiny_model_path: Path) -> None:
     expected = values(tiny_model_path)
     backend = triton_backend()
     kernel = importlib.import_module("phloem.kernels.triton.norm").rms_norm_kernel
@@ -91,8 +91,8 @@ def test_a_program_through_triton_kernels_gives_what_the_cpu_path_gives(tiny_mod
     assert calls >= 10
 
 
-def test_the_gpu_s_loop_with_its_graphs_and_kernels_gives_what_the_cpu_path_gives(tiny_model_path: Path) -> None:
-    """All of the CUDA path but CUDA: a step ahead, graphs, the Triton kernels; and no kernel's caller waits."""
+def test_the_gpu_s_loop_with_graphs_and_triton_kernels_gives_the_cpu_s_answers(tiny_model_path: Path) -> None:
+    """The whole CUDA path except CUDA: overlap, graphs and Triton kernels. No kernel's caller waits."""
     expected = values(tiny_model_path)
     device = StandIn()
     with using(traced(triton_backend())), HostReads(device) as reads:
@@ -102,7 +102,7 @@ def test_the_gpu_s_loop_with_its_graphs_and_kernels_gives_what_the_cpu_path_give
 
 
 def test_forks_read_their_prefix_once_and_draw_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice as deep: two parents of one system prompt, and two children each."""
+    """A tree of two levels: two parents with one system prompt, and two children each."""
     path = make_tiny_model(tmp_path, seed=0, num_heads=2, num_kv_heads=1, max_positions=96)
     expected = values(path, ops=family(), max_seq_len=96)
     config = importlib.import_module("phloem.kernels.triton.config")
@@ -120,7 +120,7 @@ def test_forks_read_their_prefix_once_and_draw_the_same_tokens(tmp_path: Path, m
     with using(traced(replace(backend, shared_prefix_attention=noted))), HostReads(device) as reads:
         assert values(path, device, ops=family(), max_seq_len=96) == expected
     assert reads.found == []
-    assert depths >= {1, 2}  # some know the system prompt alone, others their parent's text too
+    assert depths >= {1, 2}  # some share only the system prompt, others their parent's text too
     assert any(graph.num_replays for graph in device.graphs)
 
 

@@ -1,4 +1,4 @@
-"""What tenants and programs used: each token under one origin, rows bounded, numbers that never fall."""
+"""Usage of tenants and programs: each token has one origin, rows are bounded, counts never decrease."""
 
 import pytest
 from phloem.constrained.spec import GrammarSpec
@@ -55,7 +55,7 @@ def test_each_token_of_a_program_has_one_origin(tiny_model_path, speculative):
     engine.close()
 
 
-def test_metrics_tell_hits_evictions_by_cause_waits_and_preemptions(tiny_model_path):
+def test_metrics_have_hits_evictions_by_cause_waits_and_preemptions(tiny_model_path):
     engine = make_engine(tiny_model_path, num_slots=300, max_seq_len=250, host_cache_bytes=4 << 20, speculative="off")
     driver = Driver(engine)
     long = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
@@ -75,7 +75,7 @@ def test_metrics_tell_hits_evictions_by_cause_waits_and_preemptions(tiny_model_p
     engine.close()
 
 
-def test_a_running_program_is_counted_and_counts_never_fall(tiny_model_path):
+def test_a_running_program_is_counted_and_counts_never_decrease(tiny_model_path):
     engine = make_engine(tiny_model_path)
     driver = Driver(engine)
     driver.submit(ask()[:2], program="p", settings=m.ProgramSettings(name="chat"))
@@ -88,7 +88,7 @@ def test_a_running_program_is_counted_and_counts_never_fall(tiny_model_path):
     engine.close()
 
 
-def test_a_cancelled_program_keeps_what_it_used(tiny_model_path):
+def test_the_usage_of_a_cancelled_program_is_kept(tiny_model_path):
     engine = make_engine(tiny_model_path)
     driver = Driver(engine)
     driver.submit(ask(params=SamplingParams(max_tokens=500, ignore_eos=True)), program="p")

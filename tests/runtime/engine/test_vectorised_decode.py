@@ -21,7 +21,7 @@ GRAMMARS = [
 
 
 def rows_of(plan: StepPlan) -> list[tuple[int, int, tuple[int, ...], int]]:
-    """Each row's sequence, start, tokens (-1: one that is being drawn) and number of logits, vectorised or not."""
+    """Each row's sequence, start, tokens (-1: being drawn) and number of logits, vectorised or not."""
     found = [
         (row.seq_id, row.start, tuple(max(i, -1) for i in row.token_ids.tolist()), row.num_logits) for row in plan.rows
     ]
@@ -33,7 +33,7 @@ def rows_of(plan: StepPlan) -> list[tuple[int, int, tuple[int, ...], int]]:
 
 
 class Watched:
-    """An engine whose plans are kept, with how many of their rows were vectorised."""
+    """Records an engine's plans, and how many of their rows were vectorised."""
 
     def __init__(self, engine: EngineCore) -> None:
         self.engine = engine
@@ -131,7 +131,7 @@ def test_plans_answers_and_counters_equal_those_of_decoding_one_by_one(
     assert found[2][0].num_vectorised == 0
 
 
-def test_grammar_states_may_be_forgotten_at_any_time(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgetting_grammar_states_changes_no_answer(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"max_running": 12, "num_slots": 4000, "speculative": "off", "max_step_tokens": 64}
     monkeypatch.setattr(vectorised_decode, "MIN_ROWS", 1)
     found = []

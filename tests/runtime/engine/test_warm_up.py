@@ -1,4 +1,4 @@
-"""A ready engine is one that nothing has been asked of: it says the same, and has counted nothing."""
+"""A warmed-up engine gives the answers of a new one and has counted nothing."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def say(engine: EngineCore) -> list[str]:
     return Driver(engine).run(steps).done[1].value
 
 
-def test_a_ready_engine_says_what_a_new_one_says(tiny_model_path: Path) -> None:
+def test_a_warmed_up_engine_gives_the_answers_of_a_new_one(tiny_model_path: Path) -> None:
     answers = []
     for engine in (ready_engine(config(tiny_model_path)), EngineCore(config(tiny_model_path))):
         answers.append(say(engine))
@@ -32,7 +32,7 @@ def test_a_ready_engine_says_what_a_new_one_says(tiny_model_path: Path) -> None:
     assert answers[0] == answers[1]
 
 
-def test_nothing_of_the_trial_is_counted_or_kept(tiny_model_path: Path) -> None:
+def test_warm_up_leaves_no_counts_and_no_cache(tiny_model_path: Path) -> None:
     engine = ready_engine(config(tiny_model_path))
     ((_, answer),) = engine.step([(CLIENT, m.Query(1, "metrics"))])
     metrics = answer.value
@@ -42,7 +42,7 @@ def test_nothing_of_the_trial_is_counted_or_kept(tiny_model_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"num_slots": 1}, {"num_slots": 8, "max_running": 1}, {"max_seq_len": 2}])
-def test_a_small_engine_is_ready_too(tiny_model_path: Path, limits: dict[str, int]) -> None:
+def test_warm_up_works_with_small_limits(tiny_model_path: Path, limits: dict[str, int]) -> None:
     engine = ready_engine(config(tiny_model_path, **limits))
     engine.check()
     assert engine.step([]) == []

@@ -1,8 +1,8 @@
-"""A GPU for machines without one: the step loop's copies, waits and graphs, and what breaks on a real one is refused.
+"""A stand-in for a GPU: it offers copies, waits and graphs on a CPU, and refuses what would break on a real GPU.
 
-Work is done at once on the CPU, but what a real device would not have told yet cannot be read: results come from
-``wait`` alone. A graph's run is made again at each replay, and has to make the very calls that were captured, at the
-very addresses. ``HostReads`` finds the calls that would make a host wait.
+Work is done at once on the CPU, but results can be read only through ``wait``. A replay of a graph runs its function
+again, which has to make exactly the captured calls at the captured addresses. ``HostReads`` finds the calls that would
+make the host wait for a GPU.
 """
 
 import sys
@@ -23,10 +23,10 @@ ROOT = Path(phloem.__file__).resolve().parent
 
 
 class StandIn:
-    """``log`` has the names of what was asked, in order; ``graphs`` those that were made."""
+    """``log``: names of the calls, in order; ``graphs``: the captured graphs."""
 
     def __init__(self, *, memory: tuple[int, int] = (1 << 30, 1 << 30), peak_bytes: int = 0) -> None:
-        """``memory``: the bytes that are free, and all; ``peak_bytes``: of any step."""
+        """``memory``: (free, total) bytes; ``peak_bytes``: of every step."""
         self.memory, self.peak = memory, peak_bytes
         self.trials: list[Callable[[], object]] = []
         self.device = torch.device("cpu")
@@ -105,7 +105,7 @@ class StandInGraph:
 
 
 class Trace(TorchDispatchMode):
-    """The calls of torch's operators and of traced kernels: names, shapes, and the addresses that come from outside."""
+    """Records the calls of torch's operators and of traced kernels: names, shapes, and addresses from outside."""
 
     current: "Trace | None" = None
 
@@ -113,7 +113,7 @@ class Trace(TorchDispatchMode):
         super().__init__()
         self.calls: list[tuple[object, ...]] = []
         self._made: set[int] = set()
-        self._kept: list[torch.Tensor] = []  # else their memory would be given out again
+        self._kept: list[torch.Tensor] = []  # keeps their memory from being reused
 
     def __enter__(self) -> "Trace":
         Trace.current = self
@@ -154,7 +154,7 @@ def _leaves(value: object) -> list[object]:
 
 
 def traced(backend: Backend) -> Backend:
-    """``backend``, whose calls a trace sees too."""
+    """``backend`` with calls that a trace records too."""
 
     def seen(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
@@ -162,7 +162,7 @@ def traced(backend: Backend) -> Backend:
             if trace is None:
                 return op(*args, **options)
             trace.note(name, (args, options))
-            trace.__exit__(None, None, None)  # what a kernel does inside on a CPU is not what a graph holds
+            trace.__exit__(None, None, None)  # the torch calls inside a CPU kernel are not part of the graph
             try:
                 out = op(*args, **options)
             finally:
@@ -193,7 +193,7 @@ _LISTS = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
 class HostReads(TorchFunctionMode):
-    """``found``: where the product's code made the host wait, but for what was read back. CPU kernels may do so."""
+    """``found``: places in the product where the host waits, except in ``wait`` and in CPU kernels."""
 
     def __init__(self, device: StandIn) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def _indices(index: object) -> list[object]:
 
 
 def _caller(what: str) -> Place | None:
-    """The line of the product that called torch; None if it was somebody else, or a kernel that runs on the host."""
+    """The line of the product that called torch; None if other code called it, or a kernel that runs on the host."""
     frame: FrameType | None = sys._getframe(2)
     inner = (str(Path(torch.__file__).parent), __file__)
     while frame is not None and frame.f_code.co_filename.startswith(inner):

@@ -1,4 +1,4 @@
-"""Decode steps from graphs give the very logits of eager steps, at addresses that stay, and padding harms nobody."""
+"""Decode steps from graphs give exactly the logits of eager steps, at fixed addresses, with harmless padding."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ def model(tiny_model_path: Path) -> Model:
 
 
 class TwoWays:
-    """The same steps on the CPU's path and as a GPU would have them."""
+    """Runs the same steps on the CPU's path and on the GPU's path."""
 
     def __init__(self, model: Model) -> None:
         self.device = StandIn()
@@ -63,7 +63,7 @@ def test_logits_are_those_of_eager_steps(model: Model) -> None:
     assert sum(graph.num_replays for graph in both.device.graphs) == 18
 
 
-def test_a_wider_table_is_another_graph_and_prompts_run_without(model: Model) -> None:
+def test_a_wider_table_has_its_own_graph_and_prompts_have_none(model: Model) -> None:
     both = TwoWays(model)
     both.step({0: LEAST_WIDTH - 1})
     assert not both.device.graphs
@@ -74,10 +74,10 @@ def test_a_wider_table_is_another_graph_and_prompts_run_without(model: Model) ->
     assert len(both.device.graphs) == 2
 
 
-def test_slots_that_changed_before_the_step_s_own_reach_the_table(model: Model) -> None:
+def test_changed_slots_of_earlier_positions_reach_the_table(model: Model) -> None:
     both = TwoWays(model)
     both.step({0: 20, 1: 9})
-    for executor in both.executors:  # a sibling's slots take the place of the row's own, with the same contents
+    for executor in both.executors:  # a sibling's slots, with equal contents, replace the row's own
         for k in (*executor.kv.k, *executor.kv.v):
             k[NUM_SLOTS - 5 : NUM_SLOTS] = k[torch.tensor(both.slots[0][3:8])]
             k[torch.tensor(both.slots[0][3:8])] = 1e3
@@ -86,7 +86,7 @@ def test_slots_that_changed_before_the_step_s_own_reach_the_table(model: Model) 
     both.step({0: 1, 1: 1}, stale_from=3)
 
 
-def test_padding_writes_to_the_spare_slot_alone(model: Model) -> None:
+def test_padding_rows_write_only_to_the_spare_slot(model: Model) -> None:
     both = TwoWays(model)
     both.step(dict.fromkeys(range(3), 2))
     ahead = both.executors[1]
@@ -98,7 +98,7 @@ def test_padding_writes_to_the_spare_slot_alone(model: Model) -> None:
         assert set(changed) == written
 
 
-def test_a_draw_is_fed_to_the_next_step_without_the_host(model: Model) -> None:
+def test_the_next_step_uses_a_draw_without_the_host(model: Model) -> None:
     both = TwoWays(model)
     both.step({0: 4, 1: 6})
     ahead = both.executors[1]
@@ -117,7 +117,7 @@ def test_a_draw_is_fed_to_the_next_step_without_the_host(model: Model) -> None:
     assert both.device.log.count("wait") == 0
 
 
-def test_the_ladder_ends_at_the_most_rows_and_pads_little() -> None:
+def test_the_ladder_ends_at_max_rows_and_pads_little() -> None:
     assert ladder(1) == (1,)
     assert ladder(12) == (1, 2, 4, 8, 12)
     for most in (64, 100, 256, 600):
@@ -126,7 +126,7 @@ def test_the_ladder_ends_at_the_most_rows_and_pads_little() -> None:
         assert all(above - below <= max(below / 2, 8) for below, above in pairwise(sizes[3:]))
 
 
-def test_a_graph_that_would_replay_something_else_is_refused(model: Model) -> None:
+def test_the_stand_in_refuses_a_graph_whose_replay_differs_from_its_capture(model: Model) -> None:
     device = StandIn()
     held = [torch.zeros(3)]
     with using(traced(CPU)):
@@ -138,7 +138,7 @@ def test_a_graph_that_would_replay_something_else_is_refused(model: Model) -> No
     assert result.tolist() == [1, 1, 1]
 
 
-def test_branches_of_a_tree_see_what_they_see_on_the_cpu(model: Model) -> None:
+def test_logits_of_draft_branches_equal_those_of_the_cpu(model: Model) -> None:
     both = TwoWays(model)
     both.step({0: 7, 1: 3})
     rows = []

@@ -1,4 +1,4 @@
-"""What rows share is found by their slots: each chunk of a token is read once, and together where it can be."""
+"""Shared prefixes are found by slots: each token reads each chunk once, and rows read shared chunks together."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def find(look: PrefixFinder, contexts: Sequence[np.ndarray], ends: np.ndarray, c
 
 
 def forest(rng: np.random.Generator, num_rows: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Contexts that branch off from one another at random places; ends and numbers of new tokens."""
+    """Contexts that branch off each other at random places; their lengths and numbers of new tokens."""
     slots = iter(rng.permutation(10_000))
     contexts: list[np.ndarray] = []
     for _ in range(num_rows):
@@ -50,7 +50,7 @@ def check(found: Prefixes, contexts: Sequence[np.ndarray], ends: np.ndarray, cou
         for token in found.order[begin:end]:
             keys = slice(first * CHUNK, last * CHUNK)
             assert np.array_equal(contexts[owners[token]][keys], contexts[row][keys])
-            assert last * CHUNK <= ends[owners[token]] - counts[owners[token]]  # all of it before what is new
+            assert last * CHUNK <= ends[owners[token]] - counts[owners[token]]  # it ends before the new tokens
             for chunk in range(first, last):
                 read[token][chunk] += 1
     for chunks, own_from in zip(read, found.own_from, strict=True):
@@ -58,7 +58,7 @@ def check(found: Prefixes, contexts: Sequence[np.ndarray], ends: np.ndarray, cou
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_each_chunk_is_read_once_for_a_token_and_together_with_whoever_has_it_too(seed: int) -> None:
+def test_every_token_reads_each_chunk_once_and_shared_chunks_together(seed: int) -> None:
     contexts, ends, counts = forest(np.random.default_rng(seed), 12)
     found = find(finder(), contexts, ends, counts)
     before = [context[: end - n] for context, end, n in zip(contexts, ends, counts, strict=True)]
@@ -71,7 +71,7 @@ def test_each_chunk_is_read_once_for_a_token_and_together_with_whoever_has_it_to
         assert found.own_from.tolist() == np.repeat(most, counts).tolist()
 
 
-def test_pieces_that_find_no_place_are_left_to_their_rows() -> None:
+def test_rows_read_pieces_beyond_the_limit_for_themselves() -> None:
     rng = np.random.default_rng(1)
     base = rng.permutation(400).astype(np.int32)
     contexts = [np.concatenate((base[: 4 * (i // 2 + 1)], [1000 + i])).astype(np.int32) for i in range(30)]
@@ -82,7 +82,7 @@ def test_pieces_that_find_no_place_are_left_to_their_rows() -> None:
     assert len(found.padded(32)) == shared_size(32)
 
 
-def test_too_little_to_save_is_not_shared() -> None:
+def test_prefixes_that_save_too_little_are_not_shared() -> None:
     contexts = [np.arange(9, dtype=np.int32), np.append(np.arange(8), 20).astype(np.int32)]
     ends, counts = np.array([9, 9]), np.array([1, 1])
     saved = 2 * CHUNK * 10  # one row's two chunks
@@ -99,7 +99,7 @@ def decoding(contexts: Sequence[np.ndarray]) -> DecodePart:
     return DecodePart(rows, rows, starts, np.zeros(len(rows), np.int32), slots)
 
 
-def test_a_step_that_shares_what_the_last_did_is_not_looked_at_again() -> None:
+def test_an_unchanged_step_returns_the_same_prefixes_object() -> None:
     look = finder()
     contexts = [np.append(np.arange(9), 50 + i).astype(np.int32) for i in range(3)]
     look.note([(row, 0, context[:-1]) for row, context in enumerate(contexts)])
@@ -114,10 +114,10 @@ def test_a_step_that_shares_what_the_last_did_is_not_looked_at_again() -> None:
     assert look.of_decode(decoding(longer[:1])) is None
 
 
-def test_a_chunk_that_decoding_fills_counts_from_the_next_step_on() -> None:
+def test_a_chunk_filled_by_decoding_is_shared_from_the_next_step_on() -> None:
     look = finder()
     slots = np.arange(20, dtype=np.int32)
-    for length in range(1, 10):  # two rows that write the same slots, as no two do
+    for length in range(1, 10):  # two rows that write equal slots, which real rows never do
         part = decoding([slots[:length], slots[:length]])
         look.note_decode(part)
         found = look.of_decode(part)

@@ -1,4 +1,4 @@
-"""Steps from a tape give the very logits of steps made call by call, whatever the contexts have grown to."""
+"""Steps from a tape give exactly the logits of steps run call by call, at any context length."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +39,7 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 class TwoWays:
-    """The same steps with tapes and without, each over a pool of its own."""
+    """Runs the same steps with tapes and without, each on its own pool."""
 
     def __init__(self, model: Model, *, num_rows: int, num_slots: int = 3000, steps_before: int = 0) -> None:
         self.model = model
@@ -55,7 +55,7 @@ class TwoWays:
         self.num_replayed = 0
 
     def step(self, counts: dict[int, int], *, num_logits: int = MAX_TOKENS + 1) -> None:
-        """So many random tokens of each row, the last of which want logits; both ways' are compared."""
+        """Run ``counts[row]`` random tokens of each row, logits for the last ones, and compare both ways."""
         rows = []
         for row, count in counts.items():
             start = len(self.slots[row])
@@ -74,7 +74,7 @@ class TwoWays:
                 assert torch.equal(got, features)
 
 
-def test_a_tape_s_logits_are_those_of_the_calls(model: Model, num_threads: int) -> None:
+def test_logits_from_a_tape_equal_those_of_single_calls(model: Model, num_threads: int) -> None:
     both = TwoWays(model, num_rows=4)
     both.step({0: 5, 1: 505, 2: 1100}, num_logits=0)  # 505: the next steps cross from one chunk of keys to two
     assert both.num_replayed == 0
@@ -85,7 +85,7 @@ def test_a_tape_s_logits_are_those_of_the_calls(model: Model, num_threads: int) 
     assert both.num_replayed == 36
 
 
-def test_a_sequence_s_first_tokens_may_come_from_a_tape(model: Model) -> None:
+def test_a_sequence_s_first_tokens_can_run_from_a_tape(model: Model) -> None:
     kernels.set_kernel_threads(2)
     both = TwoWays(model, num_rows=2)
     for count in (7, 3, 7, 1, 1):
@@ -96,9 +96,7 @@ def test_a_sequence_s_first_tokens_may_come_from_a_tape(model: Model) -> None:
 
 
 @pytest.mark.parametrize(("context", "num_tapes"), [(20, 1), (SHORT_CONTEXT, 2)])
-def test_tokens_that_a_grammar_forces_want_no_logits_and_share_few_tapes(
-    model: Model, num_threads: int, context: int, num_tapes: int
-) -> None:
+def test_steps_with_forced_tokens_share_few_tapes(model: Model, num_threads: int, context: int, num_tapes: int) -> None:
     both = TwoWays(model, num_rows=5)
     both.step({0: context, 1: 3, 2: 2, 3: 2, 4: 2}, num_logits=0)
     for i in range(8):
@@ -108,14 +106,14 @@ def test_tokens_that_a_grammar_forces_want_no_logits_and_share_few_tapes(
     assert {tokens for _, tokens in both.replays._kept} == {7} and len(both.replays._kept) == num_tapes
 
 
-def test_many_tokens_and_steps_without_logits_are_left_to_the_model(model: Model, num_threads: int) -> None:
+def test_large_steps_and_steps_without_logits_have_no_tape(model: Model, num_threads: int) -> None:
     both = TwoWays(model, num_rows=1)
     both.step({0: MAX_TOKENS + 1})
     both.step({0: 2}, num_logits=0)
     assert both.num_replayed == 0
 
 
-def test_a_shape_has_a_tape_only_once_it_was_met_a_few_times(model: Model, num_threads: int) -> None:
+def test_a_shape_is_recorded_after_steps_before_steps(model: Model, num_threads: int) -> None:
     both = TwoWays(model, num_rows=2, steps_before=2)
     for _ in range(2):
         both.step({0: 1})
@@ -128,16 +126,16 @@ def test_a_shape_has_a_tape_only_once_it_was_met_a_few_times(model: Model, num_t
     assert both.num_replayed == 3 and list(both.replays._kept) == [(1, 1)]
 
 
-def test_products_of_another_library_are_left_to_the_model(tiny_model_path: Path, num_threads: int) -> None:
+def test_a_step_with_another_library_s_products_has_no_tape(tiny_model_path: Path, num_threads: int) -> None:
     model = load_model(tiny_model_path, EngineConfig(model="tiny", precision="float32"))
     both = TwoWays(model, num_rows=1, num_slots=100)
     both.step({0: 3})
     both.step({0: 3})
-    assert both.num_replayed <= 1  # the first is the run that was to be recorded
+    assert both.num_replayed <= 1  # the first run is the one that is recorded
     assert list(both.replays._kept.values()) == [None]
 
 
-def test_few_tapes_are_kept_in_memory_that_they_share(
+def test_at_most_max_kept_tapes_are_kept_in_one_arena(
     model: Model, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replays, "MAX_KEPT", 16)
@@ -152,7 +150,7 @@ def test_few_tapes_are_kept_in_memory_that_they_share(
     assert both.replays._arena.num_bytes == most
 
 
-def test_drafts_of_many_rows_share_the_tape_of_as_many_rows(model: Model, num_threads: int) -> None:
+def test_a_step_of_drafts_shares_the_tape_of_as_many_rows(model: Model, num_threads: int) -> None:
     both = TwoWays(model, num_rows=6)
     for counts in ({0: 4, 1: 1, 2: 1}, {0: 1, 1: 2, 2: 2, 3: 1}, dict.fromkeys(range(6), 1)):
         both.step(counts)

@@ -1,4 +1,4 @@
-"""Where a grammar allows few tokens, the head is run for these alone, and nothing that is drawn is another for it."""
+"""If a grammar allows few tokens, the head computes only these, and every draw stays the same."""
 
 import msgspec
 import numpy as np
@@ -52,7 +52,7 @@ def drawn(executor: Executor, rows: list[SampleRow], *, whole: bool) -> list[Sam
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.3, "top_k": 5}, {"frequency_penalty": 1.0}])
-def test_draws_and_logprobs_are_those_of_the_whole_head(executor: Executor, params: dict[str, float]) -> None:
+def test_draws_and_logprobs_equal_those_of_the_whole_head(executor: Executor, params: dict[str, float]) -> None:
     allowed = [[70, 71, 78], [65], [79, 64]]
     rows = [sample_row(i, tokens, **params) for i, tokens in enumerate(allowed)]
     few = drawn(executor, rows, whole=False)
@@ -71,7 +71,7 @@ def test_draws_and_logprobs_are_those_of_the_whole_head(executor: Executor, para
         [[65], None, None, None],
     ],
 )
-def test_rows_of_free_text_and_of_few_tokens_are_drawn_in_one_step(
+def test_rows_with_and_without_a_mask_are_drawn_in_one_step(
     executor: Executor, allowed: list[list[int] | None], params: dict[str, float]
 ) -> None:
     rows = [sample_row(i, tokens, top_logprobs_num=0, **params) for i, tokens in enumerate(allowed)]
@@ -87,11 +87,11 @@ def test_rows_of_free_text_and_of_few_tokens_are_drawn_in_one_step(
         ([None, None], {}, [(2, None)]),
         ([None, [70], list(range(96)), [71]], {"top_logprobs_num": 0}, [(2, None), (2, 1)]),
         ([[70], [70], [71], None], {"top_logprobs_num": 0}, [(1, None), (3, 1)]),
-        ([[70], None], {}, [(2, None)]),  # all in their order: the likeliest are wanted too
+        ([[70], None], {}, [(2, None)]),  # in order: the likeliest tokens are wanted too
         ([[70], None], {"top_logprobs_num": 0, "frequency_penalty": 1.0}, [(2, None)]),
     ],
 )
-def test_only_blocks_with_allowed_tokens_are_computed(
+def test_the_head_computes_only_blocks_with_allowed_tokens(
     executor: Executor,
     monkeypatch: pytest.MonkeyPatch,
     allowed: list[list[int] | None],

@@ -1,4 +1,4 @@
-"""A guessed tree is run in one forward, and every token of it gets the very logits it would get in a chain."""
+"""A draft tree runs in one forward, and each of its tokens has exactly the logits that it has in a chain."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def random_tree(rng: np.random.Generator, size: int) -> Draft:
     parents = [int(rng.integers(max(-1, i - 4), i)) for i in range(size)]
-    tokens = rng.permutation(96)[:size].astype(np.int32)  # all different, so siblings are
+    tokens = rng.permutation(96)[:size].astype(np.int32)  # all different, so siblings differ
     return Draft(tokens, np.array(parents, np.int32))
 
 
@@ -52,13 +52,13 @@ class Runner:
 
 
 def check_same(ours: torch.Tensor, theirs: torch.Tensor, *, needs_torch: bool) -> None:
-    """To the bit where the products are ours; torch's own may differ with the number of rows."""
+    """Bit-equal with our own products; torch's products may differ with the number of rows."""
     close = {"rtol": 1e-4, "atol": 1e-5} if needs_torch else {"rtol": 0.0, "atol": 0.0}
     torch.testing.assert_close(ours, theirs, **close)
 
 
 @pytest.mark.parametrize("lengths", [(5,), (1, 40), (530, 9, 514)])
-def test_a_token_of_a_tree_gets_the_logits_that_it_gets_in_a_chain(model: Model, lengths: tuple[int, ...]) -> None:
+def test_a_token_of_a_tree_has_the_logits_that_it_has_in_a_chain(model: Model, lengths: tuple[int, ...]) -> None:
     rng = np.random.default_rng(len(lengths))
     trees = [random_tree(rng, size).in_preorder() for size in (9, 4, 6)][: len(lengths)]
     runner = Runner(model, max_rows=len(lengths))
@@ -84,7 +84,7 @@ def test_a_token_of_a_tree_gets_the_logits_that_it_gets_in_a_chain(model: Model,
     for i, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
         for token in range(len(tree)):
             path = path_to(tree, token)
-            # The chain's last token over what the tree has left behind for those before it, and all anew.
+            # The chain's last token, over the KV that the tree wrote, and with the whole chain run again.
             kept = slots[i][: len(prompt)] + [slots[i][len(prompt) + j] for j in path[:-1]]
             last = runner.row(i, len(prompt) + len(path) - 1, tree.token_ids[token : token + 1], kept, 1)
             check_same(runner.run(last)[0], found[at + 1 + token], needs_torch=model.needs_torch_threads)
@@ -96,7 +96,7 @@ def test_a_token_of_a_tree_gets_the_logits_that_it_gets_in_a_chain(model: Model,
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_branches_of_a_tree_are_all_of_its_tokens_each_after_its_own(seed: int) -> None:
+def test_the_branches_of_a_tree_hold_each_token_after_its_ancestors(seed: int) -> None:
     rng = np.random.default_rng(seed)
     draft = random_tree(rng, int(rng.integers(1, 12)))
     order = draft.preorder()

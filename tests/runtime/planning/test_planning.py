@@ -1,4 +1,4 @@
-"""Plans: times add up, grow with what must be read, and bounds are kept and named."""
+"""Plans: times add up and grow with the bytes read, and the batch keeps its bounds and names them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,19 +22,19 @@ def test_a_decode_step_of_one_row_reads_every_weight_once() -> None:
     assert step.total == step.linear + step.attention + step.small_ops + step.head + step.host
 
 
-def test_the_size_of_a_model_is_what_its_name_says() -> None:
+def test_the_size_of_a_model_matches_its_name() -> None:
     for name, billions in (("llama-3.1-8b", 8.03), ("llama-3.3-70b", 70.6), ("qwen3-8b", 8.19)):
         assert replace(SHAPES[name], weight_bits=16).weights_size_bytes / 2e9 == pytest.approx(billions, rel=0.01)
     assert LLAMA.slot_size_bytes == 2 * 32 * 8 * 128 * 2
 
 
-def test_products_become_bound_by_arithmetic() -> None:
+def test_products_of_many_rows_are_bound_by_arithmetic() -> None:
     few, many = (step_time(LLAMA, H200, rows=rows, context=0).linear for rows in (1, 8))
     assert few == many
     assert step_time(LLAMA, H200, rows=2000, context=0).linear > 3 * many
 
 
-def test_curves_are_interpolated_and_go_on_in_proportion() -> None:
+def test_curves_are_interpolated_and_proportional_beyond_their_end() -> None:
     curve = ((1.0, 2.0), (4.0, 8.0), (8.0, 10.0))
     assert [interpolate(curve, x) for x in (0.5, 1.0, 2.5, 4.0, 6.0, 8.0, 16.0)] == [2, 2, 5, 8, 9, 10, 20]
 
@@ -62,12 +62,12 @@ def test_replicas_carry_the_load() -> None:
     assert count * found.tokens_per_s >= 50 * 200 > (count - 1) * found.tokens_per_s
 
 
-def test_a_cached_prefix_makes_room() -> None:
+def test_a_cached_prefix_allows_a_larger_batch() -> None:
     plain, cached = (find_capacity(LLAMA, H200, Goal(1000, 200, tpot_s=0.03, cached_share=s)) for s in (0.0, 0.9))
     assert cached.batch > plain.batch and cached.ttft_s < plain.ttft_s
 
 
-def test_a_model_that_does_not_fit_is_said_to_need_more() -> None:
+def test_a_model_that_does_not_fit_is_named_with_the_memory_it_needs() -> None:
     found = find_capacity(replace(SHAPES["llama-3.3-70b"], weight_bits=16), HARDWARE["l4"], Goal(100, 100))
     assert found.batch == 0 and "memory: 141" in found.limit
     with pytest.raises(InvalidParams, match="no replica meets the goal"):
@@ -130,7 +130,7 @@ def test_a_shape_is_read_from_a_model(tmp_path: Path) -> None:
     assert (shape.num_layers, shape.hidden, shape.tied) == (2, 64, False)
 
 
-def test_a_file_of_mixed_formats_is_read_as_such(tmp_path: Path) -> None:
+def test_a_file_of_mixed_formats_has_a_share_of_8_bit_weights(tmp_path: Path) -> None:
     from phloem.runtime.weights import open_weights
     from phloem.tests.runtime.models.tiny import make_tiny_gguf
 
@@ -150,7 +150,7 @@ def test_a_file_of_mixed_formats_is_read_as_such(tmp_path: Path) -> None:
 
 
 def test_a_product_costs_its_call_its_inputs_and_its_weights() -> None:
-    flat = ((1.0, 1.0), (64.0, 1.0))  # a nanosecond a weight, whatever the rows
+    flat = ((1.0, 1.0), (64.0, 1.0))  # one nanosecond a weight for any number of rows
     call = ((1.0, 1e-6), (64.0, 9e-6))
     cpu = Hardware("cpu", 1e10, 1e10, 1e11, 5e-6, 0.0, 0.0, curves={4: flat, 16: flat}, product_calls={4: call})
 

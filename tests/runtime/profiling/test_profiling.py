@@ -1,4 +1,4 @@
-"""Profiles: spans nest, a watched engine says the same, and every part of a step is found."""
+"""Profiling: spans nest, watching changes no answer, and every part of a step has its spans."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_spans_own_time_is_without_what_lies_inside() -> None:
     assert spans.milliseconds("prefill") == (0, {})
 
 
-def test_what_held_up_one_step_is_not_what_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outliers_do_not_count_in_the_mean_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = [0]
     monkeypatch.setattr("phloem.runtime.profiling.spans.clock_ns", lambda: now_ns[0])
     spans = Spans()
@@ -51,7 +51,7 @@ def test_what_held_up_one_step_is_not_what_steps_take(monkeypatch: pytest.Monkey
     assert spans.milliseconds("decode") == (8, {"kernel": 4.0, "step": 0.0})
 
 
-def test_what_is_set_apart_is_in_nobody_s_own_time_and_in_no_trace(tmp_path: Path) -> None:
+def test_time_set_apart_is_in_no_other_span_and_in_no_trace(tmp_path: Path) -> None:
     spans = Spans()
     with spans.span("step"):
         spans.mark("decode")
@@ -64,7 +64,7 @@ def test_what_is_set_apart_is_in_nobody_s_own_time_and_in_no_trace(tmp_path: Pat
     assert [event["name"] for event in events if event["ph"] == "X"] == ["step"]
 
 
-def test_a_watched_engine_does_the_same_and_every_part_is_found(engine: EngineCore) -> None:
+def test_watching_changes_no_answer_and_finds_every_part(engine: EngineCore) -> None:
     load = Load(rows=3, prompt_tokens=20, new_tokens=6, shared_tokens=10)
     plain = run_load(engine, load)
     spans = Spans()

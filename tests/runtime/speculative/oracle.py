@@ -1,4 +1,4 @@
-"""A drafter that knows what will be said, and lies about some of it: whatever it guesses, no token may change."""
+"""A drafter that knows the right texts and proposes some wrong tokens; no draft may change a token."""
 
 import random
 
@@ -9,7 +9,7 @@ from phloem.runtime.speculative import Price, Proposal, Speculation, StepCosts, 
 
 
 class Oracle:
-    """``texts``: whole token sequences. ``lies``: the share of wrong guesses. ``tree``: with wrong branches."""
+    """``texts``: whole token sequences. ``lies``: the share of wrong tokens. ``tree``: with wrong branches."""
 
     source = "oracle"
 
@@ -39,7 +39,7 @@ class Oracle:
         return None
 
     def branched(self, follows: list[int], limit: int) -> Draft:
-        """The truth as one path among wrong ones; a lie leaves the truth out from there on."""
+        """The right text as one path among wrong ones; after a wrong token the right path ends."""
         tokens: list[int] = []
         parents: list[int] = []
         at = -1
@@ -70,7 +70,7 @@ class Oracle:
 
 
 class Free(StepCosts):
-    """Draft tokens cost nothing: every one is run."""
+    """Draft tokens cost nothing, so every one is run."""
 
     def __init__(self) -> None:
         super().__init__(slope=0.0)
@@ -79,6 +79,6 @@ class Free(StepCosts):
 
 
 def speculate(engine: EngineCore, drafter: Oracle, *, max_draft: int = 9) -> Speculation:
-    """``engine`` with this drafter alone; the speculation, for its counts."""
+    """Give ``engine`` this drafter only; returns its speculation, for the counts."""
     engine.loop.speculation = Speculation([drafter], max_draft=max_draft, costs=Free())
     return engine.loop.speculation

@@ -1,4 +1,4 @@
-"""The automaton against the obvious search."""
+"""The suffix automaton compared with a plain search."""
 
 import random
 
@@ -17,7 +17,7 @@ def longest_seen_before(text: list[int]) -> int:
 
 
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 8, 40])
-def test_the_match_is_the_longest_suffix_that_occurred_before_and_ends_where_it_says(alphabet):
+def test_the_match_is_the_longest_earlier_suffix_with_its_end(alphabet):
     rng = random.Random(alphabet)
     for _ in range(20):
         automaton, text = SuffixAutomaton(), []
@@ -39,19 +39,19 @@ def test_the_match_is_the_longest_suffix_that_occurred_before_and_ends_where_it_
                 assert follows[: len(text) - 1 - end] == text[end + 1 : end + 7]
 
 
-def test_the_last_occurrence_is_the_one_that_is_continued():
+def test_the_continuation_follows_the_last_occurrence():
     automaton = SuffixAutomaton()
     automaton.extend(np.array([1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3], np.int32))
     assert automaton.match_len == 3 and automaton.continuation(2).tolist() == [8, 1]
 
 
-def test_a_text_that_repeats_itself_is_continued_beyond_its_end():
+def test_a_repeating_text_is_continued_beyond_its_end():
     automaton = SuffixAutomaton()
     automaton.extend(np.array([5, 6, 7, 5, 6, 7, 5], np.int32))
     assert automaton.continuation(7).tolist() == [6, 7, 5, 6, 7, 5, 6]
 
 
-def test_memory_grows_with_the_text_alone():
+def test_memory_is_linear_in_the_text():
     automaton = SuffixAutomaton()
     automaton.extend(np.arange(50_000, dtype=np.int32) * 7919 % 1000)
     size = sum(a.nbytes for a in (automaton._text, automaton._states, automaton._edges, automaton._table))
@@ -59,7 +59,7 @@ def test_memory_grows_with_the_text_alone():
 
 
 @pytest.mark.parametrize("alphabet", [2, 3, 8])
-def test_other_ways_to_go_on_did_follow_the_same_words_before(alphabet):
+def test_branches_followed_the_same_tokens_before(alphabet):
     rng = random.Random(alphabet)
     num_found = 0
     for _ in range(60):
@@ -72,7 +72,7 @@ def test_other_ways_to_go_on_did_follow_the_same_words_before(alphabet):
             said = text + follows[:depth]
             assert text[place] != follows[depth]
             assert text[place - length : place] == said[len(said) - length :] and length >= 2
-            # No longer words were followed by anything but the guess.
+            # No longer match was followed by another token than the continuation's.
             for longer in range(length + 1, automaton.match_len + depth + 1):
                 ends = [e for e in range(longer, len(text)) if text[e - longer : e] == said[len(said) - longer :]]
                 assert all(text[e] == follows[depth] for e in ends)

@@ -1,6 +1,6 @@
-"""Every drafter with every circumstance: greedy, sampled, penalised, stopped and constrained requests all say the same.
+"""Every drafter in every circumstance gives equal answers: greedy, sampled, penalised, stopped and constrained.
 
-The requests are those of ``test_equality``; a cancelled one has said a beginning of what it would have said.
+The requests are those of ``test_equality``; a cancelled request has a prefix of its answer.
 """
 
 import random
@@ -48,7 +48,7 @@ def truth(tiny_model_path):
 
 @pytest.fixture(scope="module")
 def head_path(tiny_model_path, tmp_path_factory) -> Path:
-    """A head that has learnt nothing: what it guesses is wrong nearly always."""
+    """A head with random weights: nearly all of its tokens are wrong."""
     engine = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=512))
     shape = EagleShape(engine.tokenizer.vocab_hash, 64, 128, 4, 2, 16, window=32)
     engine.close()
@@ -80,7 +80,7 @@ def drafters_of(name: str, engine: EngineCore, texts: list[list[int]], head_path
 
 
 class Cheap(Free):
-    """Rows cost nothing, and a token of the target is worth a second."""
+    """Draft tokens cost nothing, and an accepted token saves a second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Cheap(Free):
 
 
 CIRCUMSTANCES = {
-    "plain": {"max_running": 4},  # of few sequences a guess is worth a row sooner
+    "plain": {"max_running": 4},  # with few sequences more drafts are worth their row
     "chunked": {"prefill_chunk": 9, "max_step_tokens": 40},
     "preempted": {"num_slots": 260, "max_running": 12},
     "all": {"prefill_chunk": 9, "max_step_tokens": 40, "num_slots": 260, "max_running": 12},
@@ -128,7 +128,7 @@ def test_drafts_change_nothing(tiny_model_path, truth, head_path, drafter, circu
     for name in set(outcomes) - set(whole):
         for whole_text, partial in zip(said[name][0], outcomes[name].failed[1].partial, strict=False):
             assert whole_text.startswith(partial), name
-    if not cancelled and drafter != "grammar":  # each grammar is met once, so it has nothing to guess by
+    if not cancelled and drafter != "grammar":  # each grammar occurs once, so there are no counts to draft from
         assert sum(speculation.proposed.values()) > 0
     engine.drop_client(CLIENT)
     engine.check()

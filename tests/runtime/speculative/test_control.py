@@ -1,4 +1,4 @@
-"""Guesses that do not bring what was expected are run no more, and sequences without good ones are asked less often."""
+"""Drafts that gain less than expected are given up, and sequences without good drafts are asked less often."""
 
 import numpy as np
 from phloem.runtime.scheduler import Draft
@@ -7,7 +7,7 @@ from phloem.runtime.speculative.control import Patience
 
 
 class Hopeful:
-    """Says that two tokens follow, with a chance of 60%, and counts how often it is asked."""
+    """Always proposes two tokens, with a chance of 60% each, and counts how often it is asked."""
 
     source = "hopeful"
 
@@ -29,7 +29,7 @@ class Hopeful:
 
 
 class Costs(StepCosts):
-    """A step takes 0.1 s, and each further row a hundredth of that."""
+    """A step takes 0.1 s, and each further token 1 ms."""
 
     def __init__(self) -> None:
         super().__init__(slope=0.01)
@@ -39,7 +39,7 @@ class Costs(StepCosts):
 
 
 def steps(speculation: Speculation, *, count: int, num_seqs: int, accepted: int, slowness: float = 1.0) -> list[int]:
-    """Of each step the draft tokens that were run; of each draft ``accepted`` came true."""
+    """The draft tokens run in each step, if ``accepted`` tokens of each draft are accepted."""
     run = []
     for _ in range(count):
         wants = [Want(i, np.arange(9, dtype=np.int32), False, 0, "", 8, frozenset()) for i in range(num_seqs)]
@@ -53,13 +53,13 @@ def steps(speculation: Speculation, *, count: int, num_seqs: int, accepted: int,
     return run
 
 
-def test_guesses_that_never_come_true_are_given_up_whatever_their_drafter_says():
+def test_drafts_that_are_never_accepted_are_given_up_whatever_their_chances():
     run = steps(Speculation([Hopeful()], max_draft=8, costs=Costs()), count=200, num_seqs=4, accepted=0)
     assert run[0] > 0 and sum(run[-100:]) < 0.2 * 100 * run[0]
     assert sum(n > 0 for n in run[100:]) > 0, "it is tried again now and then"
 
 
-def test_a_slow_machine_is_no_fault_of_the_guesses():
+def test_a_slow_machine_does_not_count_against_drafts():
     speculation = Speculation([Hopeful()], max_draft=8, costs=Costs())
     hopeful = speculation.drafters[0]
     for _ in range(20):
@@ -69,7 +69,7 @@ def test_a_slow_machine_is_no_fault_of_the_guesses():
         assert all(steps(speculation, count=5, num_seqs=4, accepted=2, slowness=1.8))
 
 
-def test_of_many_sequences_those_without_a_guess_worth_running_are_asked_less_often():
+def test_with_many_sequences_those_without_a_good_draft_are_asked_less_often():
     for num_seqs in (2, 16):
         hopeful = Hopeful()
         hopeful.chance = 0.0
@@ -83,7 +83,7 @@ def test_of_many_sequences_those_without_a_guess_worth_running_are_asked_less_of
         assert hopeful.num_asked - before > 0.75 * 40 * num_seqs, "asked at every step once it is worth running"
 
 
-def test_a_sequence_that_rests_is_asked_at_least_every_eighth_step():
+def test_every_sequence_is_asked_at_least_every_eighth_step():
     patience = Patience()
     rests = []
     for _ in range(300):
@@ -93,7 +93,7 @@ def test_a_sequence_that_rests_is_asked_at_least_every_eighth_step():
     assert longest == 7 and not any(rests[:9])
 
 
-def test_a_step_that_others_will_not_take_after_does_not_say_what_steps_cost():
+def test_an_unusual_step_does_not_change_the_costs():
     speculation = Speculation([], max_draft=8, costs=StepCosts(slope=0.06))
     for is_usual, seconds in [(True, 0.01)] * 20 + [(False, 0.5)] * 20:
         speculation.propose([], num_tokens=1)

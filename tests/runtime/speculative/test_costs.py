@@ -1,4 +1,4 @@
-"""What a step is expected to cost, and how many draft tokens that makes worth running."""
+"""The estimated cost of a step, and the number of draft tokens that is worth running at that cost."""
 
 import random
 
@@ -22,7 +22,7 @@ def learnt(cost, sizes, *, steps: int = 600, noise: float = 0.0, seed: int = 0) 
     return costs
 
 
-def test_the_estimate_is_what_was_measured_and_grows_between():
+def test_the_estimate_equals_the_measurements_and_grows_between_them():
     costs = learnt(true_cost, [1, 2, 4, 8, 16])
     for n in (1, 2, 4, 8, 16):
         assert costs.estimate[n] == pytest.approx(true_cost(n), rel=0.02)
@@ -30,14 +30,14 @@ def test_the_estimate_is_what_was_measured_and_grows_between():
     assert true_cost(8) < costs.estimate[12] < true_cost(16)
 
 
-def test_slow_steps_now_and_then_do_not_change_the_picture():
+def test_occasional_slow_steps_barely_change_the_estimate():
     quiet, noisy = (learnt(true_cost, [1, 4, 8], noise=noise) for noise in (0.0, 0.3))
     for n in (4, 8):
         ratio = noisy.estimate[n] / noisy.estimate[1] / (quiet.estimate[n] / quiet.estimate[1])
         assert 0.85 < ratio < 1.15
 
 
-def test_a_size_rarely_seen_keeps_its_proportion_while_others_are_seen():
+def test_the_pace_of_frequent_sizes_applies_to_rare_ones():
     costs = learnt(true_cost, [1, 8], steps=60)
     rng = random.Random(1)
     for _ in range(5000):
@@ -54,13 +54,13 @@ def lengths(cost, chances: list[list[float]], num_tokens: int | None = None) -> 
     return speculation._lengths(gains, _Step(num_tokens or len(chances), len(chances)))
 
 
-def test_sure_guesses_are_run_and_hopeless_ones_are_not():
+def test_likely_drafts_are_run_and_unlikely_ones_are_not():
     assert lengths(true_cost, [[0.95] * 31])[0] >= 15
     assert lengths(lambda n: 0.005 + 0.0005 * n, [[0.02] * 31]) == [0]
     assert lengths(lambda n: 0.005 + 0.0005 * n, [[0.95] * 31, [0.02] * 31])[1] == 0
 
 
-def test_nothing_is_run_where_every_token_costs_as_much_as_it_may_bring():
+def test_no_draft_is_run_when_each_token_costs_what_it_can_gain():
     def steep(n: int) -> float:
         return 0.001 + 0.02 * n
 
@@ -68,7 +68,7 @@ def test_nothing_is_run_where_every_token_costs_as_much_as_it_may_bring():
     assert sum(lengths(lambda n: 0.02 + 0.0001 * n, [[0.9] * 8] * 16)) > 64
 
 
-def test_a_prompt_s_chunk_in_the_step_does_not_make_drafts_look_cheap_or_dear():
+def test_a_prompt_s_chunk_in_the_step_does_not_change_the_drafts():
     def linear(n: int) -> float:
         return 0.005 + 0.0005 * n
 

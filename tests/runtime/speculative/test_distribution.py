@@ -19,7 +19,7 @@ P = SamplingParams
 
 
 class Chain:
-    """A model that is a table: the logits after a token depend on it alone."""
+    """A model that is a table: the logits depend only on the last token."""
 
     device = torch.device("cpu")
 
@@ -32,7 +32,7 @@ EXECUTOR = Executor(Chain(), None, max_rows=1, max_len=1)  # type: ignore[arg-ty
 
 
 def probabilities(params: P, text: tuple[int, ...]) -> np.ndarray:
-    """The law of the next token, by the order in which the parameters say they are applied; float64."""
+    """The distribution of the next token, with the parameters applied in the documented order; float64."""
     logits = LOGITS[text[-1]].double().numpy().copy()
     for token, value in params.logit_bias.items():
         logits[token] += value
@@ -51,7 +51,7 @@ def probabilities(params: P, text: tuple[int, ...]) -> np.ndarray:
 
 
 def draws(row: SampleRow, seeds: np.ndarray) -> np.ndarray:
-    """What each of ``seeds`` draws where ``row`` says."""
+    """The tokens that ``seeds`` draw for ``row``."""
     logits = LOGITS[int(row.token_ids[-1])].clone().unsqueeze(0)
     EXECUTOR._constrain(logits, EXECUTOR._masks([row], None))
     kernels.apply_penalties(logits, [row.params], [row.token_ids], [row.prompt_len])
@@ -62,7 +62,7 @@ def draws(row: SampleRow, seeds: np.ndarray) -> np.ndarray:
 
 
 def drawn(params: P, draft: Draft, num_texts: int) -> dict[tuple[int, ...], int]:
-    """Texts after token 0, each made by steps that verify ``draft`` (when it begins) and then go on without."""
+    """Texts after token 0: their first step verifies ``draft``, later steps have no draft."""
     first = SampleRow(0, params, 0, np.array([0], np.int32), 1)
     seeds = np.arange(num_texts, dtype=np.int64)
     after = np.stack([draws(row, seeds) for row in (first, *draft_rows(draft, first, min_tokens_left=0))])
@@ -90,7 +90,7 @@ def drawn(params: P, draft: Draft, num_texts: int) -> dict[tuple[int, ...], int]
 
 
 def surprise(counts: dict[tuple[int, ...], int], params: P, num_texts: int) -> float:
-    """How many standard deviations chi-square lies above its mean; texts expected under five times are pooled."""
+    """Chi-square, in standard deviations above its mean; texts expected fewer than five times are pooled."""
     statistic, cells, pooled, pooled_seen = 0.0, 0, 0.0, 0
 
     def walk(text: tuple[int, ...], chance: float) -> None:
@@ -139,12 +139,12 @@ DRAFTS = {
     ],
     ids=["plain", "top-p", "top-k", "penalties and bias"],
 )
-def test_texts_made_with_a_draft_have_the_law_of_the_target(draft, params):
+def test_texts_with_drafts_have_the_target_s_distribution(draft, params):
     counts = drawn(params, DRAFTS[draft], NUM_TEXTS)
     assert sum(counts.values()) == NUM_TEXTS
     assert abs(surprise(counts, params, NUM_TEXTS)) < 4.5
 
 
-def test_the_test_sees_a_law_that_is_a_little_off():
+def test_the_chi_square_test_detects_a_slightly_different_distribution():
     counts = drawn(P(temperature=1.05), DRAFTS["chain"], NUM_TEXTS)
     assert surprise(counts, P(temperature=1.0), NUM_TEXTS) > 10.0

@@ -1,4 +1,4 @@
-"""With drafts and without every token is the same, whoever guesses, however well, and whatever else goes on."""
+"""Every token is the same with drafts and without, for drafts of any quality and under any scheduling."""
 
 import random
 
@@ -49,7 +49,7 @@ def submit_all(driver: Driver, *, n: int = 1) -> dict[str, Outcome]:
 
 
 def made(outcomes: dict[str, Outcome]) -> dict[str, tuple]:
-    """What was said: text, tokens, why it ended, and log-probabilities."""
+    """The answers: text, tokens, finish reason and log-probabilities."""
     found = {}
     for name, outcome in outcomes.items():
         candidates = []
@@ -71,7 +71,7 @@ def check_equal(found: dict[str, tuple], said: dict[str, tuple]) -> None:
 
 @pytest.fixture(scope="module")
 def truth(tiny_model_path):
-    """What is said without drafts, with three candidates each, and the tokens of all texts."""
+    """The answers without drafts, three candidates each, and the tokens of all texts."""
     engine = start(tiny_model_path, speculative="off")
     driver = Driver(engine)
     outcomes = submit_all(driver, n=3)
@@ -118,14 +118,14 @@ def test_no_draft_changes_a_token(tiny_model_path, truth, options, lies, tree):
     engine.close()
 
 
-def test_lookup_changes_no_token_and_finds_what_was_said_before(tiny_model_path, truth):
+def test_lookup_changes_no_token_and_finds_earlier_text(tiny_model_path, truth):
     engine = start(tiny_model_path)
     for _ in range(2):
         driver = Driver(engine, check=False)
         outcomes = submit_all(driver, n=3)
         driver.run()
         check_equal(made(outcomes), truth[0])
-    # The second time the cache knew all answers of the first candidates.
+    # In the second round the cache holds the answers of all first candidates.
     assert engine.metrics()["accepted_tokens"]["prefix"] > 100
     engine.close()
 
@@ -154,7 +154,7 @@ def test_lookup_s_trees_change_no_token(tiny_model_path, truth):
     engine.close()
 
 
-def test_a_cancelled_program_leaves_no_slot_and_changes_nobody(tiny_model_path, truth):
+def test_cancelling_a_program_with_drafts_frees_its_slots_and_changes_no_other(tiny_model_path, truth):
     said, texts = truth
     rng = random.Random(3)
     for _ in range(4):
@@ -190,7 +190,7 @@ def test_a_cancelled_program_leaves_no_slot_and_changes_nobody(tiny_model_path, 
         (m.ProgramSettings(speculative=False), {"speculative": True}, True),
     ],
 )
-def test_a_request_and_a_program_may_refuse_drafts(tiny_model_path, settings, params, drafted):
+def test_a_generation_and_a_program_can_switch_drafts_off(tiny_model_path, settings, params, drafted):
     engine = start(tiny_model_path)
     text = "sap leaf root " * 20
     ids = engine.tokenizer.encode(text)

@@ -1,4 +1,4 @@
-"""What is said most often in a state of a grammar is guessed there, by everybody who shares the namespace."""
+"""The token that is most frequent in a grammar state is drafted there, for all sequences of the namespace."""
 
 import numpy as np
 from phloem import constrained
@@ -17,7 +17,7 @@ VOCABULARY = Vocabulary([bytes([i]) for i in range(128)] + [b""], {128}, 128)
 
 
 def say(drafter: GrammarDrafter, matcher, text: str, *, seq_id: int = 1, namespace: str = "") -> list[str]:
-    """``text`` token by token; what was guessed before each."""
+    """Accept ``text`` token by token; returns the draft before each token."""
     guesses = []
     tokens = [1]
     for char in text:
@@ -30,7 +30,7 @@ def say(drafter: GrammarDrafter, matcher, text: str, *, seq_id: int = 1, namespa
     return guesses
 
 
-def test_the_most_frequent_value_is_guessed_where_the_grammar_allows_several():
+def test_the_most_frequent_value_is_drafted_where_the_grammar_allows_several():
     grammar = constrained.compile("regex", "(red|rust|green)[.!]", VOCABULARY)
     drafter = GrammarDrafter()
     for text in ("rust.", "rust.", "green!", "rust.", "rust."):
@@ -38,11 +38,11 @@ def test_the_most_frequent_value_is_guessed_where_the_grammar_allows_several():
     guesses = say(drafter, grammar.matcher(), "rust.")
     assert guesses[0].startswith("ru")
     assert all("rust."[i:].startswith(guess) for i, guess in enumerate(guesses))
-    # In a state where the usual cannot follow, nothing of it is guessed.
+    # In a state that does not allow the usual token nothing is drafted.
     assert say(drafter, grammar.matcher(), "red.")[2] == ""
 
 
-def test_the_matcher_is_left_where_it_was_and_namespaces_are_kept_apart():
+def test_drafting_leaves_the_matcher_unchanged_and_namespaces_apart():
     grammar = constrained.compile("regex", "(ab|cd)+", VOCABULARY)
     drafter = GrammarDrafter()
     for _ in range(4):
@@ -55,12 +55,12 @@ def test_the_matcher_is_left_where_it_was_and_namespaces_are_kept_apart():
     assert drafter.propose(Want(7, np.array([1], np.int32), True, 0, "a", 6, frozenset(), matcher), PRICE) is None
 
 
-def test_without_a_grammar_there_is_nothing_to_guess():
+def test_without_a_grammar_there_is_no_draft():
     want = Want(1, np.array([1], np.int32), True, 0, "", 6, frozenset())
     assert GrammarDrafter().propose(want, PRICE) is None
 
 
-def test_in_an_engine_the_usual_answer_comes_true_and_no_answer_changes(tiny_model_path):
+def test_in_an_engine_the_usual_answer_is_accepted_and_no_answer_changes(tiny_model_path):
     spec = GrammarSpec("regex", "(yes|yeah|no|never)[a-c]{1,3};")
     said = []
     for drafts in (False, True):

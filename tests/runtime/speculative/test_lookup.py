@@ -1,4 +1,4 @@
-"""What the lookup guesses, and which other ways to go on it adds."""
+"""The drafts of the lookup, and their branches."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def texts_of(proposal: Proposal) -> set[tuple[int, ...]]:
 FORKED = [1, 2, 3, 7, 7, 7, 7, 0, 1, 2, 3, 8, 8, 8, 8, 9, 1, 2, 3]
 
 
-def test_where_a_text_went_on_in_two_ways_both_are_guessed_if_rows_are_cheap():
+def test_two_continuations_make_a_tree_if_rows_are_cheap():
     found = drafter().propose(want(FORKED, limit=9), CHEAP)
     assert found is not None
     assert texts_of(found) == {(8, 8, 8, 8, 9), (7, 7, 7, 7)}
@@ -41,13 +41,13 @@ def test_where_a_text_went_on_in_two_ways_both_are_guessed_if_rows_are_cheap():
     assert all(reached[i] <= reached[parent] for i, parent in enumerate(parents) if parent >= 0)
 
 
-def test_where_rows_are_dear_only_the_last_way_is_guessed():
+def test_only_the_last_continuation_is_drafted_if_rows_are_expensive():
     found = drafter().propose(want(FORKED, limit=9), DEAR)
     assert found is not None and found.draft.parents is None
     assert found.draft.token_ids.tolist() == [8, 8, 8, 8, 9, 1, 2, 3, 8]
 
 
-def test_the_chance_of_the_other_way_is_learnt_though_it_is_never_run():
+def test_the_chance_of_a_branch_is_learnt_without_running_it():
     one = drafter()
     before = one.acceptance.rates[OTHER].copy()
     for seq_id in range(20):
@@ -58,7 +58,7 @@ def test_the_chance_of_the_other_way_is_learnt_though_it_is_never_run():
     assert found is not None and (7, 7, 7, 7) in texts_of(found)
 
 
-def test_a_longer_match_elsewhere_comes_first_and_the_text_s_own_is_the_other_way():
+def test_a_longer_match_elsewhere_is_the_draft_and_the_own_one_a_branch():
     one = drafter()
     one.propose(want([4, 5, 1, 2, 3, 6, 6, 6], seq_id=1), CHEAP)
     one.rest(1)
@@ -67,13 +67,13 @@ def test_a_longer_match_elsewhere_comes_first_and_the_text_s_own_is_the_other_wa
     assert {text[0] for text in texts_of(found)} == {6, 7}
 
 
-def test_what_the_cache_holds_comes_first():
+def test_the_cache_s_continuation_comes_first():
     found = drafter(cached=[5, 6, 7]).propose(want(FORKED, is_first=True), CHEAP)
     assert found is not None and found.draft.source == "prefix"
     assert (5, 6, 7) in texts_of(found)
 
 
-def test_namespaces_know_nothing_of_each_other():
+def test_namespaces_share_no_text():
     one = drafter()
     one.propose(want([1, 2, 3, 4, 5, 6], seq_id=1, namespace="a"), CHEAP)
     one.forget(1)
@@ -82,6 +82,6 @@ def test_namespaces_know_nothing_of_each_other():
 
 
 @pytest.mark.parametrize("limit", [1, 3, 4, 5, 6, 31])
-def test_no_more_is_guessed_than_was_asked_for(limit):
+def test_a_draft_is_never_longer_than_the_limit(limit):
     found = drafter().propose(want(FORKED, limit=limit), CHEAP)
     assert found is not None and 0 < len(found.draft) == len(found.chances) <= limit

@@ -1,4 +1,4 @@
-"""Another model, or half of the same, guesses: no token changes, and where it is the same model it is always right."""
+"""Drafts by another model or by half of the model change no token; drafts by the model itself are all accepted."""
 
 import pytest
 from phloem.protocol.errors import InvalidParams
@@ -26,7 +26,7 @@ def said(tiny_model_path):
 
 
 class Cheap(Free):
-    """A forward of the target is taken to cost a second."""
+    """A forward of the target costs one second here."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def test_a_draft_model_changes_no_token(tiny_model_path, tmp_path, said, draft):
     proposed, accepted = sum(speculation.proposed.values()), sum(speculation.accepted.values())
     assert proposed > 50
     if draft == "same":
-        # The same law and the same random numbers: only penalties, biases and grammars are unknown to it.
+        # Equal distributions and random numbers: the drafter lacks only penalties, biases and grammars.
         free = [outcomes[name].done[1].meta.candidates[0] for name in ("greedy", "sampled", "cut", "logprobs")]
         assert all(c.accepted_tokens == c.drafted_tokens > 5 for c in free)
     assert accepted < proposed
@@ -62,7 +62,7 @@ def test_a_draft_model_changes_no_token(tiny_model_path, tmp_path, said, draft):
     engine.close()
 
 
-def test_a_draft_model_that_is_never_right_is_soon_asked_no_more(tiny_model_path, tmp_path):
+def test_a_draft_model_that_is_never_accepted_soon_stops_running(tiny_model_path, tmp_path):
     other = make_tiny_model(tmp_path / "other", seed=7, num_layers=1, hidden_size=32)
     engine = start(tiny_model_path, draft_model=str(other))
     (drafter,) = [d for d in engine.loop.speculation.drafters if isinstance(d, ModelDrafter)]
@@ -84,7 +84,7 @@ def test_a_draft_model_that_is_never_right_is_soon_asked_no_more(tiny_model_path
     engine.close()
 
 
-def test_a_draft_model_that_cannot_serve_is_refused_by_name(tiny_model_path, tmp_path):
+def test_an_unusable_draft_model_is_refused_by_name(tiny_model_path, tmp_path):
     with pytest.raises(InvalidParams, match="self:N takes N of the model's layers, 1 to 1"):
         start(tiny_model_path, draft_model="self:2")
     with pytest.raises(InvalidParams, match="it needs speculative=auto"):

@@ -1,4 +1,4 @@
-"""What other sequences said is found again, and forgotten in time."""
+"""Text of other sequences is found again, until the ring buffer overwrites it."""
 
 import random
 
@@ -10,14 +10,14 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, np.int32)
 
 
-def test_what_followed_elsewhere_is_found_with_the_length_of_the_match():
+def test_a_continuation_is_found_with_the_length_of_its_match():
     shared = SharedText(1 << 10)
     shared.add(ids(*range(100, 140)))
     found, matched = shared.continuation(ids(7, 8, 110, 111, 112, 113), 5)
     assert found.tolist() == [114, 115, 116, 117, 118] and matched == 4
 
 
-def test_the_end_of_a_text_is_not_continued_by_the_next():
+def test_a_continuation_stops_at_the_end_of_its_text():
     shared = SharedText(1 << 10)
     shared.add(ids(1, 2, 3, 4, 5))
     shared.add(ids(6, 7, 8, 9))
@@ -26,7 +26,7 @@ def test_the_end_of_a_text_is_not_continued_by_the_next():
     assert not len(shared.continuation(ids(4, 5, 6), 9)[0])
 
 
-def test_what_is_found_was_really_said_however_often_the_ring_went_round():
+def test_every_continuation_occurred_however_often_the_ring_wrapped():
     rng = random.Random(1)
     shared, said = SharedText(256), []
     num_found = 0

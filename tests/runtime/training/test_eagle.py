@@ -1,4 +1,4 @@
-"""A head is trained on a tiny model: it learns, runs as it was trained, is told from others, and changes no token."""
+"""A head for a tiny model: it learns, runs as trained, is refused for other models, and changes no token."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_training_lowers_the_loss_and_the_head_agrees_with_the_model_more_than_b
     _, report, *_ = trained
     assert report.steps == 30
     assert report.last_loss < 0.95 * report.first_loss
-    assert report.first > 0.02 and 0.5 < report.known <= 1.0  # a token by chance: 0.004
+    assert report.first > 0.02 and 0.5 < report.known <= 1.0  # a random token: 0.004
 
 
 def test_the_loaded_head_computes_what_was_trained(tiny_model_path, trained):
@@ -80,9 +80,9 @@ def test_the_loaded_head_computes_what_was_trained(tiny_model_path, trained):
         assert guesser.num_unread(3, tokens[: end + 1]) == count
         logits = guesser.logits(3, tokens[: end + 1])
         torch.testing.assert_close(logits[0], module.head @ wanted[end - 1], rtol=1e-3, atol=1e-3)
-    own = guesser.logits(3, tokens[:22])  # goes on from its own feature
+    own = guesser.logits(3, tokens[:22])  # continues from the head's own feature
     assert own.shape == (1, 200)
-    assert guesser.num_unread(3, tokens[:23]) == 0  # the model's features have not come so far
+    assert guesser.num_unread(3, tokens[:23]) == 0  # the model's features of these tokens are missing
     engine.close()
 
 
@@ -105,12 +105,12 @@ def test_a_head_changes_no_token(tiny_model_path, trained, options):
     outcomes = submit_all(driver, n=2)
     driver.run()
     check_equal(made(outcomes), said)
-    assert speculation.proposed["eagle"] > 0  # how many is a matter of what they gained
+    assert speculation.proposed["eagle"] > 0  # how many depends on the gains measured
     engine.check()
     engine.close()
 
 
-def test_files_that_are_no_head_for_the_model_are_refused(tiny_model_path, trained, tmp_path):
+def test_files_that_are_not_a_head_of_the_model_are_refused(tiny_model_path, trained, tmp_path):
     path, *_ = trained
     with pytest.raises(InvalidParams, match="eagle:.*missing.safetensors"):
         start(tiny_model_path, draft_model=f"eagle:{tmp_path}/missing.safetensors")
@@ -121,7 +121,7 @@ def test_files_that_are_no_head_for_the_model_are_refused(tiny_model_path, train
         start(other, draft_model=f"eagle:{path}")
 
 
-def test_the_command_trains_a_head_and_says_how_to_use_it(tiny_model_path, tmp_path, capsys):
+def test_the_command_trains_a_head_and_prints_how_to_use_it(tiny_model_path, tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     out = tmp_path / "head.safetensors"
@@ -133,7 +133,7 @@ def test_the_command_trains_a_head_and_says_how_to_use_it(tiny_model_path, tmp_p
     engine.close()
 
 
-def test_a_text_that_is_not_there_is_named(tiny_model_path, tmp_path, capsys):
+def test_a_missing_text_file_is_named(tiny_model_path, tmp_path, capsys):
     flags = ["--out", str(tmp_path / "head.safetensors"), "--text", str(tmp_path / "none.txt")]
     assert main(["train-drafter", str(tiny_model_path), *flags]) == 2
     assert "none.txt: [Errno 2] No such file" in capsys.readouterr().err
