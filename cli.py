@@ -19,7 +19,16 @@ import msgspec
 
 from . import __version__
 from .constrained.spec import GRAMMAR_KINDS
-from .flags import add_engine_flags, parse_at_least_one, parse_count, parse_port, parse_seconds
+from .flags import (
+    add_engine_flags,
+    parse_at_least_one,
+    parse_cached_share,
+    parse_count,
+    parse_duration,
+    parse_port,
+    parse_rate,
+    parse_time_limit,
+)
 from .progress import Bars, Progress, progress_bars
 from .protocol.errors import PhloemError, UnknownModel
 from .runtime.config import EngineConfig
@@ -332,7 +341,7 @@ def _add_train_drafter(commands: Any) -> None:
     train.add_argument("--text", type=Path, nargs="*", default=[], metavar="FILE", help="text to train on as well")
     train.add_argument("--tokens", type=parse_at_least_one, default=40_000, metavar="N", help="of text to train on")
     train.add_argument(
-        "--minutes", type=parse_seconds, default=5.0, metavar="M", help="of training, after the text is made"
+        "--minutes", type=parse_duration, default=5.0, metavar="M", help="of training, after the text is made"
     )
     train.add_argument("--max-seq-len", type=parse_count, default=0, metavar="N", help="of the model that is run")
     train.set_defaults(run=_train_drafter)
@@ -353,15 +362,17 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument("--isl", type=parse_at_least_one, default=1000, metavar="TOKENS", help="of a prompt")
     plan.add_argument("--osl", type=parse_at_least_one, default=200, metavar="TOKENS", help="of an answer")
     plan.add_argument(
-        "--ttft-s", type=parse_seconds, default=float("inf"), metavar="SECONDS", help="to the first token"
+        "--ttft-s", type=parse_time_limit, default=float("inf"), metavar="SECONDS", help="to the first token"
     )
     plan.add_argument(
-        "--tpot-s", type=parse_seconds, default=float("inf"), metavar="SECONDS", help="from token to token"
+        "--tpot-s", type=parse_time_limit, default=float("inf"), metavar="SECONDS", help="from token to token"
     )
     plan.add_argument(
-        "--rate", type=parse_seconds, default=0.0, metavar="N", help="requests a second that must be served"
+        "--rate", type=parse_rate, default=0.0, metavar="N", help="requests a second that must be served; 0: any"
     )
-    plan.add_argument("--cached-share", type=float, default=0.0, metavar="SHARE", help="of prompts found in the cache")
+    plan.add_argument(
+        "--cached-share", type=parse_cached_share, default=0.0, metavar="SHARE", help="of prompts found in the cache"
+    )
     plan.add_argument("--weight-bits", type=int, choices=[4, 8, 16, 32], help="default: 4 on a CPU, 16 elsewhere")
     plan.add_argument("--num-threads", type=parse_count, default=0, metavar="N", help="CPU threads; 0: one per core")
     plan.add_argument("--measure-again", action="store_true", help="do not use what was measured on this CPU before")

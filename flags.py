@@ -1,4 +1,4 @@
-"""What flags take: one flag per field of ``EngineConfig``, and numbers with their bounds. Never prints or runs."""
+"""The flags of the command line: one per field of ``EngineConfig``, and numbers with their bounds."""
 
 from __future__ import annotations
 
@@ -143,11 +143,32 @@ def _parse_share(text: str) -> float:
     return share
 
 
-def parse_seconds(text: str) -> float:
-    seconds = _parse_number(text, "number of seconds")
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no time; give more than 0 seconds")
-    return seconds
+def parse_duration(text: str) -> float:
+    duration = _parse_number(text, "number")
+    if not 0 < duration < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0, and not inf")
+    return duration
 
 
-_NUMBERS: dict[Any, Callable[[str], Any]] = {int: parse_count, float: parse_seconds}
+def parse_time_limit(text: str) -> float:
+    limit_s = _parse_number(text, "number of seconds")
+    if not limit_s > 0:
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0 seconds; inf: no limit")
+    return limit_s
+
+
+def parse_rate(text: str) -> float:
+    rate = _parse_number(text, "number")
+    if not 0 <= rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be 0 (off) or above")
+    return rate
+
+
+def parse_cached_share(text: str) -> float:
+    share = _parse_number(text, "number")
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be between 0 and 1")
+    return share
+
+
+_NUMBERS: dict[Any, Callable[[str], Any]] = {int: parse_count, float: parse_duration}

@@ -1,5 +1,6 @@
 """The command line: every setting has a flag, and a user's mistake is one line and exit code 2."""
 
+import argparse
 import errno
 import signal
 import socket
@@ -105,7 +106,7 @@ def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--port", "99999"], "99999 is no port"),
         (["--max-running", "-1"], "-1 is negative; give 0 or more"),
-        (["--client-timeout-s", "0"], "0 is no time; give more than 0 seconds"),
+        (["--client-timeout-s", "0"], "0: must be above 0, and not inf"),
         (["--precision", "int3"], "invalid choice: 'int3'"),
         (["--max-runing", "3"], "unrecognized arguments: --max-runing"),
         (["--num-slots", "many"], "'many' is no whole number"),
@@ -246,3 +247,31 @@ def test_an_engine_runs_until_it_is_told_to_stop(tiny_model_path: Path, tmp_path
         connection.shutdown()
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def test_every_default_may_be_given_explicitly():
+    parser = cli._parser()
+    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    num_checked = 0
+    for name, command in commands.choices.items():
+        needed = [value for action in command._actions for value in _needed(action)]
+        for action in command._actions:
+            if not action.option_strings or action.default in (None, argparse.SUPPRESS, {}, []):
+                continue
+            if isinstance(action, argparse.BooleanOptionalAction):
+                given = [action.option_strings[0 if action.default else 1]]
+            elif isinstance(action.default, bool):
+                continue
+            else:
+                values = action.default if isinstance(action.default, list) else [action.default]
+                given = [action.option_strings[0], *map(str, values)]
+            assert getattr(parser.parse_args([name, *needed, *given]), action.dest) == action.default, (name, given)
+            num_checked += 1
+    assert num_checked > 50
+
+
+def _needed(action):
+    """The arguments without which a command cannot be parsed."""
+    if not action.option_strings:
+        return [next(iter(action.choices)) if action.choices else "x"] if action.nargs not in ("?", "*") else []
+    return [action.option_strings[0], "x"] if action.required else []
