@@ -11,16 +11,10 @@ from . import faults
 from .jobs import make_job, raw_parts
 from .native_form import NativeForm
 from .response import GenerationResponse
-from .schemas import GenerateRequest, NativeSampling, check_sampling, with_logprobs
+from .schemas import NATIVE_NAMES, GenerateRequest, NativeSampling, check_sampling
 from .service import Service, fault_response, json_response
 
 HEALTH_TIMEOUT_S = 5.0
-# our names of the sampling parameters -> those of this endpoint
-_NAMES = {
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "seed": "sampling_seed",
-}
 
 
 def native_routes(service: Service) -> APIRouter:
@@ -113,8 +107,6 @@ def _add_generate(router: APIRouter, service: Service) -> None:
 
 
 def _gen(sampling: NativeSampling, request: GenerateRequest, vocab_size: int) -> Gen:
-    params = sampling.sampling()
-    check_sampling(params, vocab_size=vocab_size, names=_NAMES)
-    if request.return_logprob:
-        params = with_logprobs(params, request.top_logprobs_num, start=request.logprob_start_len)
+    params = sampling.sampling(request)
+    check_sampling(params, vocab_size=vocab_size, names=NATIVE_NAMES)
     return Gen(op=0, seq=0, params=params, grammar=sampling.grammar(), n=sampling.n, stream=request.stream)

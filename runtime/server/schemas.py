@@ -7,13 +7,14 @@ import json
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...constrained.spec import GrammarKind, GrammarSpec
 from ...protocol import errors
 from ...protocol.messages import ProgramSettings
-from ...protocol.sampling import MAX_LOGPROBS, SamplingParams
+from ...protocol.sampling import FIELDS, SamplingParams
+from ...protocol.sampling import Field as SamplingField
 from .strict import Strict, fault, unserved
 from .tool_schemas import NamedChoice, ToolEntry, WrittenCall
 
@@ -21,35 +22,66 @@ CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 COMPLETION_MAX_TOKENS = 16  # what the completions API has always meant by no max_tokens
 
 
-# -- sampling, common to the OpenAI endpoints -------------------------------------------------------------------------
+# -- sampling, made from the table in protocol/sampling.py ------------------------------------------------------------
+
+_Rows = dict[str, SamplingField]  # by the endpoint's name
+
+_OPENAI: _Rows = {
+    field.name if field.extension else field.chat or field.name: field
+    for field in FIELDS
+    if field.part == "params" and not field.is_beside and (field.extension or field.chat)
+}
+_NATIVE: _Rows = {
+    field.native: field for field in FIELDS if field.part == "params" and not field.is_beside and field.native
+}
+_BESIDE_NATIVE: _Rows = {field.native: field for field in FIELDS if field.is_beside and field.native}
+# our names of the sampling parameters -> those of /generate
+NATIVE_NAMES = {field.name: name for name, field in (_NATIVE | _BESIDE_NATIVE).items()}
+
+_JSON_TYPES: dict[Any, Any] = {tuple[str, ...]: str | list[str], tuple[int, ...]: list[int]}
 
 
-class OpenAISampling(Strict):
-    """The sampling fields of both OpenAI endpoints, with our extensions. null means the default."""
+def _with_rows(name: str, base: type[Strict], rows: _Rows, *, has_defaults: bool) -> Any:
+    """``base`` with a field for each row. Without ``has_defaults``, and for a list or a dict, null is the default."""
+    made: dict[str, Any] = {}
+    for theirs, row in rows.items():
+        kind = _JSON_TYPES.get(row.type, row.type)
+        is_plain = has_defaults and not isinstance(row.default, tuple | dict)
+        made[theirs] = (kind, row.default) if is_plain else (kind | None, None)
+    return create_model(name, __base__=base, **made)
 
-    model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    logit_bias: dict[int, float] | None = None
-    stream: bool | None = None
-    stream_options: "StreamOptions | None" = None
-    # extensions
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
+
+def _given(request: Strict, rows: _Rows) -> dict[str, Any]:
+    """The parameters that ``request`` sets, under our names."""
+    values = {row.name: getattr(request, theirs) for theirs, row in rows.items() if row.part == "params"}
+    return {
+        name: as_strings(value) if isinstance(value, str | list) else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+class _Grammars(Strict):
+    """The grammar that an answer follows: one of the first three fields."""
+
     regex: str | None = None
     json_schema: dict[str, Any] | bool | str | None = None
     ebnf: str | None = None
     grammar_options: dict[str, str | int | bool] | None = None
+
+    def grammar(self) -> GrammarSpec | None:
+        given = {"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
+        return one_grammar(given, self.grammar_options)
+
+
+class OpenAISampling(_with_rows("OpenAIFields", _Grammars, _OPENAI, has_defaults=False)):  # type: ignore[misc]
+    """The sampling fields of both OpenAI endpoints, with our extensions. null means the default."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: "StreamOptions | None" = None
+    # extensions
     priority: int | None = None
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     cache_salt: str | None = None
@@ -62,20 +94,9 @@ class OpenAISampling(Strict):
             raise fault("stream_options is only allowed with stream=true", "stream_options")
         return self
 
-    def sampling(self, **more: Any) -> SamplingParams:
-        """The parameters sent to the engine; ``more`` are those that an endpoint names or computes differently."""
-        names = (
-            *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
-            *("seed", "logit_bias", "min_tokens", "ignore_eos", "skip_special_tokens"),
-        )
-        given: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
-        given["stop"] = as_strings(self.stop)
-        given["stop_token_ids"] = tuple(self.stop_token_ids or ())
-        return SamplingParams(**given, **more)
-
-    def grammar(self) -> GrammarSpec | None:
-        given = {"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
-        return one_grammar(given, self.grammar_options)
+    def sampling(self, *, max_tokens: int) -> SamplingParams:
+        """The parameters sent to the engine; each endpoint has its own default of ``max_tokens``."""
+        return SamplingParams(**{**_given(self, _OPENAI), "max_tokens": max_tokens})
 
     def settings(self, name: str, *, adapter: str = "") -> ProgramSettings:
         """``name``: what such requests are counted under."""
@@ -98,8 +119,8 @@ class StreamOptions(Strict):
     include_obfuscation: Annotated[Any, unserved(False)] = None
 
 
-def as_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+def as_strings(value: str | list[Any]) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def one_grammar(given: dict[str, Any], options: dict[str, str | int | bool] | None) -> GrammarSpec | None:
@@ -216,7 +237,6 @@ class ResponseFormat(Strict):
 
 class ChatRequest(OpenAISampling):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -292,7 +312,6 @@ class CompletionRequest(OpenAISampling):
     """``parse_special`` (extension): special tokens written in the prompt's text count as such."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: int | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
@@ -328,28 +347,8 @@ def as_prompts(value: str | list[str] | list[int] | list[list[int]], name: str) 
 # -- /generate --------------------------------------------------------------------------------------------------------
 
 
-class NativeSampling(Strict):
-    max_new_tokens: int = 128
-    min_new_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
+class NativeSampling(_with_rows("NativeFields", _Grammars, _NATIVE, has_defaults=True)):  # type: ignore[misc]
     n: Annotated[int, Field(ge=1)] = 1
-    sampling_seed: int | None = None
-    logit_bias: dict[int, float] | None = None
-    json_schema: dict[str, Any] | bool | str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    grammar_options: dict[str, str | int | bool] | None = None  # extension
     # understood and not served
     structural_tag: Annotated[Any, unserved()] = None
     custom_params: Annotated[Any, unserved({})] = None
@@ -357,37 +356,16 @@ class NativeSampling(Strict):
     spaces_between_special_tokens: Annotated[Any, unserved(True)] = None
     stream_interval: Annotated[Any, unserved(1)] = None
 
-    def sampling(self, **more: Any) -> SamplingParams:
-        names = (
-            *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
-            *("repetition_penalty", "ignore_eos", "skip_special_tokens"),
-        )
-        return SamplingParams(
-            **{name: getattr(self, name) for name in names},
-            max_tokens=self.max_new_tokens,
-            min_tokens=self.min_new_tokens,
-            stop=as_strings(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            stop_regex=as_strings(self.stop_regex),
-            seed=self.sampling_seed,
-            logit_bias=self.logit_bias or {},
-            **more,
-        )
-
-    def grammar(self) -> GrammarSpec | None:
-        given = {"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
-        return one_grammar(given, self.grammar_options)
+    def sampling(self, request: "GenerateRequest") -> SamplingParams:
+        """The parameters sent to the engine, with those that stand beside these in ``request``."""
+        return SamplingParams(**_given(self, _NATIVE), **_given(request, _BESIDE_NATIVE))
 
 
-class GenerateRequest(Strict):
+class GenerateRequest(_with_rows("BesideSampling", Strict, _BESIDE_NATIVE, has_defaults=True)):  # type: ignore[misc]
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
     sampling_params: NativeSampling | list[NativeSampling] | None = None
     stream: bool = False
-    return_logprob: bool = False
-    logprob_start_len: Annotated[int, Field(ge=-1)] = -1
-    top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
-    return_text_in_logprobs: bool = False
     rid: str | None = None
     # extensions
     parse_special: bool = False
