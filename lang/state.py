@@ -128,10 +128,11 @@ class ProgramState:
         if unknown:
             known = ", ".join(sorted(SAMPLING_NAMES))
             raise InvalidRequest(f"s.sampling({unknown[0]}=...): there is no such parameter; there are {known}")
-        if "seed" in parameters:
+        given = sampling_overrides(parameters)
+        if "seed" in given:
             raise InvalidRequest("s.sampling(seed=...): a seed belongs to a whole run, run(seed=...), or to one gen")
         outside = sequence.sampling
-        sequence.sampling = {**outside, **sampling_overrides(parameters)}
+        sequence.sampling = {**outside, **given}
         try:
             yield
         finally:

@@ -253,3 +253,14 @@ def test_an_unneeded_logprob_parameter_is_refused(where, monkeypatch, connect, s
     backend, _ = make(monkeypatch, connect, server)
     with pytest.raises(errors.PhloemError, match="top_logprobs_num=3: "):
         ask(backend, api, {"top_logprobs_num": 3})
+
+
+@pytest.mark.parametrize("name", ["seed", "sampling_seed"])
+def test_a_region_takes_no_seed_under_either_name(name, connect):
+    @function
+    def body(s):
+        with s.sampling(**{name: 3}):
+            s += "say" + gen("a")
+
+    with pytest.raises(errors.InvalidRequest, match="a seed belongs to a whole run"):
+        body.run(backend=connect(reply=echo))
