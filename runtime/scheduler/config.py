@@ -31,7 +31,7 @@ class SchedulerConfig:
             raise ValueError(f"order={self.order!r} is not one of: {', '.join(ORDERS)}")
         if self.order in PREEMPTIVE and self.match_window > 1:
             raise ValueError(
-                f"match_window={self.match_window}: order={self.order!r} ranks by work left; leave match_window at 1"
+                f"match_window={self.match_window}: order={self.order!r} orders by the work that is left; leave it 1"
             )
         for name in ("max_running", "max_step_tokens", "prefill_chunk", "match_window", "slot_chunk"):
             if getattr(self, name) < 1:
