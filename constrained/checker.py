@@ -4,18 +4,21 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
 
+from .code_points import union
 from .compiler import MAX_TEXT_BYTES, Compiler
 from .ebnf import read_ebnf, rules_used
 from .grammar import CompiledGrammar
+from .json.documents import Document
 from .lark_grammar import read_lark
 from .machine import MASK_WORK
+from .regex_syntax import alternatives
 from .spec import GrammarError, GrammarKind, GrammarSpec
 from .vocabulary import Vocabulary
 
@@ -24,6 +27,8 @@ MAX_REPEAT = 200  # patterns with longer repeats have too many states for intere
 MAX_PARTS = 200  # rules or subschemas that are compiled one by one
 WALK_STEPS = 240
 SHOWN_TOKENS = 8
+# Schemas below these keywords may forbid something on purpose; a property may have the same name.
+FORBIDDING = re.compile(r"(?<!/properties)(?<!/\$defs)(?<!/definitions)/(not|if|then|else)(?=/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,86 +154,43 @@ def _overlaps(spec: GrammarSpec) -> tuple[tuple[Overlap, ...], tuple[str, ...]]:
             groups = [{f"{t.name} /{t.pattern.to_regexp()}/": t.pattern.to_regexp() for t in loaded.terminals}]
         case _:
             return (), ()
-    found: list[Overlap] = []
     not_compared: list[str] = []
-    num_pairs = 0
-    for group in groups:
-        for pair, example in _common_texts(group, not_compared):
-            if num_pairs == MAX_PAIRS:
-                not_compared.append(f"more than {MAX_PAIRS:,} pairs; the rest")
-                break
-            num_pairs += 1
-            if example is not None:
-                found.append(Overlap(*pair, example))
+    pairs = (pair for group in groups for pair in _common_texts(group, not_compared))
+    found = [Overlap(a, b, example) for a, b, example in islice(pairs, MAX_PAIRS) if example is not None]
+    if next(pairs, None) is not None:
+        not_compared.append(f"more than {MAX_PAIRS:,} pairs; the rest")
     return tuple(found), tuple(not_compared)
 
 
-def _common_texts(patterns: dict[str, str], not_compared: list[str]) -> Iterator[tuple[tuple[str, str], str | None]]:
-    """For each pair of patterns, by their labels, a text that matches both; None if there is none."""
+def _common_texts(patterns: dict[str, str], not_compared: list[str]) -> Iterator[tuple[str, str, str | None]]:
+    """Each pair of patterns, by their labels, and a text that matches both; None if there is none."""
     from interegular import Comparator, InvalidSyntax, Unsupported, parse_pattern
 
     parsed: dict[str, Any] = {}
     for label, pattern in patterns.items():
-        longest = max((int(n) for n in re.findall(r"\{(\d+)|,(\d+)\}", pattern) for n in n if n), default=0)
+        longest = max((int(n) for found in re.findall(r"\{(\d+)|,(\d+)\}", pattern) for n in found if n), default=0)
         try:
             if longest > MAX_REPEAT:
                 raise Unsupported(f"a repeat of {longest:,} is above {MAX_REPEAT}")
-            parsed[label] = parse_pattern(pattern.removeprefix("^").removesuffix("$"))
-            parsed[label].to_fsm()
+            regex = parse_pattern(pattern.removeprefix("^").removesuffix("$"))
+            regex.to_fsm()
+            parsed[label] = regex
         except (Unsupported, InvalidSyntax) as error:
             not_compared.append(f"{label}: {error or 'interegular cannot read it'}")
-            parsed.pop(label, None)
     comparator = Comparator(parsed)
     for first, second in combinations(parsed, 2):
-        example = None
-        if not comparator.isdisjoint(first, second):
-            example = comparator.get_example_overlap(first, second).main_text
-        yield (first, second), example
-
-
-def alternatives(pattern: str) -> list[list[str]]:
-    """The alternatives of each group of a regex that has more than one, inner groups first, the whole regex last."""
-    found: list[list[str]] = []
-    open_groups: list[tuple[list[str], int, str]] = [([], 0, "")]  # branches so far, start of the next, flags
-    at = 0
-    while at < len(pattern):
-        c = pattern[at]
-        if c == "\\":
-            at += 1
-        elif c == "[":
-            at += 2 if pattern.startswith("[^", at) else 1
-            at += pattern.startswith("]", at)
-            while at < len(pattern) and pattern[at] != "]":
-                if pattern.startswith("[:", at):
-                    at = pattern.find(":]", at) + 1
-                at += 2 if pattern[at] == "\\" else 1
-        elif c == "(":
-            header = re.compile(r"\((\?(?:P?<\w+>|(\w*):))?").match(pattern, at)
-            assert header is not None
-            at = header.end() - 1
-            open_groups.append(([], at + 1, header[2] or ""))
-        elif c in "|)":
-            branches, begin, flags = open_groups.pop()
-            part = pattern[begin:at]
-            branches.append(f"(?{flags}:{part})" if flags else part)
-            if c == "|":
-                open_groups.append((branches, at + 1, flags))
-            elif len(branches) > 1:
-                found.append(branches)
-        at += 1
-    branches, begin, _ = open_groups.pop()
-    branches.append(pattern[begin:])
-    return [*found, branches] if len(branches) > 1 else found
+        is_apart = comparator.isdisjoint(first, second)
+        yield first, second, None if is_apart else comparator.get_example_overlap(first, second).main_text
 
 
 # -- rules that match nothing -----------------------------------------------------------------------------------------
 
 
 def _dead_and_unused(spec: GrammarSpec, compiler: Compiler) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    def is_dead(part: GrammarSpec) -> bool:
+    def is_dead(text: str, options: Mapping[str, str | int | bool]) -> bool:
         """Whether no text matches; a part that is refused for another reason was served as part of the whole."""
         try:
-            compiler.compile(part)
+            compiler.compile(GrammarSpec(spec.kind, text, dict(options)))
         except GrammarError as error:
             return str(error).startswith("no ")
         return False
@@ -237,7 +199,7 @@ def _dead_and_unused(spec: GrammarSpec, compiler: Compiler) -> tuple[tuple[str, 
     match spec.kind:
         case "regex":
             parts = list(dict.fromkeys(part for group in alternatives(spec.text) for part in group))[:MAX_PARTS]
-            return tuple(part for part in parts if is_dead(GrammarSpec("regex", part))), ()
+            return tuple(part for part in parts if is_dead(part, {})), ()
         case "ebnf":
             rules = read_ebnf(spec.text)
             used = rules_used(rules, start)
@@ -252,37 +214,14 @@ def _dead_and_unused(spec: GrammarSpec, compiler: Compiler) -> tuple[tuple[str, 
             schema = json.loads(spec.text)
             if not isinstance(schema, dict) or "$id" in schema:  # another $id would change what references mean
                 return (), ()
-            outer = {"$ref": "", "$defs": {"checked": {**schema, "$id": "urn:phloem:checked"}}}
-            dead = []
-            for pointer in list(_subschemas(schema, ""))[:MAX_PARTS]:
-                outer["$ref"] = f"urn:phloem:checked#{pointer}"
-                if is_dead(GrammarSpec("json_schema", json.dumps(outer), spec.options)):
-                    dead.append(f"#{pointer}")
-            return tuple(dead), ()
+            defs = {"checked": {**schema, "$id": "urn:phloem:checked"}}
+            pointers = [place.pointer for place in Document(schema).places[1:] if not FORBIDDING.search(place.pointer)]
+            parts = {p: json.dumps({"$ref": f"urn:phloem:checked{p}", "$defs": defs}) for p in pointers[:MAX_PARTS]}
+            return tuple(p for p, text in parts.items() if is_dead(text, spec.options)), ()
         case _:
             return (), ()
-    dead = [name for name in names[:MAX_PARTS] if is_dead(GrammarSpec(spec.kind, spec.text, {"start": name}))]
+    dead = [name for name in names[:MAX_PARTS] if is_dead(spec.text, {"start": name})]
     return tuple(dead), tuple(unused)
-
-
-def _subschemas(schema: object, pointer: str) -> Iterator[str]:
-    """The places of the schemas inside a schema; those that are ``false`` forbid something on purpose."""
-    if not isinstance(schema, dict):
-        return
-    for keyword in ("properties", "patternProperties", "$defs", "definitions"):
-        for name, inner in schema.get(keyword, {}).items():
-            if inner is not False:
-                place = f"{pointer}/{keyword}/{name.replace('~', '~0').replace('/', '~1')}"
-                yield place
-                yield from _subschemas(inner, place)
-    for keyword in ("prefixItems", "anyOf", "oneOf"):
-        for i, inner in enumerate(schema.get(keyword, ())):
-            yield f"{pointer}/{keyword}/{i}"
-            yield from _subschemas(inner, f"{pointer}/{keyword}/{i}")
-    for keyword in ("items", "additionalProperties", "contains"):
-        if isinstance(schema.get(keyword), dict):
-            yield f"{pointer}/{keyword}"
-            yield from _subschemas(schema[keyword], f"{pointer}/{keyword}")
 
 
 # -- cost and examples ------------------------------------------------------------------------------------------------
@@ -326,19 +265,13 @@ def _expected(grammar: CompiledGrammar, config: int) -> str:
     """The bytes that may follow, as ranges of characters."""
     machine = grammar.machine
     allowed = [b for b in range(256) if machine.advance_bytes(config, bytes([b])) >= 0]
-    parts = []
-    if machine.may_end(config):
-        parts.append("the end")
-    if allowed and allowed[-1] >= 0x80:
-        parts.append("a character beyond ASCII")
-    ranges: list[list[int]] = []
-    for byte in (b for b in allowed if b < 0x80):
-        if ranges and ranges[-1][1] == byte - 1:
-            ranges[-1][1] = byte
-        else:
-            ranges.append([byte, byte])
+    ranges = union((b, b) for b in allowed if b < 0x80)
     shown = [repr(chr(a)) if a == b else f"{chr(a)!r} to {chr(b)!r}" for a, b in ranges]
-    return ", ".join([*shown, *parts])
+    if machine.may_end(config):
+        shown.append("the end")
+    if allowed and allowed[-1] >= 0x80:
+        shown.append("a character beyond ASCII")
+    return ", ".join(shown)
 
 
 # -- the report as text -----------------------------------------------------------------------------------------------
@@ -363,17 +296,14 @@ def _lines(report: Report) -> Iterator[str]:
         ("never used", report.unused),
     ):
         yield from (f"{title}: {part}" for part in parts)
-    if spec.kind in ("regex", "choices", "lark"):
-        for o in report.overlaps:
-            how = "begins" if spec.kind == "choices" and o.first != o.second else "overlaps with"
-            yield (
-                f"overlap: {o.first} {how} {o.second}; both match {o.example!r}"
-                if how != "begins"
-                else (f"overlap: {o.first!r} begins {o.second!r}")
-            )
-        yield from (f"not compared: {part}" for part in report.not_compared)
-        if not report.overlaps and not report.not_compared:
-            yield "overlaps: none"
+    for o in report.overlaps:
+        if spec.kind == "choices" and o.first != o.second:
+            yield f"overlap: {o.first!r} begins {o.second!r}"
+        else:
+            yield f"overlap: {o.first} overlaps with {o.second}; both match {o.example!r}"
+    yield from (f"not compared: {part}" for part in report.not_compared)
+    if spec.kind in ("regex", "choices", "lark") and not report.overlaps and not report.not_compared:
+        yield "overlaps: none"
     for v in report.verdicts:
         where = f"stops after {v.taken} of {len(v.text)} characters" if v.taken < len(v.text) else "is not complete"
         yield f"accepted: {v.text!r}" if v.accepted else f"refused: {v.text!r} {where}; expected {v.expected}"

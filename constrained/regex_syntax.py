@@ -60,6 +60,14 @@ def has_anchor(pattern: str) -> bool:
     return _has_anchor(_PatternReader(pattern, "", False, False, False).read())
 
 
+def alternatives(pattern: str) -> list[list[str]]:
+    """The alternatives of each group of a regex that has more than one, inner groups first, the whole regex last."""
+    reader = _PatternReader(pattern, "", False, False, False)
+    reader.read()
+    parts = [[(pattern[begin:end], flags) for begin, end, flags in group] for group in reader.groups]
+    return [[f"(?{flags}:{part})" if flags else part for part, flags in group] for group in parts]
+
+
 # -- syntax tree ------------------------------------------------------------------------------------------------------
 
 
@@ -102,6 +110,7 @@ class _PatternReader:
         self.dot_all = dot_all
         self.ecma = ecma
         self.depth = 0
+        self.groups: list[list[tuple[int, int, str]]] = []  # the alternatives of each group: begin, end, flags
 
     def fail(self, what: str) -> GrammarError:
         shown = self.text if len(self.text) <= 80 else self.text[:77] + "..."
@@ -126,12 +135,19 @@ class _PatternReader:
         self.depth += 1
         if self.depth > 200:
             raise self.fail("groups nest deeper than 200")
-        branches = [self.sequence()]
-        while self.peek() == "|":
-            self.at += 1
+        branches, spans = [], []
+        while True:
+            begin, flags = self.at, "i" * self.ignore_case + "s" * self.dot_all
             branches.append(self.sequence())
+            spans.append((begin, self.at, flags))
+            if self.peek() != "|":
+                break
+            self.at += 1
         self.depth -= 1
-        return branches[0] if len(branches) == 1 else Alt(tuple(branches))
+        if len(branches) == 1:
+            return branches[0]
+        self.groups.append(spans)
+        return Alt(tuple(branches))
 
     def sequence(self) -> Node:
         parts: list[Node] = []

@@ -2,7 +2,8 @@ import json
 
 import pytest
 from phloem.constrained import GrammarError, GrammarTooComplex, Vocabulary, check
-from phloem.constrained.checker import Overlap, Verdict, alternatives
+from phloem.constrained.checker import Overlap, Verdict
+from phloem.constrained.regex_syntax import alternatives
 
 
 def test_overlapping_alternatives_are_shown_with_a_text_of_both() -> None:
@@ -20,6 +21,7 @@ def test_overlapping_alternatives_are_shown_with_a_text_of_both() -> None:
         (r"(a|b)c|d", [["a", "b"], ["(a|b)c", "d"]]),
         (r"[|)(]\|\(|[^]|]x", [[r"[|)(]\|\(", "[^]|]x"]]),
         ("(?i:a|b)(?P<n>c|d)", [["(?i:a)", "(?i:b)"], ["c", "d"]]),
+        ("(?i)a|b(?s:c|d)", [["(?is:c)", "(?is:d)"], ["(?i)a", "(?i:b(?s:c|d))"]]),
         ("[[:alpha:]|]|b", [["[[:alpha:]|]", "b"]]),
         ("a||b", [["a", "", "b"]]),
     ],
@@ -62,6 +64,8 @@ def test_properties_that_no_value_satisfies_are_named_by_their_place() -> None:
         "$defs": {"never": {"type": "string", "enum": [1]}},
     }
     assert check("json_schema", json.dumps(schema)).dead == ("#/properties/a~1b", "#/$defs/never")
+    named = {"properties": {"if": {"enum": []}}, "items": {"not": {"enum": []}}, "else": {"enum": []}}
+    assert check("json_schema", json.dumps(named)).dead == ("#/properties/if",)
 
 
 def test_an_example_text_is_judged_by_character() -> None:
