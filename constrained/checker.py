@@ -15,7 +15,7 @@ from .code_points import union
 from .compiler import MAX_TEXT_BYTES, Compiler
 from .ebnf import read_ebnf, rules_used
 from .grammar import CompiledGrammar
-from .json.documents import Document
+from .json import Document
 from .lark_grammar import read_lark
 from .machine import MASK_WORK
 from .regex_syntax import alternatives

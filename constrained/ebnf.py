@@ -6,54 +6,17 @@
 A rule that does not refer back to itself becomes one regular lexeme; only recursion needs the parser.
 """
 
-from dataclasses import dataclass
-
-from .code_points import ANY, Ranges, complement, union
+from .code_points import ANY, complement, union
 from .earley import Parser
 from .expressions import EMPTY, Expressions
 from .machine import Masks
 from .productions import ContextFreeGrammar, Symbol
 from .spec import GrammarError
+from .syntax import Alt, Cat, Chars, Literal, Node, Rep, RuleName, language, leaves
 
 MAX_REPEAT = 10_000
 ESCAPES = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0, "b": 8}
 HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CharClass:
-    ranges: Ranges
-
-
-@dataclass(frozen=True, slots=True)
-class RuleName:
-    name: str
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class InOrder:
-    parts: tuple["RuleBody", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    parts: tuple["RuleBody", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    inner: "RuleBody"
-    low: int
-    high: int | None
-
-
-RuleBody = Literal | CharClass | RuleName | InOrder | OneOf | Repeated
 
 
 def compile_ebnf(text: str, masks: Masks, *, start: str = "root") -> int:
@@ -64,12 +27,12 @@ def compile_ebnf(text: str, masks: Masks, *, start: str = "root") -> int:
     return _Lowering(rules, masks.machine.expressions).parser(start, masks)
 
 
-def read_ebnf(text: str) -> dict[str, RuleBody]:
+def read_ebnf(text: str) -> dict[str, Node]:
     """The rules by name, in the order of the text. Raises GrammarError."""
     return _EbnfReader(text).read()
 
 
-def rules_used(rules: dict[str, RuleBody], start: str) -> set[str]:
+def rules_used(rules: dict[str, Node], start: str) -> set[str]:
     """The rules that ``start`` refers to, itself included, directly or through others."""
     found, waiting = {start}, [start]
     for name in waiting:
@@ -91,8 +54,8 @@ class _EbnfReader:
     def fail(self, what: str) -> GrammarError:
         return GrammarError(what, where=f"line {self.line}")
 
-    def read(self) -> dict[str, RuleBody]:
-        rules: dict[str, RuleBody] = {}
+    def read(self) -> dict[str, Node]:
+        rules: dict[str, Node] = {}
         while self.skip(lines=True):
             name = self.name()
             self.skip(lines=True)
@@ -147,24 +110,24 @@ class _EbnfReader:
             raise self.fail(f"a rule's name expected, not {self.peek()!r}")
         return self.text[mark : self.at]
 
-    def alternatives(self, depth: int) -> RuleBody:
+    def alternatives(self, depth: int) -> Node:
         if depth > 100:
             raise self.fail("groups nest deeper than 100")
         branches = [self.sequence(depth)]
         while self.skip(lines=depth > 0) and self.peek() == "|":
             self.at += 1
             branches.append(self.sequence(depth))
-        return branches[0] if len(branches) == 1 else OneOf(tuple(branches))
+        return branches[0] if len(branches) == 1 else Alt(tuple(branches))
 
-    def sequence(self, depth: int) -> RuleBody:
-        parts: list[RuleBody] = []
+    def sequence(self, depth: int) -> Node:
+        parts: list[Node] = []
         while self.skip(lines=depth > 0) and self.peek() not in "|)":
             parts.append(self.repeated(self.atom(depth)))
         if depth == 0 and self.peek() == ")":
             raise self.fail("unbalanced ')'")
-        return parts[0] if len(parts) == 1 else InOrder(tuple(parts))
+        return parts[0] if len(parts) == 1 else Cat(tuple(parts))
 
-    def atom(self, depth: int) -> RuleBody:
+    def atom(self, depth: int) -> Node:
         c = self.peek()
         if c in "\"'":
             return self.quoted(c)
@@ -172,7 +135,7 @@ class _EbnfReader:
             return self.char_class()
         if c == ".":
             self.at += 1
-            return CharClass(ANY)
+            return Chars(ANY)
         if c == "(":
             self.at += 1
             inner = self.alternatives(depth + 1)
@@ -183,7 +146,7 @@ class _EbnfReader:
         line = self.line
         return RuleName(self.name(), line)
 
-    def repeated(self, node: RuleBody) -> RuleBody:
+    def repeated(self, node: Node) -> Node:
         while self.peek() and self.peek() in "*+?{":
             sign = self.peek()
             self.at += 1
@@ -196,9 +159,9 @@ class _EbnfReader:
                 if max(first, last or 0) > MAX_REPEAT or (last is not None and last < first):
                     raise self.fail(f"repeat {{{low}{comma}{high}}} must rise and be at most {MAX_REPEAT:,}")
                 self.at = end + 1
-                node = Repeated(node, first, last)
+                node = Rep(node, first, last)
             else:
-                node = Repeated(node, 1 if sign == "+" else 0, 1 if sign == "?" else None)
+                node = Rep(node, 1 if sign == "+" else 0, 1 if sign == "?" else None)
         return node
 
     def code(self) -> int:
@@ -223,7 +186,7 @@ class _EbnfReader:
             raise self.fail(f"unknown escape '\\{c}'")
         return ord(c)
 
-    def quoted(self, quote: str) -> RuleBody:
+    def quoted(self, quote: str) -> Node:
         self.at += 1
         codes = []
         while self.peek() != quote:
@@ -231,7 +194,7 @@ class _EbnfReader:
         self.at += 1
         return Literal("".join(map(chr, codes)))
 
-    def char_class(self) -> RuleBody:
+    def char_class(self) -> Node:
         self.at += 1
         negated = self.peek() == "^"
         self.at += negated
@@ -246,13 +209,13 @@ class _EbnfReader:
             ranges.append((low, high))
         self.at += 1
         found = union(ranges)
-        return CharClass(complement(found) if negated else found)
+        return Chars(complement(found) if negated else found)
 
 
 class _Lowering:
     """Makes expressions of regular rules, and productions of the others."""
 
-    def __init__(self, rules: dict[str, RuleBody], ex: Expressions) -> None:
+    def __init__(self, rules: dict[str, Node], ex: Expressions) -> None:
         self.rules = rules
         self.ex = ex
         self._regular: dict[str, bool] = {}
@@ -280,40 +243,21 @@ class _Lowering:
             self._regular.setdefault(name, all(found))
         return self._regular[name]
 
-    def expression(self, node: RuleBody) -> int | None:
-        """The node as one regular language; None if it is recursive."""
-        ex = self.ex
-        match node:
-            case Literal(text):
-                return ex.literal(text.encode(errors="surrogatepass")) if text else EMPTY
-            case CharClass(ranges):
-                return ex.chars(ranges)
-            case RuleName(name, _):
-                if not self._regular[name]:
-                    return None
-                if name not in self._exprs:
-                    found = self.expression(self.rules[name])
-                    assert found is not None
-                    self._exprs[name] = found
-                return self._exprs[name]
-            case Repeated(inner, low, high):
-                inside = self.expression(inner)
-                return None if inside is None else ex.repeat(inside, low, high)
-        parts = [self.expression(p) for p in node.parts]
-        known = [p for p in parts if p is not None]
-        if len(known) < len(parts):
-            return None
-        return ex.concat(*known) if isinstance(node, InOrder) else ex.union(*known)
+    def rule(self, name: str) -> int:
+        """A regular rule's language."""
+        if name not in self._exprs:
+            self._exprs[name] = language(self.rules[name], self.ex, self.rule)
+        return self._exprs[name]
 
-    def symbols(self, node: RuleBody) -> list[Symbol]:
+    def symbols(self, node: Node) -> list[Symbol]:
         """A node as symbols of a production; neighbouring regular parts become one lexeme."""
-        whole = self.expression(node)
-        if whole is not None:
+        if all(self._regular[ref.name] for ref in _names_in(node)):
+            whole = language(node, self.ex, self.rule)
             return [("lexeme", whole)] if whole != EMPTY else []
         match node:
             case RuleName(name, _):
                 return [("rule", self.number(name))]
-            case InOrder(parts):
+            case Cat(parts):
                 out: list[Symbol] = []
                 for symbol in [s for part in parts for s in self.symbols(part)]:
                     if symbol[0] == "lexeme" and out and out[-1][0] == "lexeme":
@@ -321,12 +265,12 @@ class _Lowering:
                     else:
                         out.append(symbol)
                 return out
-            case OneOf(parts):
+            case Alt(parts):
                 rule = self.grammar.rule("alternatives")
                 for part in parts:
                     self.grammar.add(rule, self.symbols(part))
                 return [("rule", rule)]
-            case Repeated(inner, low, high):
+            case Rep(inner, low, high):
                 return self._repeat(self.symbols(inner), low, high)
         raise AssertionError(node)
 
@@ -352,17 +296,10 @@ class _Lowering:
         if found is None:
             found = self._numbers[name] = self.grammar.rule(name)
             body = self.rules[name]
-            for part in body.parts if isinstance(body, OneOf) else (body,):
+            for part in body.parts if isinstance(body, Alt) else (body,):
                 self.grammar.add(found, self.symbols(part))
         return found
 
 
-def _names_in(node: RuleBody) -> list[RuleName]:
-    match node:
-        case RuleName():
-            return [node]
-        case InOrder(parts) | OneOf(parts):
-            return [ref for part in parts for ref in _names_in(part)]
-        case Repeated(inner, _, _):
-            return _names_in(inner)
-    return []
+def _names_in(node: Node) -> list[RuleName]:
+    return [leaf for leaf in leaves(node) if isinstance(leaf, RuleName)]

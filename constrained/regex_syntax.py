@@ -5,8 +5,6 @@ ASCII. Refused by name: look-around, back-references, word boundaries, atomic gr
 flags but ``i`` and ``s``.
 """
 
-from dataclasses import dataclass
-
 from .code_points import (
     ANY,
     DIGITS,
@@ -19,8 +17,9 @@ from .code_points import (
     union,
     without_surrogates,
 )
-from .expressions import EMPTY, NOTHING, Expressions
+from .expressions import Expressions
 from .spec import GrammarError
+from .syntax import Alt, Anchor, Cat, Chars, Node, Rep, language, leaves
 
 MAX_REPEAT = 100_000
 MAX_ANCHORED = 256  # alternatives with anchors
@@ -66,39 +65,6 @@ def alternatives(pattern: str) -> list[list[str]]:
     reader.read()
     parts = [[(pattern[begin:end], flags) for begin, end, flags in group] for group in reader.groups]
     return [[f"(?{flags}:{part})" if flags else part for part, flags in group] for group in parts]
-
-
-# -- syntax tree ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Chars:
-    ranges: Ranges
-
-
-@dataclass(frozen=True, slots=True)
-class Cat:
-    parts: tuple["Node", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Alt:
-    parts: tuple["Node", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rep:
-    inner: "Node"
-    low: int
-    high: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    kind: str  # "^" or "$"
-
-
-Node = Chars | Cat | Alt | Rep | Anchor
 
 
 class _PatternReader:
@@ -394,7 +360,7 @@ class _PatternReader:
 def _lower(tree: Node, ex: Expressions, *, anchored: bool, pattern: str, where: str) -> int:
     branches = []
     for starts, ends, body in _anchors(tree, pattern, where):
-        parts = [_plain(part, ex) for part in body]
+        parts = [language(part, ex, _no_rule) for part in body]
         if not (anchored or starts):
             parts.insert(0, ex.text)
         if not (anchored or ends):
@@ -403,17 +369,12 @@ def _lower(tree: Node, ex: Expressions, *, anchored: bool, pattern: str, where: 
     return ex.union(*branches)
 
 
+def _no_rule(name: str) -> int:
+    raise AssertionError(name)  # a regex has no rules
+
+
 def _has_anchor(node: Node) -> bool:
-    waiting = [node]
-    while waiting:
-        match waiting.pop():
-            case Anchor():
-                return True
-            case Cat(parts) | Alt(parts):
-                waiting.extend(parts)
-            case Rep(inner, _, _):
-                waiting.append(inner)
-    return False
+    return any(isinstance(leaf, Anchor) for leaf in leaves(node))
 
 
 def _anchors(node: Node, pattern: str, where: str) -> list[tuple[bool, bool, tuple[Node, ...]]]:
@@ -463,16 +424,3 @@ def _may_be_empty(parts: tuple[Node, ...]) -> bool:
         return False
 
     return all(empty(p) for p in parts)
-
-
-def _plain(node: Node, ex: Expressions) -> int:
-    match node:
-        case Chars(ranges):
-            return ex.chars(ranges) if ranges else NOTHING
-        case Cat(parts):
-            return ex.concat(*[_plain(p, ex) for p in parts])
-        case Alt(parts):
-            return ex.union(*[_plain(p, ex) for p in parts])
-        case Rep(inner, low, high):
-            return ex.repeat(_plain(inner, ex), low, high)
-    return EMPTY

@@ -1,8 +1,11 @@
 """JSON Schema as states of a machine. The rest of the package imports from here alone."""
 
 from ..machine import Machine
+from .documents import Document
 from .json_schema import Schemas
 from .scalars import Scalars
+
+__all__ = ["Document", "JsonSchemas"]
 
 PREPARED_VALUES = 5  # values whose first rows are made while compiling; the rows of others are made when first met
 

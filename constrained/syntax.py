@@ -1,0 +1,79 @@
+"""The syntax tree that the readers of regexes and of EBNF build, and the languages of its parts."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .code_points import Ranges
+from .expressions import EMPTY, Expressions
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Cat:
+    parts: tuple["Node", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alt:
+    parts: tuple["Node", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rep:
+    inner: "Node"
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    kind: str  # "^" or "$"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleName:
+    name: str
+    line: int
+
+
+Node = Literal | Chars | Cat | Alt | Rep | Anchor | RuleName
+
+
+def leaves(node: Node) -> Iterator[Node]:
+    """The parts without parts of their own, in order."""
+    waiting = [node]
+    while waiting:
+        match waiting.pop():
+            case Cat(parts) | Alt(parts):
+                waiting.extend(reversed(parts))
+            case Rep(inner, _, _):
+                waiting.append(inner)
+            case leaf:
+                yield leaf
+
+
+def language(node: Node, ex: Expressions, rule: Callable[[str], int]) -> int:
+    """The expression of a node without anchors; ``rule(name)`` is that of a rule it refers to."""
+    match node:
+        case Literal(text):
+            return ex.literal(text.encode(errors="surrogatepass")) if text else EMPTY
+        case Chars(ranges):
+            return ex.chars(ranges)
+        case Cat(parts):
+            return ex.concat(*[language(p, ex, rule) for p in parts])
+        case Alt(parts):
+            return ex.union(*[language(p, ex, rule) for p in parts])
+        case Rep(inner, low, high):
+            return ex.repeat(language(inner, ex, rule), low, high)
+        case RuleName(name, _):
+            return rule(name)
+    raise AssertionError(node)
