@@ -155,9 +155,9 @@ def _overlaps(spec: GrammarSpec) -> tuple[tuple[Overlap, ...], tuple[str, ...]]:
         case _:
             return (), ()
     not_compared: list[str] = []
-    pairs = (pair for group in groups for pair in _common_texts(group, not_compared))
-    found = [Overlap(a, b, example) for a, b, example in islice(pairs, MAX_PAIRS) if example is not None]
-    if next(pairs, None) is not None:
+    compared = (pair for group in groups for pair in _common_texts(group, not_compared))
+    found = [Overlap(a, b, example) for a, b, example in islice(compared, MAX_PAIRS) if example is not None]
+    if next(compared, None) is not None:
         not_compared.append(f"more than {MAX_PAIRS:,} pairs; the rest")
     return tuple(found), tuple(not_compared)
 
@@ -216,8 +216,8 @@ def _dead_and_unused(spec: GrammarSpec, compiler: Compiler) -> tuple[tuple[str, 
                 return (), ()
             defs = {"checked": {**schema, "$id": "urn:phloem:checked"}}
             pointers = [place.pointer for place in Document(schema).places[1:] if not FORBIDDING.search(place.pointer)]
-            parts = {p: json.dumps({"$ref": f"urn:phloem:checked{p}", "$defs": defs}) for p in pointers[:MAX_PARTS]}
-            return tuple(p for p, text in parts.items() if is_dead(text, spec.options)), ()
+            wholes = (json.dumps({"$ref": f"urn:phloem:checked{p}", "$defs": defs}) for p in pointers[:MAX_PARTS])
+            return tuple(p for p, whole in zip(pointers, wholes, strict=False) if is_dead(whole, spec.options)), ()
         case _:
             return (), ()
     dead = [name for name in names[:MAX_PARTS] if is_dead(spec.text, {"start": name})]
