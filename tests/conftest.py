@@ -4,7 +4,12 @@ import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# On a busy machine an example may take any time.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 # ``python -m pytest`` puts the root on the path, where its folders would be packages of their own: transformers, for
 # one, looks for a package called ``kernels``.

@@ -105,8 +105,8 @@ def test_leaving_a_batch_early_cancels_what_still_runs(connect):
     next(states)
     states.close()
     assert len(backend.client.cancels) == 0 or all(c.op is None for c in backend.client.cancels)
-    deadline = time.monotonic() + 10
-    while backend.client.engine.programs and time.monotonic() < deadline:
+    end_s = time.monotonic() + 60
+    while backend.client.engine.programs and time.monotonic() < end_s:
         time.sleep(0.01)
     assert not backend.client.engine.programs
 

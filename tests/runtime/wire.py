@@ -21,7 +21,7 @@ from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.engine_socket import EngineSocket
 from phloem.runtime.process import serve_engine
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.Decoder(list[m.RuntimeMessage]).decode
 decode_client = msgspec.msgpack.Decoder(m.ClientMessage).decode

@@ -153,7 +153,7 @@ if os.fork() == 0:  # a worker that holds all the parent held
 print(process.pid, process.url, flush=True)
 os.kill(os.getpid(), 9)
 """
-    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     pid, url = made.stdout.split()
     wait_until(lambda: not is_running(pid))
     assert not Path(url.removeprefix("ipc://")).parent.exists()

@@ -15,8 +15,8 @@ class Served:
     def __init__(self, url: str, engine: StringEngine | None, api_key: str) -> None:
         self.url = url
         self.engine = engine
-        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=10.0)
-        self.http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {api_key}"}, timeout=10.0)
+        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=300)
+        self.http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {api_key}"}, timeout=300)
 
     def close(self) -> None:
         self.openai.close()

@@ -55,8 +55,8 @@ def test_a_submit_streams_its_messages_as_lines_until_the_program_is_closed(serv
 def test_what_is_wrong_with_a_submit_is_said_with_a_status(serve):
     server = serve(api_key="secret")
     post = server.http.post
-    assert httpx.post(f"{server.url}/v1/programs", json={}).status_code == 401
-    assert httpx.get(f"{server.url}/v1/welcome").status_code == 401
+    assert httpx.post(f"{server.url}/v1/programs", json={}, timeout=60.0).status_code == 401
+    assert httpx.get(f"{server.url}/v1/welcome", timeout=60.0).status_code == 401
     unreadable = post("/v1/programs", json={"program": "p", "ops": [{"t": "gne", "op": 0, "seq": 0}]})
     assert unreadable.status_code == 400 and "gne" in unreadable.json()["error"]["message"]
     unknown = post("/v1/programs", json={"program": "p", "ops": [], "spam": 1})

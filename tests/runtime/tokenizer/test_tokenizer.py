@@ -52,7 +52,7 @@ def test_text_survives(tokenizer: Tokenizer, text: str) -> None:
 
 
 @given(text=st.text())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_text_survives_and_holds_no_special_token(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
@@ -60,7 +60,7 @@ def test_any_text_survives_and_holds_no_special_token(tokenizer: Tokenizer, text
 
 
 @given(st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "<|endo", "ftext|>", "[PAD5]", "<|python|>", "x", " "])))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_typed_special_token_is_text_unless_asked_for(byte_level: Tokenizer, pieces: list[str]) -> None:
     text = "".join(pieces)
     plain, parsed = byte_level.encode(text), byte_level.encode(text, special=True)
