@@ -16,7 +16,7 @@ PROMPT = {"prompt": "to be", "max_tokens": 5, "ignore_eos": True}
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def engine(tiny_model_path):
     config = EngineConfig(
         model=str(tiny_model_path), precision="float32", num_threads=1, max_running=1, max_waiting=1, speculative="off"
