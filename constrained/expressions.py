@@ -6,7 +6,7 @@ when a text first reaches it: ``.{0,500}`` costs no more than the texts that are
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import gcd
 
 import numpy as np
@@ -563,6 +563,14 @@ class Expressions:
         bits = self.available >> lo & ((1 << hi - lo) - 1)
         return lo + (bits & -bits).bit_length() - 1 if bits else -1
 
+    def steps(self, expr: int) -> Iterator[tuple[int, int, int]]:
+        """The byte ranges [lo, hi) that texts may go on with, each with the derivative by its bytes."""
+        for lo, hi in self.classes(expr):
+            byte = self.available_in(lo, hi)
+            to = self.alive(self.derive(expr, byte)) if byte >= 0 else NOTHING
+            if to != NOTHING:
+                yield lo, hi, to
+
     def alive(self, expr: int) -> int:
         """The expression itself, or NOTHING if its language has no text."""
         return expr if self.is_nonempty(expr) else NOTHING
@@ -578,11 +586,8 @@ class Expressions:
             total += sum(count for rest, count in level.items() if self.nullable[rest])
             following: dict[int, int] = {}
             for rest, count in level.items():
-                for lo, hi in self.classes(rest):
-                    byte = self.available_in(lo, hi)
-                    to = self.alive(self.derive(rest, byte)) if byte >= 0 else NOTHING
-                    if to != NOTHING:
-                        following[to] = min(most, following.get(to, 0) + count * self.num_bytes_in(lo, hi))
+                for lo, hi, to in self.steps(rest):
+                    following[to] = min(most, following.get(to, 0) + count * self.num_bytes_in(lo, hi))
             if total + sum(following.values()) >= most:
                 return most  # each prefix has a text of its own
             level = following

@@ -58,40 +58,33 @@ def reduced(grammar: ContextFreeGrammar) -> tuple[list[Production], set[int]]:
     productions = _productive(grammar)
     productions = _without_ambiguous_operators(productions, len(grammar.names))
     productions = _with_merged_lexemes(productions, grammar.ex)
-    return productions, _nullable(productions)
+    return productions, _closure(productions, of_lexemes=False)
 
 
 def _productive(grammar: ContextFreeGrammar) -> list[Production]:
     """The productions that some text completes."""
     ex = grammar.ex
-    productive: set[int] = set()
     usable = [
         (rule, symbols)
         for rule, symbols in dict.fromkeys(grammar.productions)
         if all(kind == "rule" or ex.is_nonempty(value) for kind, value in symbols) and symbols != (("rule", rule),)
     ]
-    changed = True
-    while changed:
-        changed = False
-        for rule, symbols in usable:
-            if rule not in productive and all(k == "lexeme" or v in productive for k, v in symbols):
-                productive.add(rule)
-                changed = True
+    productive = _closure(usable, of_lexemes=True)
     if 0 not in productive:
         raise GrammarError(f"no text matches rule {grammar.names[0]!r}")
     return [(rule, symbols) for rule, symbols in usable if all(k == "lexeme" or v in productive for k, v in symbols)]
 
 
-def _nullable(productions: list[Production]) -> set[int]:
-    nullable: set[int] = set()
-    changed = True
-    while changed:
-        changed = False
+def _closure(productions: list[Production], *, of_lexemes: bool) -> set[int]:
+    """The rules that derive a sequence of lexemes; the empty sequence unless ``of_lexemes``."""
+    found: set[int] = set()
+    size = -1
+    while size < len(found):
+        size = len(found)
         for rule, symbols in productions:
-            if rule not in nullable and all(k == "rule" and v in nullable for k, v in symbols):
-                nullable.add(rule)
-                changed = True
-    return nullable
+            if rule not in found and all(v in found if k == "rule" else of_lexemes for k, v in symbols):
+                found.add(rule)
+    return found
 
 
 def _without_ambiguous_operators(productions: list[Production], num_rules: int) -> list[Production]:

@@ -211,19 +211,8 @@ class Tags:
     def _ended(self, which: int) -> int:
         """The state after a tag's content."""
         tag = self.tags.tags[which]
-        if tag.schema is None:
-            return self._free(b"", EMPTY, True)
-        return self._closing(tag.end.encode())
-
-    def _closing(self, rest: bytes) -> int:
-        machine = self.machine
-        if not rest:
-            return self._free(b"", EMPTY, True)
-
-        def fill(row: np.ndarray) -> None:
-            row[rest[0]] = self._closing(rest[1:])
-
-        return machine.state((self, "closing", rest), lambda: machine.add_state(fill))
+        rest = tag.end.encode() if tag.schema is not None else b""
+        return self.machine.literal(rest, self._free(b"", EMPTY, True))
 
     def _embedded(self, expr: int, *, has_end: bool) -> int:
         """The state within a tag's regex and the ``end`` after it: it is left where that ``end`` can first stand."""
@@ -232,12 +221,8 @@ class Tags:
             return machine.end_state(0)
 
         def fill(row: np.ndarray) -> None:
-            for lo, hi in ex.classes(expr):
-                byte = ex.available_in(lo, hi)
-                if byte >= 0:
-                    to = ex.alive(ex.derive(expr, byte))
-                    if to != NOTHING:
-                        row[lo:hi] = self._embedded(to, has_end=has_end)
+            for lo, hi, to in ex.steps(expr):
+                row[lo:hi] = self._embedded(to, has_end=has_end)
 
         key = (self, "embedded", expr, has_end)
         return machine.state(

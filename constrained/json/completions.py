@@ -1,7 +1,7 @@
 """Whether an object can be completed, and which next properties keep it so."""
 
-from collections.abc import Callable, Set
-from dataclasses import dataclass, field
+from collections.abc import Set
+from dataclasses import dataclass
 
 from ..spec import GrammarTooComplex
 from .formulas import FALSE, TRUE, Leaf, SignedLeaf
@@ -24,22 +24,12 @@ class Context:
     formulas: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """A conjunction without negations: the rules on names and values, required names, number of properties."""
-
-    rules: tuple[int, ...]
-    missing: int  # bits of required names
-    low: int  # least number of properties
-    room: int  # greatest number of properties
-
-
 @dataclass(slots=True)
 class Clause:
     """What a clause asks of the properties to come: each keeps all rules; each rule in ``broken`` is broken by one."""
 
-    rules: list[int] = field(default_factory=list)
-    broken: list[int] = field(default_factory=list)
+    rules: tuple[int, ...] = ()
+    broken: tuple[int, ...] = ()
     needed: int = 0  # bits of required names
     banned: int = 0  # bits of forbidden names
     low: int = 0  # least number of properties
@@ -53,7 +43,7 @@ class Completions:
         self.values = values
         self.formulas = values.formulas
         self.properties = properties
-        self._plains: dict[tuple[NamePartition, int], Plain | None] = {}
+        self._plains: dict[tuple[NamePartition, int], Clause | None] = {}
         self._possible: dict[tuple[NamePartition, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
         self._demands: dict[tuple[Context, int], tuple[int, tuple[int, ...]]] = {}
         self._settled: dict[int, int] = {}
@@ -91,7 +81,7 @@ class Completions:
         nodes = self.formulas.nodes
         leaves = {*certain, *(p for p in self.formulas.parts(formula, "and") if nodes[p][0] == "leaf")}
         clause = self._clause(partition, tuple((p, True) for p in sorted(leaves)))
-        rules, used = tuple(clause.rules), classes_of(clause.needed)
+        rules, used = clause.rules, classes_of(clause.needed)
 
         def change_negated(leaf: Leaf) -> int:
             found = self.formulas.leaf(*leaf)
@@ -124,9 +114,9 @@ class Completions:
             leaf = self.formulas.nodes[formula][1]
             match leaf[0], is_positive:
                 case (("props" | "names"), True):
-                    out.rules.append(formula)
+                    out.rules += (formula,)
                 case (("props" | "names"), False):
-                    out.broken.append(formula)
+                    out.broken += (formula,)
                 case "has", True:
                     out.needed |= 1 << partition.index[leaf[1]]
                 case "has", False:
@@ -139,7 +129,7 @@ class Completions:
 
     def _clause_is_alive(self, partition: NamePartition, seen: int, literals: tuple[SignedLeaf, ...]) -> bool:
         clause = self._clause(partition, literals)
-        rules = tuple(clause.rules)
+        rules = clause.rules
         if clause.needed & (seen | clause.banned) or clause.needed.bit_count() > clause.high:
             return False
         used = classes_of(clause.needed)
@@ -165,8 +155,45 @@ class Completions:
         wanted.sort(key=len)
         has_others = bool(free) and partition.name_of(free[-1]) is None  # other names: any number of properties
         most = min(clause.high, MANY if has_others else len(used) + len(free))
-        placing = Placing(self.values, lambda cls: self._demanded(partition, rules, cls), wanted, clause.low, most)
-        return placing.exists(frozenset(used))
+        return clause.low <= most and self._can_place(partition, rules, wanted, most, frozenset(used))
+
+    def _can_place(
+        self,
+        partition: NamePartition,
+        rules: tuple[int, ...],
+        wanted: list[list[tuple[int, int]]],
+        most: int,
+        used: frozenset[int],
+    ) -> bool:
+        """Whether at most ``most`` properties, one of each class in ``used`` among them, break what has to be broken.
+
+        ``wanted`` has for each rule the classes that can break it, each with what its value must satisfy for that.
+        """
+        conjunction = self.formulas.conjunction
+        num_tried = 0
+
+        def place(at: int, used: frozenset[int], extra: dict[int, int]) -> bool:
+            nonlocal num_tried
+            if len(used) > most:
+                return False
+            if at == len(wanted):
+                return True
+            num_tried += 1
+            if num_tried > MAX_PLACINGS:
+                raise GrammarTooComplex(
+                    f"an object can violate several negated schemas in more than {MAX_PLACINGS:,} ways; "
+                    "use fewer negations (not, oneOf, if) of object schemas"
+                )
+            for cls, breaking in wanted[at]:
+                further = conjunction([extra.get(cls, TRUE), breaking])
+                demand = conjunction([self._demanded(partition, rules, cls), further])
+                if breaking != TRUE and not self.values.satisfiable(demand):
+                    continue
+                if place(at + 1, used | {cls}, {**extra, cls: further}):
+                    return True
+            return False
+
+        return place(0, used, {})
 
     def _break_greedily(
         self,
@@ -325,15 +352,13 @@ class Completions:
 
     # -- conjunctions without negations, by a few operations on bits ----------------------------------------------
 
-    def _plain(self, partition: NamePartition, formula: int) -> Plain | None:
+    def _plain(self, partition: NamePartition, formula: int) -> Clause | None:
+        """What a conjunction without negations asks; None for any other formula."""
         key = (partition, formula)
         if key in self._plains:
             return self._plains[key]
         leaves = self.formulas.positive_clause(formula)
-        found = None
-        if leaves is not None:
-            clause = self._clause(partition, tuple((p, True) for p in leaves))
-            found = Plain(tuple(clause.rules), clause.needed, clause.low, clause.high)
+        found = None if leaves is None else self._clause(partition, tuple((p, True) for p in leaves))
         self._plains[key] = found
         return found
 
@@ -342,7 +367,7 @@ class Completions:
         plain = self._plain(context.partition, context.formulas[0])
         if plain is None or plain.low:
             return None
-        missing, room = plain.missing, plain.room
+        missing, room = plain.needed, plain.high
         if room == 0:
             return 0, ()
         possible, others = self._possible_of(context.partition, plain.rules)
@@ -369,60 +394,13 @@ class Completions:
         """The formulas after a property if they are one conjunction without negations and counts; else None."""
         partition, (formula, *others) = context.partition, context.formulas
         plain = self._plain(partition, formula)
-        if plain is None or others or plain.low or plain.room < MANY:
+        if plain is None or others or plain.low or plain.high < MANY:
             return None
         name = partition.name_of(cls)
-        if name is None or not plain.missing >> (cls - 1) & 1:
+        if name is None or not plain.needed >> (cls - 1) & 1:
             return context.formulas
         done = self.properties.has(name)
         return (self.formulas.conjunction([p for p in self.formulas.positive_clause(formula) or () if p != done]),)
-
-
-class Placing:
-    """A search for ``low`` to ``most`` properties that break every rule that has to be broken.
-
-    ``wanted`` has for each rule the classes that can break it, each with what its value must satisfy for that.
-    ``demanded(cls)`` is what the value of a property of a class must satisfy anyway.
-    """
-
-    def __init__(
-        self,
-        values: InnerValues,
-        demanded: Callable[[int], int],
-        wanted: list[list[tuple[int, int]]],
-        low: int,
-        most: int,
-    ) -> None:
-        self.values = values
-        self.demanded = demanded
-        self.wanted = wanted
-        self.low = low
-        self.most = most
-        self._num_tried = 0
-
-    def exists(self, used: frozenset[int]) -> bool:
-        """Whether there are such properties, among them one of each class in ``used``."""
-        return self.low <= self.most and self._place(0, used, {})
-
-    def _place(self, at: int, used: frozenset[int], extra: dict[int, int]) -> bool:
-        if len(used) > self.most:
-            return False
-        if at == len(self.wanted):
-            return True
-        self._num_tried += 1
-        if self._num_tried > MAX_PLACINGS:
-            raise GrammarTooComplex(
-                f"an object can violate several negated schemas in more than {MAX_PLACINGS:,} ways; "
-                "use fewer negations (not, oneOf, if) of object schemas"
-            )
-        conjunction = self.values.formulas.conjunction
-        for cls, breaking in self.wanted[at]:
-            further = conjunction([extra.get(cls, TRUE), breaking])
-            if breaking != TRUE and not self.values.satisfiable(conjunction([self.demanded(cls), further])):
-                continue
-            if self._place(at + 1, used | {cls}, {**extra, cls: further}):
-                return True
-        return False
 
 
 def classes_of(names: int) -> list[int]:

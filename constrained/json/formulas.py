@@ -142,20 +142,7 @@ class Formulas:
 
     def leaves(self, *formulas: int) -> list[tuple[int, Leaf]]:
         """Every leaf of the formulas, once, with its formula."""
-        found: dict[int, Leaf] = {}
-        seen: set[int] = set()
-        stack = list(reversed(formulas))
-        while stack:
-            at = stack.pop()
-            if at in seen:
-                continue
-            seen.add(at)
-            node = self.nodes[at]
-            if node[0] == "leaf":
-                found[at] = node[1]
-            else:
-                stack.extend(reversed(node[1:]))
-        return list(found.items())
+        return [(leaf, self.nodes[leaf][1]) for leaf in dict.fromkeys(leaf for leaf, _ in self.polarities(*formulas))]
 
     def clauses(self, formula: int) -> list[tuple[SignedLeaf, ...]]:
         """The disjunctive normal form: the formula holds where all leaves of some clause do.
@@ -166,10 +153,8 @@ class Formulas:
         if found is None:
             node = self.nodes[formula]
             match node[0]:
-                case "leaf":
-                    found = [((formula, True),)]
-                case "not":
-                    found = [((node[1], False),)]
+                case "leaf" | "not":
+                    found = [(self._literal(formula),)]
                 case "or":
                     found = [clause for part in node[1:] for clause in self.clauses(part)]
                 case _:
@@ -215,7 +200,7 @@ class Formulas:
                     if any(chosen.get(leaf) == sign for leaf, sign in map(self._literal, options)):
                         continue  # a chosen leaf makes this part true
                     return any(search((p, *todo), dict(chosen)) for p in options)
-                leaf, sign = (at, True) if node[0] == "leaf" else (node[1], False)
+                leaf, sign = self._literal(at)
                 if chosen.setdefault(leaf, sign) != sign:
                     return False
             budget[0] -= 1
@@ -239,10 +224,10 @@ class Formulas:
         node = self.nodes[formula]
         return (node[1], False) if node[0] == "not" else (formula, True)
 
-    def polarities(self, formula: int) -> list[SignedLeaf]:
-        """Every leaf of the formula, once for each sign it appears with."""
+    def polarities(self, *formulas: int) -> list[SignedLeaf]:
+        """Every leaf of the formulas, once for each sign it appears with."""
         found: dict[SignedLeaf, None] = {}
-        stack, seen = [formula], set()
+        stack, seen = list(reversed(formulas)), set()
         while stack:
             at = stack.pop()
             if at in seen:
@@ -250,9 +235,9 @@ class Formulas:
             seen.add(at)
             node = self.nodes[at]
             if node[0] in ("and", "or"):
-                stack.extend(node[1:])
+                stack.extend(reversed(node[1:]))
             else:
-                found[(at, True) if node[0] == "leaf" else (node[1], False)] = None
+                found[self._literal(at)] = None
         return list(found)
 
     def parts(self, formula: int, op: str) -> tuple[int, ...]:

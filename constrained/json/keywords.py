@@ -11,20 +11,10 @@ from .numbers import Bound
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 COUNTS = frozenset(low + what for what in ("Length", "Items", "Properties", "Contains") for low in ("min", "max"))
 BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
-ANNOTATIONS = frozenset(
-    (
-        "title",
-        "description",
-        "default",
-        "examples",
-        "example",
-        "$comment",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "$schema",
-    )
-)
+ANNOTATIONS = frozenset((
+    "title", "description", "default", "examples", "example", "$comment", "deprecated", "readOnly", "writeOnly",
+    "$schema",
+))  # fmt: skip
 MAX_UNIQUE = 24  # listed values of unique items: 24 take 0.25 s to compile, 64 take 3 s
 FIRST_KINDS: dict[str, tuple[Kind, ...]] = {
     "object": ("object",),

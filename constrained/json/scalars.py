@@ -220,19 +220,6 @@ class Scalars:
 
         return machine.state(("number", exprs), make)
 
-    # -- literals -------------------------------------------------------------------------------------------------
-
-    def literal(self, rest: bytes, result: int) -> int:
-        """The state from which ``rest`` has to follow; then the value ends with ``result``."""
-        machine = self.machine
-        if not rest:
-            return machine.end_state(result)
-
-        def fill(row: np.ndarray) -> None:
-            row[rest[0]] = self.literal(rest[1:], result)
-
-        return machine.state(("literal", rest, result), lambda: machine.add_state(fill))
-
 
 def one_of_tagged(ex: Expressions, literals: Iterable[bytes]) -> int:
     """The literals, each followed by its number in quotes: the tag by which ``Scalars.key`` tells which one has ended.

@@ -21,8 +21,7 @@ class SchemaNodes:
         self.enforce_formats = enforce_formats
         self.nodes: list[tuple[Document, str, Place]] = []  # with the key of the document
         self._ids: dict[object, int] = {}
-        self._patterns: dict[str, int] = {}
-        self._formats: dict[str, int] = {}
+        self._regexes: dict[tuple[str, bool], int] = {}  # by pattern and whether it is anchored
 
     def node(self, document: Document, key: str, place: Place) -> int:
         """The formula that a value satisfies the schema at ``place``."""
@@ -74,16 +73,17 @@ class SchemaNodes:
 
     def pattern(self, pattern: str, where: str) -> int:
         """The expression of the texts in which the pattern matches somewhere."""
-        found = self._patterns.get(pattern)
-        if found is None:
-            found = self._patterns[pattern] = compile_regex(pattern, self.ex, anchored=False, where=where, ecma=True)
-        return found
+        return self._regex(pattern, where, anchored=False)
 
     def format(self, name: str) -> int:
         """The expression of the texts of a format in ``FORMATS``."""
-        found = self._formats.get(name)
+        return self._regex(FORMATS[name], "", anchored=True)
+
+    def _regex(self, pattern: str, where: str, *, anchored: bool) -> int:
+        found = self._regexes.get((pattern, anchored))
         if found is None:
-            found = self._formats[name] = compile_regex(FORMATS[name], self.ex, anchored=True, ecma=True)
+            found = compile_regex(pattern, self.ex, anchored=anchored, where=where, ecma=True)
+            self._regexes[pattern, anchored] = found
         return found
 
 

@@ -306,7 +306,9 @@ class Values:
         for kind in ("null", "true", "false"):
             if self.expand(must, kind) == TRUE:
                 bits = sum(1 << i for i, o in enumerate(observers) if self.expand(o, kind) == TRUE)
-                row[ord(kind[0])] = self.scalars.literal(kind[1:].encode(), self.machine.result(bits))
+                row[ord(kind[0])] = self.machine.literal(
+                    kind[1:].encode(), self.machine.end_state(self.machine.result(bits))
+                )
         text = self.expression(must, "string")
         if text != NOTHING:
             row[ord('"')] = self.scalars.string(text, tuple(self.expression(o, "string") for o in observers))

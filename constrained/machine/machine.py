@@ -21,7 +21,7 @@ from functools import partial
 
 import numpy as np
 
-from ..expressions import NOTHING, Expressions
+from ..expressions import Expressions
 from ..fuel import Fuel
 from ..prefixes import without_far_bounds
 from ..spec import GrammarTooComplex
@@ -372,12 +372,8 @@ class Machine:
         ex = self.expressions
 
         def fill(row: np.ndarray) -> None:
-            for lo, hi in ex.classes(expr):
-                byte = ex.available_in(lo, hi)
-                if byte >= 0:
-                    to = ex.alive(ex.derive(expr, byte))
-                    if to != NOTHING:
-                        row[lo:hi] = self.text(to)
+            for lo, hi, to in ex.steps(expr):
+                row[lo:hi] = self.text(to)
 
         def make() -> int:
             state = self.add_state(fill, accepting=ex.nullable[expr])
@@ -387,6 +383,13 @@ class Machine:
             return state
 
         return self.state(("text", expr), make)
+
+    def literal(self, text: bytes, state: int) -> int:
+        """The state from which ``text`` leads to ``state``."""
+        for byte in reversed(text):
+            fill = partial(_fill_one_byte, byte, state)
+            state = self.state(("literal", byte, state), partial(self.add_state, fill))
+        return state
 
     def end_state(self, result: int) -> int:
         """The state in which a value has just ended."""
@@ -437,11 +440,7 @@ class Machine:
         """The configuration from which ``text`` leads to ``config``."""
         with self.lock:
             state, aux, stack, _ = self.configs[config]
-            for byte in reversed(text):
-                state = self.state(
-                    ("literal", byte, state), partial(self.add_state, partial(_fill_one_byte, byte, state))
-                )
-            return self.config(state, aux, stack)
+            return self.config(self.literal(text, state), aux, stack)
 
     def begin(self) -> None:
         """Prepare the compiled walk: stacks it pushes are kept behind the lasting ones until the next ``begin``."""
@@ -487,25 +486,28 @@ class Machine:
             if self.item_readers:
                 return self._remember(config, token, self._read_on(config, self.vocabulary.tokens[token]))
             state, aux, stack, _ = self.configs[config]
+            after = self._follow(state, aux, stack, token, None)
+            return -1 if after is None else self._remember(config, token, self.config(*after))
+
+    def _follow(
+        self, state: int, aux: int, stack: int, token: int, data: np.ndarray | None
+    ) -> tuple[int, int, int] | None:
+        """The state, aux and stack after a token, or after the bytes ``data`` [n]; None if they are refused."""
+        control = self.control
+        at = 0
+        while True:
             self.begin()
-            at = 0
-            control = self.control
-            while True:
+            if data is None:
                 status, at = walk.step_token(control, token, at, state, aux, stack)
-                if status == walk.OK:
-                    break
-                if status == walk.DEAD:
-                    return -1
-                state, aux, stack = (int(control[i]) for i in (walk.OUT_STATE, walk.OUT_AUX, walk.OUT_STACK))
-                stack = self._keep_stack(stack)
-                self._supply(status)
-                self.begin()
-            out = self.config(
-                int(control[walk.OUT_STATE]),
-                int(control[walk.OUT_AUX]),
-                self._keep_stack(int(control[walk.OUT_STACK])),
-            )
-            return self._remember(config, token, out)
+            else:
+                status, at = walk.step_bytes(control, data, at, state, aux, stack)
+            if status == walk.DEAD:
+                return None
+            state, aux = int(control[walk.OUT_STATE]), int(control[walk.OUT_AUX])
+            stack = self._keep_stack(int(control[walk.OUT_STACK]))
+            if status == walk.OK:
+                return state, aux, stack
+            self._supply(status)
 
     def _remember(self, config: int, token: int, out: int) -> int:
         if len(self._edges) > MAX_EDGES:
@@ -524,7 +526,7 @@ class Machine:
                 text = self.item_text(item) + data[begin:at]
                 after = self.after(self.stack_frames[stack], int(self.arrays[walk.ENDS][state]) - 1)
                 state, aux, stack, waiting = self._after_item(waiting, after, text), 0, self.stack_parents[stack], 0
-            stepped = self._step(state, aux, stack, byte)
+            stepped = self._follow(state, aux, stack, -1, np.array([byte], np.uint8))
             if stepped is None:
                 return -1
             state, aux, stack = stepped
@@ -562,39 +564,14 @@ class Machine:
         with self.fuel.at_most(MASK_WORK):
             return self.item_readers[self.stack_frames[stack]].after(state, text)
 
-    def _step(self, state: int, aux: int, stack: int, byte: int) -> tuple[int, int, int] | None:
-        """The state, aux and stack after one byte; None if it is refused."""
-        array = np.array([byte], np.uint8)
-        control = self.control
-        while True:
-            self.begin()
-            status, _ = walk.step_bytes(control, array, 0, state, aux, stack)
-            if status == walk.DEAD:
-                return None
-            if status == walk.OK:
-                kept = self._keep_stack(int(control[walk.OUT_STACK]))
-                return int(control[walk.OUT_STATE]), int(control[walk.OUT_AUX]), kept
-            self._supply(status)
-
     def advance_bytes(self, config: int, data: bytes) -> int:
         """As ``advance``, for bytes."""
         with self.lock:
             if self.item_readers:
                 return self._read_on(config, data)
             state, aux, stack, _ = self.configs[config]
-            array = np.frombuffer(data, np.uint8)
-            at = 0
-            control = self.control
-            while True:
-                self.begin()
-                status, at = walk.step_bytes(control, array, at, state, aux, stack)
-                state, aux, stack = (int(control[i]) for i in (walk.OUT_STATE, walk.OUT_AUX, walk.OUT_STACK))
-                stack = self._keep_stack(stack)
-                if status == walk.OK:
-                    return self.config(state, aux, stack)
-                if status == walk.DEAD:
-                    return -1
-                self._supply(status)
+            after = self._follow(state, aux, stack, -1, np.frombuffer(data, np.uint8))
+            return -1 if after is None else self.config(*after)
 
     def may_end(self, config: int) -> bool:
         """Whether the text may end here."""

@@ -4,6 +4,24 @@ import numba as nb
 import numpy as np
 
 
+def _following() -> np.ndarray:
+    """The state after a byte, int8 [9, 256]: 0 between two characters, 1 to 3 bytes missing, 4 to 7 after E0, ED, F0,
+    F4; -1 (the last row too) not text."""
+    table = np.full((9, 256), -1, np.int8)
+    table[0, 0x20:0x80] = 0
+    table[0, [0x22, 0x5C]] = -1
+    table[0, 0xC2:0xE0], table[0, 0xE0:0xF0], table[0, 0xF0:0xF4] = 1, 2, 3
+    table[0, [0xE0, 0xED, 0xF0, 0xF4]] = 4, 5, 6, 7
+    for state in (1, 2, 3):
+        table[state, 0x80:0xC0] = state - 1
+    table[4, 0xA0:0xC0] = table[5, 0x80:0xA0] = 1
+    table[6, 0x90:0xC0] = table[7, 0x80:0x90] = 2
+    return table
+
+
+FOLLOWING = _following()
+
+
 @nb.njit(cache=True)
 def text_slices(node_byte, node_depth, node_end, first_token, num_tokens, token_order, has_byte):
     """What ``walk_trie`` needs to allow all text of a string at once.
@@ -21,7 +39,6 @@ def text_slices(node_byte, node_depth, node_end, first_token, num_tokens, token_
     longest = 1
     for n in range(num_nodes):
         longest = max(longest, node_depth[n] + 1)
-    # State within a character: 0 between two, 1 to 3 bytes missing, 4 to 7 after E0, ED, F0, F4; -1 not text.
     at_depth = np.zeros(longest + 1, np.int8)
     num_covered = 0
     num_boundaries = 0
@@ -30,40 +47,10 @@ def text_slices(node_byte, node_depth, node_end, first_token, num_tokens, token_
         boundaries_before[n] = num_boundaries
         before = at_depth[node_depth[n] - 1]
         byte = node_byte[n]
-        state = -1
-        if not has_byte[byte]:
-            state = -1
-        elif before == 0:
-            if byte < 0x80:
-                state = 0 if byte >= 0x20 and byte != 0x22 and byte != 0x5C else -1
-                if state < 0:
-                    boundaries[num_boundaries] = n
-                    num_boundaries += 1
-            elif 0xC2 <= byte < 0xE0:
-                state = 1
-            elif byte == 0xE0:
-                state = 4
-            elif byte == 0xED:
-                state = 5
-            elif 0xE0 < byte < 0xF0:
-                state = 2
-            elif byte == 0xF0:
-                state = 6
-            elif byte == 0xF4:
-                state = 7
-            elif 0xF0 < byte < 0xF4:
-                state = 3
-        elif before > 0 and 0x80 <= byte < 0xC0:
-            if before <= 3:
-                state = before - 1
-            elif before == 4:
-                state = 1 if byte >= 0xA0 else -1
-            elif before == 5:
-                state = 1 if byte < 0xA0 else -1
-            elif before == 6:
-                state = 2 if byte >= 0x90 else -1
-            else:
-                state = 2 if byte < 0x90 else -1
+        state = FOLLOWING[before, byte] if has_byte[byte] else np.int8(-1)
+        if before == 0 and state < 0 and byte < 0x80 and has_byte[byte]:
+            boundaries[num_boundaries] = n
+            num_boundaries += 1
         at_depth[node_depth[n]] = state
         if state == 0:
             inside[n] = 1

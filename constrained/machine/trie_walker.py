@@ -139,15 +139,14 @@ class TrieWalker:
             self._pending[self._turn] = np.zeros((2 * count, 5), np.int64)
 
     def _room_for_exits(self, size: int) -> None:
-        exits = np.zeros((size, 3), np.int64)
-        exits[: len(self._exits)] = self._exits
-        self._exits = exits
-        self.machine.set_array(walk.EXITS, exits)
-        self.machine.control[walk.EXITS_SIZE] = size
+        self._exits = self._enlarged(self._exits, size, walk.EXITS, walk.EXITS_SIZE)
 
     def _room_for_notes(self, size: int) -> None:
-        noted = np.zeros(size, np.int64)
-        noted[: len(self._noted)] = self._noted
-        self._noted = noted
-        self.machine.set_array(walk.NOTED, noted)
-        self.machine.control[walk.NOTED_SIZE] = size
+        self._noted = self._enlarged(self._noted, size, walk.NOTED, walk.NOTED_SIZE)
+
+    def _enlarged(self, old: np.ndarray, size: int, slot: int, size_slot: int) -> np.ndarray:
+        new = np.zeros((size, *old.shape[1:]), np.int64)
+        new[: len(old)] = old
+        self.machine.set_array(slot, new)
+        self.machine.control[size_slot] = size
+        return new

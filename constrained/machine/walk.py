@@ -102,6 +102,19 @@ def hash_copy(old_keys, old_values, keys, values, mask):
             hash_insert(keys, values, mask, old_keys[i], old_values[i])
 
 
+@nb.njit(inline="always")
+def _push(control, action, parent):
+    """The stack that the action puts on ``parent``; -1 if there is no room."""
+    top = control[SCRATCH]
+    if top >= control[STACK_LIMIT]:
+        return np.int64(-1)
+    _i32(control[STACK_FRAME])[top] = _i32(control[ACT_FRAME])[action]
+    _i32(control[STACK_PARENT])[top] = parent
+    _i32(control[STACK_DEPTH])[top] = _i32(control[STACK_DEPTH])[parent] + 1
+    control[SCRATCH] = top + 1
+    return top
+
+
 @nb.njit(cache=True)
 def _transition(control, s, aux, k, byte):
     delta = _i32(control[DELTA])
@@ -112,52 +125,51 @@ def _transition(control, s, aux, k, byte):
     space_class = _u8(control[SPACE_CLASS])
     stack_frame = _i32(control[STACK_FRAME])
     stack_parent = _i32(control[STACK_PARENT])
-    while True:
-        cls = space_class[byte]
-        if cls > 0 and space[s] > 0:
-            at = aux if aux > 0 else np.int64(space[s])
-            aux2 = np.int64(_u8(control[SPACE_DELTA])[at * 8 + cls])
-            if aux2 > 0:
-                return OK, s, aux2, k
-        code = delta[s * 256 + byte]
-        if code > 0:
-            count = counted[s]
-            if count == 1:
-                frame = stack_frame[k]
-                if np.int64(_i32(control[STACK_DEPTH])[k]) < control[LOWEST]:
-                    control[LOWEST] = _i32(control[STACK_DEPTH])[k]
-                if byte == 34:
-                    if aux < _i64(control[FRAME_LOW])[frame]:
+    is_taken = False  # whether the byte has been taken; then only states that end their value at once are left
+    while not is_taken or final[s] != 0:
+        if not is_taken:
+            cls = space_class[byte]
+            if cls > 0 and space[s] > 0:
+                at = aux if aux > 0 else np.int64(space[s])
+                aux2 = np.int64(_u8(control[SPACE_DELTA])[at * 8 + cls])
+                if aux2 > 0:
+                    return OK, s, aux2, k
+            code = delta[s * 256 + byte]
+            if code > 0:
+                count = counted[s]
+                if count == 1:
+                    frame = stack_frame[k]
+                    if np.int64(_i32(control[STACK_DEPTH])[k]) < control[LOWEST]:
+                        control[LOWEST] = _i32(control[STACK_DEPTH])[k]
+                    if byte == 34:
+                        if aux < _i64(control[FRAME_LOW])[frame]:
+                            return DEAD, s, aux, k
+                    elif aux >= _i64(control[FRAME_HIGH])[frame]:
                         return DEAD, s, aux, k
-                elif aux >= _i64(control[FRAME_HIGH])[frame]:
-                    return DEAD, s, aux, k
-            if code >= PUSH:
-                top = control[SCRATCH]
-                if top >= control[STACK_LIMIT]:
-                    return FULL, s, aux, k
-                stack_frame[top] = _i32(control[ACT_FRAME])[code - PUSH]
-                stack_parent[top] = k
-                _i32(control[STACK_DEPTH])[top] = _i32(control[STACK_DEPTH])[k] + 1
-                control[SCRATCH] = top + 1
-                k = top
-                s = np.int64(_i32(control[ACT_STATE])[code - PUSH])
-                aux = np.int64(0)
-            else:
-                s = np.int64(code)
-                if count > 0 and counted[s] > 0:
-                    if counted[s] == 1:
-                        frame = stack_frame[k]
-                        if aux < _i64(control[FRAME_LOW])[frame] or _i64(control[FRAME_HIGH])[frame] < UNBOUNDED:
-                            aux += 1  # without an upper bound, counting stops at the lower one
-                else:
+                if code >= PUSH:
+                    top = _push(control, code - PUSH, k)
+                    if top < 0:
+                        return FULL, s, aux, k
+                    k = top
+                    s = np.int64(_i32(control[ACT_STATE])[code - PUSH])
                     aux = np.int64(0)
-            break
-        if code in (UNKNOWN, ASKED):
-            control[MISS_A] = s
-            control[MISS_B] = byte if _u8(control[LAZY])[s] != 0 else 0
-            return MISS_ROW, s, aux, k
-        if ends[s] == 0:
-            return DEAD, s, aux, k
+                else:
+                    s = np.int64(code)
+                    if count > 0 and counted[s] > 0:
+                        if counted[s] == 1:
+                            frame = stack_frame[k]
+                            if aux < _i64(control[FRAME_LOW])[frame] or _i64(control[FRAME_HIGH])[frame] < UNBOUNDED:
+                                aux += 1  # without an upper bound, counting stops at the lower one
+                    else:
+                        aux = np.int64(0)
+                is_taken = True
+                continue
+            if code in (UNKNOWN, ASKED):
+                control[MISS_A] = s
+                control[MISS_B] = byte if _u8(control[LAZY])[s] != 0 else 0
+                return MISS_ROW, s, aux, k
+            if ends[s] == 0:
+                return DEAD, s, aux, k
         depth = np.int64(_i32(control[STACK_DEPTH])[k])
         if depth < control[LOWEST]:
             control[LOWEST] = depth
@@ -169,48 +181,15 @@ def _transition(control, s, aux, k, byte):
             return MISS_AFTER, s, aux, k
         if to == EXITED:
             control[MISS_B] = ends[s] - 1
-            return EXIT, s, aux, k
+            return EXIT_AFTER if is_taken else EXIT, s, aux, k
         k = np.int64(stack_parent[k])
         aux = np.int64(0)
         if to == 0:
             return DEAD, s, aux, k
         if to >= PUSH:
-            top = control[SCRATCH]
-            if top >= control[STACK_LIMIT]:
+            top = _push(control, to - PUSH, k)
+            if top < 0:
                 return FULL, s, aux, k
-            stack_frame[top] = _i32(control[ACT_FRAME])[to - PUSH]
-            stack_parent[top] = k
-            _i32(control[STACK_DEPTH])[top] = _i32(control[STACK_DEPTH])[k] + 1
-            control[SCRATCH] = top + 1
-            k = top
-            s = np.int64(_i32(control[ACT_STATE])[to - PUSH])
-        else:
-            s = np.int64(to)
-    while final[s] != 0:
-        depth = np.int64(_i32(control[STACK_DEPTH])[k])
-        if depth < control[LOWEST]:
-            control[LOWEST] = depth
-        key = np.int64(stack_frame[k]) << 32 | np.int64(ends[s] - 1)
-        to = _lookup(_i64(control[HASH_KEYS]), _i32(control[HASH_VALUES]), control[HASH_MASK], key)
-        if to < 0:
-            control[MISS_A] = stack_frame[k]
-            control[MISS_B] = ends[s] - 1
-            return MISS_AFTER, s, aux, k
-        if to == EXITED:
-            control[MISS_B] = ends[s] - 1
-            return EXIT_AFTER, s, aux, k
-        k = np.int64(stack_parent[k])
-        aux = np.int64(0)
-        if to == 0:
-            return DEAD, s, aux, k
-        if to >= PUSH:
-            top = control[SCRATCH]
-            if top >= control[STACK_LIMIT]:
-                return FULL, s, aux, k
-            stack_frame[top] = _i32(control[ACT_FRAME])[to - PUSH]
-            stack_parent[top] = k
-            _i32(control[STACK_DEPTH])[top] = _i32(control[STACK_DEPTH])[k] + 1
-            control[SCRATCH] = top + 1
             k = top
             s = np.int64(_i32(control[ACT_STATE])[to - PUSH])
         else:
@@ -228,29 +207,22 @@ def _transition(control, s, aux, k, byte):
 @nb.njit(cache=True)
 def step_token(control, token, start, s, aux, k):
     """Follow a token's bytes from byte ``start``. Returns the status and the index of the byte it stopped at."""
-    data = _u8(control[TOKEN_BYTES])
-    offsets = _i64(control[TOKEN_OFFSETS])
-    at = offsets[token] + start
-    end = offsets[token + 1]
-    status = OK
-    while at < end:
-        status, s2, aux2, k2 = _transition(control, s, aux, k, np.int64(data[at]))
-        if status != OK:
-            break
-        s, aux, k = s2, aux2, k2
-        at += 1
-    control[OUT_STATE] = s
-    control[OUT_AUX] = aux
-    control[OUT_STACK] = k
-    return status, at - offsets[token]
+    offset = _i64(control[TOKEN_OFFSETS])[token]
+    end = _i64(control[TOKEN_OFFSETS])[token + 1]
+    status, at = _step_range(control, _u8(control[TOKEN_BYTES]), offset + start, end, s, aux, k)
+    return status, at - offset
 
 
 @nb.njit(cache=True)
 def step_bytes(control, data, start, s, aux, k):
     """As ``step_token``, for the bytes ``data``."""
-    at = start
+    return _step_range(control, data, start, len(data), s, aux, k)
+
+
+@nb.njit(inline="always")
+def _step_range(control, data, at, end, s, aux, k):
     status = OK
-    while at < len(data):
+    while at < end:
         status, s2, aux2, k2 = _transition(control, s, aux, k, np.int64(data[at]))
         if status != OK:
             break
@@ -390,9 +362,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                 if has_slices and loops[s] != 0 and inside[at] != 0 and boundary < 0:
                     slice_end = np.int64(ends[at])
                     # covered_before has one entry more than there are nodes, so [slice_end] exists
-                    for i in range(covered_before[at], covered_before[slice_end]):
-                        token = covered[i]
-                        mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
+                    _allow(mask, covered, covered_before[at], covered_before[slice_end] - covered_before[at])
                     boundary = np.int64(boundaries_before[at])
                     last_boundary = np.int64(boundaries_before[slice_end])
                     boundary_end = at
@@ -431,16 +401,11 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                     known = delta[a * 256 + b] == ASKED
                     if not known and num_wanted < control[WANTED_SIZE]:
                         delta[a * 256 + b] = ASKED
-                        wanted[3 * num_wanted] = status
-                        wanted[3 * num_wanted + 1] = a
-                        wanted[3 * num_wanted + 2] = b
-                        num_wanted += 1
-                    at = np.int64(ends[at])
-                    continue
-                for w in range(3 * num_wanted - 3, -1, -3):
-                    if wanted[w + 1] == a and wanted[w + 2] == b and wanted[w] == status:
-                        known = True
-                        break
+                else:
+                    for w in range(3 * num_wanted - 3, -1, -3):
+                        if wanted[w + 1] == a and wanted[w + 2] == b and wanted[w] == status:
+                            known = True
+                            break
                 if not known and num_wanted < control[WANTED_SIZE]:
                     wanted[3 * num_wanted] = status
                     wanted[3 * num_wanted + 1] = a
