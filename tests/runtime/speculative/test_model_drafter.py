@@ -1,5 +1,8 @@
 """Drafts by another model or by half of the model change no token; drafts by the model itself are all accepted."""
 
+from functools import partial
+from itertools import count
+
 import pytest
 from phloem.protocol.errors import InvalidParams
 from phloem.runtime.config import EngineConfig
@@ -33,10 +36,13 @@ class Cheap(Free):
         self.estimate[:] = 1.0
 
 
-def drafted_by_model_alone(engine: EngineCore, **options) -> Speculation:
+def drafted_by_model_alone(engine: EngineCore) -> Speculation:
+    """Only the model drafts, its forwards take no time, and every step takes the same time by the engine's clock."""
     assert engine.loop.speculation is not None
     (drafter,) = [d for d in engine.loop.speculation.drafters if isinstance(d, ModelDrafter)]
-    engine.loop.speculation = Speculation([drafter], max_draft=6, costs=Cheap())
+    drafter = ModelDrafter(drafter.guesser, source=drafter.source, clock=lambda: 0.0)
+    engine.loop.clock = partial(next, count(1.0))
+    engine.loop.speculation = Speculation([drafter], max_draft=6, costs=Cheap(), clock=lambda: 0.0)
     return engine.loop.speculation
 
 
