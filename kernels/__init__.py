@@ -1,9 +1,9 @@
 """The ops of the decoder and of sampling for each device, and the plain-torch reference of each."""
 
-from .batch import LogitEdits, SampleBatch, Sampled
-from .groups import Groups
-from .ops import (
+from .backend import (
     add_adapters,
+    apply_edits,
+    gather_logprobs,
     gelu_mul,
     mix_experts,
     norm_rope_write_kv,
@@ -15,9 +15,12 @@ from .ops import (
     shared_prefix_attention,
     sharing_of,
     silu_mul,
+    top_logprobs,
 )
+from .batch import LogitEdits, SampleBatch, Sampled
+from .groups import Groups
 from .quantized_weight import QuantizedWeight
-from .sampling import apply_bitmask, apply_edits, apply_penalties, gather_logprobs, sample, top_logprobs, uniform
+from .sampling import apply_bitmask, apply_penalties, sample, uniform
 from .shared import SharedPrefixes, Sharing
 from .threads import set_kernel_threads, set_threads
 from .warm_up import warm_up

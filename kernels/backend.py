@@ -1,15 +1,18 @@
-"""The table from (device, dtype) to the functions that run there, and the signature of each op.
+"""The ops of the decoder and of sampling, what each means, and the functions that compute it on each device.
 
-A Protocol per op is what every backend's function has to accept: tensors by position, options by name. ``ops`` and
-``sampling`` say what each op means. T tokens, R rows, S slots, Hq/Hkv query and KV heads, D head size, V vocabulary.
+A Protocol per op is what every backend's function has to accept: tensors by position, options by name. Its body is the
+op that the models call, such as ``rms_norm``, which runs on the backend of its first argument.
+
+T tokens, R rows, S slots, Hq/Hkv query and KV heads, D head size, V vocabulary, W = ceil(V / 32) mask words.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from types import MethodType
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,81 +26,103 @@ from .shared import SharedPrefixes, Sharing
 
 
 class RmsNorm(Protocol):
-    """x [..., C], weight [C], residual [..., C] -> (y, residual_out), each [..., C]."""
+    """``(y, residual_out)`` over the last dimension of x; neither input is changed.
+
+    total = x + residual, or x;  y = total / sqrt(mean(total^2) + eps) * weight, in x's dtype
+    residual_out = total in the residual's dtype, or x itself without a residual
+    """
 
     def __call__(
-        self, x: Tensor, weight: Tensor, eps: float, /, *, residual: Tensor | None
-    ) -> tuple[Tensor, Tensor]: ...
+        self, x: Tensor, weight: Tensor, eps: float, /, *, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return backend_of(x).rms_norm(x, weight, eps, residual=residual)
 
 
 class RopeWriteKv(Protocol):
-    """q [T, Hq, D], k and v [T, Hkv, D], cos_sin [positions, rotary], positions [T], caches [S, Hkv, D], slots [T]."""
+    """Rotates q in place; writes the rotated k, and v, to their slots. k itself is not changed.
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        out_slots: Tensor,
-        /,
-    ) -> None: ...
-
-
-class NormRopeWriteKv(Protocol):
-    """As ``RopeWriteKv``, with q_norm and k_norm float32 [D] -> the rotated queries [T, Hq, D]."""
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        out_slots: Tensor,
-        /,
-        *,
-        q_norm: Tensor,
-        k_norm: Tensor,
-        eps: float,
-    ) -> Tensor: ...
-
-
-class Gated(Protocol):
-    """x [..., 2I] -> [..., I]."""
-
-    def __call__(self, x: Tensor, /) -> Tensor: ...
-
-
-class PagedAttention(Protocol):
-    """q [T, Hq, D], caches [S, Hkv, D], slot_table [rows, length], row_ids [R], query_starts [R + 1], kv_lens [R]
-    -> [T, Hq, D].
+    Pair i is (x[i], x[i + half]) with half = rotary size / 2; dimensions from the rotary size on are not rotated:
+    a, b = x[i], x[i + half];  x[i], x[i + half] = a * cos - b * sin, b * cos + a * sin
+    A cache of float8_e4m3fn stores the nearest number it has, at most 448. q, k and v may be slices of one fused
+    projection: only their last two dimensions must be dense.
     """
 
     def __call__(
         self,
+        q: Tensor,  # [T, Hq, D]
+        k: Tensor,  # [T, Hkv, D]
+        v: Tensor,  # [T, Hkv, D]
+        cos_sin: Tensor,  # float32 [Tmax, rotary size]: cosines of the pairs, then their sines
+        positions: Tensor,  # int64 [T]
+        k_cache: Tensor,  # [S, Hkv, D]
+        v_cache: Tensor,  # [S, Hkv, D]
+        out_slots: Tensor,  # int64 [T]
+        /,
+    ) -> None:
+        backend_of(q).rope_write_kv(q, k, v, cos_sin, positions, k_cache, v_cache, out_slots)
+
+
+class NormRopeWriteKv(Protocol):
+    """``rope_write_kv`` after ``rms_norm`` of each head of q and k. Returns the rotated queries; q may change."""
+
+    def __call__(
+        self,
         q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
-        slot_table: Tensor,
-        row_ids: Tensor,
-        query_starts: Tensor,
-        kv_lens: Tensor,
+        out_slots: Tensor,
+        /,
+        *,
+        q_norm: Tensor,  # float32 [D]
+        k_norm: Tensor,  # float32 [D]
+        eps: float,
+    ) -> Tensor:  # [T, Hq, D]
+        inputs = (q, k, v, cos_sin, positions, k_cache, v_cache, out_slots)
+        return backend_of(q).norm_rope_write_kv(*inputs, q_norm=q_norm, k_norm=k_norm, eps=eps)
+
+
+class Gated(Protocol):
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+class PagedAttention(Protocol):
+    """Causal attention of each row's new tokens, its last positions, over the slots of its whole context.
+
+    for row r, query t at position p, head h:  slots = slot_table[row_ids[r], j] for j in (p - sliding_window, p]
+    s = scale * (q[t, h] . k_cache[slots, h // group]);  s = soft_cap * tanh(s / soft_cap) if soft_cap
+    out[t, h] = softmax(s) @ v_cache[slots, h // group]
+    The new tokens' K and V must already be in their slots.
+    """
+
+    def __call__(
+        self,
+        q: Tensor,  # [T, Hq, D]
+        k_cache: Tensor,  # [S, Hkv, D]
+        v_cache: Tensor,  # [S, Hkv, D]
+        slot_table: Tensor,  # int32 [max rows, max len]
+        row_ids: Tensor,  # int32 [R]
+        query_starts: Tensor,  # int32 [R + 1]
+        kv_lens: Tensor,  # int32 [R]
         /,
         *,
         scale: float,
-        sliding_window: int,
-        soft_cap: float,
-    ) -> Tensor: ...
+        sliding_window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Tensor:  # [T, Hq, D] in q's dtype
+        inputs = (q, k_cache, v_cache, slot_table, row_ids, query_starts, kv_lens)
+        run = backend_of(q).paged_attention
+        return run(*inputs, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
 
 
 class SharedPrefixAttention(Protocol):
-    """As ``PagedAttention``."""
+    """``paged_attention`` that reads common chunks once for each piece of ``shared``; only the order of sums differs.
+
+    The CPU kernel ignores ``shared``: it finds common chunks by their slots.
+    """
 
     def __call__(
         self,
@@ -112,57 +137,82 @@ class SharedPrefixAttention(Protocol):
         *,
         shared: SharedPrefixes,
         scale: float,
-        soft_cap: float,
-    ) -> Tensor: ...
+        soft_cap: float = 0.0,
+    ) -> Tensor:
+        inputs = (q, k_cache, v_cache, slot_table, row_ids, query_starts, kv_lens)
+        return backend_of(q).shared_prefix_attention(*inputs, shared=shared, scale=scale, soft_cap=soft_cap)
 
 
 class SharingOf(Protocol):
-    """The device and the query heads of a KV head -> how prefixes are to be cut; None: not at all."""
-
     def __call__(self, device: torch.device, group: int, /) -> Sharing | None: ...
 
 
 class QuantizedProduct(Protocol):
-    """x [T, K], weight [N, K], bias [N] -> [T, N]."""
+    """``x [T, K] @ weight.T + bias -> [T, N]`` in ``out_dtype`` or x's; sums are float32."""
 
     def __call__(
-        self, x: Tensor, weight: QuantizedWeight, /, *, bias: Tensor | None, out_dtype: torch.dtype | None
-    ) -> Tensor: ...
+        self,
+        x: Tensor,
+        weight: QuantizedWeight,
+        /,
+        *,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        return backend_of(x).quantized_product(x, weight, bias=bias, out_dtype=out_dtype)
 
 
 class RouteExperts(Protocol):
-    """logits [T, E] -> (weights float32, experts int32), each [T, top_k]."""
+    """``(weights float32 [T, top_k], experts int32 [T, top_k])``: the likeliest first, the lower id first among equals.
 
-    def __call__(self, logits: Tensor, top_k: int, /, *, normalise: bool) -> tuple[Tensor, Tensor]: ...
+    weights = softmax(logits [T, E]) at the experts, divided by their sum if ``normalise``
+    """
+
+    def __call__(self, logits: Tensor, top_k: int, /, *, normalise: bool) -> tuple[Tensor, Tensor]:
+        if not 0 < top_k <= logits.shape[-1]:
+            raise ValueError(f"top {top_k} experts: must be between 1 and the layer's {logits.shape[-1]}")
+        return backend_of(logits).route_experts(logits, top_k, normalise=normalise)
 
 
 class MixExperts(Protocol):
-    """x [T, C], gate_up [E, 2I, C], down [E, C, I], weights and ids [T, top_k] -> [T, C].
+    """A mixture of experts: ``sum over k of weights[t, k] * down[e] @ silu_mul(gate_up[e] @ x[t])``, e = ids[t, k].
 
-    Only a backend that ``reads_packed`` is given packed experts.
+    x [T, C], gate_up [E, 2I, C], down [E, C, I], weights float32 and ids int32 [T, top_k] -> [T, C] in x's dtype.
+    Only a backend that ``reads_packed`` takes experts packed by ``pack_experts``.
     """
 
-    def __call__(self, x: Tensor, gate_up: Experts, down: Experts, weights: Tensor, ids: Tensor, /) -> Tensor: ...
+    def __call__(self, x: Tensor, gate_up: Experts, down: Experts, weights: Tensor, ids: Tensor, /) -> Tensor:
+        return backend_of(x).mix_experts(x, gate_up, down, weights, ids)
 
 
 class AddAdapters(Protocol):
-    """y [T, N], x [T, K], down [A, r, K], up [A, N, r], scales [T] -> y, changed in place."""
+    """y [T, N] += scales[t] * (x [T, K] @ down[a].T) @ up[a].T, in place, with a the token's adapter.
+
+    down [A, r, K], up [A, N, r], scales float32 [T]; a token without an adapter keeps its y.
+    """
 
     def __call__(
         self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups, /, *, scales: Tensor
-    ) -> Tensor: ...
+    ) -> Tensor:
+        return backend_of(x).add_adapters(y, x, down, up, adapters, scales=scales)
 
 
 class ApplyBitmask(Protocol):
-    """logits [R, V], mask int32 [M, words], rows int64 [M] -> logits, changed in place."""
+    """logits [R, V], mask int32 [M, W], rows int64 [M] -> logits, changed in place."""
 
     def __call__(self, logits: Tensor, mask: Tensor, /, *, rows: Tensor | None) -> Tensor: ...
 
 
 class ApplyEdits(Protocol):
-    """logits [R, V] -> logits, changed in place."""
+    """Adds biases, then penalises repeated tokens, in place, and returns the logits [R, V].
 
-    def __call__(self, logits: Tensor, edits: LogitEdits, /) -> Tensor: ...
+    for each bias:       logit += value
+    for each token seen: logit = logit / repetition if logit > 0 else logit * repetition
+    for each generated:  logit -= frequency * times generated + presence
+    """
+
+    def __call__(self, logits: Tensor, edits: LogitEdits, /) -> Tensor:
+        return backend_of(logits).apply_edits(logits, edits)
 
 
 class Sample(Protocol):
@@ -172,70 +222,55 @@ class Sample(Protocol):
 
 
 class SampleMasked(Protocol):
-    """logits [R, V], mask int32 [M, words], rows int64 [M] -> one token a row."""
+    """logits [R, V], mask int32 [M, W], rows int64 [M] -> one token a row."""
 
     def __call__(self, logits: Tensor, batch: SampleBatch, /, *, mask: Tensor, rows: Tensor | None) -> Sampled: ...
 
 
 class GatherLogprobs(Protocol):
-    """logits [R, V], token_ids int64 [R] -> float32 [R]."""
+    """float32 [R]: log-softmax of each row of the logits [R, V] at its token (int64 [R])."""
 
-    def __call__(self, logits: Tensor, token_ids: Tensor, /) -> Tensor: ...
+    def __call__(self, logits: Tensor, token_ids: Tensor, /) -> Tensor:
+        return backend_of(logits).gather_logprobs(logits, token_ids)
 
 
 class TopLogprobs(Protocol):
-    """logits [R, V] -> (ids int64, log-probabilities float32), each [R, k]."""
+    """The k likeliest ids (int64 [R, k], lower ids first among equals) and their log-probabilities (float32 [R, k])."""
 
-    def __call__(self, logits: Tensor, k: int, /) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, logits: Tensor, k: int, /) -> tuple[Tensor, Tensor]:
+        if not 0 < k <= logits.shape[-1]:
+            raise ValueError(f"top_logprobs of {k} tokens: must be between 1 and the vocabulary's {logits.shape[-1]}")
+        return backend_of(logits).top_logprobs(logits, k)
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One way to run every op."""
+    """One way to run every op: the plain-torch reference, where it has no faster function."""
 
-    rms_norm: RmsNorm
-    rope_write_kv: RopeWriteKv
-    norm_rope_write_kv: NormRopeWriteKv
-    silu_mul: Gated
-    gelu_mul: Gated
-    paged_attention: PagedAttention
-    shared_prefix_attention: SharedPrefixAttention
-    sharing_of: SharingOf
-    quantized_product: QuantizedProduct
-    route_experts: RouteExperts
-    mix_experts: MixExperts
-    add_adapters: AddAdapters
-    apply_bitmask: ApplyBitmask
-    apply_edits: ApplyEdits
-    sample: Sample
-    gather_logprobs: GatherLogprobs
-    top_logprobs: TopLogprobs
+    rms_norm: RmsNorm = reference.rms_norm
+    rope_write_kv: RopeWriteKv = reference.rope_write_kv
+    norm_rope_write_kv: NormRopeWriteKv = reference.norm_rope_write_kv
+    silu_mul: Gated = reference.silu_mul
+    gelu_mul: Gated = reference.gelu_mul
+    paged_attention: PagedAttention = reference.paged_attention
+    shared_prefix_attention: SharedPrefixAttention = reference.shared_prefix_attention
+    sharing_of: SharingOf = reference.sharing_of
+    quantized_product: QuantizedProduct = reference.quantized_product
+    route_experts: RouteExperts = reference.route_experts
+    mix_experts: MixExperts = reference.mix_experts
+    add_adapters: AddAdapters = reference.add_adapters
+    apply_bitmask: ApplyBitmask = reference.apply_bitmask
+    apply_edits: ApplyEdits = reference.apply_edits
+    sample: Sample = reference.sample
+    gather_logprobs: GatherLogprobs = reference.gather_logprobs
+    top_logprobs: TopLogprobs = reference.top_logprobs
     sample_masked: SampleMasked | None = None  # None: the mask is written into the logits first
     reads_packed: bool = False  # takes weights of 4 and 8 bits and pools of 8-bit floats as they are stored
 
 
-REFERENCE = Backend(
-    rms_norm=reference.rms_norm,
-    rope_write_kv=reference.rope_write_kv,
-    norm_rope_write_kv=reference.norm_rope_write_kv,
-    silu_mul=reference.silu_mul,
-    gelu_mul=reference.gelu_mul,
-    paged_attention=reference.paged_attention,
-    shared_prefix_attention=reference.shared_prefix_attention,
-    sharing_of=reference.sharing_of,
-    quantized_product=reference.quantized_product,
-    route_experts=reference.route_experts,
-    mix_experts=reference.mix_experts,
-    add_adapters=reference.add_adapters,
-    apply_bitmask=reference.apply_bitmask,
-    apply_edits=reference.apply_edits,
-    sample=reference.sample,
-    gather_logprobs=reference.gather_logprobs,
-    top_logprobs=reference.top_logprobs,
-)
+REFERENCE = Backend()
 
-CPU = replace(
-    REFERENCE,
+CPU = Backend(
     rms_norm=norm.rms_norm,
     rope_write_kv=rope.rope_write_kv,
     norm_rope_write_kv=rope.norm_rope_write_kv,
@@ -256,7 +291,6 @@ BACKENDS: Mapping[tuple[str, torch.dtype], Backend] = {
     ("cpu", torch.bfloat16): CPU,
 }
 
-
 _chosen: ContextVar[Backend | None] = ContextVar("backend", default=None)
 
 
@@ -272,8 +306,7 @@ def triton_backend() -> Backend:
     from .triton import rope as triton_rope
     from .triton import sampling as triton_sampling
 
-    return replace(
-        REFERENCE,
+    return Backend(
         rms_norm=triton_norm.rms_norm,
         rope_write_kv=triton_rope.rope_write_kv,
         norm_rope_write_kv=triton_rope.norm_rope_write_kv,
@@ -316,3 +349,37 @@ def backend_of(x: Tensor) -> Backend:
 def reads_packed(device: torch.device | str) -> bool:
     """Whether the device's kernels take packed weights and pools of 8-bit floats as they are stored."""
     return backend_of(torch.empty(0, dtype=torch.bfloat16, device=device)).reads_packed
+
+
+def _op(kind: Any) -> Any:
+    """The public op: the body of its Protocol, which calls the function of the first argument's backend."""
+    return MethodType(kind.__call__, kind)
+
+
+rms_norm: RmsNorm = _op(RmsNorm)
+rope_write_kv: RopeWriteKv = _op(RopeWriteKv)
+norm_rope_write_kv: NormRopeWriteKv = _op(NormRopeWriteKv)
+paged_attention: PagedAttention = _op(PagedAttention)
+shared_prefix_attention: SharedPrefixAttention = _op(SharedPrefixAttention)
+quantized_product: QuantizedProduct = _op(QuantizedProduct)
+mix_experts: MixExperts = _op(MixExperts)
+add_adapters: AddAdapters = _op(AddAdapters)
+apply_edits: ApplyEdits = _op(ApplyEdits)
+gather_logprobs: GatherLogprobs = _op(GatherLogprobs)
+route_experts: RouteExperts = _op(RouteExperts)
+top_logprobs: TopLogprobs = _op(TopLogprobs)
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    """[..., 2I] -> [..., I]: silu(x[..., :I]) * x[..., I:]."""
+    return backend_of(x).silu_mul(x)
+
+
+def gelu_mul(x: Tensor) -> Tensor:
+    """[..., 2I] -> [..., I]: gelu(x[..., :I]) * x[..., I:], gelu by its tanh formula."""
+    return backend_of(x).gelu_mul(x)
+
+
+def sharing_of(device: torch.device, *, group: int) -> Sharing | None:
+    """How to cut prefixes for ``shared_prefix_attention``; None: not at all. ``group``: query heads of a KV head."""
+    return backend_of(torch.empty(0, dtype=torch.bfloat16, device=device)).sharing_of(device, group)

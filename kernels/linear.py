@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .backend import reads_packed
+from .backend import quantized_product, reads_packed
 from .cpu import bfloat, integer, packing
 from .cpu.llvm import LANES
-from .ops import quantized_product
 from .quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
 from .quantized_weight import dequantize as dequantize_packed
 

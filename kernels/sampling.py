@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .backend import backend_of
+from .backend import apply_edits, backend_of
 from .batch import Choosing, LogitEdits, SampleBatch, Sampled
 
 
@@ -21,16 +21,6 @@ def apply_bitmask(logits: Tensor, mask: Tensor | np.ndarray, *, rows: Tensor | N
     the logits (int64 [M]), or to row m.
     """
     return backend_of(logits).apply_bitmask(logits, _words_of(logits, mask, rows), rows=rows)
-
-
-def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
-    """Adds biases, then penalises repeated tokens, in place, and returns the logits.
-
-    for each bias:       logit += value
-    for each token seen: logit = logit / repetition if logit > 0 else logit * repetition
-    for each generated:  logit -= frequency * times generated + presence
-    """
-    return backend_of(logits).apply_edits(logits, edits)
 
 
 def apply_penalties(
@@ -81,18 +71,6 @@ def _words_of(logits: Tensor, mask: Tensor | np.ndarray, rows: Tensor | None) ->
     if words.shape[0] != num_rows:
         raise ValueError(f"bitmask of {words.shape[0]} rows for {num_rows} rows of logits")
     return words.to(logits.device)
-
-
-def gather_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """float32 [R]: log-softmax of each row at its token (int64 [R])."""
-    return backend_of(logits).gather_logprobs(logits, token_ids)
-
-
-def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k likeliest ids (int64 [R, k], lower ids first among equals) and their log-probabilities (float32 [R, k])."""
-    if not 0 < k <= logits.shape[-1]:
-        raise ValueError(f"top_logprobs of {k} tokens: must be between 1 and the vocabulary's {logits.shape[-1]}")
-    return backend_of(logits).top_logprobs(logits, k)
 
 
 def uniform(seed: np.ndarray, position: np.ndarray) -> np.ndarray:
