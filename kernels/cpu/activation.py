@@ -18,13 +18,7 @@ def silu_mul(x: Tensor) -> Tensor:
     x = x.contiguous()
     width = x.shape[-1] // 2
     y = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
-    call = SiluMulCall(
-        x=x.data_ptr(),
-        y=y.data_ptr(),
-        kind=KINDS[x.dtype],
-        num_rows=y.numel() // width if width else 0,
-        width=width,
-    )
+    call = SiluMulCall(x.data_ptr(), y.data_ptr(), KINDS[x.dtype], y.numel() // width if width else 0, width)
     _silu_mul(call, threads=team_size(2 * y.numel()))
     return y
 

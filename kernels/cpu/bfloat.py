@@ -65,18 +65,18 @@ class Bfloat16Product:
         pairs = (width + 1) // 2
         laid_out = scratch("laid out", -(-num_rows // _ROWS) * _ROWS * 2 * pairs * parts, torch.bfloat16)
         call = Bfloat16Call(
-            x=x.data_ptr(),
-            kind=KINDS[x.dtype],
-            num_rows=num_rows,
-            width=width,
-            packed=self.packed.data_ptr(),
-            num_outputs=self.num_outputs,
-            bias=0 if self.bias is None else self.bias.data_ptr(),
-            out=out.data_ptr(),
-            out_kind=KINDS[out_dtype],
-            laid_out=laid_out.data_ptr(),
-            parts=parts,
-            fours_a_task=task_len(-(-self.num_outputs // (_BLOCKS * LANES)), threads, 1),
+            x.data_ptr(),
+            KINDS[x.dtype],
+            num_rows,
+            width,
+            self.packed.data_ptr(),
+            self.num_outputs,
+            0 if self.bias is None else self.bias.data_ptr(),
+            out.data_ptr(),
+            KINDS[out_dtype],
+            laid_out.data_ptr(),
+            parts,
+            task_len(-(-self.num_outputs // (_BLOCKS * LANES)), threads, 1),
         )
         _multiply(call, threads=threads)
         return out

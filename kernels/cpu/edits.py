@@ -33,13 +33,13 @@ def apply_bitmask(logits: Tensor, mask: Tensor, *, rows: Tensor | None = None) -
     index = torch.arange(mask.shape[0]) if rows is None else rows.long().contiguous()
     check_range("row", index, logits.shape[0])
     call = BitmaskCall(
-        logits=target.data_ptr(),
-        logits_step=target.stride(0),
-        vocab_size=logits.shape[1],
-        mask=mask.data_ptr(),
-        mask_step=mask.stride(0),
-        num_rows=mask.shape[0],
-        rows=index.data_ptr(),
+        target.data_ptr(),
+        target.stride(0),
+        logits.shape[1],
+        mask.data_ptr(),
+        mask.stride(0),
+        mask.shape[0],
+        index.data_ptr(),
     )
     _apply_bitmask(call, threads=team_size(mask.shape[0] * logits.shape[1], min_share=1 << 16))
     return logits if target is logits else logits.copy_(target)
@@ -103,16 +103,16 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
         ids32 = np.ascontiguousarray(edits.ids, dtype=np.int32)
         counts = torch.zeros(2 * vocab_size, dtype=torch.int32)
         call = PenaltyCall(
-            logits=logits.data_ptr(),
-            logits_step=logits.stride(0),
-            vocab_size=vocab_size,
-            num_rows=len(edits.rows),
-            rows=rows.ctypes.data,
-            starts=starts.ctypes.data,
-            prompt_lens=prompt_lens.ctypes.data,
-            ids=ids32.ctypes.data,
-            factors=factors.ctypes.data,
-            seen=counts.data_ptr(),
+            logits.data_ptr(),
+            logits.stride(0),
+            vocab_size,
+            len(edits.rows),
+            rows.ctypes.data,
+            starts.ctypes.data,
+            prompt_lens.ctypes.data,
+            ids32.ctypes.data,
+            factors.ctypes.data,
+            counts.data_ptr(),
         )
         _penalise(call)
     return logits

@@ -1,7 +1,8 @@
 """Compiled kernels that Python may call, on one thread or on a team of threads.
 
 A kernel is a function of one *call record*: the block of memory that holds its arguments. The record is described once,
-as a NamedTuple of ints (addresses among them) and floats. The caller fills it in, the kernel reads its fields by name:
+as a NamedTuple of ints (addresses among them) and floats. The caller fills it in by position, which takes a quarter of
+the time that it takes by name; the kernel reads its fields by name:
 
     class SiluCall(NamedTuple):
         x: int  # [rows, 2 * width]
@@ -14,7 +15,7 @@ as a NamedTuple of ints (addresses among them) and floats. The caller fills it i
         row = take_number(counters(call), TASK)
         while row < call.num_rows: ...
 
-    _silu(SiluCall(x=x.data_ptr(), num_rows=2, width=64), threads=4)
+    _silu(SiluCall(x.data_ptr(), 2, 64), threads=4)
 
 Every thread of the team runs the whole function and takes its share of the work by number. Four counters, zero at the
 start, lie before the fields for that. A field is 8 bytes wide and is loaded wherever it is named, so a kernel copies

@@ -100,20 +100,20 @@ class IntegerProduct:
         threads = team_size(num_rows * width * num_blocks * LANES, min_share=_MIN_SHARE)
         rounded = scratch("rounded", num_records * _record_bytes.py_func(self.x_bits // 8), torch.uint8)
         call = IntegerCall(
-            x=x.data_ptr(),
-            kind=KINDS[x.dtype],
-            num_rows=num_rows,
-            width=width,
-            packed=self.packed.data_ptr(),
-            num_outputs=self.num_outputs,
-            bias=0 if self.bias is None else self.bias.data_ptr(),
-            out=out.data_ptr(),
-            out_kind=KINDS[out_dtype],
-            out_step=out.stride(0),
-            rounded=rounded.data_ptr(),
-            blocks_a_task=task_len(num_blocks, threads, _BLOCKS_AT_ONCE),
-            blocks=0 if blocks is None else blocks.data_ptr(),
-            num_blocks=num_blocks,
+            x.data_ptr(),
+            KINDS[x.dtype],
+            num_rows,
+            width,
+            self.packed.data_ptr(),
+            self.num_outputs,
+            0 if self.bias is None else self.bias.data_ptr(),
+            out.data_ptr(),
+            KINDS[out_dtype],
+            out.stride(0),
+            rounded.data_ptr(),
+            task_len(num_blocks, threads, _BLOCKS_AT_ONCE),
+            0 if blocks is None else blocks.data_ptr(),
+            num_blocks,
         )
         self._run(call, threads=threads)
         return out

@@ -2,9 +2,33 @@
 
 import ctypes
 from collections.abc import Callable
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
-from numba import cfunc, types
+from numba import types
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
+
+
+class _Cache(FunctionCache):
+    """numba's cache on disk, fresh until a source of this folder changes: a kernel's code includes the functions that
+    it calls, and numba by itself looks at the kernel's own file only.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        super().__init__(function)
+        self._cache_file._source_stamp = (self._cache_file._source_stamp, sources_digest(Path(__file__).parent))
+
+
+@cache
+def sources_digest(folder: Path) -> bytes:
+    """Of the folder's Python files."""
+    digest = blake2b()
+    for file in sorted(folder.glob("*.py")):
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.digest()
 
 
 def machine_code(function: Callable[..., None], *arguments: types.Type) -> Any:
@@ -12,13 +36,14 @@ def machine_code(function: Callable[..., None], *arguments: types.Type) -> Any:
 
     Kept in numba's cache on disk, unless neither the package's folder nor the user's can be written.
     """
-    signature = types.void(*arguments)
+    code = CFunc(function, (arguments, types.void), {}, {"error_model": "numpy"})
     try:
-        return cfunc(signature, cache=True, error_model="numpy")(function)
+        code._cache = _Cache(function)
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
-        return cfunc(signature, error_model="numpy")(function)
+    code.compile()
+    return code
 
 
 def c_call(address: int, num_arguments: int) -> Callable[..., None]:

@@ -26,17 +26,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
         residual_out = torch.empty_like(residual)
         added, added_kind, total = residual.data_ptr(), KINDS[residual.dtype], residual_out.data_ptr()
     call = RmsNormCall(
-        x=x.data_ptr(),
-        kind=kind,
-        weight=weight.data_ptr(),
-        weight_kind=KINDS[weight.dtype],
-        residual=added,
-        residual_kind=added_kind,
-        y=y.data_ptr(),
-        residual_out=total,
-        num_rows=num_rows,
-        width=width,
-        eps=eps,
+        x.data_ptr(),
+        kind,
+        weight.data_ptr(),
+        KINDS[weight.dtype],
+        added,
+        added_kind,
+        y.data_ptr(),
+        total,
+        num_rows,
+        width,
+        eps,
     )
     _rms_norm(call, threads=team_size(num_rows * width))
     return y, residual_out

@@ -45,13 +45,7 @@ def _pack(q: Tensor, halves: Tensor, *, bits: int) -> Tensor:
     packed = torch.empty((num_blocks, num_groups, record_len(bits)), dtype=torch.uint8)
     q, halves = q.contiguous(), halves.contiguous()
     run = _pack_4 if bits == 4 else _pack_8
-    call = PackCall(
-        q=q.data_ptr(),
-        num_outputs=num_outputs,
-        num_groups=num_groups,
-        halves=halves.data_ptr(),
-        packed=packed.data_ptr(),
-    )
+    call = PackCall(q.data_ptr(), num_outputs, num_groups, halves.data_ptr(), packed.data_ptr())
     run(call, threads=team_size(q.numel(), min_share=_MIN_SHARE))
     return packed
 
@@ -116,14 +110,7 @@ def packed_rows(packed: Tensor, num_outputs: int, ids: Tensor, dtype: torch.dtyp
     check_range("row", ids, num_outputs)
     num_groups = packed.shape[1]
     out = torch.empty((len(ids), num_groups * GROUP_LEN), dtype=dtype)
-    call = UnpackCall(
-        packed=packed.data_ptr(),
-        num_groups=num_groups,
-        ids=ids.data_ptr(),
-        num_ids=len(ids),
-        out=out.data_ptr(),
-        kind=KINDS[dtype],
-    )
+    call = UnpackCall(packed.data_ptr(), num_groups, ids.data_ptr(), len(ids), out.data_ptr(), KINDS[dtype])
     _unpack_8(call, threads=team_size(out.numel()))
     return out
 

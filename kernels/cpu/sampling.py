@@ -71,18 +71,18 @@ def sample(logits: Tensor, batch: SampleBatch, *, mask: Tensor | None = None, ro
         check_range("row", torch.from_numpy(masked), num_rows)
         words[masked] = mask.data_ptr() + 4 * mask.stride(0) * np.arange(len(mask))
     call = SampleCall(
-        logits=logits.data_ptr(),
-        logits_step=logits.stride(0),
-        vocab_size=vocab_size,
-        num_rows=num_rows,
-        floats=floats.ctypes.data,
-        top_k=top_k.ctypes.data,
-        draws=draws.ctypes.data,
-        token_ids=token_ids.data_ptr(),
-        logprobs=logprobs.data_ptr(),
-        scratch=scratch.data_ptr(),
-        scratch_len=scratch_len,
-        masks=words.ctypes.data,
+        logits.data_ptr(),
+        logits.stride(0),
+        vocab_size,
+        num_rows,
+        floats.ctypes.data,
+        top_k.ctypes.data,
+        draws.ctypes.data,
+        token_ids.data_ptr(),
+        logprobs.data_ptr(),
+        scratch.data_ptr(),
+        scratch_len,
+        words.ctypes.data,
     )
     _sample(call, threads=threads)
     return Sampled(token_ids, logprobs)
@@ -434,14 +434,7 @@ def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     scratch_len = _scratch_len(vocab_size)
     scratch = torch.empty(threads * scratch_len, dtype=torch.float64)
     call = TopTokensCall(
-        logits=logits.data_ptr(),
-        logits_step=logits.stride(0),
-        vocab_size=vocab_size,
-        num_rows=num_rows,
-        k=k,
-        ids=ids.data_ptr(),
-        scratch=scratch.data_ptr(),
-        scratch_len=scratch_len,
+        logits.data_ptr(), logits.stride(0), vocab_size, num_rows, k, ids.data_ptr(), scratch.data_ptr(), scratch_len
     )
     _top_tokens(call, threads=threads)
     # The rows are in the order of ids, so a stable sort leaves lower ids first among equals.
@@ -489,13 +482,7 @@ def _log_weights(logits: Tensor) -> Tensor:
     """float64 [R]: log of the sum of exp over each row."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     out = torch.empty(logits.shape[0], dtype=torch.float64)
-    call = LogSumsCall(
-        logits=logits.data_ptr(),
-        logits_step=logits.stride(0),
-        vocab_size=logits.shape[1],
-        num_rows=logits.shape[0],
-        out=out.data_ptr(),
-    )
+    call = LogSumsCall(logits.data_ptr(), logits.stride(0), logits.shape[1], logits.shape[0], out.data_ptr())
     _log_sums(call, threads=team_size(logits.numel(), min_share=1 << 15))
     return out
 

@@ -4,8 +4,6 @@ They take addresses (int64) and count in elements: ``load16(a, i, kind)`` loads 
 element i on, widened to float32. ``kind`` is the array's type, ``FLOAT32`` or ``BFLOAT16``. LLVM splits the vectors
 where the CPU's are shorter. A product may fuse with a sum, but sums are not reordered, so a result does not depend on
 the code around it.
-
-A change here does not refresh numba's on-disk cache of the kernels in other files: touch those files too.
 """
 
 import inspect

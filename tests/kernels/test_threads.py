@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,15 +162,30 @@ def _misspelt(call: CopyCall) -> None:
 
 
 def test_without_a_place_for_numba_s_cache_kernels_compile_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = machine_code.cfunc
+    def no_cache(function: Any) -> Any:
+        raise RuntimeError("cannot cache function '_add_one': no locator available for file 'x.py'")
 
-    def no_cache(*args: Any, **options: Any) -> Any:
-        if options.pop("cache", False):
-            raise RuntimeError("cannot cache function '_add_one': no locator available for file 'x.py'")
-        return plain(*args, **options)
-
-    monkeypatch.setattr(machine_code, "cfunc", no_cache)
+    monkeypatch.setattr(machine_code, "_Cache", no_cache)
     assert machine_code.machine_code(_add_one, types.int64).address
+
+
+def test_a_kernel_is_compiled_again_when_a_source_that_it_may_call_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "machine_code.py").write_text("")
+    (tmp_path / "vector.py").write_text("def callee(): return 1")
+    monkeypatch.setattr(machine_code, "__file__", str(tmp_path / "machine_code.py"))
+
+    def hits() -> int:
+        machine_code.sources_digest.cache_clear()  # as in a new process
+        found: int = machine_code.machine_code(_add_one, types.int64).cache_hits
+        return found
+
+    hits()
+    assert hits() == 1
+    (tmp_path / "vector.py").write_text("def callee(): return 2")
+    assert [hits(), hits()] == [0, 1]
+    machine_code.sources_digest.cache_clear()
 
 
 def _add_one(address: int) -> None:
