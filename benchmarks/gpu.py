@@ -36,9 +36,9 @@ except ImportError:  # run from a checkout that nobody has installed
     sys.path.insert(0, _folder)
     import phloem
 import torch
+from phloem.benchmarks import roofline
 from phloem.kernels import reference
 from phloem.kernels.backend import triton_backend, using
-from phloem.kernels.triton import roofline
 
 from . import RESULTS, gpu_kernels, header
 

@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
-from phloem.kernels.triton.roofline import DeviceSpec
+from phloem.benchmarks.roofline import DeviceSpec
 from phloem.protocol.messages import Failed, Rejected, Submit
 from phloem.protocol.ops import Close, Gen, Special
 from phloem.protocol.sampling import SamplingParams

@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from phloem.benchmarks import roofline
 from phloem.kernels import Groups, SharedPrefixes, reference
 from phloem.kernels.backend import triton_backend
 from phloem.kernels.linear import quantize_int8
 from phloem.kernels.quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
-from phloem.kernels.triton import roofline
 from torch import Tensor
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from .backend import (
 from .batch import LogitEdits, SampleBatch, Sampled
 from .groups import Groups
 from .quantized_weight import QuantizedWeight
-from .sampling import apply_bitmask, apply_penalties, sample, uniform
+from .sampling import apply_bitmask, sample, uniform
 from .shared import SharedPrefixes, Sharing
 from .threads import set_kernel_threads, set_threads
 from .warm_up import warm_up
@@ -36,7 +36,6 @@ __all__ = [
     "add_adapters",
     "apply_bitmask",
     "apply_edits",
-    "apply_penalties",
     "gather_logprobs",
     "gelu_mul",
     "mix_experts",

@@ -1,17 +1,15 @@
 """From logits to tokens: bitmask, biases and penalties, cuts and the draw.
 
-Logits are float32 [R, V]. The order is apply_bitmask, apply_edits (or apply_penalties), sample. All but sample write
+Logits are float32 [R, V]. The order is apply_bitmask, apply_edits, sample. All but sample write
 into the logits. Where few tokens are allowed, giving the mask to sample is cheaper.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .backend import apply_edits, backend_of
-from .batch import Choosing, LogitEdits, SampleBatch, Sampled
+from .backend import backend_of
+from .batch import SampleBatch, Sampled
 
 
 def apply_bitmask(logits: Tensor, mask: Tensor | np.ndarray, *, rows: Tensor | None = None) -> Tensor:
@@ -21,17 +19,6 @@ def apply_bitmask(logits: Tensor, mask: Tensor | np.ndarray, *, rows: Tensor | N
     the logits (int64 [M]), or to row m.
     """
     return backend_of(logits).apply_bitmask(logits, _words_of(logits, mask, rows), rows=rows)
-
-
-def apply_penalties(
-    logits: Tensor, params: Sequence[Choosing], token_ids: Sequence[np.ndarray], prompt_lens: Sequence[int]
-) -> Tensor:
-    """``apply_edits`` of the rows' parameters; ``token_ids[r]`` is row r's prompt and then its generated tokens.
-
-    Repetition counts all of them; frequency and presence skip the first ``prompt_lens[r]``, the prompt.
-    """
-    edits = LogitEdits.from_params(params, token_ids, prompt_lens)
-    return logits if edits is None else apply_edits(logits, edits)
 
 
 def sample(

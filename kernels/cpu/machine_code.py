@@ -36,7 +36,7 @@ def machine_code(function: Callable[..., None], *arguments: types.Type) -> Any:
 
     Kept in numba's cache on disk, unless neither the package's folder nor the user's can be written.
     """
-    code = CFunc(function, (arguments, types.void), {}, {"error_model": "numpy"})
+    code: Any = CFunc(function, (arguments, types.void), {}, {"error_model": "numpy"})
     try:
         code._cache = _Cache(function)
     except RuntimeError as error:

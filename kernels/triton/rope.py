@@ -100,6 +100,11 @@ def rope_write_kv_kernel(
         tl.store(to_v + d, _stored(value, v_cache), mask=d < HEAD_DIM)
 
 
+def norm_rope_write_kv(q: Tensor, *inputs: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float) -> Tensor:
+    rope_write_kv(q, *inputs, q_norm=q_norm, k_norm=k_norm, eps=eps)
+    return q
+
+
 def rope_write_kv(
     q: Tensor,
     k: Tensor,
@@ -109,41 +114,12 @@ def rope_write_kv(
     k_cache: Tensor,
     v_cache: Tensor,
     out_slots: Tensor,
-) -> None:
-    _write(q, k, v, cos_sin, positions, k_cache, v_cache, out_slots, None, None, 0.0)
-
-
-def norm_rope_write_kv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    out_slots: Tensor,
     *,
-    q_norm: Tensor,
-    k_norm: Tensor,
-    eps: float,
-) -> Tensor:
-    _write(q, k, v, cos_sin, positions, k_cache, v_cache, out_slots, q_norm, k_norm, eps)
-    return q
-
-
-def _write(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    out_slots: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
+    """With ``q_norm`` and ``k_norm``, each head of q and k is normalised first."""
     k_cache, v_cache = (
         cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache for cache in (k_cache, v_cache)
     )

@@ -1,7 +1,7 @@
 """Weight quantisation: decoding a file's blocks, and the 4-bit and 8-bit groups that the kernels take."""
 
 from .bytes32 import round_to_bytes
-from .group32 import GROUP32_KINDS, dequantize_group32, quantize_group32, repack_group32
+from .group32 import GROUP32_KINDS, quantize_group32, repack_group32
 from .quant_tensor import FORMATS, BlockFormat, QuantTensor
 
 __all__ = [
@@ -9,7 +9,6 @@ __all__ = [
     "FORMATS",
     "GROUP32_KINDS",
     "QuantTensor",
-    "dequantize_group32",
     "quantize_group32",
     "repack_group32",
     "round_to_bytes",

@@ -48,10 +48,3 @@ def quantize_group32(weight: torch.Tensor) -> Group32:
     steps = (groups - low.unsqueeze(-1)) / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)
     q = steps.round().clamp_(0, 15).to(torch.uint8).view(num_rows, row_len)
     return q, scale, low + 8 * scale
-
-
-def dequantize_group32(q: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
-    """The float32 weights [N, K] of ``(q, scale, zero)``."""
-    num_rows, row_len = q.shape
-    groups = (q.float() - 8).view(num_rows, row_len // GROUP_LEN, GROUP_LEN)
-    return (groups * scale.unsqueeze(-1) + zero.unsqueeze(-1)).view(num_rows, row_len)

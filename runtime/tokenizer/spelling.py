@@ -14,7 +14,6 @@ def _alphabet() -> dict[str, int]:
 
 
 BYTE_OF_CHAR = _alphabet()
-CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 
 
 def byte_level_bytes(token: str) -> bytes:

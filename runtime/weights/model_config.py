@@ -113,11 +113,7 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
     read.refuse("quantization_config", "weights quantized by another tool; use the plain or a GGUF file")
     if (act := data.get("hidden_act", "silu")) != "silu":
         raise Unsupported(f"{source}: hidden_act {act!r} is not served; only silu is")
-    num_layers, hidden, heads = (
-        read.integer("num_hidden_layers"),
-        read.integer("hidden_size"),
-        read.integer("num_attention_heads"),
-    )
+    num_layers, hidden, heads = map(read.integer, ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     # transformers 5 writes rope_parameters, earlier ones rope_theta and rope_scaling.
     rope: dict[str, Any] = data.get("rope_parameters") or data.get("rope_scaling") or {}
     if "full_attention" in rope or "sliding_attention" in rope:
@@ -171,11 +167,7 @@ def config_from_gguf(
     read = _Reader(own, f"{source}: {arch}")
     if own.get("expert_count", 0):
         raise Unsupported(f"{source}: {own['expert_count']} experts; mixtures of experts are not served")
-    num_layers, hidden, heads = (
-        read.integer("block_count"),
-        read.integer("embedding_length"),
-        read.integer("attention.head_count"),
-    )
+    num_layers, hidden, heads = map(read.integer, ("block_count", "embedding_length", "attention.head_count"))
     head_dim = read.integer("attention.key_length", hidden // heads)
     if (rotary := read.integer("rope.dimension_count", head_dim)) != head_dim:
         raise Unsupported(f"{source}: rope over {rotary} of {head_dim} dimensions is not served")

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from phloem.benchmarks import gpu
 from phloem.benchmarks.gpu_engine import WORKLOADS, least_seconds, requests, weight_count
+from phloem.benchmarks.roofline import H200
 from phloem.benchmarks.shapes import write_shape
-from phloem.kernels.triton.roofline import H200
 from phloem.runtime.memory import slot_size_bytes
 from phloem.runtime.weights.safetensors_file import read_folder_config
 

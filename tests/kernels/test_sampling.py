@@ -191,7 +191,7 @@ def test_penalties_and_bias() -> None:
     edits = LogitEdits.from_params(params, token_ids, prompt_lens)
     assert edits is not None
     expected = reference.apply_edits(logits.clone(), edits)
-    found = kernels.apply_penalties(logits.clone(), params, token_ids, prompt_lens)
+    found = kernels.apply_edits(logits.clone(), edits)
     torch.testing.assert_close(found, expected)
     assert torch.equal(found[0], logits[0]) and found[3, 9] == float("-inf")
     assert found[4, 0] == logits[4, 0] - 1
@@ -200,7 +200,9 @@ def test_penalties_and_bias() -> None:
 def test_penalties_by_hand() -> None:
     logits = torch.tensor([[2.0, -2.0, 1.0, 0.5]])
     params = Params(frequency_penalty=0.1, presence_penalty=1.0, repetition_penalty=2.0)
-    found = kernels.apply_penalties(logits, [params], [np.array([0, 1, 1, 2])], [2])
+    edits = LogitEdits.from_params([params], [np.array([0, 1, 1, 2])], [2])
+    assert edits is not None
+    found = kernels.apply_edits(logits, edits)
     # 0 only in the prompt; 1 in the prompt and once generated; 2 once generated; 3 never.
     torch.testing.assert_close(found, torch.tensor([[1.0, -5.1, -0.6, 0.5]]))
 
@@ -210,8 +212,10 @@ def test_rows_without_edits_cost_nothing() -> None:
 
 
 def test_ids_beyond_the_vocabulary_are_refused() -> None:
+    edits = LogitEdits.from_params([Params(presence_penalty=1.0)], [np.array([50])], [0])
+    assert edits is not None
     with pytest.raises(ValueError, match="token 50: must be between 0 and 49"):
-        kernels.apply_penalties(torch.zeros(1, 50), [Params(presence_penalty=1.0)], [np.array([50])], [0])
+        kernels.apply_edits(torch.zeros(1, 50), edits)
     with pytest.raises(ValueError, match="token -1"):
         kernels.gather_logprobs(torch.zeros(1, 50), torch.tensor([-1]))
 

@@ -54,7 +54,9 @@ def draws(row: SampleRow, seeds: np.ndarray) -> np.ndarray:
     """The tokens that ``seeds`` draw for ``row``."""
     logits = LOGITS[int(row.token_ids[-1])].clone().unsqueeze(0)
     EXECUTOR._constrain(logits, EXECUTOR._masks([row], None))
-    kernels.apply_penalties(logits, [row.params], [row.token_ids], [row.prompt_len])
+    edits = kernels.LogitEdits.from_params([row.params], [row.token_ids], [row.prompt_len])
+    if edits is not None:
+        kernels.apply_edits(logits, edits)
     batch = kernels.SampleBatch.from_params(
         [row.params] * len(seeds), uniforms=kernels.uniform(seeds, np.full(len(seeds), len(row.token_ids)))
     )

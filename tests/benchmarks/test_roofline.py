@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from phloem.benchmarks import roofline
 from phloem.kernels.linear import quantize_int8
 from phloem.kernels.quantized_weight import pack_int4, pack_int8
-from phloem.kernels.triton import roofline
 
 
 @pytest.mark.parametrize("window", [0, 1, 5, 100])
