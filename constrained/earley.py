@@ -101,7 +101,10 @@ class Parser:
         machine = self.machine = masks.machine
         self.ex = machine.expressions
         self.ignored = tuple(grammar.ignored)
-        self._number(grammar)
+        self.productions, self.nullable = reduced(grammar)
+        self.by_rule: dict[int, list[int]] = {}
+        for number, (rule, _) in enumerate(self.productions):
+            self.by_rule.setdefault(rule, []).append(number)
         self.sets: list[EarleySet] = []
         self._set_ids: dict[frozenset[Item], int] = {}
         self._rows: dict[Lexer, LexerRow] = {}
@@ -117,12 +120,6 @@ class Parser:
         masks.lazy.prepare(sorted(lexemes), self.ignored)
         start = frozenset((p, 0, OWN) for p in self.by_rule[0])
         self.start = machine.add_lazy_state(ParserState(self, ((), ()), self._make(self._set(start), ())))
-
-    def _number(self, grammar: ContextFreeGrammar) -> None:
-        self.productions, self.nullable = reduced(grammar)
-        self.by_rule: dict[int, list[int]] = {}
-        for number, (rule, _) in enumerate(self.productions):
-            self.by_rule.setdefault(rule, []).append(number)
 
     # -- sets -----------------------------------------------------------------------------------------------------
 

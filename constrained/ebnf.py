@@ -6,6 +6,8 @@
 A rule that does not refer back to itself becomes one regular lexeme; only recursion needs the parser.
 """
 
+import re
+
 from .code_points import ANY, complement, union
 from .earley import Parser
 from .expressions import EMPTY, Expressions
@@ -15,6 +17,8 @@ from .spec import GrammarError
 from .syntax import Alt, Cat, Chars, Literal, Node, Rep, RuleName, language, leaves
 
 MAX_REPEAT = 10_000
+_NAME = re.compile(r"[\w.-]+")
+_RULE_BEGIN = re.compile(r"[\w.-]+[ \t\r\n]*::=")
 ESCAPES = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0, "b": 8}
 HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
 
@@ -80,7 +84,7 @@ class _EbnfReader:
             elif c == "\n":
                 mark = self.at
                 self.skip(lines=True)
-                if self.begins_rule():
+                if _RULE_BEGIN.match(self.text, self.at):
                     self.at = mark
                     return False
                 return self.at < len(self.text)
@@ -88,27 +92,15 @@ class _EbnfReader:
                 return True
         return False
 
-    def begins_rule(self) -> bool:
-        mark = self.at
-        while self.at < len(self.text) and (self.text[self.at].isalnum() or self.text[self.at] in "-_."):
-            self.at += 1
-        named = self.at > mark
-        while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
-            self.at += 1
-        found = named and self.text.startswith("::=", self.at)
-        self.at = mark
-        return found
-
     def peek(self) -> str:
         return self.text[self.at] if self.at < len(self.text) else ""
 
     def name(self) -> str:
-        mark = self.at
-        while self.peek() and (self.peek().isalnum() or self.peek() in "-_."):
-            self.at += 1
-        if mark == self.at:
+        found = _NAME.match(self.text, self.at)
+        if found is None:
             raise self.fail(f"a rule's name expected, not {self.peek()!r}")
-        return self.text[mark : self.at]
+        self.at = found.end()
+        return found[0]
 
     def alternatives(self, depth: int) -> Node:
         if depth > 100:

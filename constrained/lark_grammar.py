@@ -85,10 +85,8 @@ def _build(loaded: Loaded, masks: Masks, start: str) -> int:
             continue
         if terminal.pattern.type == "str":
             pattern = re.escape(pattern)
-        if flags - {"i", "s", "m", "u", "x"} or "x" in flags:
-            raise GrammarError(
-                f"flag {'x' if 'x' in flags else ''.join(flags)!r} is not supported", where=terminal.name
-            )
+        if refused := flags - {"i", "s", "m", "u"}:
+            raise GrammarError(f"flag {''.join(sorted(refused))!r} is not supported", where=terminal.name)
         pattern = _LAZY_STRING.sub(lambda m: rf"(?:[^{m[1]}\\\n]|\\.)*{m[1]}", pattern)
         lexemes[terminal.name] = compile_regex(
             pattern, ex, anchored=True, where=terminal.name, ignore_case="i" in flags, dot_all="s" in flags

@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,30 +19,7 @@ from .vocabulary import Vocabulary
 PEERS = ("llguidance", "xgrammar")
 
 
-class Walk(Protocol):
-    """One text in the peer's own matcher."""
-
-    def fill(self, row: np.ndarray) -> None: ...
-
-    def accept(self, token_id: int) -> bool: ...
-
-    def rollback(self, n: int) -> None: ...
-
-    def may_end(self) -> bool: ...
-
-
-class Peer(Protocol):
-    name: str
-    spelling: dict[bytes, list[int]]
-
-    def compile(self, kind: str, text: str, options: dict[str, Any]) -> Any:
-        """The peer's own grammar object, for ``walk``. Raises GrammarError."""
-        ...
-
-    def walk(self, compiled: Any) -> Walk: ...
-
-
-def load_peer(name: str, vocabulary: Vocabulary) -> Peer:
+def load_peer(name: str, vocabulary: Vocabulary) -> "Peer":
     """The engine called ``name``. Raises GrammarError, with the way to install it, if it is missing."""
     if name not in PEERS:
         raise GrammarError(f"grammar engine {name!r} is not one of: phloem, {', '.join(PEERS)}")
@@ -60,7 +37,7 @@ class PeerGrammar:
     """A ``CompiledGrammar`` of a peer; ``prefix`` is text that must be written before the grammar begins."""
 
     spec: GrammarSpec
-    peer: Peer
+    peer: "Peer"
     vocabulary: Vocabulary
     compiled: Any
     prefix: bytes = b""
@@ -73,7 +50,7 @@ class PeerGrammar:
         return replace(self, prefix=text + self.prefix)
 
 
-def compile_with(peer: Peer, spec: GrammarSpec, vocabulary: Vocabulary) -> PeerGrammar:
+def compile_with(peer: "Peer", spec: GrammarSpec, vocabulary: Vocabulary) -> PeerGrammar:
     """Raises GrammarError."""
     for name in spec.options:
         if name != "whitespace" or spec.kind not in ("json", "json_schema"):
@@ -179,7 +156,7 @@ class PeerMatcher:
         twin._walk = twin._replayed()
         return twin
 
-    def _replayed(self) -> Walk:
+    def _replayed(self) -> "Walk":
         walk = self.grammar.peer.walk(self.grammar.compiled)
         room = len(self.grammar.prefix)
         for token in self._tokens:
@@ -224,6 +201,7 @@ class Guidance:
         self.tokenizer = self.lib.LLTokenizer(self.lib.TokenizerWrapper(_Tokens(vocabulary)))
 
     def compile(self, kind: str, text: str, options: dict[str, Any]) -> Any:
+        """The peer's own grammar object, for ``walk``. Raises GrammarError."""
         matcher = self.lib.LLMatcher
         try:
             match kind:
@@ -244,7 +222,7 @@ class Guidance:
             raise GrammarError(f"{self.name}: {probe.get_error()}")
         return grammar
 
-    def walk(self, compiled: Any) -> Walk:
+    def walk(self, compiled: Any) -> "Walk":
         return GuidanceWalk(self.lib.LLMatcher(self.tokenizer, compiled), self.masks)
 
 
@@ -315,7 +293,7 @@ class XGrammar:
             raise GrammarError(f"{self.name}: {error}") from None
         raise GrammarError(f"grammars of kind {kind!r} are not known to grammar engine {self.name!r}")
 
-    def walk(self, compiled: Any) -> Walk:
+    def walk(self, compiled: Any) -> "Walk":
         return XGrammarWalk(self.lib.GrammarMatcher(compiled), self.lib.allocate_token_bitmask(1, self.size))
 
 
@@ -335,3 +313,7 @@ class XGrammarWalk:
 
     def may_end(self) -> bool:
         return bool(self.matcher.is_completed())
+
+
+Peer = Guidance | XGrammar
+Walk = GuidanceWalk | XGrammarWalk  # one text in the peer's own matcher

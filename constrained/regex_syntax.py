@@ -23,6 +23,7 @@ from .syntax import Alt, Anchor, Cat, Chars, Node, Rep, language, leaves
 
 MAX_REPEAT = 100_000
 MAX_ANCHORED = 256  # alternatives with anchors
+QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 SIMPLE = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0, "a": 7, "e": 27}
 CLASSES = {
     "d": DIGITS,
@@ -126,31 +127,17 @@ class _PatternReader:
     def quantified(self, node: Node) -> Node:
         while True:
             sign = self.peek()
-            low: int
-            high: int | None
-            if sign == "*":
-                low, high = 0, None
-            elif sign == "+":
-                low, high = 1, None
-            elif sign == "?":
-                low, high = 0, 1
-            elif sign == "{":
-                span = self.braces()
-                if span is None:
-                    return node
-                low, high = span
-                self.at -= 1
-            else:
+            found = self.braces() if sign == "{" else QUANTIFIERS.get(sign)
+            if found is None:
                 return node
-            self.at += 1
+            low, high = found
+            self.at += sign != "{"  # ``braces`` has read its own
             if self.peek() == "?":
                 self.at += 1  # lazy
             elif self.peek() == "+":
                 raise self.fail("possessive quantifiers are not supported")
             if isinstance(node, Anchor):
-                if low == 0:
-                    return Cat(())
-                return node
+                return node if low else Cat(())
             node = Rep(node, low, high)
 
     def braces(self) -> tuple[int, int | None] | None:

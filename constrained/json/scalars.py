@@ -5,6 +5,7 @@ for each of them that the value is in.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,17 @@ HEX = {ord(c): c.lower() for c in "0123456789abcdefABCDEF"}
 LOWER_HEX = {ord(c): c for c in "0123456789abcdef"}
 
 
+class Spelling(NamedTuple):
+    """How a string is written and read.
+
+    ``tagged``: the number of names in the first observer, which ``one_of_tagged`` made; -1: it is like the others.
+    """
+
+    free: bool  # it may use every escape
+    counted: bool = False  # see ``Machine.add_state``
+    tagged: int = -1
+
+
 class Scalars:
     """The states of scalar values on one machine.
 
@@ -31,8 +43,8 @@ class Scalars:
         self.ex = machine.expressions
         self._longest = machine.vocabulary.trie.max_depth
         text = (self.ex.text,)
-        self.free_text = self._string(text, free=True, counted=False)
-        self.key_text = self._string(text, free=False, counted=False)
+        self.free_text = self._string(text, Spelling(free=True))
+        self.key_text = self._string(text, Spelling(free=False))
 
     # -- strings --------------------------------------------------------------------------------------------------
 
@@ -49,8 +61,8 @@ class Scalars:
             frame = machine.frame(
                 ("length", low, high), lambda: machine.add_frame(lambda result: end, low=low, high=high)
             )
-            return machine.push(frame, self._string((ex.text,), free=True, counted=True))
-        return self._string((must, *observers), free=ex.words_of(must) is None, counted=False)
+            return machine.push(frame, self._string((ex.text,), Spelling(free=True, counted=True)))
+        return self._string((must, *observers), Spelling(free=ex.words_of(must) is None))
 
     def key(self, must: int, names: int, patterns: tuple[int, ...]) -> int:
         """The state after the opening quote of a property name.
@@ -58,40 +70,35 @@ class Scalars:
         ``names`` is ``one_of_tagged``. The result is the class of the name: the tag + 1 of a listed name; for another
         one the number of listed names plus the bits of the patterns that it matches, or 0 if it matches none.
         """
-        return self._string(
-            (must, names, *patterns), free=False, counted=False, tagged=len(self.ex.words_of(names) or ())
-        )
+        spelling = Spelling(free=False, tagged=len(self.ex.words_of(names) or ()))
+        return self._string((must, names, *patterns), spelling)
 
-    def _string(self, exprs: tuple[int, ...], *, free: bool, counted: bool, tagged: int = -1) -> int:
-        """The state inside a string. ``free``: it may use every escape. ``counted``: see ``Machine.add_state``.
-
-        ``tagged``: the number of names in the first observer, which ``one_of_tagged`` made; -1: it is like the others.
-        """
+    def _string(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
+        """The state inside a string."""
         if exprs[0] == NOTHING:
             return 0
         machine = self.machine
-        key = ("string", exprs, free, counted, tagged)
 
         def make() -> int:
             fits = contains_all_texts_of(self.ex, exprs[0])
             base = -1
             if fits is not None and fits >= SHORT_TOKEN:
-                plain = exprs == (self.ex.text,) and not counted
-                base = machine.num_states if plain else (self.free_text if free else self.key_text)
+                plain = exprs == (self.ex.text,) and not spelling.counted
+                base = machine.num_states if plain else (self.free_text if spelling.free else self.key_text)
             boundary = exprs[0] == self.ex.text
-            loops = boundary and not counted and all(e in (NOTHING, self.ex.text) for e in exprs)
+            loops = boundary and not spelling.counted and all(e in (NOTHING, self.ex.text) for e in exprs)
             state = machine.add_state(
-                lambda row: self._fill_string(row, exprs, free, counted, tagged),
-                counted=(1 if boundary else 2) if counted else 0,
+                lambda row: self._fill_string(row, exprs, spelling),
+                counted=(1 if boundary else 2) if spelling.counted else 0,
                 inside_string=base,
                 loops=loops,
             )
             far = tuple(without_far_bounds(self.ex, e, self._longest) for e in exprs)
             if far != exprs:
-                machine.set_twin(state, lambda: self._string(far, free=free, counted=counted, tagged=tagged))
+                machine.set_twin(state, lambda: self._string(far, spelling))
             return state
 
-        return machine.state(key, make)
+        return machine.state(("string", exprs, spelling), make)
 
     def _derive(self, exprs: tuple[int, ...], data: bytes) -> tuple[int, ...]:
         ex = self.ex
@@ -102,8 +109,8 @@ class Scalars:
             exprs = (must, *[ex.derive(e, byte) for e in exprs[1:]])
         return exprs
 
-    def _fill_string(self, row: np.ndarray, exprs: tuple[int, ...], free: bool, counted: bool, tagged: int) -> None:
-        ex = self.ex
+    def _fill_string(self, row: np.ndarray, exprs: tuple[int, ...], spelling: Spelling) -> None:
+        ex, tagged = self.ex, spelling.tagged
         may_escape = False
         for lo, hi in ex.classes(*exprs):
             byte = ex.available_in(lo, hi)
@@ -115,7 +122,7 @@ class Scalars:
             if lo < 0x20 or lo <= QUOTE < hi or lo <= BACKSLASH < hi:
                 may_escape = True
             if hi > 0x20:
-                row[max(lo, 0x20) : hi] = self._string(to, free=free, counted=counted, tagged=tagged)
+                row[max(lo, 0x20) : hi] = self._string(to, spelling)
         row[QUOTE] = row[BACKSLASH] = 0
         if ex.nullable[exprs[0]]:
             bits = 0
@@ -126,15 +133,15 @@ class Scalars:
                 bits = tag + 1 if tag >= 0 else tagged + bits if bits else 0
             row[QUOTE] = self.machine.end_state(self.machine.result(bits))
         if may_escape:
-            row[BACKSLASH] = self._escape(exprs, free, counted, tagged)
+            row[BACKSLASH] = self._escape(exprs, spelling)
 
     def _any_next(self, exprs: tuple[int, ...]) -> bool:
         run = contains_all_texts_of(self.ex, exprs[0])
         return run is not None and run >= 1
 
-    def _escape(self, exprs: tuple[int, ...], free: bool, counted: bool, tagged: int) -> int:
+    def _escape(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
         """The state after a backslash."""
-        free = free and self._any_next(exprs)
+        spelling = spelling._replace(free=spelling.free and self._any_next(exprs))
         machine = self.machine
 
         def fill(row: np.ndarray) -> None:
@@ -142,15 +149,14 @@ class Scalars:
             for byte, code in SHORT_ESCAPES.items():
                 to = controls[code] if code < 0x20 else self._derive(exprs, bytes([code]))
                 if to[0] != NOTHING:
-                    row[byte] = self._string(to, free=free, counted=counted, tagged=tagged)
-            if free:
-                row[SLASH] = self._string(self._derive(exprs, b"/"), free=free, counted=counted, tagged=tagged)
-            row[ord("u")] = self._code_point(exprs, free, counted, tagged, "")
+                    row[byte] = self._string(to, spelling)
+            if spelling.free:
+                row[SLASH] = self._string(self._derive(exprs, b"/"), spelling)
+            row[ord("u")] = self._code_point(exprs, spelling, "")
 
-        def make() -> int:
-            return machine.add_state(fill, counted=2 if counted else 0)
-
-        return machine.state(("escape", exprs, free, counted, tagged), make)
+        return machine.state(
+            ("escape", exprs, spelling), lambda: machine.add_state(fill, counted=2 if spelling.counted else 0)
+        )
 
     def _controls(self, exprs: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The derivatives by each control character."""
@@ -163,10 +169,10 @@ class Scalars:
             found += [to if self.ex.available >> b & 1 else (NOTHING,) for b in range(lo, min(hi, 0x20))]
         return found
 
-    def _code_point(self, exprs: tuple[int, ...], free: bool, counted: bool, tagged: int, digits: str) -> int:
+    def _code_point(self, exprs: tuple[int, ...], spelling: Spelling, digits: str) -> int:
         r"""The state after ``\u`` and ``digits``, which for a surrogate pair hold the second ``\u`` too; 0 if none."""
         machine = self.machine
-        if not free:
+        if not spelling.free:
             controls = self._controls(exprs)
             found = [c for c in range(0x20) if controls[c][0] != NOTHING and c not in SHORT_CODES]
             if not any(f"{c:04x}".startswith(digits) for c in found):
@@ -179,22 +185,20 @@ class Scalars:
             if is_high:
                 code = 0x10000 + ((code - 0xD800) << 10) + (int(digits[6:], 16) - 0xDC00)
             to = self._derive(exprs, chr(code).encode())
-            return self._string(to, free=free, counted=counted, tagged=tagged)
+            return self._string(to, spelling)
 
         def fill(row: np.ndarray) -> None:
             if len(digits) in (4, 5):
                 byte = b"\\u"[len(digits) - 4]
-                row[byte] = self._code_point(exprs, free, counted, tagged, digits + chr(byte))
+                row[byte] = self._code_point(exprs, spelling, digits + chr(byte))
                 return
-            for byte, digit in (HEX if free else LOWER_HEX).items():
+            for byte, digit in (HEX if spelling.free else LOWER_HEX).items():
                 if (len(digits) == 6 and digit != "d") or (len(digits) == 7 and digit not in "cdef"):
                     continue
-                row[byte] = self._code_point(exprs, free, counted, tagged, digits + digit)
+                row[byte] = self._code_point(exprs, spelling, digits + digit)
 
-        def make() -> int:
-            return machine.add_state(fill, counted=2 if counted else 0)
-
-        return machine.state(("code point", exprs, free, counted, tagged, digits), make)
+        key = ("code point", exprs, spelling, digits)
+        return machine.state(key, lambda: machine.add_state(fill, counted=2 if spelling.counted else 0))
 
     # -- numbers --------------------------------------------------------------------------------------------------
 

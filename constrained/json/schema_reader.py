@@ -56,6 +56,10 @@ class SchemaReader:
         pointer = "/".join([self.place.pointer, *[escape(str(p)) for p in path]])
         return self.schemas.node(self.document, self.key, self.document.child(schema, pointer, self.place))
 
+    def optional(self, key: str) -> int:
+        """The formula of the subschema under a keyword; TRUE if there is none."""
+        return self.sub(self.schema[key], key) if key in self.schema else TRUE
+
     def inside(self, formula: int) -> int:
         """A formula over schemas as one over leaves."""
         return self.values.expand(formula, self.kind)
@@ -96,8 +100,7 @@ class SchemaReader:
             parts.append(self.formulas.negation(self.inside(self.sub(schema["not"], "not"))))
         if "if" in schema and ("then" in schema or "else" in schema):
             test = self.inside(self.sub(schema["if"], "if"))
-            then = self.inside(self.sub(schema["then"], "then")) if "then" in schema else TRUE
-            other = self.inside(self.sub(schema["else"], "else")) if "else" in schema else TRUE
+            then, other = self.inside(self.optional("then")), self.inside(self.optional("else"))
             f = self.formulas
             parts.append(f.disjunction([f.conjunction([test, then]), f.conjunction([f.negation(test), other])]))
         if self.kind == "object" and "unevaluatedProperties" in schema:
@@ -143,11 +146,9 @@ class SchemaReader:
                             found[name] = constants
             tags.append(found)
         for name in tags[0]:
-            sets = [t.get(name) for t in tags]
-            if all(s is not None for s in sets):
-                total = sum(len(s) for s in sets if s is not None)
-                if len(frozenset().union(*[s for s in sets if s is not None])) == total:
-                    return True
+            sets = [tag[name] for tag in tags if name in tag]
+            if len(sets) == len(tags) and len(frozenset().union(*sets)) == sum(map(len, sets)):
+                return True
         return False
 
     def _constants(self, formula: int) -> frozenset[str] | None:
@@ -175,33 +176,18 @@ class SchemaReader:
                 exprs = [self.values.numbers.equal_to(Decimal(v)) for v in options if is_number(v)]
                 return formulas.leaf("number", self.schemas.ex.union(*exprs)) if exprs else FALSE
             case "array":
-                arrays = self.values.arrays
-                return formulas.disjunction(
-                    [
-                        formulas.conjunction(
-                            [
-                                arrays.items(tuple(self.schemas.constant(x) for x in v), FALSE),
-                                arrays.at_least(len(v)),
-                                arrays.at_most(len(v)),
-                            ]
-                        )
-                        for v in options
-                        if isinstance(v, list)
-                    ]
-                )
+                return formulas.disjunction([self._this_array(v) for v in options if isinstance(v, list)])
+        return formulas.disjunction([self._this_object(v) for v in options if isinstance(v, dict)])
+
+    def _this_array(self, items: list[Json]) -> int:
+        arrays, constants = self.values.arrays, tuple(map(self.schemas.constant, items))
+        parts = [arrays.items(constants, FALSE), arrays.at_least(len(items)), arrays.at_most(len(items))]
+        return self.formulas.conjunction(parts)
+
+    def _this_object(self, members: dict[str, Json]) -> int:
         properties = self.values.objects.properties
-        return formulas.disjunction(
-            [
-                formulas.conjunction(
-                    [
-                        properties.rule({k: self.schemas.constant(x) for k, x in v.items()}, (), FALSE),
-                        *[properties.has(k) for k in v],
-                    ]
-                )
-                for v in options
-                if isinstance(v, dict)
-            ]
-        )
+        rule = properties.rule({k: self.schemas.constant(v) for k, v in members.items()}, (), FALSE)
+        return self.formulas.conjunction([rule, *map(properties.has, members)])
 
     def _string(self) -> int:
         schema, ex = self.schema, self.schemas.ex
@@ -269,10 +255,9 @@ class SchemaReader:
         schema = self.schema
         if isinstance(schema.get("items"), list):
             prefix = tuple(self.sub(s, "items", i) for i, s in enumerate(schema["items"]))
-            rest = self.sub(schema["additionalItems"], "additionalItems") if "additionalItems" in schema else TRUE
-            return prefix, rest
+            return prefix, self.optional("additionalItems")
         prefix = tuple(self.sub(s, "prefixItems", i) for i, s in enumerate(schema.get("prefixItems", ())))
-        return prefix, self.sub(schema["items"], "items") if "items" in schema else TRUE
+        return prefix, self.optional("items")
 
     def _object(self) -> list[int]:
         schema, properties, formulas = self.schema, self.values.objects.properties, self.formulas
@@ -283,12 +268,7 @@ class SchemaReader:
                 (self.schemas.pattern(k, self.place.pointer), self.sub(v, "patternProperties", k))
                 for k, v in schema.get("patternProperties", {}).items()
             ]
-            additional = (
-                self.sub(schema["additionalProperties"], "additionalProperties")
-                if "additionalProperties" in schema
-                else TRUE
-            )
-            parts.append(properties.rule(names, patterns, additional))
+            parts.append(properties.rule(names, patterns, self.optional("additionalProperties")))
         parts += [properties.has(name) for name in schema.get("required", ())]
         parts.append(properties.at_least(int(schema.get("minProperties", 0))))
         if "maxProperties" in schema:
