@@ -75,8 +75,8 @@ def _first_max(values: Sequence[float]) -> int:
     return max(range(len(values)), key=lambda i: (values[i], -i))
 
 
-class TokenLengthNormalized(ChoicesSamplingMethod):
-    wire_name = "token_length_normalized"
+class _RuntimeRule(ChoicesSamplingMethod):
+    """A rule that a runtime of Phloem knows too. A subclass writes ``_pick``."""
 
     def __call__(
         self,
@@ -87,76 +87,66 @@ class TokenLengthNormalized(ChoicesSamplingMethod):
         output_token_logprobs: Sequence[TokenLogprobs],
         unconditional_token_logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> ChoicesDecision:
+        index, found = self._pick(normalized_prompt_logprobs, input_token_logprobs, unconditional_token_logprobs)
         meta = {
             "normalized_prompt_logprobs": list(normalized_prompt_logprobs),
             "input_token_logprobs": list(input_token_logprobs),
             "output_token_logprobs": list(output_token_logprobs),
         }
-        return ChoicesDecision(choices[_first_max(normalized_prompt_logprobs)], meta)
+        return ChoicesDecision(choices[index], {**meta, **found})
+
+    @abstractmethod
+    def _pick(
+        self, means: Sequence[float], given: Sequence[TokenLogprobs], alone: Sequence[TokenLogprobs] | None
+    ) -> tuple[int, dict[str, Any]]:
+        """(index of the choice, meta information of this rule) from L: means, tokens; ``alone``: U, where needed."""
 
 
-class GreedyTokenSelection(ChoicesSamplingMethod):
+class TokenLengthNormalized(_RuntimeRule):
+    wire_name = "token_length_normalized"
+
+    def _pick(self, means: Sequence[float], given: Any, alone: Any) -> tuple[int, dict[str, Any]]:
+        return _first_max(means), {}
+
+
+class GreedyTokenSelection(_RuntimeRule):
     wire_name = "greedy_token_selection"
 
-    def __call__(
-        self,
-        *,
-        choices: Sequence[str],
-        normalized_prompt_logprobs: Sequence[float],
-        input_token_logprobs: Sequence[TokenLogprobs],
-        output_token_logprobs: Sequence[TokenLogprobs],
-        unconditional_token_logprobs: Sequence[TokenLogprobs] | None = None,
-    ) -> ChoicesDecision:
-        rows = [[v for v in values_of(tokens) if v is not None] for tokens in input_token_logprobs]
+    def _pick(self, means: Any, given: Sequence[TokenLogprobs], alone: Any) -> tuple[int, dict[str, Any]]:
+        rows = [[v for v in values_of(tokens) if v is not None] for tokens in given]
         width = max((len(row) for row in rows), default=0)
         matrix = [row + [mean_logprob(row)] * (width - len(row)) for row in rows]
-        alive = list(range(len(choices)))
+        alive = list(range(len(rows)))
         for column in range(width):
             best = max(matrix[i][column] for i in alive)
             alive = [i for i in alive if matrix[i][column] == best]
             if len(alive) == 1:
                 break
-        meta = {
-            "normalized_prompt_logprobs": list(normalized_prompt_logprobs),
-            "input_token_logprobs": list(input_token_logprobs),
-            "output_token_logprobs": list(output_token_logprobs),
-            "greedy_logprob_matrix": matrix,
-        }
-        return ChoicesDecision(choices[alive[0]], meta)
+        return alive[0], {"greedy_logprob_matrix": matrix}
 
 
-class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
+class UnconditionalLikelihoodNormalized(_RuntimeRule):
     wire_name = "unconditional_likelihood_normalized"
 
     @property
     def requires_unconditional_logprobs(self) -> bool:
         return True
 
-    def __call__(
-        self,
-        *,
-        choices: Sequence[str],
-        normalized_prompt_logprobs: Sequence[float],
-        input_token_logprobs: Sequence[TokenLogprobs],
-        output_token_logprobs: Sequence[TokenLogprobs],
-        unconditional_token_logprobs: Sequence[TokenLogprobs] | None = None,
-    ) -> ChoicesDecision:
-        if unconditional_token_logprobs is None:
+    def _pick(
+        self, means: Any, given: Sequence[TokenLogprobs], alone: Sequence[TokenLogprobs] | None
+    ) -> tuple[int, dict[str, Any]]:
+        if alone is None:
             raise ValueError(
                 "unconditional_likelihood_normalized needs the choices' log-probabilities without a prompt"
             )
         scores = []
-        for given, alone in zip(input_token_logprobs, unconditional_token_logprobs, strict=True):
-            gains = [(a or 0.0) - (b or 0.0) for a, b in zip(values_of(given), values_of(alone), strict=True)]
+        for with_prompt, without in zip(given, alone, strict=True):
+            gains = [(a or 0.0) - (b or 0.0) for a, b in zip(values_of(with_prompt), values_of(without), strict=True)]
             scores.append(sum(gains) / len(gains) if gains else 0.0)
-        meta = {
-            "normalized_prompt_logprobs": list(normalized_prompt_logprobs),
-            "input_token_logprobs": list(input_token_logprobs),
-            "output_token_logprobs": list(output_token_logprobs),
-            "unconditional_token_logprobs": list(unconditional_token_logprobs),
+        return _first_max(scores), {
+            "unconditional_token_logprobs": list(alone),
             "normalized_unconditional_prompt_logprobs": scores,
         }
-        return ChoicesDecision(choices[_first_max(scores)], meta)
 
 
 token_length_normalized = TokenLengthNormalized()

@@ -104,34 +104,6 @@ class UnknownVariable(PhloemError, KeyError):
 class ProgramRun:
     """One run: its sequences, its log of nodes, its session with the backend. All states of the run share it."""
 
-    __slots__ = (
-        "__weakref__",
-        "_num_shipped",
-        "_settling",
-        "_ship_lock",
-        "arguments",
-        "backend",
-        "body_task",
-        "body_thread",
-        "changed",
-        "error",
-        "inline",
-        "is_awaited",
-        "is_ending",
-        "is_over",
-        "lock",
-        "log",
-        "loop",
-        "num_api_spec_tokens",
-        "num_messages",
-        "root",
-        "sampling",
-        "sequences",
-        "session",
-        "settings",
-        "stream",
-    )
-
     def __init__(
         self,
         backend: BaseBackend,
@@ -400,24 +372,6 @@ class RoleTurn:
 
 class SequenceLog:
     """One growing text: its pieces, variables, finished roles and open role."""
-
-    __slots__ = (
-        "_program",
-        "fork_at",
-        "fresh",
-        "images",
-        "is_closed",
-        "leaves",
-        "log",
-        "messages",
-        "pieces",
-        "role",
-        "role_start",
-        "sampling",
-        "scopes",
-        "seq",
-        "variables",
-    )
 
     def __init__(self, program: ProgramRun, parent: SequenceLog | None = None) -> None:
         self._program = weakref.ref(program)  # weak: the program holds its sequences

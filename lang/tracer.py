@@ -50,8 +50,6 @@ class TraceSession:
 class TraceProgram(ProgramRun):
     """A run whose values stay unknown. ``exprs``: (sequence, expression) in the order in which they were appended."""
 
-    __slots__ = ("exprs",)
-
     def __init__(self, backend: BaseBackend) -> None:
         super().__init__(backend)
         self.session = TraceSession(self.session)

@@ -10,22 +10,23 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from .base_backend import BaseBackend
 
+_T = TypeVar("_T")
 _making = threading.Lock()
 
 
 class LoopThread:
-    """An event loop to which other threads submit coroutines. A burst of calls wakes the loop once."""
+    """An event loop on its own thread, to which other threads submit coroutines. A burst of calls wakes it once."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self._inbox: deque[tuple[Callable[..., Coroutine[Any, Any, Any] | None], tuple[Any, ...]]] = deque()
         self._is_woken = False
         self._tasks: set[asyncio.Task[Any]] = set()  # an event loop alone does not keep its tasks alive
-        self._tidy_at = 64
+        self._tidy_at = 64  # number of tasks at which finished ones are dropped
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -72,7 +73,7 @@ class Alarm:
     """Calls ``ring(after_s)`` once unless cancelled. All alarms of a backend share one thread."""
 
     def __init__(self, backend: BaseBackend, after_s: float, ring: Callable[[float], None]) -> None:
-        self._loop = _loop_of(backend, "_phloem_alarms", "alarms").loop
+        self._loop = _kept(backend, "_phloem_alarms", lambda: LoopThread(f"{type(backend).__name__}-alarms")).loop
         self._due = self._loop.time() + after_s
         self._handle: asyncio.TimerHandle | None = None
         self._ring: Callable[[], None] | None = lambda: ring(after_s)
@@ -92,26 +93,20 @@ class Alarm:
 
 
 def pool_of(backend: BaseBackend) -> ThreadPoolExecutor:
-    pool: ThreadPoolExecutor | None = backend.__dict__.get("_phloem_pool")
-    if pool is None:
-        with _making:
-            pool = backend.__dict__.get("_phloem_pool")
-            if pool is None:
-                pool = ThreadPoolExecutor(backend.max_threads, thread_name_prefix=type(backend).__name__)
-                backend.__dict__["_phloem_pool"] = pool
-    return pool
+    name = type(backend).__name__
+    return _kept(backend, "_phloem_pool", lambda: ThreadPoolExecutor(backend.max_threads, thread_name_prefix=name))
 
 
 def loop_of(backend: BaseBackend) -> LoopThread:
-    return _loop_of(backend, "_phloem_loop", "loop")
+    return _kept(backend, "_phloem_loop", lambda: LoopThread(f"{type(backend).__name__}-loop"))
 
 
-def _loop_of(backend: BaseBackend, attribute: str, what: str) -> LoopThread:
-    loop: LoopThread | None = backend.__dict__.get(attribute)
-    if loop is None:
+def _kept(backend: BaseBackend, attribute: str, make: Callable[[], _T]) -> _T:
+    """The attribute of ``backend``, made on first use. Many threads may ask for it at once."""
+    kept: _T | None = backend.__dict__.get(attribute)
+    if kept is None:
         with _making:
-            loop = backend.__dict__.get(attribute)
-            if loop is None:
-                loop = LoopThread(f"{type(backend).__name__}-{what}")
-                backend.__dict__[attribute] = loop
-    return loop
+            kept = backend.__dict__.get(attribute)
+            if kept is None:
+                kept = backend.__dict__[attribute] = make()
+    return kept

@@ -73,37 +73,8 @@ class Ahead:
 class StreamExecutor:
     """Owned by one ``InterpretedSession``. Only the driver that runs the sequence writes to it."""
 
-    __slots__ = (
-        "ahead",
-        "arguments",
-        "backend",
-        "chat_template",
-        "cur_images",
-        "cur_role",
-        "cur_role_begin_pos",
-        "default_sampling_para",
-        "error_",
-        "fork_start_text_pos",
-        "images_",
-        "is_driven",
-        "is_finished",
-        "is_unborn",
-        "messages_",
-        "meta_info",
-        "num_api_spec_tokens",
-        "planned",
-        "queue",
-        "seq",
-        "settings",
-        "sid",
-        "stream",
-        "task",
-        "text_",
-        "variables",
-    )
-
     def __init__(
-        self, backend: Any, seq: int, chat_template: ChatTemplate, *, stream: bool, is_unborn: bool = False
+        self, backend: Any, seq: int, chat_template: ChatTemplate, *, stream: bool, awaits_fork: bool = False
     ) -> None:
         self.backend = backend
         self.seq = seq
@@ -130,7 +101,7 @@ class StreamExecutor:
         self.is_driven = False
         self.task: Any = None  # the task that drives it; an event loop alone does not keep a task alive
         self.is_finished = False
-        self.is_unborn = is_unborn
+        self.awaits_fork = awaits_fork
 
     def start_as(self, parent: StreamExecutor) -> None:
         """Copy the present state of ``parent``, as a fork of it."""
@@ -145,7 +116,7 @@ class StreamExecutor:
         self.fork_start_text_pos = len(parent.text_)
         self.default_sampling_para = parent.default_sampling_para
         self.error_ = parent.error_
-        self.is_unborn = False
+        self.awaits_fork = False
 
     def follow(self, constant: str) -> None:
         """The program appends ``constant``. Text generated ahead is dropped if it does not agree."""

@@ -105,7 +105,7 @@ class InterpretedSession:
                 executor.queue.append(node)
                 if type(node) is ForkNode:
                     for child in node.children:
-                        self._new_executor(child, is_unborn=True)
+                        self._new_executor(child, awaits_fork=True)
         if self._ended is not None:
             for node in nodes:
                 if isinstance(node, GenNode | SelectNode | PinNode):
@@ -115,8 +115,8 @@ class InterpretedSession:
         for executor in touched.values():
             self._start(executor, here=here)
 
-    def _new_executor(self, seq: int, *, is_unborn: bool = False) -> StreamExecutor:
-        executor = StreamExecutor(self._backend, seq, self._template, stream=self._stream, is_unborn=is_unborn)
+    def _new_executor(self, seq: int, *, awaits_fork: bool = False) -> StreamExecutor:
+        executor = StreamExecutor(self._backend, seq, self._template, stream=self._stream, awaits_fork=awaits_fork)
         self._executors[seq] = executor
         self._num_open += 1
         executor.arguments = self._arguments
@@ -162,7 +162,7 @@ class InterpretedSession:
 
     def _start(self, executor: StreamExecutor, *, here: bool = False) -> None:
         with self._lock:
-            if executor.is_driven or executor.is_unborn or not executor.queue:
+            if executor.is_driven or executor.awaits_fork or not executor.queue:
                 return
             executor.is_driven = True
         if here or self._inline:
@@ -336,7 +336,7 @@ class InterpretedSession:
                 if len(children) > 1:
                     self._backend.commit_lazy_operations(executor)
                 self._backend.fork_program(executor, children)
-                self._bear(executor, children)
+                self._start_children(executor, children)
             case JoinNode():
                 if node.mode == "concate_and_append":
                     self._concatenate(executor, [self._executors[child] for child in node.children])
@@ -369,7 +369,7 @@ class InterpretedSession:
         executor.cur_role = None
         executor.cur_images = ()
 
-    def _bear(self, executor: StreamExecutor, children: list[StreamExecutor]) -> None:
+    def _start_children(self, executor: StreamExecutor, children: list[StreamExecutor]) -> None:
         for child in children:
             child.start_as(executor)
         for child in children:
@@ -432,7 +432,7 @@ class InterpretedSession:
         if isinstance(node, GenNode | SelectNode | PinNode):
             node.leaf.fail(error, ("".join(node.leaf.chunks or ()),))
         elif isinstance(node, ForkNode):
-            self._bear(executor, [self._executors[child] for child in node.children])
+            self._start_children(executor, [self._executors[child] for child in node.children])
         elif isinstance(node, CloseNode):
             self._finish(executor)
 

@@ -125,18 +125,6 @@ class CompiledSession:
     ``_on_event`` runs on the client's thread, ``ship`` on the program's.
     """
 
-    __slots__ = (
-        "_call",
-        "_client",
-        "_error",
-        "_leaves",
-        "_next_op",
-        "_settings",
-        "_template",
-        "closed",
-        "eos_ids",
-    )
-
     decides_custom_choices = False
 
     def __init__(self, backend: PhloemBackend, lock: threading.Lock, settings: ProgramSettings | None) -> None:

@@ -6,7 +6,7 @@ result that the model reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..gen import gen
 from ..state import ProgramState
 from .calls import ToolCall, ToolCalls, ToolResult
 from .expressions import SglToolPrompt
-from .tool import Tool, as_tools
+from .tool import as_tools
 
 
 @dataclass(slots=True)
@@ -36,17 +36,12 @@ class AgentRun:
     names: list[str] = field(default_factory=list)
     state: Any = None
 
-    def _choice(self, tool_choice: str, max_turns: int) -> str:
-        """The tool choice of the next turn: only the first is forced to call, the last has to answer."""
-        if self.turns + 1 >= max_turns:
-            return "none"
-        return "auto" if self.turns and tool_choice != "none" else tool_choice
-
-    def _take(self, calls: ToolCalls, name: str) -> None:
+    def _take(self, calls: ToolCalls) -> bool:
+        """Count one turn. Whether it has calls to run."""
         self.turns += 1
-        self.names.append(name)
         self.calls += calls
         self.answer = calls.text
+        return bool(calls)
 
 
 def run_agent(
@@ -64,19 +59,11 @@ def run_agent(
     The last turn cannot call tools, so there is always an answer. ``tool_choice`` other than auto applies to the first
     turn. Turn i is the variable ``f"{name}{i}"``; ``s[name]`` is the answer. ``sampling`` goes to every ``gen``.
     """
-    run = _new_run(s, max_turns)
-    checked = as_tools(tools)
-    while True:
-        turn = f"{name}{run.turns}"
-        choice = run._choice(tool_choice, max_turns)
-        _append_turn(s, turn, checked, choice, parallel_tool_calls, sampling)
-        calls = s[turn]
-        run._take(calls, turn)
-        if not calls:
-            run.finished = choice != "none" or tool_choice == "none"
-            s[name] = run.answer
-            return run
-        run.results += s.run_tools(turn)
+    run = AgentRun(state=s)
+    for turn in _turns(run, tools, name, max_turns, tool_choice, parallel_tool_calls, sampling):
+        if run._take(s[turn]):
+            run.results += s.run_tools(turn)
+    return run
 
 
 async def run_agent_async(
@@ -90,31 +77,38 @@ async def run_agent_async(
     **sampling: Any,
 ) -> AgentRun:
     """``run_agent`` for an async program. The async tools of one turn run at the same time."""
-    run = _new_run(s, max_turns)
-    checked = as_tools(tools)
-    while True:
-        turn = f"{name}{run.turns}"
-        choice = run._choice(tool_choice, max_turns)
-        _append_turn(s, turn, checked, choice, parallel_tool_calls, sampling)
-        calls = await s.get(turn)
-        run._take(calls, turn)
-        if not calls:
-            run.finished = choice != "none" or tool_choice == "none"
-            s[name] = run.answer
-            return run
-        run.results += await s.run_tools_async(turn)
+    run = AgentRun(state=s)
+    for turn in _turns(run, tools, name, max_turns, tool_choice, parallel_tool_calls, sampling):
+        if run._take(await s.get(turn)):
+            run.results += await s.run_tools_async(turn)
+    return run
 
 
-def _new_run(s: ProgramState, max_turns: int) -> AgentRun:
+def _turns(
+    run: AgentRun,
+    tools: Iterable[Any],
+    name: str,
+    max_turns: int,
+    tool_choice: str,
+    parallel: bool,
+    sampling: dict[str, Any],
+) -> Iterator[str]:
+    """Append one turn after another to ``run.state``; yields the variable of each, for the caller to take its calls."""
     if max_turns < 1:
         raise InvalidRequest(f"max_turns={max_turns}: must be 1 or more")
-    return AgentRun(state=s)
-
-
-def _append_turn(
-    s: ProgramState, name: str, tools: tuple[Tool, ...], choice: str, parallel: bool, sampling: dict[str, Any]
-) -> None:
-    s += assistant(gen(name, tools=tools, tool_choice=choice, parallel_tool_calls=parallel, **sampling))
+    s, checked = run.state, as_tools(tools)
+    while True:
+        turn, num_calls = f"{name}{run.turns}", len(run.calls)
+        choice = "auto" if run.turns and tool_choice != "none" else tool_choice  # only the first is forced to call
+        if run.turns + 1 >= max_turns:
+            choice = "none"  # the last has to answer
+        s += assistant(gen(turn, tools=checked, tool_choice=choice, parallel_tool_calls=parallel, **sampling))
+        run.names.append(turn)
+        yield turn
+        if len(run.calls) == num_calls:
+            run.finished = choice != "none" or tool_choice == "none"
+            s[name] = run.answer
+            return
 
 
 def agent(

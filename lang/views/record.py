@@ -6,7 +6,7 @@ It is read from the log of the run and from the runtime's reports.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...protocol.messages import GenMeta, SelectMeta, TokenTrace
@@ -113,48 +113,33 @@ def _trace(leaf: Leaf) -> Any:
 
 
 def _op(number: int, node: GenNode | SelectNode) -> OpView:
-    leaf, kind = node.leaf, "gen" if isinstance(node, GenNode) else "select"
-    name = leaf.name or "(unnamed)"
+    leaf, meta = node.leaf, node.leaf.meta
     error = "" if leaf.error is None else f"{type(leaf.error).__name__}: {leaf.error}"
-    match leaf.meta:
-        case GenMeta() as meta:
-            candidates = meta.candidates
-            return OpView(
-                number,
-                node.seq,
-                kind,
-                name,
-                is_timed=True,
-                start_s=meta.start_s,
-                queue_s=meta.queue_s,
-                prefill_s=meta.prefill_s,
-                decode_s=meta.decode_s,
-                prompt_tokens=meta.prompt_tokens,
-                cached_tokens=meta.cached_tokens,
-                generated_tokens=sum(c.completion_tokens for c in candidates),
-                forced_tokens=sum(c.forced_tokens for c in candidates),
-                accepted_tokens=sum(c.accepted_tokens for c in candidates),
-                finish=candidates[0].finish_reason,
-                error=error,
-            )
-        case SelectMeta() as meta:
-            choices = node.choices if isinstance(node, SelectNode) else ()
-            return OpView(
-                number,
-                node.seq,
-                kind,
-                name,
-                is_timed=True,
-                start_s=meta.start_s,
-                queue_s=meta.queue_s,
-                prefill_s=meta.prefill_s,
-                prompt_tokens=meta.prompt_tokens,
-                cached_tokens=min(meta.cached_tokens, meta.prompt_tokens),
-                finish="select",
-                scores=tuple(zip(choices, meta.scores, strict=False)),
-                error=error,
-            )
-    return OpView(number, node.seq, kind, name, error=error)
+    kind = "gen" if isinstance(node, GenNode) else "select"
+    seen = OpView(number, node.seq, kind, leaf.name or "(unnamed)", error=error)
+    if not isinstance(meta, GenMeta | SelectMeta):
+        return seen
+    seen = replace(
+        seen,
+        is_timed=True,
+        start_s=meta.start_s,
+        queue_s=meta.queue_s,
+        prefill_s=meta.prefill_s,
+        prompt_tokens=meta.prompt_tokens,
+        cached_tokens=meta.cached_tokens,
+    )
+    if isinstance(meta, SelectMeta):
+        choices = node.choices if isinstance(node, SelectNode) else ()
+        scores = tuple(zip(choices, meta.scores, strict=False))
+        return replace(seen, cached_tokens=min(meta.cached_tokens, meta.prompt_tokens), finish="select", scores=scores)
+    return replace(
+        seen,
+        decode_s=meta.decode_s,
+        generated_tokens=sum(c.completion_tokens for c in meta.candidates),
+        forced_tokens=sum(c.forced_tokens for c in meta.candidates),
+        accepted_tokens=sum(c.accepted_tokens for c in meta.candidates),
+        finish=meta.candidates[0].finish_reason,
+    )
 
 
 def _stretches(sequence: SequenceLog, own: list[Leaf], number_of: dict[int, int]) -> tuple[Stretch, ...]:
