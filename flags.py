@@ -129,46 +129,25 @@ def parse_port(text: str) -> int:
     return port
 
 
-def _parse_number(text: str, what: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what}") from None
+def _number(holds: Callable[[float], bool], must_be: str, what: str = "number") -> Callable[[str], float]:
+    """A parser of numbers for which ``holds`` is true."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what}") from None
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"{text}: must be {must_be}")
+        return value
+
+    return parse
 
 
-def _parse_share(text: str) -> float:
-    share = _parse_number(text, "number")
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
-    return share
-
-
-def parse_duration(text: str) -> float:
-    duration = _parse_number(text, "number")
-    if not 0 < duration < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0, and not inf")
-    return duration
-
-
-def parse_time_limit(text: str) -> float:
-    limit_s = _parse_number(text, "number of seconds")
-    if not limit_s > 0:
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0 seconds; inf: no limit")
-    return limit_s
-
-
-def parse_rate(text: str) -> float:
-    rate = _parse_number(text, "number")
-    if not 0 <= rate < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: must be 0 (off) or above")
-    return rate
-
-
-def parse_cached_share(text: str) -> float:
-    share = _parse_number(text, "number")
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be between 0 and 1")
-    return share
-
+_parse_share = _number(lambda share: 0 < share <= 1, "above 0 and at most 1")
+parse_duration = _number(lambda duration: 0 < duration < float("inf"), "above 0, and not inf")
+parse_time_limit = _number(lambda limit_s: limit_s > 0, "above 0 seconds; inf: no limit", "number of seconds")
+parse_rate = _number(lambda rate: 0 <= rate < float("inf"), "0 (off) or above")
+parse_cached_share = _number(lambda share: 0 <= share <= 1, "between 0 and 1")
 
 _NUMBERS: dict[Any, Callable[[str], Any]] = {int: parse_count, float: parse_duration}

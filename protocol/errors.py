@@ -1,21 +1,4 @@
-"""Every error a user can meet, as one tree, and how it travels.
-
-PhloemError
-├── InvalidRequest          the request cannot be served as written
-│   ├── InvalidParams       a sampling parameter is out of its range
-│   ├── InvalidGrammar      a schema, regex or grammar cannot be compiled
-│   ├── PromptTooLong       more tokens than the context holds
-│   ├── LimitExceeded       more ops, bytes, sequences or candidates than a limit allows
-│   ├── UnknownModel        no such model, file or alias
-│   └── Unsupported         named, understood, and not served by this model or build
-├── Overloaded              the queue is full; try again later
-├── Cancelled               ended by the client
-├── DeadlineExceeded        ended by the program's deadline
-├── DependencyFailed        an op this one needs has failed
-├── EngineLost              the engine process ended or fell silent
-├── ProtocolError           a frame that is not of the protocol
-└── InternalError           a bug of Phloem
-"""
+"""Every error a user can meet, as one tree of exceptions below ``PhloemError``, and how it travels."""
 
 import msgspec
 
@@ -43,35 +26,35 @@ class PhloemError(Exception):
 
 
 class InvalidRequest(PhloemError, ValueError):
-    pass
+    """The request cannot be served as written."""
 
 
 class InvalidParams(InvalidRequest):
-    pass
+    """A parameter is out of its range."""
 
 
 class InvalidGrammar(InvalidRequest):
-    pass
+    """A schema, regex or grammar cannot be compiled."""
 
 
 class PromptTooLong(InvalidRequest):
-    pass
+    """More tokens than the context holds."""
 
 
 class LimitExceeded(InvalidRequest):
-    pass
+    """More ops, bytes, sequences or candidates than a limit allows."""
 
 
 class UnknownModel(InvalidRequest):
-    pass
+    """No such model, file or alias."""
 
 
 class Unsupported(InvalidRequest):
-    pass
+    """Named, understood, and not served by this model or build."""
 
 
 class Overloaded(PhloemError):
-    """``retry_after_s``: when the queue has probably drained; 0 where that is not known."""
+    """The queue is full. ``retry_after_s``: when it has probably drained; 0 where that is not known."""
 
     def __init__(self, message: str, *, where: str = "", retry_after_s: float = 0.0) -> None:
         super().__init__(message, where=where)
@@ -82,27 +65,27 @@ class Overloaded(PhloemError):
 
 
 class Cancelled(PhloemError):
-    pass
+    """Ended by the client."""
 
 
 class DeadlineExceeded(PhloemError):
-    pass
+    """Ended by the program's deadline."""
 
 
 class DependencyFailed(PhloemError):
-    pass
+    """An op that this one needs has failed."""
 
 
 class EngineLost(PhloemError, ConnectionError):
-    pass
+    """The engine's process ended or fell silent."""
 
 
 class ProtocolError(PhloemError):
-    pass
+    """A frame that does not follow the protocol."""
 
 
 class InternalError(PhloemError):
-    pass
+    """A bug of Phloem."""
 
 
 def _tree(root: type[PhloemError]) -> dict[str, type[PhloemError]]:

@@ -56,6 +56,14 @@ def _in_openai(name: str) -> dict[str, str]:
     return {"chat": name, "completions": name, "litellm": name}
 
 
+def _everywhere(name: str) -> dict[str, str]:
+    return {**_in_openai(name), "anthropic": name}
+
+
+def _between(low: float, high: float) -> tuple[str, Callable[[Any], bool]]:
+    return f"between {low} and {high}", lambda v: low <= v <= high
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The sampling of one generation. Each field is a row of the table; the docs list them in docs/api.md.
 
@@ -66,12 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     max_tokens: Annotated[
         int,
         Field(
-            "generate at most so many tokens",
-            ">= 0",
-            lambda v: v >= 0,
-            native="max_new_tokens",
-            **_in_openai("max_tokens"),
-            anthropic="max_tokens",
+            "generate at most so many tokens", ">= 0", lambda v: v >= 0, "max_new_tokens", **_everywhere("max_tokens")
         ),
     ] = 128
     min_tokens: Annotated[
@@ -80,7 +83,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             "do not end before so many tokens",
             "between 0 and max_tokens",
             lambda v: v >= 0,
-            native="min_new_tokens",
+            "min_new_tokens",
             extension=True,
         ),
     ] = 0
@@ -95,14 +98,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         tuple[str, ...], Field("end where one of these patterns has matched", "non-empty patterns", all)
     ] = ()
     temperature: Annotated[
-        float,
-        Field(
-            "divide the logits by it; 0 is greedy",
-            "between 0 and 100",
-            lambda v: 0.0 <= v <= 100.0,
-            **_in_openai("temperature"),
-            anthropic="temperature",
-        ),
+        float, Field("divide the logits by it; 0 is greedy", *_between(0, 100), **_everywhere("temperature"))
     ] = 1.0
     top_p: Annotated[
         float,
@@ -110,8 +106,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             "draw among the likeliest tokens that have this probability together",
             "in (0, 1]",
             lambda v: 0.0 < v <= 1.0,
-            **_in_openai("top_p"),
-            anthropic="top_p",
+            **_everywhere("top_p"),
         ),
     ] = 1.0
     top_k: Annotated[
@@ -138,24 +133,19 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         float,
         Field(
             "lower a token's logit by this for each time it was generated",
-            "between -2 and 2",
-            lambda v: -2.0 <= v <= 2.0,
+            *_between(-2, 2),
             **_in_openai("frequency_penalty"),
         ),
     ] = 0.0
     presence_penalty: Annotated[
         float,
         Field(
-            "lower a token's logit by this once it was generated",
-            "between -2 and 2",
-            lambda v: -2.0 <= v <= 2.0,
-            **_in_openai("presence_penalty"),
+            "lower a token's logit by this once it was generated", *_between(-2, 2), **_in_openai("presence_penalty")
         ),
     ] = 0.0
     ignore_eos: Annotated[bool, Field("go on past the token that ends a text", extension=True)] = False
     return_logprob: Annotated[
-        bool,
-        Field("return the log-probability of each token", is_beside=True, **_in_openai("logprobs")),
+        bool, Field("return the log-probability of each token", is_beside=True, **_in_openai("logprobs"))
     ] = False
     logprob_start_len: Annotated[
         int,
@@ -171,13 +161,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         int,
         Field(
             "return so many of the likeliest tokens in each place",
-            f"between 0 and {MAX_LOGPROBS}",
-            lambda v: 0 <= v <= MAX_LOGPROBS,
+            *_between(0, MAX_LOGPROBS),
             is_beside=True,
             needs="return_logprob",
-            chat="top_logprobs",
-            completions="logprobs",
-            litellm="top_logprobs",
+            **{**_in_openai("top_logprobs"), "completions": "logprobs"},
         ),
     ] = 0
     repetition_penalty: Annotated[
@@ -195,7 +182,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             "fixes the draw at each position, whatever else is in the batch; None: the engine's own seed",
             "a signed 64-bit integer",
             lambda v: v is None or -(2**63) <= v < 2**63,
-            native="sampling_seed",
+            "sampling_seed",
             **_in_openai("seed"),
         ),
     ] = None
@@ -253,39 +240,39 @@ _OTHERS = (
         "generate so many candidates; the text goes on with the first",
         ">= 1",
         lambda v: v >= 1,
-        name="n",
-        type=int,
-        default=1,
         native="n",
         chat="n",
         completions="n",
         litellm="n",
+        name="n",
+        type=int,
+        default=1,
         part="gen",
     ),
     Field(
         "return each token's text beside its log-probability; always so but in /generate",
-        name="return_text_in_logprobs",
-        type=bool,
-        default=False,
         native="return_text_in_logprobs",
-        is_beside=True,
-        needs="return_logprob",
         chat="logprobs",
         completions="logprobs",
         litellm="logprobs",
+        is_beside=True,
+        needs="return_logprob",
+        name="return_text_in_logprobs",
+        type=bool,
+        default=False,
         part="gen",
     ),
-    Field("the text matches this regex", name="regex", type=str, native="regex", part="grammar"),
+    Field("the text matches this regex", native="regex", name="regex", type=str, part="grammar"),
     Field(
         "the text is JSON of this schema",
-        name="json_schema",
-        type=str,
         native="json_schema",
         chat="response_format",
         litellm="response_format",
+        name="json_schema",
+        type=str,
         part="grammar",
     ),
-    Field("the text follows this EBNF grammar", name="ebnf", type=str, native="ebnf", part="grammar"),
+    Field("the text follows this EBNF grammar", native="ebnf", name="ebnf", type=str, part="grammar"),
 )
 
 FIELDS = _rows()
