@@ -122,19 +122,6 @@ class SglFunction:
         backend = resolve_backend(options.options.get("backend"))
         stream = bool(options.options.get("stream", False))
         inline = not options.options.get("use_thread", True)
-        return self.run_in(backend, args, options, stream=stream, inline=inline)
-
-    def run_in(
-        self,
-        backend: BaseBackend,
-        args: tuple[Any, ...],
-        options: RunOptions,
-        *,
-        stream: bool = False,
-        inline: bool = False,
-    ) -> ProgramState:
-        if stream:
-            self._refuse_to_stream()
         arguments = {**options.arguments, **self.bind_arguments}
         state = self._begin(backend, options, arguments, stream=stream, inline=inline)
         program = state._program
@@ -163,6 +150,11 @@ class SglFunction:
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> ProgramState:
         """The state of one run whose body has not begun."""
+        if stream and self.num_api_spec_tokens is not None:
+            raise InvalidRequest(
+                f"{self.__name__}() generates ahead (num_api_spec_tokens={self.num_api_spec_tokens}), so its text "
+                "cannot be streamed; leave out stream=True or num_api_spec_tokens"
+            )
         program = ProgramRun(
             backend,
             sampling=options.sampling,
@@ -175,13 +167,6 @@ class SglFunction:
             num_api_spec_tokens=self.num_api_spec_tokens,
         )
         return ProgramState(program.root)
-
-    def _refuse_to_stream(self) -> None:
-        if self.num_api_spec_tokens is not None:
-            raise InvalidRequest(
-                f"{self.__name__}() generates ahead (num_api_spec_tokens={self.num_api_spec_tokens}), so its text "
-                "cannot be streamed; leave out stream=True or num_api_spec_tokens"
-            )
 
     def _write(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         """Call the body."""
@@ -207,13 +192,9 @@ class SglFunction:
         s.text_async_iter()``. Cancelling the awaiting task cancels the program at the runtime.
         """
         options = RunOptions(self, kwargs, _RUN_OPTIONS)
-        return await self.run_in_loop(resolve_backend(options.options.get("backend")), args, options)
-
-    async def run_in_loop(self, backend: BaseBackend, args: tuple[Any, ...], options: RunOptions) -> ProgramState:
+        backend = resolve_backend(options.options.get("backend"))
         loop = asyncio.get_running_loop()
         arguments = {**options.arguments, **self.bind_arguments}
-        if options.options.get("stream"):
-            self._refuse_to_stream()
         stream = bool(options.options.get("stream", False))
         state = self._begin(backend, options, arguments, stream=stream, loop=loop)
         program = state._program

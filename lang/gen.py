@@ -23,32 +23,13 @@ from .types import is_type, typed_text
 
 # SGLang's gen() takes these by position, in this order; here a type may stand before them
 _GEN_ORDER = (
-    "max_tokens",
-    "min_tokens",
-    "n",
-    "stop",
-    "stop_token_ids",
-    "stop_regex",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "ignore_eos",
-    "return_logprob",
-    "logprob_start_len",
-    "top_logprobs_num",
-    "return_text_in_logprobs",
-    "dtype",
-    "choices",
-    "choices_method",
-    "regex",
-    "json_schema",
+    *("max_tokens", "min_tokens", "n", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p"),
+    *("top_k", "min_p", "frequency_penalty", "presence_penalty", "ignore_eos", "return_logprob", "logprob_start_len"),
+    *("top_logprobs_num", "return_text_in_logprobs"),
+    *("dtype", "choices", "choices_method", "regex", "json_schema"),
 )
 
-
-# what gen() takes besides the sampling parameters
+# the arguments of gen() besides the sampling parameters
 _OWN = (
     *("dtype", "choices", "choices_method", "regex", "json_schema", "ebnf", "lark", "structural_tags"),
     *("grammar_options", "type", "retries", "tools", "tool_choice", "parallel_tool_calls"),
@@ -132,7 +113,7 @@ def _special_gen(
     if tools is not None:
         if dtype is not None or choices is not None or type is not None or grammars or grammar_options or retries:
             raise InvalidRequest(
-                f"gen({name!r}, tools=...) says itself what can be written; give no type, grammar or choices"
+                f"gen({name!r}, tools=...) restricts the text itself; give no type, grammar or choices"
             )
         return _tool_gen(ir.SglGen(name, overrides), tools, tool_choice, parallel_tool_calls)
     if tool_choice is not None or parallel_tool_calls is not None:
@@ -144,7 +125,7 @@ def _special_gen(
     grammar = None if dtype is None and not grammars else _grammar(dtype, grammars)
     if type is not None:
         if grammar is not None:
-            raise InvalidRequest(f"gen({name!r}) was given a type and a grammar; one of them says what can be written")
+            raise InvalidRequest(f"gen({name!r}) was given a type and a grammar; give one of them")
         return _typed_gen(name, overrides, type, retries, grammar_options)
     if retries:
         raise InvalidRequest(f"gen({name!r}, retries={retries}) needs a type whose checks could fail")
@@ -164,7 +145,7 @@ def _with_options(name: str | None, grammar: GrammarSpec | None, options: Any) -
     if options is None:
         return grammar
     if grammar is None:
-        raise InvalidRequest(f"gen({name!r}, grammar_options=...) has no grammar that they could be options of")
+        raise InvalidRequest(f"gen({name!r}, grammar_options=...) has no grammar for these options")
     return replace(grammar, options={**grammar.options, **options})
 
 
@@ -201,21 +182,21 @@ def describe_tools(tools: Sequence[Any]) -> ir.SglExpr:
 
 
 def _grammar(dtype: Any, given: Mapping[str, Any]) -> GrammarSpec:
-    """The one grammar that ``dtype`` or ``given`` (its keyword -> its text) asks for."""
+    """The grammar of ``dtype``, or of ``given`` (keyword -> text)."""
     if len(given) > 1:
-        raise InvalidRequest(f"gen() was given {' and '.join(given)}; one grammar can hold, so give one")
+        raise InvalidRequest(f"gen() was given {' and '.join(given)}; give one grammar")
     if dtype is not None:
         pattern = ir.REGEX_OF_DTYPE.get(dtype)
         if pattern is None:
             raise InvalidRequest(f"dtype={dtype!r}: must be int, float, bool or str")
         if given:
-            warnings.warn(f"gen() was given dtype={dtype!r} and {next(iter(given))}: dtype holds", stacklevel=4)
+            warnings.warn(f"gen() was given dtype={dtype!r} and {next(iter(given))}: dtype is used", stacklevel=4)
         return GrammarSpec("regex", pattern)
     ((kind, value),) = given.items()
     match kind:
         case "regex":
             try:
-                re.compile(value)  # a bad one raises here, where it is written
+                re.compile(value)  # so that a bad pattern raises at the gen
             except re.error as error:
                 raise re.error(f"regex={value!r}: {error.msg}", value, error.pos) from None
             return GrammarSpec("regex", value)

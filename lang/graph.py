@@ -5,23 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
+from . import nodes
 from .expressions import SglExpr
-from .nodes import (
-    CloseNode,
-    DefaultSystemNode,
-    ForkNode,
-    GenNode,
-    HoleNode,
-    ImageNode,
-    JoinNode,
-    Node,
-    PasteNode,
-    PinNode,
-    RoleNode,
-    SelectNode,
-    SettleNode,
-    TextNode,
-)
 from .values import Leaf
 
 _COLORS = {
@@ -55,7 +40,7 @@ class Graph:
     parents: dict[int, int]
 
     @classmethod
-    def of(cls, name: str, log: list[Node]) -> Graph:
+    def of(cls, name: str, log: list[nodes.Node]) -> Graph:
         return cls(name, *_boxes(log))
 
     def __str__(self) -> str:
@@ -97,7 +82,7 @@ class Graph:
         return self.svg()
 
 
-def _boxes(log: list[Node]) -> tuple[tuple[Box, ...], dict[int, int]]:
+def _boxes(log: list[nodes.Node]) -> tuple[tuple[Box, ...], dict[int, int]]:
     """Adjacent texts and holes share a box."""
     drafts: list[tuple[int, str, str, list[int]]] = []  # seq, kind, label, target rows
     row_of_leaf: dict[int, int] = {}
@@ -116,45 +101,45 @@ def _boxes(log: list[Node]) -> tuple[tuple[Box, ...], dict[int, int]]:
     for node in log:
         seq = node.seq
         match node:
-            case TextNode() | HoleNode():
-                piece = repr(node.text) if isinstance(node, TextNode) else f"{{{node.name}}}"
+            case nodes.TextNode() | nodes.HoleNode():
+                piece = repr(node.text) if isinstance(node, nodes.TextNode) else f"{{{node.name}}}"
                 row = last.get(seq)
                 if row is not None and drafts[row][1] == "text":
                     drafts[row] = (seq, "text", f"{drafts[row][2]} {piece}", drafts[row][3])
                 else:
                     add(seq, "text", piece)
-            case RoleNode():
+            case nodes.RoleNode():
                 add(seq, "role", f"{'begin' if node.is_begin else 'end'} {node.role}")
-            case DefaultSystemNode():
+            case nodes.DefaultSystemNode():
                 add(seq, "role", f"default system {node.content!r}")
-            case GenNode():
+            case nodes.GenNode():
                 row_of_leaf[id(node.leaf)] = add(seq, "gen", f"gen {node.leaf.name}{_details(node)}")
-            case SelectNode():
+            case nodes.SelectNode():
                 label = f"select {node.leaf.name} of {len(node.choices)}"
                 row_of_leaf[id(node.leaf)] = add(seq, "select", label)
-            case PasteNode():
+            case nodes.PasteNode():
                 row = add(seq, "ref", f"paste {node.source.name}")
                 _lead(drafts, row_of_leaf, node.source, row)
-            case ForkNode():
+            case nodes.ForkNode():
                 row = add(seq, "flow", f"fork into {len(node.children)}")
                 for child in node.children:
                     open_fork[child] = row
                     parents[child] = seq
-            case JoinNode():
+            case nodes.JoinNode():
                 row = add(seq, "flow", "join" if node.mode == "gather_variable" else "join, appending")
                 for child in node.children:
                     if child in last:
                         drafts[last[child]][3].append(row)
-            case ImageNode():
+            case nodes.ImageNode():
                 add(seq, "text", "image")
-            case PinNode():
+            case nodes.PinNode():
                 add(seq, "flow", f"pin {node.ttl_s:g} s")
-            case SettleNode(children=children) if children:
+            case nodes.SettleNode(children=children) if children:
                 row = add(seq, "flow", f"continue with one of {len(children)}")
                 for child in children:
                     if child in last:
                         drafts[last[child]][3].append(row)
-            case CloseNode() | SettleNode():
+            case nodes.CloseNode() | nodes.SettleNode():
                 pass
     boxes = tuple([Box(seq, row, kind, label, tuple(to)) for row, (seq, kind, label, to) in enumerate(drafts)])
     return boxes, parents
@@ -165,7 +150,7 @@ def _lead(drafts: list[tuple[int, str, str, list[int]]], rows: dict[int, int], l
         drafts[rows[id(leaf)]][3].append(row)
 
 
-def _details(node: GenNode) -> str:
+def _details(node: nodes.GenNode) -> str:
     given = [f"{name}={value!r}" for name, value in node.gen.overrides.items() if not isinstance(value, SglExpr)]
     if node.gen.grammar is not None:
         given.append(node.gen.grammar.kind)

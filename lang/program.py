@@ -21,31 +21,11 @@ import msgspec
 from ..protocol.errors import Cancelled, InvalidRequest, PhloemError
 from ..protocol.messages import ProgramSettings
 from ..protocol.ops import JoinMode
+from . import expressions as ir
 from .backend.base_backend import BaseBackend
 from .backend.interpreted import InterpretedSession
 from .choices import token_length_normalized
 from .deciding import DecidedLeaf, PickedLeaf, is_decided_here, seed_of
-from .expressions import (
-    SglArgument,
-    SglCommitLazy,
-    SglConstantText,
-    SglExpr,
-    SglExprList,
-    SglGen,
-    SglImage,
-    SglMacro,
-    SglRoleBegin,
-    SglRoleEnd,
-    SglSelect,
-    SglSeparateReasoning,
-    SglVariable,
-    SglVariables,
-    SglVarScopeBegin,
-    SglVarScopeEnd,
-    SglVideo,
-    SglWaiting,
-    WaitingSteps,
-)
 from .global_config import global_config
 from .images import data_url, load_frames, load_image
 from .nodes import (
@@ -277,7 +257,7 @@ class ProgramRun:
         for leaf in reversed(waiting):  # the last one first: most others are then resolved, so this thread wakes once
             leaf.wait_for(leaf.done, timeout_s)
 
-    def run_steps(self, steps: WaitingSteps) -> None:
+    def run_steps(self, steps: ir.WaitingSteps) -> None:
         """Run a generator of ``SglWaiting.steps``, waiting for each value that it yields."""
         result: Any = None
         try:
@@ -295,7 +275,7 @@ class ProgramRun:
         except StopIteration:
             pass
 
-    async def run_steps_async(self, steps: WaitingSteps) -> None:
+    async def run_steps_async(self, steps: ir.WaitingSteps) -> None:
         """``run_steps`` for an event loop."""
         result: Any = None
         try:
@@ -402,7 +382,7 @@ class SequenceLog:
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
-    def append(self, expr: SglExpr | str) -> None:
+    def append(self, expr: ir.SglExpr | str) -> None:
         if self.is_closed:
             raise InvalidRequest(
                 "nothing more can be appended here: "
@@ -422,16 +402,16 @@ class SequenceLog:
             self.pieces.append(text)
             self.log.append(TextNode(self.seq, text))
 
-    def _append_constant(self, expr: SglConstantText) -> None:
+    def _append_constant(self, expr: ir.SglConstantText) -> None:
         self._append_str(expr.value)
 
-    def _append_list(self, expr: SglExprList) -> None:
+    def _append_list(self, expr: ir.SglExprList) -> None:
         for part in expr.expr_list:
             append = _appender(part)
             assert append is not None, part
             append(self, part)
 
-    def _append_gen(self, expr: SglGen) -> None:
+    def _append_gen(self, expr: ir.SglGen) -> None:
         program = self.program
         if expr.retries:
             program.allow_waiting(expr)
@@ -448,13 +428,13 @@ class SequenceLog:
             for name in expr.captures.names:
                 self.bind(name, CapturedText(leaf, expr.captures, name))
 
-    def steps_of(self, expr: object) -> WaitingSteps | None:
+    def steps_of(self, expr: object) -> ir.WaitingSteps | None:
         """The steps of an expression that waits for values while it is appended; None for any other."""
-        if isinstance(expr, SglWaiting):
+        if isinstance(expr, ir.SglWaiting):
             return expr.steps(self)
-        return self._gen_checked(expr) if isinstance(expr, SglGen) and expr.retries else None
+        return self._gen_checked(expr) if isinstance(expr, ir.SglGen) and expr.retries else None
 
-    def _gen_checked(self, expr: SglGen) -> WaitingSteps:
+    def _gen_checked(self, expr: ir.SglGen) -> ir.WaitingSteps:
         """Generate, parse, and generate again while the value is wrong and retries are left.
 
         A retry is warmer and has another seed, because a greedy generation would repeat itself.
@@ -485,7 +465,7 @@ class SequenceLog:
             }
             once = msgspec.structs.replace(once, overrides={**expr.overrides, **warmer})
 
-    def _append_select(self, expr: SglSelect) -> None:
+    def _append_select(self, expr: ir.SglSelect) -> None:
         program = self.program
         if is_decided_here(expr) and not program.session.decides_custom_choices:
             self._append_decided(expr)
@@ -496,7 +476,7 @@ class SequenceLog:
         self.pieces.append(leaf)
         self.log.append(SelectNode(self.seq, leaf, expr.choices, expr.choices_method, expr.temperature))
 
-    def _append_decided(self, expr: SglSelect) -> None:
+    def _append_decided(self, expr: ir.SglSelect) -> None:
         """Have the runtime score the choices; Python picks one."""
         program = self.program
         leaf = DecidedLeaf(program.lock, expr, seed_of(program.sampling, self.seq, len(self.log)))
@@ -507,15 +487,15 @@ class SequenceLog:
         self.bind(expr.name, leaf.answer)
         self.pieces.append(leaf.answer)
 
-    def _append_argument(self, expr: SglArgument) -> None:
+    def _append_argument(self, expr: ir.SglArgument) -> None:
         self.pieces.append(Hole(expr.name))
         self.log.append(HoleNode(self.seq, expr.name))
 
-    def _append_variable(self, expr: SglVariable) -> None:
+    def _append_variable(self, expr: ir.SglVariable) -> None:
         source = expr.source
         self.paste(source() if callable(source) else source, sep=expr.sep)
 
-    def _append_variables(self, expr: SglVariables) -> None:
+    def _append_variables(self, expr: ir.SglVariables) -> None:
         for item in expr.items:
             self._append_variable(item)
 
@@ -555,7 +535,7 @@ class SequenceLog:
             case _:
                 self._append_str(value.text())
 
-    def _append_role_begin(self, expr: SglRoleBegin) -> None:
+    def _append_role_begin(self, expr: ir.SglRoleBegin) -> None:
         if self.role is not None:
             raise InvalidRequest(
                 f"role {expr.role!r} begins inside the open role {self.role!r}; roles do not nest; "
@@ -577,7 +557,7 @@ class SequenceLog:
         self.role_start = len(self.pieces)
         self.images = ()
 
-    def _append_role_end(self, expr: SglRoleEnd) -> None:
+    def _append_role_end(self, expr: ir.SglRoleEnd) -> None:
         if self.role != expr.role:
             open_role = "no role is open" if self.role is None else f"the open role is {self.role!r}"
             raise InvalidRequest(f"role {expr.role!r} ends, but {open_role}; begin it first")
@@ -594,21 +574,21 @@ class SequenceLog:
         """The roles of the finished messages, which is all that a template's role text depends on."""
         return [{"role": message.role, "content": ""} for message in self.messages]
 
-    def _append_scope_begin(self, expr: SglVarScopeBegin) -> None:
+    def _append_scope_begin(self, expr: ir.SglVarScopeBegin) -> None:
         if self.scopes is None:
             self.scopes = {}
         self.scopes[expr.name] = len(self.pieces)
 
-    def _append_scope_end(self, expr: SglVarScopeEnd) -> None:
+    def _append_scope_end(self, expr: ir.SglVarScopeEnd) -> None:
         start = self.scopes.pop(expr.name, None) if self.scopes else None
         if start is None:
             raise InvalidRequest(f"var_scope {expr.name!r} ends, but it was not begun")
         self.bind(expr.name, TextSpan(self.pieces[start:]))
 
-    def _append_image(self, expr: SglImage) -> None:
+    def _append_image(self, expr: ir.SglImage) -> None:
         self._append_frame(load_image(expr.path))
 
-    def _append_video(self, expr: SglVideo) -> None:
+    def _append_video(self, expr: ir.SglVideo) -> None:
         for frame in load_frames(expr.path, expr.num_frames):
             self._append_frame(frame)
 
@@ -616,10 +596,10 @@ class SequenceLog:
         self.images += (data_url(data),)
         self.log.append(ImageNode(self.seq, hashlib.sha256(data).hexdigest(), data))
 
-    def _append_reasoning(self, expr: SglSeparateReasoning) -> None:
+    def _append_reasoning(self, expr: ir.SglSeparateReasoning) -> None:
         """The model generates reasoning and answer on a fork; the answer is appended here."""
         style, gen, program = thinking_style(expr.model_type), expr.expr, self.program
-        if not isinstance(gen, SglGen):
+        if not isinstance(gen, ir.SglGen):
             raise InvalidRequest(f"separate_reasoning takes one gen(...), not {gen!r}")
         n = gen.overrides.get("n") or program.sampling.get("n", 1)
         if n != 1 or gen.parse is not None or gen.captures is not None:
@@ -637,10 +617,10 @@ class SequenceLog:
             self.bind(expr.process_name_for_reasoning(gen.name), raw.reasoning)
         self.pieces.append(raw.answer)
 
-    def _append_macro(self, expr: SglMacro) -> None:
+    def _append_macro(self, expr: ir.SglMacro) -> None:
         expr.append_to(self)
 
-    def _append_commit(self, expr: SglCommitLazy) -> None:
+    def _append_commit(self, expr: ir.SglCommitLazy) -> None:
         self.program.flush()
 
     # -- variables ----------------------------------------------------------------------------------------------------
@@ -704,24 +684,24 @@ class SequenceLog:
 
 _APPENDERS: dict[type, Any] = {
     str: SequenceLog._append_str,
-    SglConstantText: SequenceLog._append_constant,
-    SglExprList: SequenceLog._append_list,
-    SglGen: SequenceLog._append_gen,
-    SglSelect: SequenceLog._append_select,
-    SglArgument: SequenceLog._append_argument,
-    SglVariable: SequenceLog._append_variable,
-    SglVariables: SequenceLog._append_variables,
-    SglRoleBegin: SequenceLog._append_role_begin,
-    SglRoleEnd: SequenceLog._append_role_end,
-    SglVarScopeBegin: SequenceLog._append_scope_begin,
-    SglVarScopeEnd: SequenceLog._append_scope_end,
-    SglImage: SequenceLog._append_image,
-    SglVideo: SequenceLog._append_video,
-    SglSeparateReasoning: SequenceLog._append_reasoning,
-    SglCommitLazy: SequenceLog._append_commit,
+    ir.SglConstantText: SequenceLog._append_constant,
+    ir.SglExprList: SequenceLog._append_list,
+    ir.SglGen: SequenceLog._append_gen,
+    ir.SglSelect: SequenceLog._append_select,
+    ir.SglArgument: SequenceLog._append_argument,
+    ir.SglVariable: SequenceLog._append_variable,
+    ir.SglVariables: SequenceLog._append_variables,
+    ir.SglRoleBegin: SequenceLog._append_role_begin,
+    ir.SglRoleEnd: SequenceLog._append_role_end,
+    ir.SglVarScopeBegin: SequenceLog._append_scope_begin,
+    ir.SglVarScopeEnd: SequenceLog._append_scope_end,
+    ir.SglImage: SequenceLog._append_image,
+    ir.SglVideo: SequenceLog._append_video,
+    ir.SglSeparateReasoning: SequenceLog._append_reasoning,
+    ir.SglCommitLazy: SequenceLog._append_commit,
 }
 
 
 def _appender(expr: object) -> Any:
     found = _APPENDERS.get(type(expr))
-    return SequenceLog._append_macro if found is None and isinstance(expr, SglMacro) else found
+    return SequenceLog._append_macro if found is None and isinstance(expr, ir.SglMacro) else found

@@ -139,9 +139,8 @@ class _Replay:
             return piece
         if isinstance(piece, Hole):
             return self._text(piece.name)
-        if isinstance(piece, Leaf):
-            return self._leaves[id(piece)]
-        return DrawnText(self._leaves[id(piece.leaf)], piece.index)
+        leaf = self._leaves[id(piece if isinstance(piece, Leaf) else piece.leaf)]
+        return leaf if isinstance(piece, Leaf) else DrawnText(leaf, piece.index)
 
     def _value(self, value: Value) -> Value:
         match value:

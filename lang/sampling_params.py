@@ -1,6 +1,6 @@
-"""The sampling of one generation: what a run and a gen say of it, under our names, SGLang's, and those of other APIs.
+"""The sampling parameters of one generation under our names, SGLang's and those of other APIs.
 
-Made from the table in ``protocol/sampling.py``. Speaks to no network.
+The names come from the table in ``protocol/sampling.py``.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _LISTS = frozenset(field.name for field in FIELDS if isinstance(field.default, t
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """One stop (or token id), or several."""
+    """One stop or token id, or several, as a tuple."""
     return (value,) if isinstance(value, str | int) else tuple(value)
 
 
@@ -82,7 +82,7 @@ _TITLES: dict[Api, str] = {
     "litellm": "LiteLLM",
     "anthropic": "Anthropic",
 }
-# sent also where they have their default: the default of a compatible server, or of a provider, may be another
+# sent even at their default, because the default of a provider may be another
 _ALWAYS_SENT: dict[Api, frozenset[str]] = {
     "chat": frozenset(("max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty")),
     "litellm": frozenset(("max_tokens", "temperature")),
@@ -107,7 +107,7 @@ class _Sampling:
         return dataclasses.replace(self)  # type: ignore[type-var]
 
     def without_ends(self) -> "SglSamplingParams":
-        """The same but for what ends the text: two gens that are equal so draw their tokens alike."""
+        """Without stop and length. Gens that are equal then sample their tokens in the same way."""
         return dataclasses.replace(self, stop=(), max_new_tokens=0)  # type: ignore[type-var]
 
     def to_openai_kwargs(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class _Sampling:
         return self._native(is_beside=True)
 
     def kwargs_of(self, api: Api) -> dict[str, Any]:
-        """The arguments of a call to ``api``. Raises InvalidRequest for a parameter that it does not have."""
+        """The arguments of a call to ``api``. Raises InvalidRequest for a parameter that ``api`` does not have."""
         kwargs: dict[str, Any] = {}
         for field in _IN_SGLANG:
             value = getattr(self, field.native)  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ def to_sgl_params(
 ) -> SglSamplingParams:
     """The merge of a run's sampling and a gen's under SGLang's names, for a ``BaseBackend``.
 
-    Raises InvalidRequest for what a ``BaseBackend`` cannot be told.
+    Raises InvalidRequest for a parameter or a grammar that a ``BaseBackend`` does not serve.
     """
     merged = {**defaults, **overrides}
     for field in _OURS_ALONE:

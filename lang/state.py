@@ -13,17 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ..protocol.errors import InvalidRequest
 from ..protocol.ops import JoinMode
-from .expressions import (
-    SglConstantText,
-    SglExpr,
-    SglExprList,
-    SglRoleBegin,
-    SglRoleEnd,
-    SglVariable,
-    SglVariables,
-    SglVarScopeBegin,
-    SglVarScopeEnd,
-)
+from . import expressions as ir
 from .program import ProgramRun, SequenceLog
 from .sampling_params import SAMPLING_NAMES, sampling_overrides
 from .tools.calls import ToolCalls, ToolResult
@@ -47,17 +37,17 @@ class ProgramState:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def __iadd__(self, other: SglExpr | str) -> ProgramState:
+    def __iadd__(self, other: ir.SglExpr | str) -> ProgramState:
         if other is None:
             raise InvalidRequest("s += None: there is nothing to append; did a function forget to return its text?")
         self._sequence.append(other)
         return self
 
-    async def append_async(self, expr: SglExpr | str) -> None:
+    async def append_async(self, expr: ir.SglExpr | str) -> None:
         """``s += expr`` of an async program, for expressions that wait: ``gen(retries=...)``, ``beam(...)``."""
         if expr is None:
             self += expr
-        for part in expr.expr_list if isinstance(expr, SglExprList) else (expr,):
+        for part in expr.expr_list if isinstance(expr, ir.SglExprList) else (expr,):
             if (steps := self._sequence.steps_of(part)) is None:
                 self._sequence.append(part)
             else:
@@ -69,38 +59,38 @@ class ProgramState:
     def set_var(self, name: str, value: Any) -> None:
         self._sequence.set(name, value)
 
-    def _role(self, role: str, expr: SglExpr | str | None) -> Any:
+    def _role(self, role: str, expr: ir.SglExpr | str | None) -> Any:
         if expr is None:
             return self._role_block(role)
-        parts = expr if isinstance(expr, SglExpr) else SglConstantText(expr)
-        self._sequence.append(SglExprList((SglRoleBegin(role), parts, SglRoleEnd(role))))
+        parts = expr if isinstance(expr, ir.SglExpr) else ir.SglConstantText(expr)
+        self._sequence.append(ir.SglExprList((ir.SglRoleBegin(role), parts, ir.SglRoleEnd(role))))
         return None
 
     @contextmanager
     def _role_block(self, role: str) -> Iterator[None]:
-        self._sequence.append(SglRoleBegin(role))
+        self._sequence.append(ir.SglRoleBegin(role))
         try:
             yield
         finally:
             if self._sequence.role == role and not self._sequence.is_closed:
-                self._sequence.append(SglRoleEnd(role))
+                self._sequence.append(ir.SglRoleEnd(role))
 
-    def system(self, expr: SglExpr | str | None = None) -> Any:
+    def system(self, expr: ir.SglExpr | str | None = None) -> Any:
         """``s.system("...")``, or ``with s.system():`` around the appends that make up the message."""
         return self._role("system", expr)
 
-    def user(self, expr: SglExpr | str | None = None) -> Any:
+    def user(self, expr: ir.SglExpr | str | None = None) -> Any:
         return self._role("user", expr)
 
-    def assistant(self, expr: SglExpr | str | None = None) -> Any:
+    def assistant(self, expr: ir.SglExpr | str | None = None) -> Any:
         return self._role("assistant", expr)
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
         """``s[name]`` becomes the text appended inside the block."""
-        self._sequence.append(SglVarScopeBegin(name))
+        self._sequence.append(ir.SglVarScopeBegin(name))
         yield
-        self._sequence.append(SglVarScopeEnd(name))
+        self._sequence.append(ir.SglVarScopeEnd(name))
 
     def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> ProgramStateGroup:
         """``size`` states that continue independently from here and share the KV computed so far."""
@@ -161,7 +151,7 @@ class ProgramState:
         format = self._program.session.tool_format()
         role = format.template.result_role
         for content in format.result_turns([result.text for result in results]):
-            self += SglRoleBegin(role) + content + SglRoleEnd(role)
+            self += ir.SglRoleBegin(role) + content + ir.SglRoleEnd(role)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -181,14 +171,14 @@ class ProgramState:
         self._program.wait_body()
         return name in self._sequence.variables
 
-    def ref(self, name: str, index: int = 0, *, sep: str = "") -> SglVariable:
+    def ref(self, name: str, index: int = 0, *, sep: str = "") -> ir.SglVariable:
         """The variable's text, which need not be known yet: ``s += "..." + s.ref("x")`` does not wait.
 
         ``index`` picks a candidate of a gen with ``n > 1``. ``sep`` goes between the values of a joined variable.
         """
         if name not in self._sequence.variables:  # bound earlier in the same expression
-            return SglVariable(name, lambda: self._pick(name, index), sep)
-        return SglVariable(name, self._pick(name, index), sep)
+            return ir.SglVariable(name, lambda: self._pick(name, index), sep)
+        return ir.SglVariable(name, self._pick(name, index), sep)
 
     def _pick(self, name: str, index: int) -> Value:
         value: Value = self._sequence.value(name)
@@ -421,9 +411,9 @@ class ProgramStateGroup:
             raise InvalidRequest("these states were not made by fork(), so there is nothing to join them to")
         self.src_state._sequence.join([state._sequence for state in self.states], mode)
 
-    def ref(self, name: str) -> SglVariables:
+    def ref(self, name: str) -> ir.SglVariables:
         """The variable of each fork, which need not be known yet, to append to any state of the program."""
-        return SglVariables(tuple([state.ref(name) for state in self.states]))
+        return ir.SglVariables(tuple([state.ref(name) for state in self.states]))
 
     def __getitem__(self, index: int) -> ProgramState:
         return self.states[index]
@@ -438,8 +428,10 @@ class ProgramStateGroup:
     def __iter__(self) -> Iterator[ProgramState]:
         return iter(self.states)
 
-    def __iadd__(self, other: SglExpr | Sequence[SglExpr | str] | Callable[[int], SglExpr | str]) -> ProgramStateGroup:
-        if isinstance(other, SglExpr):
+    def __iadd__(
+        self, other: ir.SglExpr | Sequence[ir.SglExpr | str] | Callable[[int], ir.SglExpr | str]
+    ) -> ProgramStateGroup:
+        if isinstance(other, ir.SglExpr):
             for state in self.states:
                 state += other
         elif isinstance(other, list | tuple):

@@ -30,9 +30,6 @@ class Anthropic(BaseBackend):
         self.token_usage = TokenUsage()
         self._client: Any = anthropic.Anthropic(*args, **kwargs)
 
-    def get_model_name(self) -> str:
-        return self.model_name
-
     def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[str, dict[str, Any]]:
         answer = self._client.messages.create(**self._request(s, sampling_params))
         text = "".join(block.text for block in answer.content if block.type == "text")

@@ -1,6 +1,6 @@
 """``BaseBackend``: the interface of a backend, with SGLang's method names, so that third parties' backends work.
 
-A subclass writes ``generate``, and ``generate_stream`` and ``select`` where its API supports them. If it has
+A subclass defines ``generate``, and ``generate_stream`` and ``select`` if its API supports them. If it defines
 ``async def generate_async(self, s, sampling_params)``, that is called instead and no thread waits for it.
 """
 
@@ -22,8 +22,9 @@ from .executor import StreamExecutor
 
 
 class BaseBackend:
-    """A subclass has to write ``generate`` only."""
+    """A subclass must define ``generate`` only."""
 
+    model_name: str | None = None
     support_concate_and_append: bool = False
     is_chat_model: bool = False
     precache_in_batch: bool = True  # run_batch() calls cache_nodes() first
@@ -55,7 +56,9 @@ class BaseBackend:
         return self
 
     def get_model_name(self) -> str:
-        raise Unsupported(f"{type(self).__name__} does not know its model's name")
+        if self.model_name is None:
+            raise Unsupported(f"{type(self).__name__} does not know its model's name")
+        return self.model_name
 
     def get_chat_template(self) -> ChatTemplate:
         return self.chat_template or get_chat_template("default")
@@ -64,7 +67,7 @@ class BaseBackend:
         """Called before many programs that begin with ``prefix_str``."""
 
     def cache_nodes(self, nodes: Sequence[Leading]) -> None:
-        """The same with the texts and roles that programs begin with."""
+        """``cache_prefix`` for the texts and role markers that programs begin with."""
         self.cache_prefix("".join(node.text for node in nodes))
 
     def pin_nodes(self, nodes: Sequence[Leading], ttl_s: float) -> int | None:
@@ -82,7 +85,7 @@ class BaseBackend:
     def end_program(self, s: StreamExecutor | Sequence[StreamExecutor]) -> None: ...
 
     def commit_lazy_operations(self, s: StreamExecutor) -> None:
-        """Called at a fork into several, once everything before it is done."""
+        """Called at a fork into several, once everything before it has been computed."""
 
     def fork_program(self, src: StreamExecutor, dst: list[StreamExecutor], position_ids_offset: Any = None) -> None: ...
 

@@ -17,7 +17,7 @@ from .token_usage import TokenUsage
 
 
 def chat_messages(s: StreamExecutor, api: str) -> list[dict[str, Any]]:
-    """The turns before the one to be generated. Raises where that turn has text already, or is not the assistant's."""
+    """The turns before the one to generate. Raises if that turn has text already, or is not the assistant's."""
     if s.cur_role != "assistant":
         where = "outside of any role" if s.cur_role is None else f"inside the role {s.cur_role!r}"
         raise InvalidRequest(
@@ -47,7 +47,6 @@ class OpenAIFormat(BaseBackend):
     """One call in OpenAI's format per generation. A subclass sends it."""
 
     api: Api = "chat"
-    model_name: str
     token_usage: TokenUsage
 
     def create(self, **request: Any) -> Any:
@@ -61,9 +60,6 @@ class OpenAIFormat(BaseBackend):
         """The request's fields that hold what comes before the generation."""
         raise NotImplementedError
 
-    def get_model_name(self) -> str:
-        return self.model_name
-
     def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[str | list[str], dict[str, Any]]:
         return self._read(self.create(**self._request(s, sampling_params)), sampling_params)
 
@@ -76,9 +72,7 @@ class OpenAIFormat(BaseBackend):
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         if sampling_params.dtype is not None:  # its text is found in the whole answer
-            text, meta = self.generate(s, sampling_params)
-            assert isinstance(text, str)
-            yield text, meta
+            yield from super().generate_stream(s, sampling_params)
             return
         answer = _Streamed(self, sampling_params)
         for event in self.create(**self._request(s, sampling_params), **_STREAM):
@@ -137,7 +131,7 @@ _Token = tuple[float | None, None, str]
 
 
 class _Streamed:
-    """What the events of one streamed answer have said so far."""
+    """The text, tokens and usage that the events of one streamed answer have reported so far."""
 
     def __init__(self, backend: OpenAIFormat, params: SglSamplingParams) -> None:
         self._backend = backend

@@ -1,4 +1,4 @@
-"""``StreamExecutor``: one sequence as a ``BaseBackend`` sees it, with the text, messages and variables computed so far.
+"""``StreamExecutor``: one sequence as a ``BaseBackend`` sees it, with its text, messages and variables so far.
 
 The attribute names are SGLang's (``text_``, ``messages_``, ``sid``, ...), because third parties' backends read them.
 """
@@ -28,10 +28,10 @@ def next_sid() -> str:
 
 @dataclass(slots=True)
 class Ahead:
-    """Text that a model wrote and no gen has taken yet.
+    """Generated text that no gen has taken yet: at most ``max_tokens`` tokens.
 
-    It has ``max_tokens`` tokens at most; ``is_whole``: the model had ended. ``drawn_by``: the sampling that it was
-    drawn with; a gen with another cannot take it.
+    ``is_whole``: the model ended the text. ``drawn_by``: its sampling; only a gen with equal sampling can take it.
+    ``is_fresh``: no part was taken yet. ``num_asked``: ``max_tokens`` of the call.
     """
 
     text: str
@@ -42,9 +42,9 @@ class Ahead:
     num_asked: int = 0
 
     def take(self, params: SglSamplingParams) -> str | None:
-        """What a gen with ``params`` would have written; None where that is not certain.
+        """The text that a gen with ``params`` would have generated; None if that is uncertain.
 
-        Its length in tokens is not known, but it is at most its length in bytes, and at most ``max_tokens``.
+        The number of its tokens is unknown, but at most its number of bytes, and at most ``max_tokens``.
         """
         if params.without_ends() != self.drawn_by:
             return None
@@ -101,7 +101,7 @@ class StreamExecutor:
         self.is_driven = False
         self.task: Any = None  # the task that drives it; an event loop alone does not keep a task alive
         self.is_finished = False
-        self.awaits_fork = awaits_fork
+        self.awaits_fork = awaits_fork  # the fork that makes this sequence has not run yet
 
     def start_as(self, parent: StreamExecutor) -> None:
         """Copy the present state of ``parent``, as a fork of it."""

@@ -1,7 +1,7 @@
-"""The interpreted path: the same nodes, one call to the backend per generation.
+"""The interpreted path: one call to the backend per generation.
 
-A sequence is driven by at most one task at a time, and a task that must wait for another sequence gives its thread
-back. Backends with ``generate_async`` are driven on one event loop; the others on a pool of at most ``max_threads``.
+At most one task at a time runs a sequence. A task that has to wait for another sequence returns its thread.
+Backends with ``generate_async`` run on one event loop, the others on a pool of at most ``max_threads`` threads.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class InterpretedSession:
         self._is_async = callable(getattr(backend, "generate_async", None))
         self._lock = run.lock
         self._executors: dict[int, StreamExecutor] = {}
-        self._joining: Sequence[StreamExecutor] = ()  # wait for forks to end
-        self._ended: PhloemError | None = None  # cancelled, or past its deadline
+        self._joining: Sequence[StreamExecutor] = ()  # sequences that wait for forks to end
+        self._ended: PhloemError | None = None  # the run was cancelled or is past its deadline
         self._num_open = 0
         self._costs = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 0}
         self.closed = Leaf(run.lock, None)
@@ -90,7 +90,7 @@ class InterpretedSession:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def ship(self, nodes: list[Node], *, is_awaited: bool = False) -> None:
-        """A single sequence that this thread waits for is driven by it: no other thread need wake."""
+        """Queue ``nodes`` and start their sequences. The only sequence of a caller that waits runs in its thread."""
         touched: dict[int, StreamExecutor] = {}
         executors = self._executors
         with self._lock:
@@ -121,13 +121,13 @@ class InterpretedSession:
         self._num_open += 1
         executor.arguments = self._arguments
         executor.settings = self._settings
-        if seq == 0:  # forks go on without
+        if seq == 0:  # forks do not speculate
             executor.num_api_spec_tokens = self._num_api_spec_tokens
         self._backend.begin_program(executor)
         return executor
 
     def cancel(self, leaf: Leaf | None = None) -> None:
-        """Calls under way go on (a foreign API has no way back), but nothing waits for them; nothing new is asked."""
+        """Fail the leaves now and make no further call. The result of a call that is under way is dropped."""
         gone = Cancelled("cancelled by the program")
         if leaf is not None:
             leaf.fail(gone, ("".join(leaf.chunks or ()),))
@@ -175,14 +175,14 @@ class InterpretedSession:
             pool_of(self._backend).submit(self._drive, executor)
 
     def _create_task(self, loop: asyncio.AbstractEventLoop, executor: StreamExecutor) -> None:
-        """Drive it on the async program's own loop, from whatever thread this is."""
+        """Run it on the async program's own loop. Called on any thread."""
         try:
             is_here = asyncio.get_running_loop() is loop
         except RuntimeError:
             is_here = False
         if is_here:
             steps = self._steps(executor)
-            if (node := next(steps, None)) is not None:  # a task only where something is asked of the backend
+            if (node := next(steps, None)) is not None:  # only a call to the backend needs a task
                 executor.task = loop.create_task(self._drive_async(executor, steps, node))
         else:
             loop.call_soon_threadsafe(self._create_task, loop, executor)
@@ -203,7 +203,7 @@ class InterpretedSession:
     async def _drive_async(
         self, executor: StreamExecutor, steps: _Steps | None = None, node: GenNode | SelectNode | None = None
     ) -> None:
-        """``steps`` and ``node``: where it has been begun, and the call to be made first."""
+        """``steps`` and ``node``: its started generator and the first call to make."""
         if steps is None:
             steps = self._steps(executor)
         result: Any = None
@@ -225,7 +225,7 @@ class InterpretedSession:
         if isinstance(node, SelectNode):
             return backend.select(executor, list(node.choices), node.temperature, node.method)
         params = self.params_of(node)
-        if not node.stream or node.n > 1:  # several candidates come whole: their pieces would be mixed
+        if not node.stream or node.n > 1:  # several candidates are not streamed: their chunks would mix
             return backend.generate(executor, params)
         parts: list[str] = []
         meta: dict[str, Any] = {}
@@ -260,8 +260,8 @@ class InterpretedSession:
         """Run nodes in order; yields each call to be made and takes its result (or the exception it raised)."""
         queue = executor.queue
         while True:
-            # only this driver takes from the queue, so the lock is needed just where it stops driving;
-            # a node stays in the queue until it is done, where the program's end finds it
+            # only this driver takes from the queue, so it needs the lock only to stop;
+            # a node stays in the queue until it is done, so that ``_end`` finds it
             try:
                 node = queue[0]
             except IndexError:  # nothing left, or the program has just been ended
@@ -298,11 +298,11 @@ class InterpretedSession:
             except (Exception, asyncio.CancelledError) as error:
                 executor.error_ = error
                 self._fail(executor, node, error)
-            if queue:  # it is empty where the program was ended meanwhile
+            if queue:  # empty if the program was ended meanwhile
                 queue.popleft()
 
     def _blocker(self, executor: StreamExecutor, node: Node) -> Leaf | Literal["children"] | None:
-        """What ``node`` has to wait for, if anything. With the lock held."""
+        """What ``node`` waits for, or None. Called with the lock held."""
         if isinstance(node, PasteNode) and not node.source.is_done:
             return node.source
         if isinstance(node, JoinNode) and not all(self._executors[child].is_finished for child in node.children):
@@ -385,7 +385,7 @@ class InterpretedSession:
             executor.text_ += child.text_[child.fork_start_text_pos :]
 
     def charge(self, meta: dict[str, Any] | None) -> None:
-        """A call was made."""
+        """Count one call and its tokens."""
         self._costs["calls"] += 1
         if meta:
             for cost in ("prompt_tokens", "cached_tokens", "completion_tokens"):
@@ -393,13 +393,13 @@ class InterpretedSession:
                     self._costs[cost] += count
 
     def take_text(self, executor: StreamExecutor, node: GenNode, text: str, meta: dict[str, Any]) -> None:
-        """A gen's text; ``is_speculated``: it cost no call."""
+        """Keep a gen's text. With ``is_speculated`` no call was made for it."""
         if not meta.get("is_speculated"):
             self.charge(meta)
         self._keep(executor, node, [text], meta)
 
     def _take(self, executor: StreamExecutor, node: GenNode | SelectNode, result: Any) -> None:
-        """A call's result becomes text, variable and cost."""
+        """Keep the result of a call and count its cost."""
         if isinstance(node, SelectNode):
             texts = [result.decision]
             meta = result.meta_info
@@ -423,7 +423,7 @@ class InterpretedSession:
         node.leaf.resolve(texts, meta)
 
     def _skip(self, executor: StreamExecutor, node: Node) -> None:
-        """``node`` follows one that failed."""
+        """Fail ``node``, which follows one that failed."""
         error = DependencyFailed(f"an earlier operation failed: {executor.error_}")
         error.__cause__ = executor.error_
         self._fail(executor, node, error)

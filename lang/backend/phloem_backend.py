@@ -1,6 +1,6 @@
-"""The compiled path: nodes become operations, everything queued becomes one ``Submit``.
+"""The compiled path: a session sends all queued nodes as operations in one ``Submit``.
 
-Takes any object with the interface of a client: ``welcome, submit, cancel, query, close``. Starts no thread.
+A client is any object with ``welcome, submit, cancel, query, close``.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ from .base_backend import BaseBackend
 
 
 class PhloemBackend(BaseBackend):
-    """A runtime, spoken to in programs."""
+    """A runtime of Phloem, which receives whole programs."""
 
     served_settings = frozenset(ProgramSettings.__struct_fields__)
-    precache_in_batch = False  # the runtime computes a prefix once, also when all ask for it together
+    precache_in_batch = False  # the runtime computes a shared prefix once, even if all programs need it together
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -120,7 +120,7 @@ class PhloemBackend(BaseBackend):
 
 
 class CompiledSession:
-    """One program on its way through the runtime: its op ids, the leaves that wait, and what it cost.
+    """One program at the runtime: its op ids and the leaves that wait for them.
 
     ``_on_event`` runs on the client's thread, ``ship`` on the program's.
     """
@@ -180,14 +180,14 @@ class CompiledSession:
         except PhloemError as error:
             self._give_up(error, [node.leaf for node in nodes if isinstance(node, AskingNode)])
             return
-        settings, self._settings = self._settings, None  # they travel with the first
+        settings, self._settings = self._settings, None  # sent with the first submit
         try:
             self._call.submit(found, settings)
         except PhloemError as error:
             self._give_up(error, leaves)
 
     def _give_up(self, error: PhloemError, leaves: list[Leaf]) -> None:
-        """``leaves`` could not be sent: they fail, and what was sent before is cancelled."""
+        """Fail ``leaves``, which could not be sent, and cancel what was sent before."""
         self._error = self._error or error
         for leaf in leaves:
             leaf.fail(error)
@@ -202,7 +202,7 @@ class CompiledSession:
                 node.leaf.fail(error)
 
     def _lower(self, nodes: list[Node]) -> tuple[list[ops.AnyOp], list[Leaf]]:
-        """Ops in order; texts that follow one another on a sequence are one."""
+        """The ops in order, adjacent texts of a sequence joined, and the leaves that they resolve."""
         found: list[ops.AnyOp] = []
         leaves: list[Leaf] = []
         texts: dict[int, list[str]] = {}
@@ -234,13 +234,13 @@ class CompiledSession:
         return found, leaves
 
     def _ask(self, op: int, leaf: Leaf, leaves: list[Leaf]) -> None:
-        """``leaf``, which joins ``leaves``, gets its value from ``op``."""
+        """``op`` will resolve ``leaf``."""
         leaf.op = op
         self._leaves[op] = leaf
         leaves.append(leaf)
 
     def _op_of(self, op: int, node: Node, leaves: list[Leaf]) -> ops.AnyOp | None:
-        """None for a role's end that the template has no tokens for."""
+        """None for a role marker without tokens."""
         seq = node.seq
         match node:
             case GenNode(gen=gen):
@@ -327,7 +327,7 @@ class CompiledSession:
                 self.closed.resolve((), msgspec.structs.asdict(event.stats))
 
     def _named(self, message: str) -> str:
-        """``message`` with generations called as the program calls them."""
+        """``message`` with the program's variable names instead of op numbers."""
 
         def name_of(found: re.Match[str]) -> str:
             leaf = self._leaves.get(int(found[1]))

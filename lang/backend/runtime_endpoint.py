@@ -1,7 +1,4 @@
-"""A runtime by its address, spoken to in programs; a foreign ``http://`` server through its ``/generate``.
-
-Starts nothing: the runtime is running already.
-"""
+"""The backend of a running server, by its address: whole programs for ours, ``/generate`` calls for another one."""
 
 from __future__ import annotations
 
@@ -33,8 +30,8 @@ def RuntimeEndpoint(
 ) -> BaseBackend:
     """The backend at ``base_url``. The last three arguments are for ``http://`` and ``https://``.
 
-    A server of ours is sent whole programs over ``http://`` too. Another server that has ``/generate``, or ours where
-    ``chat_template_name`` asks for role markers as text, is asked once per generation.
+    Our server receives whole programs, also over ``http://``. Another server, or ours with ``chat_template_name`` (role
+    markers as text), receives one ``/generate`` call per generation.
     """
     scheme = base_url.partition("://")[0]
     if scheme in ("tcp", "ipc"):
@@ -52,7 +49,7 @@ def RuntimeEndpoint(
 
 
 class HttpBackend(BaseBackend):
-    """A server with SGLang's ``/generate``, ours included; kept-alive connections, as many as generations wait."""
+    """A server with SGLang's ``/generate``, ours included; one kept-alive connection per waiting generation."""
 
     served_settings = BaseBackend.served_settings | {"adapter"}
 
@@ -74,14 +71,12 @@ class HttpBackend(BaseBackend):
             limits=httpx.Limits(max_connections=self.max_threads),
         )
         self.model_info: dict[str, Any] = self._call("GET", "/get_model_info")
+        self.model_name = self.model_info["model_path"]
         self.chat_template = (
             get_chat_template(chat_template_name)
             if chat_template_name
             else get_chat_template_by_model_path(self.model_info["model_path"])
         )
-
-    def get_model_name(self) -> str:
-        return self.model_info["model_path"]
 
     def flush_cache(self) -> bool:
         self._call("POST", "/flush_cache")
@@ -126,7 +121,7 @@ class HttpBackend(BaseBackend):
                     event = json.loads(line[5:])
                     if "error" in event:
                         raise PhloemError(f"{self.base_url}/generate: {event['error']}")
-                    text = event["text"]  # all so far
+                    text = event["text"]  # the whole text so far
                     yield text[sent:], event["meta_info"]
                     sent = len(text)
         except httpx.TransportError as error:
@@ -145,7 +140,7 @@ class HttpBackend(BaseBackend):
         metas = self._score(s, [s.text_ + choice for choice in choices], max(prompt_len - 2, 0))
         scored = [meta["input_token_logprobs"] for meta in metas]
         common = _shared(scored)
-        scored = [row[common:] for row in scored]  # tokens of the prompt that all share say nothing
+        scored = [row[common:] for row in scored]  # prompt tokens, which all choices share
         alone = None
         if method.requires_unconditional_logprobs:
             rows = [meta["input_token_logprobs"] for meta in self._score(s, choices, 0)]
@@ -205,7 +200,7 @@ def _adapted(adapter: str) -> dict[str, str]:
 
 
 def _shared(rows: list[list[Any]]) -> int:
-    """How many tokens all rows begin with, leaving each at least one."""
+    """The number of leading tokens that all rows share; each row keeps one token or more."""
     shared = 0
     while all(len(row) > shared + 1 for row in rows) and len({row[shared][1] for row in rows}) == 1 and len(rows) > 1:
         shared += 1

@@ -1,7 +1,7 @@
-"""API speculative execution: one call writes ahead, and what the program says next is looked for in that text.
+"""API speculative execution: one call generates ahead, and later gens are read from its text.
 
-A completion model goes on past a gen's end; constants and gens that follow are taken from what it wrote while they
-agree. A chat model writes its whole turn, which has to follow the program's texts. State lives on the sequence alone.
+A completion model generates beyond the end of a gen; the next constants and gens use that text as long as it matches.
+A chat model generates its whole turn, which must contain the program's constants in order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Caller(Protocol):
     def charge(self, meta: dict[str, Any] | None) -> None: ...
 
 
-Steps = Generator[GenNode, Any, None]  # yields calls to be made, takes their results
+Steps = Generator[GenNode, Any, None]  # yields the calls to make, receives their results
 
 
 def complete(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
@@ -55,13 +55,13 @@ def complete(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
             caller.take_text(executor, node, text, meta)
             return
         caller.charge(meta)
-    executor.ahead = None  # where this gen ends cannot be told from more text than it may have: ask for it alone
+    executor.ahead = None  # the longer text does not show where this gen ends: generate it alone
     text, meta = _checked((yield node))
     caller.take_text(executor, node, text, meta)
 
 
 def converse(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
-    """A gen of a chat model: the first of a turn asks for the turn, the others find theirs in it."""
+    """A gen of a chat model: the first one of a turn requests the whole turn, the others are read from it."""
     planned = executor.planned
     if planned is None:
         parts = [executor.text_[executor.cur_role_begin_pos :], *_rest_of_turn(executor.queue)]
@@ -104,7 +104,7 @@ def converse(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
 
 
 def match_turn(parts: Sequence[str | GenNode], text: str, caller: Caller) -> dict[int, str] | None:
-    """The text of each gen by the id of its leaf, where ``text`` is what ``parts`` say; blanks around it are free."""
+    """The text of each gen by the id of its leaf; None without a match. Leading blanks do not count."""
     found: dict[int, str] = {}
     at = 0
     parts = [part for part in parts if part != ""]
@@ -130,7 +130,7 @@ def match_turn(parts: Sequence[str | GenNode], text: str, caller: Caller) -> dic
 
 
 def _rest_of_turn(queue: Sequence[Node]) -> list[str | GenNode]:
-    """What is queued of this turn, texts joined."""
+    """The queued texts and gens of this turn, adjacent texts joined."""
     parts: list[str | GenNode] = []
     for node in queue:
         if isinstance(node, GenNode):
@@ -151,13 +151,13 @@ def _rest_of_turn(queue: Sequence[Node]) -> list[str | GenNode]:
 
 
 def _is_plain(params: SglSamplingParams, node: GenNode) -> bool:
-    """Whether the gen could be a piece of a longer text."""
+    """Whether the gen can be read from a longer text."""
     given = (params.dtype, params.regex, params.json_schema, params.ebnf, params.return_logprob or None)
     return node.n == 1 and all(value is None for value in given) and not params.stop_token_ids and not params.stop_regex
 
 
 def _asked(node: GenNode, max_tokens: int) -> GenNode:
-    """The same call with room for more, and no stop."""
+    """The same call with ``max_tokens`` and no stop."""
     overrides = {**node.defaults, **node.gen.overrides, "max_tokens": max_tokens}
     overrides.pop("stop", None)
     gen = msgspec.structs.replace(node.gen, overrides=overrides)

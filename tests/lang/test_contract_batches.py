@@ -113,7 +113,7 @@ def test_row_21_a_dtype_keeps_the_text_and_numbers_stop_at_blanks(connect):
 
 
 def test_row_21_a_dtype_beats_a_regex_with_a_warning():
-    with pytest.warns(UserWarning, match=r"dtype=<class 'int'> and regex: dtype holds"):
+    with pytest.warns(UserWarning, match=r"dtype=<class 'int'> and regex: dtype is used"):
         expr = gen("x", dtype=int, regex="[a-z]")
     assert expr.grammar == gen("x", dtype=int).grammar
 

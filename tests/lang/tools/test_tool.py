@@ -127,7 +127,7 @@ def test_the_arguments_of_gen_with_tools_are_checked_at_once():
         phloem.gen("x", tools=[weather], tool_choice="nope")
     with pytest.raises(InvalidRequest, match="go with tools"):
         phloem.gen("x", tool_choice="auto")
-    with pytest.raises(InvalidRequest, match="says itself what can be written"):
+    with pytest.raises(InvalidRequest, match="restricts the text itself"):
         phloem.gen("x", tools=[weather], regex="a")
 
 
