@@ -1,5 +1,5 @@
-"""Cases of ``benchmarks.gpu`` beyond one decoder layer's own: packed weights, 8-bit pools, shared prefixes, trees of
-drafts, experts and adapters. Never started by itself.
+"""Cases of ``benchmarks.gpu`` beyond one decoder layer's own: packed weights, 8-bit pools, shared prefixes, experts and
+adapters. Never started by itself.
 """
 
 from __future__ import annotations

@@ -533,16 +533,6 @@ class Lease:
         self.num_cached = min(self.num_cached, n)
         self.stale_from = min(self.stale_from, n)
 
-    def reorder(self, start: int, order: np.ndarray) -> None:
-        """Permute the private slots of positions [start, start + len(order)): position start + i takes the slot that
-        start + order[i] had. For draft tokens that are kept in another order than computed; no KV is copied.
-        """
-        end = start + len(order)
-        assert not self._is_released and self.num_shared <= start and end <= self.num_slots, (start, end, self)
-        part = self._buffer[start:end]
-        part[:] = part[order]
-        self.stale_from = min(self.stale_from, start)
-
     def release(self) -> None:
         """Free the private slots, unlock the path and end the lease. A second release is a bug."""
         assert not self._is_released, "a lease is released once"

@@ -67,68 +67,24 @@ def wants_of(
 def draft_rows(draft: Draft, first: SampleRow, *, min_tokens_left: int) -> list[SampleRow]:
     """The draws that verify ``draft``: row i is the draw after draft token i. ``first`` is the draw before them all.
 
-    ``min_tokens_left``: tokens, counted from ``first`` on, for which end tokens stay banned.
+    ``min_tokens_left``: tokens, counted from ``first`` on, for which end tokens stay banned. The grammar allows every
+    token of ``draft``.
     """
-    tokens = first.token_ids
-    parents = draft.parent_list()
-    depths: list[int] = []
-    rows: list[SampleRow] = []
-    chain = np.concatenate((tokens, draft.token_ids)) if draft.parents is None else None
-    masks = _masks(draft, parents, first)
-    for i, parent in enumerate(parents):
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-        if chain is not None:
-            text = chain[: len(tokens) + i + 1]
-        else:
-            before = tokens if parent < 0 else rows[parent].token_ids
-            text = np.append(before, draft.token_ids[i])
-        rows.append(
-            msgspec.structs.replace(
-                first,
-                logits_row=first.logits_row + i + 1,
-                token_ids=text,
-                matcher=None,
-                mask=masks[i],
-                banned=first.banned if depths[i] < min_tokens_left else frozenset(),
-            )
+    masks: list[np.ndarray | None] = [None] * len(draft)
+    if first.matcher is not None:
+        for i, token in enumerate(draft.token_ids.tolist()):
+            assert first.matcher.accept(token), first.matcher.error
+            masks[i] = first.matcher.mask()
+        first.matcher.rollback(len(draft))
+    text, length = np.concatenate((first.token_ids, draft.token_ids)), len(first.token_ids)
+    return [
+        msgspec.structs.replace(
+            first,
+            logits_row=first.logits_row + depth,
+            token_ids=text[: length + depth],
+            matcher=None,
+            mask=mask,
+            banned=first.banned if depth < min_tokens_left else frozenset(),
         )
-    return rows
-
-
-def _masks(draft: Draft, parents: list[int], first: SampleRow) -> list[np.ndarray | None]:
-    """The grammar's mask after each draft token; the grammar allows every token of ``draft``."""
-    matcher = first.matcher
-    if matcher is None:
-        return [None] * len(draft)
-    masks: list[np.ndarray | None] = []
-    path: list[int] = []
-    for i, (token, parent) in enumerate(zip(draft.token_ids.tolist(), parents, strict=True)):
-        back = 0
-        while path and path[-1] != parent:
-            path.pop()
-            back += 1
-        matcher.rollback(back)
-        assert matcher.accept(token), matcher.error
-        path.append(i)
-        masks.append(matcher.mask())
-    matcher.rollback(len(path))
-    return masks
-
-
-class DraftPath:
-    """Walks accepted tokens through a draft: ``path`` holds the accepted draft tokens, by number."""
-
-    __slots__ = ("_children", "at", "path")
-
-    def __init__(self, draft: Draft) -> None:
-        self._children = draft.children()
-        self.path: list[int] = []
-        self.at = -1  # the draft token reached
-
-    def follow(self, token_id: int) -> bool:
-        found = self._children[self.at + 1].get(token_id)
-        if found is None:
-            return False
-        self.at = found
-        self.path.append(found)
-        return True
+        for depth, mask in enumerate(masks, 1)
+    ]

@@ -15,7 +15,7 @@ from ...constrained.spec import GrammarError
 from ...protocol.errors import PromptTooLong
 from ..executor import SampledToken, SampleRow
 from ..scheduler import Draft, StepPlan
-from .drafting import DraftPath, draft_rows, wants_of
+from .drafting import draft_rows, wants_of
 from .flight import Draw, StepInFlight
 from .generation import Candidate
 from .logprobs import token_logprob, want_prompt_logprobs, want_scores
@@ -279,11 +279,7 @@ class StepLoop:
         if not drafts:
             return plan, {}
         plan = self.scheduler.add_drafts(plan, live, drafts)
-        rows = [row for row in plan.rows if row.num_draft]
-        return plan, {
-            row.seq_id: Draft(row.token_ids[-row.num_draft :], row.draft_parents, drafts[row.seq_id].source)
-            for row in rows
-        }
+        return plan, {row.seq_id: drafts[row.seq_id].cut(row.num_draft) for row in plan.rows if row.num_draft}
 
     def _sample_row(self, candidate: Candidate, logits_row: int) -> SampleRow:
         params = candidate.generation.op.params
@@ -311,35 +307,35 @@ class StepLoop:
         """Accept the drawn token, and while the accepted tokens equal the draft's, the draw after the last of them."""
         candidate, row, draft = draw.candidate, draw.row, draw.draft
         seq, start = candidate.seq, row.tokens_end
-        followed = DraftPath(draft) if draft is not None else None
+        guessed = [] if draft is None else draft.token_ids.tolist()
         num_followed = 0
         while True:
-            token = sampled[0 if followed is None else followed.at + 1]
-            if not self._accept_token(candidate, token):
+            if not self._accept_token(candidate, sampled[num_followed]):
                 return
-            if followed is None:
+            if draft is None:
                 break
-            for i, token_id in enumerate(seq.tokens.ids[start + num_followed :].tolist()):
-                if not followed.follow(token_id):
+            made = seq.tokens.ids[start + num_followed :].tolist()
+            for i, (token_id, guess) in enumerate(zip(made, guessed[num_followed:], strict=False)):
+                if token_id != guess:
                     break
                 num_followed += 1
                 candidate.num_foreseen += i == 0  # token 0 was drawn; the grammar forced the others
             if candidate.finish_reason or start + num_followed < len(seq.tokens):
                 break
-        if followed is not None and draft is not None:
+        if draft is not None:
             if candidate.record is not None:
                 at = start - candidate.prompt_len
                 candidate.record.note_drafted(at, at + num_followed)
             if draw.has_slots:
-                self.scheduler.accept_draft(row, seq, followed.path)
+                self.scheduler.accept_draft(row, seq, num_followed)
             candidate.num_drafted += len(draft)
             candidate.num_accepted += num_followed
-        candidate.note_draft(0 if draft is None else num_followed)
+        candidate.note_draft(num_followed)
         if self.speculation is not None and candidate.is_drafted:
             self.speculation.observe(seq.seq_id, seq.tokens.ids[start:], draft, num_followed)
             if self.speculation.readers:
-                path, at = [] if followed is None else followed.path, flight.rows[draw.at].logits_row
-                features = flight.features[[at, *(at + 1 + i for i in path)]]
+                at = flight.rows[draw.at].logits_row
+                features = flight.features[at : at + 1 + num_followed].clone()
                 for reader in self.speculation.readers:
                     reader.read(seq.seq_id, start - 1, features)
         if candidate.finish_reason:

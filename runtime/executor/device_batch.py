@@ -25,8 +25,8 @@ _STATIC_WIDE, _STATIC_NARROW = ("token_ids", "positions", "out_slots"), ("row_id
 class DeviceBatch:
     """Owns the slot table and the last step's draws.
 
-    The table's rows: first the sequences', then those for draft branches, then one padding row. The padding row's only
-    slot is ``spare_slot``, which no sequence uses.
+    The table's rows: first the sequences', then one padding row, whose only slot is ``spare_slot``. No sequence
+    uses that slot.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class DeviceBatch:
         self.max_rows = max_rows
         self.prefixes = prefixes
         self.spare_slot = spare_slot
-        self._padding_row = max_rows + MAX_DRAFT_TOKENS
+        self._padding_row = max_rows
         self.slot_table = torch.zeros((self._padding_row + 1, max_len), dtype=torch.int32, device=device)
         self.slot_table[self._padding_row, 0] = spare_slot
         self.drawn = torch.zeros(max_rows + MAX_DRAFT_TOKENS, dtype=torch.int64, device=device)
@@ -62,7 +62,7 @@ class DeviceBatch:
     def forward_batch(self, plan: StepPlan) -> ForwardBatch:
         """The batch of any plan, in newly allocated tensors."""
         table, vectorised = self.slot_table, plan.vectorised
-        step = StepArrays.of(plan, table_len=self.max_rows + MAX_DRAFT_TOKENS)
+        step = StepArrays.of(plan)
         places = [self._places(step.changes)]
         slots = [slots for _, _, slots in step.changes]
         if vectorised is not None:

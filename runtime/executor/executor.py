@@ -12,7 +12,7 @@ import torch
 from ... import kernels
 from ...protocol.sampling import SamplingParams
 from ..layers.batch import ForwardBatch
-from ..scheduler import MAX_DRAFT_TOKENS, StepPlan
+from ..scheduler import StepPlan
 from .accelerator import Accelerator, Readback, accelerator_of
 from .decode_graphs import DecodeGraphs
 from .device_batch import DeviceBatch
@@ -120,7 +120,7 @@ class Drawn:
 
 
 class Executor:
-    """Owns the slot table: row r holds the slots of the sequence with row id r; the last rows are for draft branches.
+    """Owns the slot table: row r holds the slots of the sequence with row id r.
 
     On a CPU every call is complete when it returns. With an ``accelerator`` a call only queues work on the device;
     the result of ``read`` waits for it.
@@ -153,7 +153,7 @@ class Executor:
         self.graphs: DecodeGraphs | None = None
         self.inputs: DeviceBatch | None = None
         if self.accelerator is None:
-            self.slot_table = np.zeros((max_rows + MAX_DRAFT_TOKENS, max_len), dtype=np.int32)
+            self.slot_table = np.zeros((max_rows, max_len), dtype=np.int32)
             self._replays = Replays(model, kv)
             return
         with torch.inference_mode():
@@ -163,7 +163,7 @@ class Executor:
                 max_rows=max_rows,
                 max_len=max_len,
                 spare_slot=spare_slot,
-                prefixes=prefix_finder(model, kv, num_rows=max_rows + MAX_DRAFT_TOKENS, max_len=max_len),
+                prefixes=prefix_finder(model, kv, num_rows=max_rows, max_len=max_len),
             )
             if use_graphs:
                 self.graphs = DecodeGraphs(model, kv, self.inputs)

@@ -1,11 +1,6 @@
 """One step's tokens as tensors, made from the integers of a step plan.
 
 a row's tokens:   [0, kv_len - n) in the pool   [kv_len - n, kv_len) in this step: token_ids[starts[r]:starts[r+1]]
-
-A draft that is a tree runs as one row for each branch, over the slots of the sequence and of the branch's ancestors. So
-a token sees the same context, in the same order, as in a chain, and its result is equal to the bit.
-
-text t, drafts  a b c  and  a d      rows   t a b c    and    t a | d      (the second row reads the keys of t and a)
 """
 
 from dataclasses import dataclass, replace
@@ -15,17 +10,13 @@ import numpy as np
 import torch
 
 from ...kernels import SharedPrefixes
-from ..scheduler.draft import branches_of
-from ..scheduler.plan import DecodePart, PlanRow, StepPlan
+from ..scheduler.plan import DecodePart, StepPlan
 from .adapters import AdapterRows
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """T tokens of R rows. Row r's context lies in the slots ``slot_table[row_ids[r], :kv_lens[r]]``.
-
-    A row is a sequence, or a branch of a tree of drafts.
-    """
+    """T tokens of R sequences. Row r's context lies in the slots ``slot_table[row_ids[r], :kv_lens[r]]``."""
 
     token_ids: torch.Tensor  # int64 [T]
     positions: torch.Tensor  # int64 [T]
@@ -42,11 +33,11 @@ class ForwardBatch:
     @classmethod
     def from_plan(cls, plan: StepPlan, slot_table: np.ndarray, device: torch.device | str = "cpu") -> "ForwardBatch":
         """``slot_table`` (int32 [max_rows, max_len]) belongs to the caller, who keeps it between steps. Each row is
-        updated from its ``stale_from`` on; branches take rows from the table's end. On a CPU the batch reads the table
-        in place; on a GPU it gets a copy of this step's rows.
+        updated from its ``stale_from`` on. On a CPU the batch reads the table in place; on a GPU it gets a copy of this
+        step's rows.
         """
         device = torch.device(device)
-        step = StepArrays.of(plan, table_len=len(slot_table))
+        step = StepArrays.of(plan)
         if plan.vectorised is not None:
             slot_table[plan.vectorised.row_ids, plan.vectorised.starts] = plan.vectorised.slot_ids
         for row_id, start, slots in step.changes:
@@ -94,8 +85,7 @@ class StepArrays:
     changes: list[tuple[int, int, np.ndarray]]
 
     @classmethod
-    def of(cls, plan: StepPlan, *, table_len: int) -> "StepArrays":
-        """Branches take rows from the end of a table of ``table_len`` rows."""
+    def of(cls, plan: StepPlan) -> "StepArrays":
         rows = plan.rows
         changes = [
             (row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.end])
@@ -110,16 +100,12 @@ class StepArrays:
         lengths = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
         wanted = np.array([row.num_logits for row in rows], dtype=np.int64)
         logits_rows = np.arange(wanted.sum()) + np.repeat(np.cumsum(lengths) - np.cumsum(wanted), wanted)
-        if any(row.draft_parents is not None for row in rows):
-            row_ids, ends, num_tokens, contexts = branched(rows, table_len)
-            changes += [(table_row, 0, slots) for table_row, slots in contexts]
-        else:
-            row_ids = np.array([row.row_id for row in rows], dtype=np.int32)
-            ends, num_tokens = np.array([row.end for row in rows], dtype=np.int32), lengths
-        starts = np.zeros(len(row_ids) + 1, dtype=np.int64)
-        np.cumsum(num_tokens, out=starts[1:])
+        row_ids = np.array([row.row_id for row in rows], dtype=np.int32)
+        ends = np.array([row.end for row in rows], dtype=np.int32)
+        starts = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=starts[1:])
         # Token t of row r: position = ends[r] - n_r + (t - starts[r]).
-        positions = np.arange(starts[-1]) + np.repeat(ends - starts[1:], num_tokens)
+        positions = np.arange(starts[-1]) + np.repeat(ends - starts[1:], lengths)
         token_ids = _joined([row.token_ids for row in rows])
         out_slots = _joined([row.slot_ids[row.start : row.end] for row in rows])
         found = cls(token_ids, positions, out_slots, logits_rows, row_ids, starts, ends, changes)
@@ -139,34 +125,6 @@ class StepArrays:
             np.concatenate((first.starts + 1, self.kv_lens)),
             self.changes,
         )
-
-
-def branched(
-    rows: tuple[PlanRow, ...], table_len: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[int, np.ndarray]]]:
-    """Row ids, ends (int32) and token counts (int64) where some drafts are trees, and the branches' rows of the table.
-
-    The table has ``table_len`` rows; branches take them from its end, each with the slots of all its positions.
-    """
-    found: list[tuple[int, int, int]] = []
-    contexts: list[tuple[int, np.ndarray]] = []
-    spare = table_len
-    for row in rows:
-        if row.draft_parents is None:
-            found.append((row.row_id, row.end, len(row.token_ids)))
-            continue
-        at = row.tokens_end
-        for begin, end, before in branches_of(row.draft_parents):
-            if begin == 0:  # the first goes on from the sequence's own tokens
-                found.append((row.row_id, at + end, at - row.start + end))
-                continue
-            spare -= 1
-            path = np.array([*before, *range(begin, end)], dtype=np.int64)
-            contexts.append((spare, np.concatenate((row.slot_ids[:at], row.slot_ids[at + path]))))
-            found.append((spare, at + len(path), end - begin))
-    assert spare > max(row.row_id for row in rows), "more branches than the table has spare rows"
-    row_ids, ends, num_tokens = zip(*found, strict=True)
-    return np.array(row_ids, np.int32), np.array(ends, np.int32), np.array(num_tokens, np.int64), contexts
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

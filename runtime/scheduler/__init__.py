@@ -2,8 +2,7 @@
 
 from .config import SchedulerConfig
 from .counters import Histogram, SchedulerCounters
-from .draft import MAX_DRAFT_TOKENS, Draft
-from .plan import DecodePart, PlanRow, StepPlan
+from .plan import MAX_DRAFT_TOKENS, DecodePart, Draft, PlanRow, StepPlan
 from .scheduler import Scheduler
 from .sequence import PoolTooSmall, Sequence, TokenBuffer
 from .waiting import ORDERS, PREEMPTIVE

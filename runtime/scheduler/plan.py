@@ -11,8 +11,24 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from .draft import Draft
 from .sequence import Sequence
+
+MAX_DRAFT_TOKENS = 128  # of all drafts in a step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """Guessed tokens that may follow a sequence. They are not part of it until accepted. ``source``: the drafter."""
+
+    token_ids: np.ndarray  # int32 [k]
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def cut(self, length: int) -> Draft:
+        """The first ``length`` tokens."""
+        return self if length >= len(self.token_ids) else Draft(self.token_ids[:length], self.source)
 
 
 class PlanRow(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -21,8 +37,7 @@ class PlanRow(msgspec.Struct, frozen=True, eq=False, gc=False):
     ``slot_ids`` (int32) covers positions [0, start + n); entries before ``stale_from`` are what the executor already
     holds for ``row_id``. Logits are wanted for the last ``num_logits`` of the n positions (0: a chunk inside a prompt).
     A token id of ``-1 - i`` stands for draw i of the step before, which is not known yet.
-    The last ``num_draft`` of the n are draft tokens. Draft token i follows draft token ``draft_parents[i]`` (< i; -1:
-    the sequence's last token), or i - 1 if there are no parents. Trees are in preorder.
+    The last ``num_draft`` of the n are draft tokens.
     A struct, because a step makes hundreds of rows and a frozen dataclass takes five times as long to make.
     """
 
@@ -34,7 +49,6 @@ class PlanRow(msgspec.Struct, frozen=True, eq=False, gc=False):
     stale_from: int
     num_logits: int
     num_draft: int = 0
-    draft_parents: np.ndarray | None = None  # int32 [num_draft]
     adapter: int = -1  # number of its tokens' adapter; a vectorised row keeps the one that its row had last
 
     @property
@@ -156,6 +170,5 @@ def drafted_row(row: PlanRow, seq: Sequence, draft: Draft) -> PlanRow:
         stale_from,
         row.num_logits + k,
         k,
-        draft.parents,
         row.adapter,
     )

@@ -17,17 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import numpy as np
-
 from ...radix_cache import OutOfSlots, RadixCache
 from .blocked import Blocked, RunningPrompts
 from .config import SchedulerConfig
 from .counters import SchedulerCounters
-from .draft import Draft
 from .drain import Drain
 from .lengths import PROMPT_COST, UNKNOWN, Lengths
 from .parked import Parked
-from .plan import DecodePart, PlanRow, StepPlan, drafted_row, plan_row
+from .plan import DecodePart, Draft, PlanRow, StepPlan, drafted_row, plan_row
 from .prefix import attach, commit, matched_len, read_ahead, shorten
 from .sequence import PoolTooSmall, Sequence, slots_missing, slots_to_come, urgency
 from .waiting import ORDERS, PREEMPTIVE, Waiting
@@ -300,26 +297,23 @@ class Scheduler:
             assert row.end == len(seq.tokens) and row.num_logits > 0, (row, seq)
             length = self.room_for_draft(seq, min(len(draft), budget))
             if length > 0:
-                rows[i] = drafted_row(row, seq, draft.cut(length).in_preorder())
+                rows[i] = drafted_row(row, seq, draft.cut(length))
                 budget -= length
         return StepPlan(plan.step, tuple(rows), plan.vectorised)
 
-    def accept_draft(self, row: PlanRow, seq: Sequence, path: list[int]) -> None:
-        """Keep the KV of ``row``'s draft tokens ``path``, each a child of the one before: they were accepted.
+    def accept_draft(self, row: PlanRow, seq: Sequence, num_accepted: int) -> None:
+        """Keep the KV of the first ``num_accepted`` tokens of ``row``'s draft.
 
         The caller has appended these tokens to ``seq`` already, and perhaps more.
         """
-        if not path:
+        if num_accepted == 0:
             return
-        lease, start = seq.lease, row.tokens_end
-        assert lease is not None and seq.num_computed == start and len(seq.tokens) >= start + len(path), seq
-        if path[-1] != len(path) - 1:
-            rest = np.setdiff1d(np.arange(row.num_draft), path)
-            lease.reorder(start, np.concatenate((np.array(path, dtype=np.int64), rest)))
-        seq.num_computed = start + len(path)
-        seq.num_run += len(path)
-        self.waiting.charge(seq.tenant, len(path))
-        self._unblock(seq, seq.num_computed)
+        end = row.tokens_end + num_accepted
+        assert seq.lease is not None and seq.num_computed == row.tokens_end and len(seq.tokens) >= end, seq
+        seq.num_computed = end
+        seq.num_run += num_accepted
+        self.waiting.charge(seq.tenant, num_accepted)
+        self._unblock(seq, end)
 
     # -- inside a step ------------------------------------------------------------------------------------------------
 

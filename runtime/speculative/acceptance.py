@@ -3,8 +3,6 @@
 An accepted token makes a match of m tokens one of m + 1, so token j of a draft counts for matches of m + j tokens.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 # The class of a match: 0-1, 2, 3-4, 5-8, 9-16, 17-32 and more tokens.
@@ -22,11 +20,9 @@ class Acceptance:
 
     __slots__ = ("_hits", "_keep", "_start", "_tries", "rates", "wider")
 
-    def __init__(self, factors: Sequence[float], *, wider: "Acceptance | None" = None, keep: float) -> None:
-        """``factors``: each source's prior rates as a factor of the usual prior."""
-        num_sources = len(factors)
+    def __init__(self, num_sources: int, *, wider: "Acceptance | None" = None, keep: float) -> None:
         self.wider = wider
-        self.rates: np.ndarray = np.outer(factors, _PRIOR) if wider is None else wider.rates.copy()
+        self.rates: np.ndarray = np.tile(_PRIOR, (num_sources, 1)) if wider is None else wider.rates.copy()
         self._keep = keep
         self._start: list[list[float]] = self.rates.tolist()
         self._tries = [[0.0] * len(_PRIOR) for _ in range(num_sources)]

@@ -12,7 +12,6 @@ import numpy as np
 _LINK, _LEN, _FIRST_EDGE, _END = 0, 1, 2, 3
 _FROM, _TOKEN, _TO, _NEXT = 0, 1, 2, 3
 _STATES, _EDGES, _LAST, _MATCH, _MATCH_LEN, _MATCH_END, _TEXT_LEN, _HEADER = 0, 1, 2, 3, 4, 5, 6, 7
-_SCANNED = 16  # edges of a state that are searched for branches
 _REFRESHED = 4  # shorter suffixes whose last position is updated as well
 
 
@@ -61,17 +60,6 @@ class SuffixAutomaton:
         if start + limit <= end:
             return self._text[start : start + limit].copy()
         return np.resize(self._text[start:end], limit)
-
-    def others(self, limit: int, *, min_match: int) -> np.ndarray:
-        """Branches of the continuation: rows (depth, place, length), int64 [n, 3], one for each depth below ``limit``.
-
-        The ``length`` tokens (at least ``min_match``) that end ``depth`` tokens into the continuation also occurred
-        just before ``place``, and the token at ``place`` is not the continuation's; ``place`` is the last such one.
-        """
-        out = np.empty((max(limit, 0), 3), np.int64)
-        if self.match_len < min_match:
-            return out[:0]
-        return out[: _others(self._header, self._states, self._edges, self._table, self._text, min_match, out)]
 
     def _reserve(self, length: int) -> None:
         if length <= len(self._text):
@@ -204,40 +192,3 @@ def _append(header: np.ndarray, states: np.ndarray, edges: np.ndarray, table: np
             states[to, _LINK] = half
             states[new, _LINK] = half
     header[_LAST] = new
-
-
-@nb.njit(cache=True)
-def _others(
-    header: np.ndarray,
-    states: np.ndarray,
-    edges: np.ndarray,
-    table: np.ndarray,
-    text: np.ndarray,
-    min_match: int,
-    out: np.ndarray,
-) -> int:
-    count, state = 0, header[_MATCH]
-    for depth in range(len(out)):
-        place = header[_MATCH_END] + 1 + depth
-        if place >= header[_TEXT_LEN]:
-            break
-        token, at, last = text[place], state, -1
-        length = header[_MATCH_LEN] + depth
-        while at > 0 and length >= min_match and last < 0:
-            edge = states[at, _FIRST_EDGE]
-            for _ in range(_SCANNED):
-                if edge < 0:
-                    break
-                if edges[edge, _TOKEN] != token:
-                    last = max(last, states[edges[edge, _TO], _END])
-                edge = edges[edge, _NEXT]
-            if last >= 0:
-                out[count, 0], out[count, 1], out[count, 2] = depth, last, length
-                count += 1
-            at = states[at, _LINK]
-            length = min(length, states[at, _LEN])
-        edge = _find(table, edges, state, token)
-        if edge < 0:
-            break
-        state = edges[edge, _TO]
-    return count

@@ -54,20 +54,14 @@ class Price:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """A draft, and each token's chance (float64 [k]) to be accepted given that its parent is accepted."""
+    """A draft, and each token's chance (float64 [k]) to be accepted given that the tokens before it are."""
 
     draft: Draft
     chances: np.ndarray
 
     def reached(self) -> np.ndarray:
-        """float64 [k]: each token's chance that it and all tokens on the path to it are accepted."""
-        if self.draft.parents is None:
-            return np.multiply.accumulate(self.chances)
-        found = self.chances.tolist()
-        for i, parent in enumerate(self.draft.parents.tolist()):
-            if parent >= 0:
-                found[i] *= found[parent]
-        return np.array(found)
+        """float64 [k]: each token's chance that it and all before it are accepted."""
+        return np.multiply.accumulate(self.chances)
 
 
 class Drafter(Protocol):

@@ -88,12 +88,8 @@ class Speculation:
             asked.append(want.seq_id)
             found = self._best(want, price, step)
             if found is not None:
-                draft, reached = found.draft, found.reached()
-                if draft.parents is not None:  # likeliest first, so that any part of it that is run is a prefix
-                    order = np.argsort(-reached, kind="stable")
-                    draft, reached = draft.keep(order.tolist()), reached[order]
-                drafts[want.seq_id] = draft
-                gains.append(reached)
+                drafts[want.seq_id] = found.draft
+                gains.append(found.reached())
         lengths = self._lengths(gains, step)
         run = {owner: drafts[owner].cut(n) for owner, n in zip(drafts, lengths, strict=True) if n}
         for seq_id in asked:
@@ -183,13 +179,10 @@ class Speculation:
             step.drafting_s[drafter.source] += self._clock() - start_s
             if found is None:
                 continue
-            if found.draft.parents is not None:
-                order = found.draft.preorder()
-                found = Proposal(found.draft.keep(order), found.chances[order])
-            kept = possible(found.draft, want)
-            if not kept:
+            length = num_possible(found.draft, want)
+            if not length:
                 continue
-            found = Proposal(found.draft.keep(kept), found.chances[kept])
+            found = Proposal(found.draft.cut(length), found.chances[:length])
             gain_s = price.gain(found.reached())
             if best is None or gain_s > price.gain_s:
                 best, price = found, replace(price, gain_s=gain_s)
@@ -221,31 +214,19 @@ class Speculation:
         return np.bincount(owners[order[:best]], minlength=len(parts)).tolist()
 
 
-def possible(draft: Draft, want: Want) -> list[int]:
-    """The tokens, ascending, of a draft in preorder that the grammar allows and that do not end the text."""
+def num_possible(draft: Draft, want: Want) -> int:
+    """The length of ``draft`` before its first token that the grammar forbids or that ends the text."""
     tokens, matcher = draft.token_ids.tolist(), want.matcher
-    if matcher is None and want.ends.isdisjoint(tokens):
-        return list(range(len(tokens)))
-    kept: list[int] = []
-    path: list[int] = []  # draft tokens that the matcher has accepted
-    accepted = set()
-    for i, (token, parent) in enumerate(zip(tokens, draft.parent_list(), strict=True)):
-        if token in want.ends or (parent >= 0 and parent not in accepted):
-            continue
-        if matcher is not None:
-            back = 0
-            while path and path[-1] != parent:
-                path.pop()
-                back += 1
-            matcher.rollback(back)
-            if not matcher.mask()[token >> 5] >> (token & 31) & 1:
-                continue
-            if not matcher.accept(token):
-                matcher.error = None  # the grammar ran into a limit on a path that the model may not take
-                continue
-            path.append(i)
-        accepted.add(i)
-        kept.append(i)
-    if matcher is not None:
-        matcher.rollback(len(path))
-    return kept
+    count = next((i for i, token in enumerate(tokens) if token in want.ends), len(tokens))
+    if matcher is None:
+        return count
+    for i, token in enumerate(tokens[:count]):
+        if not matcher.mask()[token >> 5] >> (token & 31) & 1:
+            count = i
+            break
+        if not matcher.accept(token):
+            matcher.error = None  # the grammar ran into a limit on a path that the model may not take
+            count = i
+            break
+    matcher.rollback(count)
+    return count

@@ -138,16 +138,15 @@ def test_the_stand_in_refuses_a_graph_whose_replay_differs_from_its_capture(mode
     assert result.tolist() == [1, 1, 1]
 
 
-def test_logits_of_draft_branches_equal_those_of_the_cpu(model: Model) -> None:
+def test_logits_of_draft_tokens_equal_those_of_the_cpu(model: Model) -> None:
     both = TwoWays(model)
     both.step({0: 7, 1: 3})
     rows = []
-    for row, parents in ((0, [-1, 0, 1, 0, -1]), (1, None)):
-        start, count = len(both.slots[row]), 6 if parents else 2
+    for row, count in ((0, 6), (1, 2)):
+        start = len(both.slots[row])
         slots = np.array([*both.slots[row], *(both.free.pop() for _ in range(count))], dtype=np.int32)
         ids = both.rng.integers(0, 256, count).astype(np.int32)
-        tree = None if parents is None else np.array(parents, dtype=np.int32)
-        rows.append(PlanRow(row, row, start, ids, slots, start, count, count - 1, tree))
+        rows.append(PlanRow(row, row, start, ids, slots, start, count, count - 1))
     plan = StepPlan(0, tuple(rows))
     want, got = (executor.forward(plan).whole() for executor in both.executors)
     assert torch.allclose(got, want, atol=1e-5)

@@ -9,17 +9,14 @@ from phloem.runtime.speculative import Price, Proposal, Speculation, StepCosts, 
 
 
 class Oracle:
-    """``texts``: whole token sequences. ``lies``: the share of wrong tokens. ``tree``: with wrong branches."""
+    """``texts``: whole token sequences. ``lies``: the share of wrong tokens."""
 
     source = "oracle"
 
-    def __init__(
-        self, texts: list[list[int]], *, vocab_size: int, lies: float, seed: int = 0, tree: bool = False
-    ) -> None:
+    def __init__(self, texts: list[list[int]], *, vocab_size: int, lies: float, seed: int = 0) -> None:
         self.texts = texts
         self.vocab_size = vocab_size
         self.lies = lies
-        self.tree = tree
         self.rng = random.Random(seed)
 
     def propose(self, want: Want, price: Price) -> Proposal | None:
@@ -27,38 +24,12 @@ class Oracle:
         for text in self.texts:
             if text[: len(known)] == known and len(text) > len(known):
                 follows = text[len(known) : len(known) + self.rng.randrange(1, want.limit + 1)]
-                if self.tree:
-                    draft = self.branched(follows, want.limit)
-                else:
-                    draft = Draft(np.array(follows, np.int32), source="oracle")
-                if not self.tree:
-                    for i in range(len(follows)):
-                        if self.rng.random() < self.lies:
-                            draft.token_ids[i] = self.rng.randrange(self.vocab_size)
+                draft = Draft(np.array(follows, np.int32), source="oracle")
+                for i in range(len(follows)):
+                    if self.rng.random() < self.lies:
+                        draft.token_ids[i] = self.rng.randrange(self.vocab_size)
                 return Proposal(draft, np.full(len(draft), 0.9))
         return None
-
-    def branched(self, follows: list[int], limit: int) -> Draft:
-        """The right text as one path among wrong ones; after a wrong token the right path ends."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        at = -1
-        for token in follows:
-            options = [token] if self.rng.random() >= self.lies else []
-            options += [self.rng.randrange(self.vocab_size) for _ in range(self.rng.randrange(3))]
-            options = list(dict.fromkeys(options))
-            self.rng.shuffle(options)
-            places = {}
-            for option in options[: limit - len(tokens)]:
-                places[option] = len(tokens)
-                tokens.append(option)
-                parents.append(at)
-            if token not in places:
-                break
-            at = places[token]
-        if not tokens:
-            tokens, parents = [follows[0]], [-1]
-        return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), source="oracle")
 
     def observe(self, seq_id: int, made: np.ndarray) -> None: ...
 

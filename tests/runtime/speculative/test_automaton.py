@@ -56,24 +56,3 @@ def test_memory_is_linear_in_the_text():
     automaton.extend(np.arange(50_000, dtype=np.int32) * 7919 % 1000)
     size = sum(a.nbytes for a in (automaton._text, automaton._states, automaton._edges, automaton._table))
     assert size < 200 * 50_000
-
-
-@pytest.mark.parametrize("alphabet", [2, 3, 8])
-def test_branches_followed_the_same_tokens_before(alphabet):
-    rng = random.Random(alphabet)
-    num_found = 0
-    for _ in range(60):
-        text = [rng.randrange(alphabet) for _ in range(rng.randrange(2, 60))]
-        automaton = SuffixAutomaton()
-        automaton.extend(np.array(text, np.int32))
-        follows = automaton.continuation(5).tolist()
-        for depth, place, length in automaton.others(5, min_match=2).tolist():
-            num_found += 1
-            said = text + follows[:depth]
-            assert text[place] != follows[depth]
-            assert text[place - length : place] == said[len(said) - length :] and length >= 2
-            # No longer match was followed by another token than the continuation's.
-            for longer in range(length + 1, automaton.match_len + depth + 1):
-                ends = [e for e in range(longer, len(text)) if text[e - longer : e] == said[len(said) - longer :]]
-                assert all(text[e] == follows[depth] for e in ends)
-    assert num_found > 20

@@ -69,8 +69,8 @@ def drafters_of(name: str, engine: EngineCore, texts: list[list[int]], head_path
             return [lookup()]
         case "grammar":
             return [GrammarDrafter()]
-        case "tree":
-            return [Oracle(texts, vocab_size=engine.vocab_size, lies=0.2, tree=True)]
+        case "oracle":
+            return [Oracle(texts, vocab_size=engine.vocab_size, lies=0.2)]
         case "model":
             return [lookup(), ModelDrafter(DraftModel(engine.model, max_len=400), source="draft_model")]
         case "layers":
@@ -100,7 +100,7 @@ CIRCUMSTANCES = {
     [("plain", False), ("chunked", False), ("preempted", True), ("all", False), ("all", True)],
     ids=["plain", "chunked", "preempted and cancelled", "chunked and preempted", "all"],
 )
-@pytest.mark.parametrize("drafter", ["lookup", "grammar", "tree", "model", "layers", "eagle"])
+@pytest.mark.parametrize("drafter", ["lookup", "grammar", "oracle", "model", "layers", "eagle"])
 def test_drafts_change_nothing(tiny_model_path, truth, head_path, drafter, circumstance, cancelled):
     said, texts = truth
     options = {"num_slots": 4096, **CIRCUMSTANCES[circumstance]}
