@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from ..constrained.spec import GrammarSpec
-from ..protocol.closed_schema import closed_schema
 from ..protocol.errors import InvalidRequest, PhloemError
+from ..protocol.tool_format import closed_schema
 from .number_patterns import FLOAT, integer_pattern
 
 _MAX_ENUMERATED = 1000  # a range with a step becomes a list of choices up to this length

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..constrained.spec import GrammarSpec
-from .closed_schema import closed_schema
 from .errors import InvalidRequest
 from .messages import ToolTemplate
 from .tool_splitter import CallSplitter
@@ -94,6 +93,27 @@ class ToolFormat:
         form = self.template
         texts = [form.result_begin + text + form.result_end for text in results]
         return [form.results_between.join(texts)] if form.results_between and texts else texts
+
+
+def closed_schema(schema: Any) -> Any:
+    """``schema`` closed: no properties beyond those it lists, and no titles, descriptions or examples."""
+    if isinstance(schema, list):
+        return [closed_schema(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("properties", "$defs", "patternProperties"):
+            closed[key] = {name: closed_schema(inner) for name, inner in value.items()}
+        elif key in ("title", "description", "default", "examples", "discriminator"):
+            continue
+        elif key in ("enum", "const"):
+            closed[key] = value
+        else:
+            closed[key] = closed_schema(value)
+    if "properties" in closed:
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def _bounded(schema: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The shapes of the OpenAI-compatible answers: whole objects, and stream chunks built from prepared bytes."""
+"""The shapes of the answers of OpenAI's endpoints and of ``/generate``: whole objects and stream chunks."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -8,9 +8,11 @@ from typing import Any, Protocol
 import msgspec
 
 from ...protocol.messages import TokenLogprob
+from ...protocol.tool_format import ToolFormat
+from ...protocol.tool_splitter import ArgumentsPiece, CallBegun, CallSplitter, SplitEvent, TextPiece
 from ..tokenizer import Tokenizer
 from .faults import Fault
-from .generation import Piece, Result
+from .jobs import Piece, Result
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; a token that cannot be sampled shows this
@@ -72,17 +74,18 @@ def usage_of(results: Iterable[Result]) -> dict[str, Any]:
     return usage
 
 
-class _Chunks:
+class _Streamed:
     """Stream chunks of one answer; the part that is the same in each chunk is encoded once."""
 
     def __init__(self, header: Header, kind: str, *, include_usage: bool) -> None:
+        self._header = header
         self._fields = {**header.fields(kind), "choices": []}
         # {"id":..,"choices":[]}  ->  data: {"id":..,"choices":[ ... ]<tail>
         self._head = b"data: " + encode(self._fields)[:-2]
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._include_usage = include_usage
 
-    def chunk(self, choice: bytes) -> bytes:
+    def _chunk_of(self, choice: bytes) -> bytes:
         return self._head + choice + self._tail
 
     def closing(self, results: Sequence[Result]) -> bytes:
@@ -92,13 +95,12 @@ class _Chunks:
 # -- chat -------------------------------------------------------------------------------------------------------------
 
 
-class ChatForm:
+class ChatForm(_Streamed):
     def __init__(self, header: Header, tokenizer: Tokenizer, *, n: int, logprobs: bool, include_usage: bool) -> None:
-        self._header = header
         self._tokenizer = tokenizer
         self._n = n
         self._logprobs = logprobs
-        self._chunks = _Chunks(header, "chat.completion.chunk", include_usage=include_usage)
+        super().__init__(header, "chat.completion.chunk", include_usage=include_usage)
 
     def whole(self, results: Sequence[Result]) -> bytes:
         (result,) = results
@@ -115,7 +117,7 @@ class ChatForm:
 
     def opening(self) -> bytes:
         delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        return b"".join(self._chunks.chunk(b'{"index":%d%b' % (index, delta)) for index in range(self._n))
+        return b"".join(self._chunk_of(b'{"index":%d%b' % (index, delta)) for index in range(self._n))
 
     def piece(self, piece: Piece) -> bytes:
         delta = piece.delta
@@ -123,17 +125,14 @@ class ChatForm:
             return b""
         logprobs = encode(self._logprobs_of(delta.logprobs)) if self._logprobs else b"null"
         choice = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
-        return self._chunks.chunk(choice % (delta.index, encode(delta.text), logprobs))
+        return self._chunk_of(choice % (delta.index, encode(delta.text), logprobs))
 
     def result(self, result: Result) -> bytes:
         choice = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}'
         return b"".join(
-            self._chunks.chunk(choice % (index, encode(meta.finish_reason)))
+            self._chunk_of(choice % (index, encode(meta.finish_reason)))
             for index, meta in enumerate(result.meta.candidates)
         )
-
-    def closing(self, results: Sequence[Result]) -> bytes:
-        return self._chunks.closing(results)
 
     def _logprobs_of(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {
@@ -152,21 +151,129 @@ class ChatForm:
         return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
 
 
+# -- chat with tools --------------------------------------------------------------------------------------------------
+
+
+class ToolChatForm(ChatForm):
+    """``names`` are those of the tools that may be called."""
+
+    def __init__(
+        self,
+        header: Header,
+        tokenizer: Tokenizer,
+        *,
+        n: int,
+        logprobs: bool,
+        include_usage: bool,
+        format: ToolFormat,
+        names: Sequence[str],
+    ) -> None:
+        super().__init__(header, tokenizer, n=n, logprobs=logprobs, include_usage=include_usage)
+        self._format = format
+        self._names = names
+        self._splitters = [self._splitter() for _ in range(n)]
+        self._unsent: list[list[TokenLogprob]] = [[] for _ in range(n)]
+
+    def _splitter(self) -> CallSplitter:
+        return self._format.splitter(self._names)
+
+    def _call_id(self, choice: int, index: int) -> str:
+        return f"call_{self._header.id.rpartition('-')[2][:24]}_{choice}_{index}"
+
+    def whole(self, results: Sequence[Result]) -> bytes:
+        (result,) = results
+        choices = []
+        for index, (text, meta) in enumerate(zip(result.texts, result.meta.candidates, strict=True)):
+            splitter = self._splitter()
+            choices.append(
+                {
+                    "index": index,
+                    "message": self._message(index, [*splitter.push(text), *splitter.finish()]),
+                    "logprobs": self._logprobs_of(meta.logprobs) if self._logprobs else None,
+                    "finish_reason": _reason(meta.finish_reason, splitter),
+                }
+            )
+        return encode({**self._header.fields("chat.completion"), "choices": choices, "usage": usage_of(results)})
+
+    def _message(self, choice: int, events: Sequence[SplitEvent]) -> dict[str, Any]:
+        content = ""
+        calls: list[dict[str, Any]] = []
+        for event in events:
+            match event:
+                case TextPiece():
+                    content += event.text
+                case CallBegun():
+                    function = {"name": event.name, "arguments": ""}
+                    calls.append({"id": self._call_id(choice, event.index), "type": "function", "function": function})
+                case ArgumentsPiece():
+                    calls[-1]["function"]["arguments"] += event.text
+        message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+        message["refusal"] = None
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def opening(self) -> bytes:
+        delta = b',"delta":{"role":"assistant","content":null},"logprobs":null,"finish_reason":null}'
+        return b"".join(self._chunk_of(b'{"index":%d%b' % (index, delta)) for index in range(self._n))
+
+    def piece(self, piece: Piece) -> bytes:
+        choice, delta = piece.delta.index, piece.delta
+        self._unsent[choice] += delta.logprobs
+        return self._sent(choice, self._splitters[choice].push(delta.text))
+
+    def result(self, result: Result) -> bytes:
+        chunks = []
+        for index, meta in enumerate(result.meta.candidates):
+            splitter = self._splitters[index]
+            chunks.append(self._sent(index, splitter.finish()))
+            if self._unsent[index]:
+                chunks.append(self._chunk(index, {}))
+            choice = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}'
+            chunks.append(self._chunk_of(choice % (index, encode(_reason(meta.finish_reason, splitter)))))
+        return b"".join(chunks)
+
+    def _sent(self, choice: int, events: Sequence[SplitEvent]) -> bytes:
+        chunks = []
+        for event in events:
+            match event:
+                case TextPiece():
+                    chunks.append(self._chunk(choice, {"content": event.text}))
+                case CallBegun(index=index):
+                    function = {"name": event.name, "arguments": ""}
+                    call = {"index": index, "id": self._call_id(choice, index), "type": "function"}
+                    chunks.append(self._chunk(choice, {"tool_calls": [{**call, "function": function}]}))
+                case ArgumentsPiece(index=index):
+                    call = {"index": index, "function": {"arguments": event.text}}
+                    chunks.append(self._chunk(choice, {"tool_calls": [call]}))
+        return b"".join(chunks)
+
+    def _chunk(self, choice: int, delta: dict[str, Any]) -> bytes:
+        """With the log-probabilities of all tokens since the last one: a call's signs are tokens without a delta."""
+        tokens, self._unsent[choice] = self._unsent[choice], []
+        logprobs = encode(self._logprobs_of(tokens)) if self._logprobs else b"null"
+        text = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}'
+        return self._chunk_of(text % (choice, encode(delta), logprobs))
+
+
+def _reason(reason: str, splitter: CallSplitter) -> str:
+    return "tool_calls" if reason == "stop" and splitter.num_calls else reason
+
+
 # -- completions ------------------------------------------------------------------------------------------------------
 
 
-class CompletionForm:
+class CompletionForm(_Streamed):
     """``echoes``: per prompt the text put before every answer to it (empty: no echo)."""
 
     def __init__(
         self, header: Header, *, n: int, logprobs: int | None, include_usage: bool, echoes: Sequence[str]
     ) -> None:
-        self._header = header
         self._n = n
         self._top = logprobs
         self._echoes = echoes
         self._offsets = [len(echo) for echo in echoes for _ in range(n)]  # per choice, of its next token
-        self._chunks = _Chunks(header, "text_completion", include_usage=include_usage)
+        super().__init__(header, "text_completion", include_usage=include_usage)
 
     def whole(self, results: Sequence[Result]) -> bytes:
         choices = []
@@ -187,7 +294,7 @@ class CompletionForm:
     def opening(self) -> bytes:
         choice = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
         return b"".join(
-            self._chunks.chunk(choice % (prompt * self._n + index, encode(echo)))
+            self._chunk_of(choice % (prompt * self._n + index, encode(echo)))
             for prompt, echo in enumerate(self._echoes)
             if echo
             for index in range(self._n)
@@ -203,17 +310,14 @@ class CompletionForm:
         if not delta.text and not (self._top is not None and delta.logprobs):
             return b""
         chunk = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}'
-        return self._chunks.chunk(chunk % (choice, encode(delta.text), logprobs))
+        return self._chunk_of(chunk % (choice, encode(delta.text), logprobs))
 
     def result(self, result: Result) -> bytes:
         choice = b'{"index":%d,"text":"","logprobs":null,"finish_reason":%b}'
         return b"".join(
-            self._chunks.chunk(choice % (result.prompt * self._n + index, encode(meta.finish_reason)))
+            self._chunk_of(choice % (result.prompt * self._n + index, encode(meta.finish_reason)))
             for index, meta in enumerate(result.meta.candidates)
         )
-
-    def closing(self, results: Sequence[Result]) -> bytes:
-        return self._chunks.closing(results)
 
     def _logprobs_of(self, tokens: Sequence[TokenLogprob], offset: int) -> tuple[dict[str, Any], int]:
         """The object for ``tokens``, the first of which begins at character ``offset``; and where the next begins."""
@@ -237,3 +341,90 @@ class CompletionForm:
 
 def finite(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, LEAST_LOGPROB)
+
+
+# -- /generate --------------------------------------------------------------------------------------------------------
+
+
+class NativeForm:
+    """``counts``: candidates of each prompt. Answers are listed prompt by prompt, candidate by candidate."""
+
+    def __init__(self, id: str, *, counts: Sequence[int], is_batch: bool, logprobs: bool, with_text: bool) -> None:
+        self._id = id
+        self._starts = [sum(counts[:i]) for i in range(len(counts))]  # prompt -> place of its first candidate
+        self._total = sum(counts)
+        self._is_list = is_batch or self._total > 1
+        self._logprobs = logprobs
+        self._with_text = with_text
+        self._texts = [""] * self._total
+        self._ids: list[list[int]] = [[] for _ in range(self._total)]
+
+    def whole(self, results: Sequence[Result]) -> bytes:
+        answers = [answer for result in results for answer in self._answers(result)]
+        return encode(answers if self._is_list else answers[0])
+
+    def opening(self) -> bytes:
+        return b""
+
+    def piece(self, piece: Piece) -> bytes:
+        delta = piece.delta
+        place = self._starts[piece.prompt] + delta.index
+        self._texts[place] += delta.text
+        self._ids[place] += delta.token_ids
+        if not delta.text:
+            return b""
+        meta = {"id": self._id, "finish_reason": None, "completion_tokens": len(self._ids[place])}
+        return event(self._placed(place, {"text": self._texts[place], "output_ids": self._ids[place]}, meta))
+
+    def result(self, result: Result) -> bytes:
+        start = self._starts[result.prompt]
+        return b"".join(
+            event(self._placed(start + i, answer, answer.pop("meta_info")))
+            for i, answer in enumerate(self._answers(result))
+        )
+
+    def closing(self, results: Sequence[Result]) -> bytes:
+        return DONE
+
+    def _placed(self, place: int, answer: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+        """``answer`` as one event of a stream, with its place where there are several."""
+        return {**answer, "meta_info": meta, **({"index": place} if self._is_list else {})}
+
+    def _answers(self, result: Result) -> list[dict[str, Any]]:
+        gen = result.meta
+        answers = []
+        for text, meta in zip(result.texts, gen.candidates, strict=True):
+            info: dict[str, Any] = {
+                "id": self._id,
+                "finish_reason": _finish(meta.finish_reason, meta.matched_stop, meta.completion_tokens),
+                "prompt_tokens": gen.prompt_tokens,
+                "completion_tokens": meta.completion_tokens,
+                "cached_tokens": gen.cached_tokens,
+                "forced_tokens": meta.forced_tokens,
+                "queue_s": gen.queue_s,
+                "prefill_s": gen.prefill_s,
+                "decode_s": gen.decode_s,
+                "e2e_latency": gen.queue_s + gen.prefill_s + gen.decode_s,
+            }
+            if self._logprobs:
+                info["input_token_logprobs"] = self._pairs(gen.prompt_logprobs)
+                info["output_token_logprobs"] = self._pairs(meta.logprobs)
+                info["input_top_logprobs"] = self._tops(gen.prompt_logprobs)
+                info["output_top_logprobs"] = self._tops(meta.logprobs)
+            answers.append({"text": text, "output_ids": list(meta.token_ids), "meta_info": info})
+        return answers
+
+    def _pairs(self, tokens: Sequence[TokenLogprob]) -> list[tuple[float | None, int, str | None]]:
+        return [self._pair(token.token_id, token.logprob, token.text) for token in tokens]
+
+    def _tops(self, tokens: Sequence[TokenLogprob]) -> list[list[tuple[float | None, int, str | None]] | None]:
+        return [[self._pair(*alternative) for alternative in token.top] or None for token in tokens]
+
+    def _pair(self, token_id: int, logprob: float | None, text: str) -> tuple[float | None, int, str | None]:
+        return finite(logprob), token_id, text if self._with_text else None
+
+
+def _finish(reason: str, matched: str | int | None, completion_tokens: int) -> dict[str, Any]:
+    if reason == "stop":
+        return {"type": "stop", "matched": matched}
+    return {"type": "length", "length": completion_tokens} if reason == "length" else {"type": reason}

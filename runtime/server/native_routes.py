@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request, Response
 from ...protocol import errors
 from ...protocol.ops import Gen
 from . import faults
+from .forms import NativeForm
 from .jobs import make_job, raw_parts
-from .native_form import NativeForm
 from .response import GenerationResponse
 from .schemas import NATIVE_NAMES, GenerateRequest, NativeSampling, check_sampling
 from .service import Service, fault_response, json_response

@@ -9,12 +9,11 @@ from ...protocol import errors
 from ...protocol.ops import Gen
 from ...protocol.tool_format import ToolFormat
 from .conversation import conversation_parts
-from .forms import ChatForm, CompletionForm, Header
+from .forms import ChatForm, CompletionForm, Header, ToolChatForm
 from .jobs import make_job, raw_parts
 from .response import GenerationResponse
 from .schemas import COMPLETION_MAX_TOKENS, ChatRequest, CompletionRequest, check_sampling, with_logprobs
 from .service import Service, json_response
-from .tool_form import ToolChatForm
 
 
 def openai_routes(service: Service) -> APIRouter:

@@ -29,10 +29,7 @@ class ProgramResponse(Response):
     """A program's messages, one JSON object a line. A refusal of the first submit is an error status."""
 
     def __init__(self, bridge: Bridge, submit: Submit, running: dict[str, ProgramCall]) -> None:
-        self.background = None
-        self.body = b""
-        self.status_code = 200
-        self.init_headers(None)
+        super().__init__()
         self._bridge = bridge
         self._submit = submit
         self._running = running

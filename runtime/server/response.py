@@ -14,8 +14,7 @@ from ...protocol.messages import Delta
 from . import faults
 from .bridge import Bridge, BridgedCall
 from .forms import Form, failure
-from .generation import Generation, Piece, Result
-from .jobs import Job
+from .jobs import Generation, Job, Piece, Result
 from .metrics import ServerMetrics
 
 
@@ -28,10 +27,7 @@ class GenerationResponse(Response):
     def __init__(
         self, bridge: Bridge, job: Job, form_for: Callable[[str], Form], *, stream: bool, metrics: ServerMetrics
     ) -> None:
-        self.background = None
-        self.body = b""
-        self.status_code = 200
-        self.init_headers(None)
+        super().__init__()
         self._bridge = bridge
         self._job = job
         self._form_for = form_for

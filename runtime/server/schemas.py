@@ -7,7 +7,7 @@ import json
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, Field, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...constrained.spec import GrammarKind, GrammarSpec
@@ -15,11 +15,31 @@ from ...protocol import errors
 from ...protocol.messages import ProgramSettings
 from ...protocol.sampling import FIELDS, SamplingParams
 from ...protocol.sampling import Field as SamplingField
-from .strict import Strict, fault, unserved
-from .tool_schemas import NamedChoice, ToolEntry, WrittenCall
 
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 COMPLETION_MAX_TOKENS = 16  # what the completions API has always meant by no max_tokens
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def unserved(*neutral: Any) -> AfterValidator:
+    """For a field that is not served: only null and the ``neutral`` values pass."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if value is None or value in neutral:
+            return value
+        allowed = f"; only {' or '.join(json.dumps(n) for n in neutral)} is accepted" if neutral else ""
+        message = f"{info.field_name!r} is not supported by this server{allowed}"
+        raise PydanticCustomError("unsupported", "{message}", {"message": message})
+
+    return AfterValidator(check)
+
+
+def fault(message: str, param: str) -> PydanticCustomError:
+    """An error between fields; ``param`` is the one to change."""
+    return PydanticCustomError("conflict", "{message}", {"message": message, "param": param})
 
 
 # -- sampling, made from the table in protocol/sampling.py ------------------------------------------------------------
@@ -147,6 +167,73 @@ def check_sampling(params: SamplingParams, *, vocab_size: int, names: dict[str, 
         ours = text.partition("=")[0]
         theirs = names.get(ours, ours)
         raise errors.InvalidParams(theirs + text.removeprefix(ours), where=theirs)
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+class FunctionEntry(Strict):
+    """``strict`` changes nothing: every argument is held to the schema."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolEntry(Strict):
+    type: Literal["function"]
+    function: FunctionEntry
+
+    @model_validator(mode="after")
+    def _arguments_are_an_object(self) -> "ToolEntry":
+        if (self.function.parameters or {}).get("type", "object") != "object":
+            raise PydanticCustomError("parameters", "a function's parameters are a JSON schema of type 'object'")
+        return self
+
+    def schema_of(self) -> dict[str, Any]:
+        function: dict[str, Any] = {"name": self.function.name}
+        if self.function.description:
+            function["description"] = self.function.description
+        function["parameters"] = {"type": "object", **(self.function.parameters or {"properties": {}})}
+        return {"type": "function", "function": function}
+
+
+class ChosenFunction(Strict):
+    name: str
+
+
+class NamedChoice(Strict):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class WrittenFunction(Strict):
+    name: str
+    arguments: str
+
+    @model_validator(mode="after")
+    def _arguments_are_json(self) -> "WrittenFunction":
+        try:
+            is_object = isinstance(json.loads(self.arguments), dict)
+        except ValueError:
+            is_object = False
+        if not is_object:
+            raise PydanticCustomError("arguments", "arguments must be a JSON object, as text")
+        return self
+
+
+class WrittenCall(Strict):
+    """A call of an earlier turn."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: WrittenFunction
+    index: int | None = None  # some clients send the index of the stream back
+
+    def for_template(self) -> dict[str, Any]:
+        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments)}
+        return {"type": "function", "id": self.id, "function": function}
 
 
 # -- /v1/chat/completions ---------------------------------------------------------------------------------------------
