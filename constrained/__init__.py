@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .spec import GRAMMAR_KINDS, GrammarError, GrammarKind, GrammarSpec, GrammarTooComplex
 
 if TYPE_CHECKING:
-    from .checker import Report, check
+    from .checker import GrammarReport, check
     from .compiler import Compiler, compile, compiler_of
     from .grammar import CompiledGrammar, Matcher, fill_masks
     from .vocabulary import Vocabulary
@@ -18,7 +18,7 @@ _HOMES = {
     "CompiledGrammar": ".grammar",
     "Compiler": ".compiler",
     "Matcher": ".grammar",
-    "Report": ".checker",
+    "GrammarReport": ".checker",
     "Vocabulary": ".vocabulary",
     "check": ".checker",
     "compile": ".compiler",
@@ -35,7 +35,7 @@ __all__ = [
     "GrammarSpec",
     "GrammarTooComplex",
     "Matcher",
-    "Report",
+    "GrammarReport",
     "Vocabulary",
     "check",
     "compile",

@@ -51,7 +51,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class LimitUse:
     """How much of a limit the grammar used, in compiling and in a random walk of ``WALK_STEPS`` tokens."""
 
     name: str
@@ -60,7 +60,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class GrammarReport:
     """What ``check`` found. ``str`` is the text that ``phloem grammar`` prints."""
 
     spec: GrammarSpec
@@ -74,7 +74,7 @@ class Report:
     may_be_empty: bool
     compile_s: float
     mask_s: tuple[float, ...]  # times of the masks met on the random walk, ascending
-    limits: tuple[Limit, ...]
+    limits: tuple[LimitUse, ...]
     verdicts: tuple[Verdict, ...]
 
     @property
@@ -93,7 +93,7 @@ def check(
     *,
     texts: Iterable[str] = (),
     **options: str | int | bool,
-) -> Report:
+) -> GrammarReport:
     """Compile a grammar as ``compile`` does, on a machine of its own, and report what serving it would meet.
 
     Without a vocabulary every byte is a token. ``texts`` are examples to be judged. Raises ``GrammarError``.
@@ -109,14 +109,14 @@ def check(
     allowed = np.flatnonzero(np.unpackbits(grammar.matcher().mask().view(np.uint8), bitorder="little"))
     times, work = _walk(grammar)
     limits = (
-        Limit("characters of grammar", len(text), MAX_TEXT_BYTES),
-        Limit("automaton states", machine.num_states, machine.hard_limit),
-        Limit("expressions", len(machine.expressions.nodes), machine.expressions.max_expressions),
-        Limit("work of one mask", work, MASK_WORK),
+        LimitUse("characters of grammar", len(text), MAX_TEXT_BYTES),
+        LimitUse("automaton states", machine.num_states, machine.hard_limit),
+        LimitUse("expressions", len(machine.expressions.nodes), machine.expressions.max_expressions),
+        LimitUse("work of one mask", work, MASK_WORK),
     )
     overlaps, not_compared = _overlaps(spec)
     dead, unused = _dead_and_unused(spec, compiler)
-    return Report(
+    return GrammarReport(
         spec,
         overlaps,
         not_compared,
@@ -277,7 +277,7 @@ def _expected(grammar: CompiledGrammar, config: int) -> str:
 # -- the report as text -----------------------------------------------------------------------------------------------
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: GrammarReport) -> Iterator[str]:
     spec = report.spec
     yield f"{spec.kind}: compiled in {1e3 * report.compile_s:.1f} ms"
     shown = " ".join(ascii(t.decode(errors="backslashreplace")) for t in report.first_tokens[:SHOWN_TOKENS])

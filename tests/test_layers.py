@@ -229,6 +229,15 @@ def test_circles_are_seen() -> None:
     assert circles({"a": {"b"}, "b": set()}) == []
 
 
+def test_a_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, file in sources():
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
 def test_the_environment_is_read_by_the_command_line_alone() -> None:
     """`home` is the one exception: a program must find what the command has fetched; `pull` hands it on to pip."""
     readers = set()

@@ -13,7 +13,7 @@ MANY = 1 << 30  # as an upper count: none
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ObjectContext:
     """An object between two properties.
 
     ``formulas`` are what must hold, then the observers; ``seen`` has the bits of the names that may not come any more.
@@ -45,7 +45,7 @@ class Completions:
         self.properties = properties
         self._plains: dict[tuple[NamePartition, int], Clause | None] = {}
         self._possible: dict[tuple[NamePartition, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
-        self._demands: dict[tuple[Context, int], tuple[int, tuple[int, ...]]] = {}
+        self._demands: dict[tuple[ObjectContext, int], tuple[int, tuple[int, ...]]] = {}
         self._settled: dict[int, int] = {}
         self._sure_breaks: dict[tuple[int, int], bool] = {}
         self._rule_demands: dict[tuple[NamePartition, tuple[int, ...], int], int] = {}
@@ -264,7 +264,7 @@ class Completions:
 
     # -- the next property ----------------------------------------------------------------------------------------
 
-    def demand(self, context: Context, cls: int) -> tuple[int, tuple[int, ...]]:
+    def demand(self, context: ObjectContext, cls: int) -> tuple[int, tuple[int, ...]]:
         """What the value of a property of this class must satisfy, and the schemas that observe it."""
         key = (context, cls)
         found = self._demands.get(key)
@@ -291,7 +291,7 @@ class Completions:
         asked = {self.properties.asked(leaf, partition, cls) for _, leaf in self.formulas.leaves(*formulas)}
         return asked - {TRUE, FALSE}
 
-    def _weakest_demand(self, context: Context, cls: int) -> int:
+    def _weakest_demand(self, context: ObjectContext, cls: int) -> int:
         """The weakest condition on the next property's value after which the object can still be completed."""
         formulas, properties = self.formulas, self.properties
         partition, must = context.partition, context.formulas[0]
@@ -315,7 +315,7 @@ class Completions:
                 parts.append(formulas.conjunction(self._asked_by(partition, cls, whole)))
         return formulas.disjunction(parts)
 
-    def allowed_demand(self, context: Context, cls: int) -> tuple[int, tuple[int, ...]]:
+    def allowed_demand(self, context: ObjectContext, cls: int) -> tuple[int, tuple[int, ...]]:
         """As ``demand``, for a class that ``allowed`` has returned: for plain objects without the checks."""
         plain = self._plain(context.partition, context.formulas[0])
         if plain is None or len(context.formulas) > 1:
@@ -332,11 +332,11 @@ class Completions:
         """Whether the first property may have a name of class 0, of which there are any number."""
         return 0 in self.allowed(self._start(formula))[1]
 
-    def _start(self, formula: int) -> Context:
+    def _start(self, formula: int) -> ObjectContext:
         formula = self.settled(formula)
-        return Context(self.properties.partition((formula,)), 0, (formula,))
+        return ObjectContext(self.properties.partition((formula,)), 0, (formula,))
 
-    def allowed(self, context: Context) -> tuple[int, tuple[int, ...]]:
+    def allowed(self, context: ObjectContext) -> tuple[int, tuple[int, ...]]:
         """The listed names that may come next, as bits, and the other classes that may."""
         fast = self._allowed_plain(context)
         if fast is not None:
@@ -362,7 +362,7 @@ class Completions:
         self._plains[key] = found
         return found
 
-    def _allowed_plain(self, context: Context) -> tuple[int, tuple[int, ...]] | None:
+    def _allowed_plain(self, context: ObjectContext) -> tuple[int, tuple[int, ...]] | None:
         """As ``allowed``, for a conjunction without negations and without a least count; None for any other."""
         plain = self._plain(context.partition, context.formulas[0])
         if plain is None or plain.low:
@@ -390,7 +390,7 @@ class Completions:
             found = self._possible[key] = names, others
         return found
 
-    def after_plain(self, context: Context, cls: int) -> tuple[int, ...] | None:
+    def after_plain(self, context: ObjectContext, cls: int) -> tuple[int, ...] | None:
         """The formulas after a property if they are one conjunction without negations and counts; else None."""
         partition, (formula, *others) = context.partition, context.formulas
         plain = self._plain(partition, formula)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .completions import Completions, Context
+from .completions import Completions, ObjectContext
 from .inner_values import InnerValues
 from .names import NameTrie
 from .properties import NamePartition, Properties
@@ -21,13 +21,13 @@ class Objects:
         self.properties = Properties(values, any_order=any_order)
         self.completions = Completions(values, self.properties)
         self._tries: dict[NamePartition, NameTrie] = {}
-        self._beginnings: dict[Context, int] = {}
+        self._beginnings: dict[ObjectContext, int] = {}
 
     def open(self, formulas: tuple[int, ...]) -> int:
         """The row code of ``{``; 0 if no object satisfies the first formula. The other formulas are observers."""
         formulas = (self.completions.settled(formulas[0]), *formulas[1:])
         partition = self.properties.partition(formulas)
-        context = Context(partition, 0, formulas)
+        context = ObjectContext(partition, 0, formulas)
         if not self.completions.is_alive(partition, 0, formulas[0]):
             return 0
         machine, values = self.values.machine, self.values
@@ -40,18 +40,18 @@ class Objects:
         key = ("open object", values.style, context)
         return machine.state(key, lambda: machine.add_state(fill, space=values.space))
 
-    def _result(self, context: Context) -> int:
+    def _result(self, context: ObjectContext) -> int:
         bits = sum(1 << i for i, formula in enumerate(context.formulas[1:]) if self.properties.ends(formula))
         return self.values.machine.end_state(self.values.machine.result(bits))
 
-    def _begin_name(self, context: Context) -> int:
+    def _begin_name(self, context: ObjectContext) -> int:
         """The row code of the quote before a name; 0 if no further property is allowed."""
         found = self._beginnings.get(context)
         if found is None:
             found = self._beginnings[context] = self._make_beginning(context)
         return found
 
-    def _make_beginning(self, context: Context) -> int:
+    def _make_beginning(self, context: ObjectContext) -> int:
         names, others = self.completions.allowed(context)
         if not names and not others:
             return 0
@@ -71,7 +71,7 @@ class Objects:
             )
         return found
 
-    def _begin_patterned(self, context: Context, names: int, others: tuple[int, ...]) -> int:
+    def _begin_patterned(self, context: ObjectContext, names: int, others: tuple[int, ...]) -> int:
         ex, partition = self.ex, context.partition
         machine, values = self.values.machine, self.values
         words = [n.encode() for n in partition.names]
@@ -92,7 +92,7 @@ class Objects:
         marks = [p if bits >> i & 1 else self.ex.complement(p) for i, p in enumerate(partition.patterns)]
         return self.ex.intersect(self.ex.text_without(self.ex.one_of(words)), *marks)
 
-    def _colon(self, context: Context, cls: int, names: int, others: tuple[int, ...]) -> int:
+    def _colon(self, context: ObjectContext, cls: int, names: int, others: tuple[int, ...]) -> int:
         """The row code after a name's closing quote."""
         allowed = names >> (cls - 1) & 1 if 1 <= cls <= len(context.partition.names) else cls in others
         if not allowed:
@@ -107,11 +107,11 @@ class Objects:
         key = ("colon", values.style, must, observed)  # the same in every object; what differs is the frame
         return machine.push(frame, machine.state(key, lambda: machine.add_state(fill, space=values.space)))
 
-    def _after(self, context: Context, cls: int, observed: tuple[int, ...], result: int) -> int:
+    def _after(self, context: ObjectContext, cls: int, observed: tuple[int, ...], result: int) -> int:
         """The state after a property's value."""
         partition = context.partition
         formulas = self.completions.after_plain(context, cls) or self._after_any(context, cls, observed, result)
-        following = Context(partition, self.properties.seen_after(partition, context.seen, cls), formulas)
+        following = ObjectContext(partition, self.properties.seen_after(partition, context.seen, cls), formulas)
         machine, values = self.values.machine, self.values
 
         def fill(row: np.ndarray) -> None:
@@ -123,7 +123,7 @@ class Objects:
         key = ("after property", values.style, following)
         return machine.state(key, lambda: machine.add_state(fill, space=values.space))
 
-    def _after_any(self, context: Context, cls: int, observed: tuple[int, ...], result: int) -> tuple[int, ...]:
+    def _after_any(self, context: ObjectContext, cls: int, observed: tuple[int, ...], result: int) -> tuple[int, ...]:
         partition = context.partition
         bits = self.values.machine.bits(result)
         plain = self.formulas.positive_clause(context.formulas[0]) is not None
@@ -137,7 +137,7 @@ class Objects:
             *[self.properties.step(f, partition, cls, true | certain) for f in context.formulas[1:]],
         )
 
-    def _before_name(self, context: Context) -> int:
+    def _before_name(self, context: ObjectContext) -> int:
         machine, values = self.values.machine, self.values
 
         def fill(row: np.ndarray) -> None:

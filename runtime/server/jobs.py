@@ -74,7 +74,7 @@ class Result:
     meta: GenMeta
 
 
-class Generation:
+class RunningJob:
     """Ends when every Gen has its result, or with the first failure; ``close`` before that cancels the program."""
 
     def __init__(self, bridge: Bridge, job: Job) -> None:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .jobs import Generation, Result
+from .jobs import Result, RunningJob
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -40,7 +40,7 @@ class ServerMetrics:
         )
         self._generated = Counter("phloem_http_completion_tokens", "Tokens generated.", registry=registry)
 
-    def count_generation(self, generation: Generation, results: Sequence[Result]) -> None:
+    def count_generation(self, generation: RunningJob, results: Sequence[Result]) -> None:
         self._duration.observe(time.perf_counter() - generation.opened_s)
         if generation.first_text_s is not None:
             self._first_text.observe(generation.first_text_s - generation.opened_s)

@@ -14,7 +14,7 @@ from ...protocol.messages import Delta
 from . import faults
 from .bridge import Bridge, BridgedCall
 from .forms import Form, failure
-from .jobs import Generation, Job, Piece, Result
+from .jobs import Job, Piece, Result, RunningJob
 from .metrics import ServerMetrics
 
 
@@ -35,7 +35,7 @@ class GenerationResponse(Response):
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        generation = Generation(self._bridge, self._job)
+        generation = RunningJob(self._bridge, self._job)
         watch = asyncio.ensure_future(fail_on_disconnect(receive, generation.bridged))
         results: list[Result] = []
         try:
@@ -53,7 +53,7 @@ class GenerationResponse(Response):
             generation.close()
             self._metrics.count_generation(generation, results)
 
-    async def _send_stream(self, generation: Generation, form: Form, send: Send) -> list[Result]:
+    async def _send_stream(self, generation: RunningJob, form: Form, send: Send) -> list[Result]:
         results: list[Result] = []
         sent: dict[tuple[int, int], int] = {}
         events = await generation.events()  # a failure here can still be an error status

@@ -36,7 +36,7 @@ _LIKENESS = 0.1  # weight of smooth L1
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TrainingReport:
     """Results on held-out texts: how often the head's likeliest token is the model's, after the model's features
     (``first``) and after the head's own (``second``); ``known``: share of the model's tokens that the head has.
     """
@@ -119,7 +119,7 @@ def train_eagle(
     window: int = 256,
     learning_rate: float = 1e-3,
     progress: Callable[[str, int, int], None] | None = None,
-) -> Report:
+) -> TrainingReport:
     """Train a head for ``engine``'s model, until ``minutes`` or ``max_steps`` have passed, and write it to ``out``.
 
     The head drafts the ``num_tokens`` most frequent tokens of the corpus and attends to the last ``window`` tokens. One
@@ -170,7 +170,9 @@ def train_eagle(
     save_file(tensors, out, metadata={name: str(value) for name, value in msgspec.to_builtins(shape).items()})
     first, second, known = _measure(module, held_out, embedding, token_ids, _head_weight(engine))
     tail = losses[-10:]
-    return Report(len(losses), time.monotonic() - start_s, losses[0], sum(tail) / len(tail), first, second, known)
+    return TrainingReport(
+        len(losses), time.monotonic() - start_s, losses[0], sum(tail) / len(tail), first, second, known
+    )
 
 
 def _head_weight(engine: EngineCore) -> Tensor:
