@@ -1,6 +1,6 @@
 """The command ``phloem``: pull, serve, engine, bench, plan, train-drafter, grammar, doctor.
 
-The only place that prints. Nothing here decides anything: every command is a call that a program could make as well.
+Only this module prints. Each command is a call that a program could make as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OK, _FAILED, _INTERRUPTED = 0, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. A user's mistake ends as one line on stderr and code 2."""
+    """Run one command and return its exit code. A user error prints one line on stderr and returns 2."""
     args = _parser().parse_args(argv)
     _set_up_logging(getattr(args, "log_level", "warning"))
     try:
@@ -244,7 +244,7 @@ def _train_drafter(args: argparse.Namespace) -> int:
 
 
 def _resolved_config(args: argparse.Namespace) -> EngineConfig:
-    """The config of the flags. Fetches the model first, where there is a terminal to show it on."""
+    """The engine config that the flags give. On a terminal, missing models are fetched first, with a progress bar."""
     from .runtime.weights.resolve import resolve_model
 
     values = {field.name: getattr(args, field.name) for field in msgspec.structs.fields(EngineConfig)}
@@ -424,7 +424,7 @@ def _set_up_logging(level: str) -> None:
 
 @contextmanager
 def _loading_bars(greeting: Callable[[str], str]) -> Iterator[tuple[Progress, Callable[[str], None]]]:
-    """(what shows progress, what ends that with the greeting at the address it is told)."""
+    """``(progress, on_ready)``: bars while the model loads, and a callback that replaces them by the greeting."""
     bars = Bars("count")
 
     def ready(url: str) -> None:

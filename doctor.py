@@ -1,4 +1,4 @@
-"""What this machine can run, as text: for people who report that something is slow or missing. Changes nothing."""
+"""What this machine can run, as text, for reports that something is slow or missing."""
 
 from __future__ import annotations
 

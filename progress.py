@@ -1,4 +1,4 @@
-"""Bars on stderr for what takes long: models being fetched, kernels being made. Never writes to stdout."""
+"""Progress bars on stderr for long work: fetching models, compiling kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Bars:
-    """A bar on stderr for whatever is being fetched or made; nothing is drawn where there is nothing to do."""
+    """A progress bar on stderr. It is drawn when the first progress is reported."""
 
     def __init__(self, unit: Literal["bytes", "count"]) -> None:
         from rich import progress as rich

@@ -1,4 +1,4 @@
-"""A line chart as SVG: enough for figures in the docs. Never reads a file."""
+"""A line chart as SVG: for the figures in the docs."""
 
 from collections.abc import Mapping, Sequence
 from html import escape

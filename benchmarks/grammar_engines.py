@@ -1,4 +1,4 @@
-"""Our grammars and installed peers' behind one face: compile, then walk a text. Never times anything."""
+"""Our grammars and installed peers' behind one interface: compile, then walk a text."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol

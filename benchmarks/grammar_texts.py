@@ -1,4 +1,4 @@
-"""Grammars of many kinds, each with texts that are in it. Never compiles one."""
+"""Grammars of many kinds, each with texts that are in it."""
 
 # ruff: noqa: E501
 

@@ -45,7 +45,7 @@ class Client:
     """A connected client. Its methods may be called on any thread; it hands messages to calls on its own thread.
 
     An ``on_event`` of a call cannot ``query``, which waits for that thread. A client never reconnects: when the engine
-    is lost every call is told once, and submits raise ``EngineLost``. ``engine_alive`` says why the engine's process
+    is lost, every call fails once, and submits raise ``EngineLost``. ``engine_alive`` says why the engine's process
     has ended, or None while it lives. ``engine_timeout_s`` is the silence after which an engine counts as lost; a
     closed connection is noticed at once.
     """
@@ -181,7 +181,7 @@ class Client:
             waiting.set_result(message.value)
 
     def _finish(self, error: PhloemError) -> None:
-        """The line has ended: every call and every query is told, once."""
+        """The line has ended: fail every call and every query once."""
         with self._lock:
             self._end = error
             calls, self._calls = self._calls, {}

@@ -73,7 +73,7 @@ class ProgramTransport(Protocol):
 
 
 class ProgramCall:
-    """``on_event`` is told of every op's one end: ``Done``, ``OpFailed``, or a ``SubmitRefused`` that lists it.
+    """``on_event`` receives each op's end once: ``Done``, ``OpFailed``, or a ``SubmitRefused`` that lists it.
 
     ``Delta`` comes only for open ops; its ``index`` is the candidate's. ``Closed`` is the last event and comes once,
     with empty stats where the engine refused the program or was lost. ``on_event`` must return soon and may submit and

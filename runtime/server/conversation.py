@@ -23,11 +23,11 @@ def in_plain_words(
     messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], format: ToolFormat
 ) -> list[dict[str, Any]]:
     """The same conversation in messages without calls, results and tools."""
-    told: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     results: list[str] = []
 
     def settle() -> None:
-        told.extend({"role": format.template.result_role, "content": text} for text in format.result_turns(results))
+        turns.extend({"role": format.template.result_role, "content": text} for text in format.result_turns(results))
         results.clear()
 
     for message in messages:
@@ -42,12 +42,12 @@ def in_plain_words(
             ]
             content = [message["content"], *calls] if message["content"] else calls
             message = {"role": message["role"], "content": format.template.calls_between.join(content)}
-        told.append(message)
+        turns.append(message)
     settle()
     if tools:
-        if told and told[0]["role"] == "system":
-            prompt = format.prompt(tools, is_first=not told[0]["content"])
-            told[0] = {**told[0], "content": told[0]["content"] + prompt}
+        if turns and turns[0]["role"] == "system":
+            prompt = format.prompt(tools, is_first=not turns[0]["content"])
+            turns[0] = {**turns[0], "content": turns[0]["content"] + prompt}
         else:
-            told.insert(0, {"role": "system", "content": format.prompt(tools, is_first=True)})
-    return told
+            turns.insert(0, {"role": "system", "content": format.prompt(tools, is_first=True)})
+    return turns

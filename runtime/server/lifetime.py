@@ -44,7 +44,7 @@ def serve(
 ) -> int:
     """Start an engine process and answer HTTP until SIGINT or SIGTERM; 0 after a clean end.
 
-    The port is taken before the model loads. ``progress`` is told how far loading is, where that takes long, and
+    The server takes the port before the model loads. ``progress`` gets the progress of loading, and
     ``on_ready`` the address, once requests are answered. Raises a PhloemError when the address, the model or the
     configuration cannot be used.
     """

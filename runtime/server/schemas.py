@@ -25,7 +25,7 @@ class Strict(BaseModel):
 
 
 def unserved(*neutral: Any) -> AfterValidator:
-    """For a field that is not served: only null and the ``neutral`` values pass."""
+    """A validator for a field that the server does not serve: only null and the ``neutral`` values pass."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if value is None or value in neutral:
@@ -119,7 +119,7 @@ class OpenAISampling(_with_rows("OpenAIFields", _Grammars, _OPENAI, has_defaults
         return SamplingParams(**{**_given(self, _OPENAI), "max_tokens": max_tokens})
 
     def settings(self, name: str, *, adapter: str = "") -> ProgramSettings:
-        """``name``: what such requests are counted under."""
+        """The program settings. ``name``: the name that the metrics count such requests under."""
         return ProgramSettings(
             tenant=self.tenant or self.user or "",
             priority=self.priority or 0,
@@ -173,7 +173,7 @@ def check_sampling(params: SamplingParams, *, vocab_size: int, names: dict[str, 
 
 
 class FunctionEntry(Strict):
-    """``strict`` changes nothing: every argument is held to the schema."""
+    """``strict`` has no effect: the schema is always enforced for arguments."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
@@ -259,7 +259,7 @@ def _known_role(role: str) -> str:
 
 
 class ChatMessage(Strict):
-    """One message. The fields that an assistant's answer carries may be sent back as they came."""
+    """One message. The fields of an assistant's answer may be sent back unchanged."""
 
     role: Annotated[str, AfterValidator(_known_role)]
     content: str | list[Annotated[dict[str, Any], AfterValidator(_text_of_part)]] | None = None
@@ -302,7 +302,7 @@ class JsonSchemaFormat(Strict):
 
 
 class ResponseFormat(Strict):
-    """``strict`` changes nothing: every schema is enforced."""
+    """``strict`` has no effect: the schema is always enforced."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
@@ -379,7 +379,7 @@ class ChatRequest(OpenAISampling):
 
     @property
     def names(self) -> dict[str, str]:
-        """Our names of parameters that this request calls otherwise."""
+        """Maps this endpoint's parameter names to ours where they differ."""
         return {"max_tokens": "max_completion_tokens"} if self.max_completion_tokens is not None else {}
 
     @property
@@ -512,7 +512,7 @@ class GenerateRequest(_with_rows("BesideSampling", Strict, _BESIDE_NATIVE, has_d
 
 
 def with_logprobs(params: SamplingParams, top: int | None, *, start: int = -1) -> SamplingParams:
-    """``params`` asking for log-probabilities when ``top`` is a number (of alternatives per token)."""
+    """``params`` with log-probabilities if ``top`` is a number, the alternatives per token."""
     if top is None:
         return params
     return msgspec.structs.replace(params, return_logprob=True, top_logprobs_num=top, logprob_start_len=start)

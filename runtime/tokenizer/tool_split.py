@@ -113,7 +113,7 @@ class _ToolProbe:
         start = text.find(system.prefix_text + _SYSTEM)
         tail = system.suffix_text + user.prefix_text + _USER + user.suffix_text
         if start < 0 or not text.endswith(tail):
-            raise NotSplit("tools are told outside of the system message")
+            raise NotSplit("the template describes tools outside the system message")
         return text[start + len(system.prefix_text) : len(text) - len(tail)]
 
     # -- calls --------------------------------------------------------------------------------------------------------
