@@ -83,7 +83,7 @@ def test_a_client_that_goes_away_has_its_program_cancelled(serve):
     server = serve(StringEngine(reply=lambda prompt, op: " word" * 100000, step_s=0.1))
     with server.http.stream("POST", "/v1/programs", json={"program": "p", "ops": OPS}) as response:
         next(response.iter_lines())
-        assert server.engine.programs == ["p"]
+        wait_until(lambda: server.engine.programs == ["p"])
     wait_until(lambda: not server.engine.programs)
 
 
