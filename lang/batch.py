@@ -109,7 +109,7 @@ class BodyCrew:
         """Begin no further item, and cancel those that run."""
         self._left.clear()
         for state in self._begun:
-            session = state._program.session
+            session = state.program.session
             if not session.closed.is_done:
                 session.cancel()
 
@@ -171,7 +171,7 @@ def _tasks_of(batch: Batch) -> list[asyncio.Task[ProgramState]]:
     async def run_one(arguments: dict[str, Any]) -> ProgramState:
         state = batch.begin(arguments, loop=loop)
         await batch.run_body_async(state, arguments)
-        session = state._program.session
+        session = state.program.session
         closed = session.closed
         if not closed.is_done:
             try:
@@ -193,7 +193,7 @@ def _tasks_of(batch: Batch) -> list[asyncio.Task[ProgramState]]:
 
 
 def _finish(state: ProgramState) -> ProgramState:
-    closed = state._program.session.closed
+    closed = state.program.session.closed
     closed.wait_for(closed.done)
     return state
 

@@ -124,7 +124,7 @@ class SglFunction:
         inline = not options.options.get("use_thread", True)
         arguments = {**options.arguments, **self.bind_arguments}
         state = self._begin(backend, options, arguments, stream=stream, inline=inline)
-        program = state._program
+        program = state.program
         if stream and not inline:
             program.body_thread = None
             context = contextvars.copy_context()
@@ -174,7 +174,7 @@ class SglFunction:
 
     def _run_body(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         """Run the body to its end. An exception that it raises is kept in ``program.error``."""
-        program = state._program
+        program = state.program
         program.body_thread = threading.get_ident()
         try:
             self._write(state, args, arguments)
@@ -197,7 +197,7 @@ class SglFunction:
         arguments = {**options.arguments, **self.bind_arguments}
         stream = bool(options.options.get("stream", False))
         state = self._begin(backend, options, arguments, stream=stream, loop=loop)
-        program = state._program
+        program = state.program
         if program.stream:
             program.body_task = loop.create_task(self._run_body_async(state, args, arguments))
             return state
@@ -207,7 +207,7 @@ class SglFunction:
         return state
 
     async def _run_body_async(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
-        program = state._program
+        program = state.program
         try:
             if self.is_async:
                 state.ret_value = await self.func(state, *args, **arguments)
@@ -355,7 +355,7 @@ class SglFunction:
 
     def graph(self, *, backend: Any = None, **arguments: Any) -> Graph:
         """The program's operations: ``print(prog.graph())``, or ``prog.graph().svg()``."""
-        return Graph.of(self.__name__, self.trace(backend=backend, **arguments)._program.log)
+        return Graph.of(self.__name__, self.trace(backend=backend, **arguments).program.log)
 
     def cache(self, backend: Any = None) -> None:
         """Compute the KV of the constant text that every run begins with."""
@@ -438,16 +438,16 @@ class CompiledFunction(SglFunction):
     def graph(self, *, backend: Any = None, **arguments: Any) -> Graph:
         if arguments:
             return super().graph(backend=backend, **arguments)
-        return Graph.of(self.__name__, self.trace_for(self._traceable(backend))._program.log)
+        return Graph.of(self.__name__, self.trace_for(self._traceable(backend)).program.log)
 
     def _repr_html_(self) -> str | None:
         """Its graph, for a notebook; None before it was traced."""
         traces = list(self._traces.values())
-        return Graph.of(self.__name__, traces[0]._program.log).svg() if traces else None
+        return Graph.of(self.__name__, traces[0].program.log).svg() if traces else None
 
     def _write(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         given = {**dict(zip(self._free_names(), args, strict=False)), **arguments}
-        replay(self.trace_for(state._program.backend), state, self._fill_holes(given, len(args)))
+        replay(self.trace_for(state.program.backend), state, self._fill_holes(given, len(args)))
 
     def _free_names(self) -> list[str]:
         return [name for name in self.arg_names if name not in self.bind_arguments]

@@ -12,8 +12,9 @@ import inspect
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -157,7 +158,7 @@ class ProgramRun:
         """Ship every queued node, waiting for the values that held nodes need."""
         while missing := self.flush(is_awaited=is_awaited):
             if self.loop is not None:
-                self._refuse_to_block(missing[0])
+                self._refuse_to_block_for(missing[0])
             wait_any(missing)
 
     async def ship_async(self) -> None:
@@ -240,7 +241,16 @@ class ProgramRun:
     def wait_body(self) -> None:
         """Wait until the body has ended, unless the body calls this."""
         if self.changed is not None and not self.is_inside:
-            self.changed.wait_for(lambda: self.is_over)
+            self.wait_change(lambda: self.is_over)
+
+    def wait_change(self, holds: Callable[[], bool]) -> None:
+        """Of a streaming run: block the thread until ``holds()``."""
+        assert self.changed is not None
+        if self.loop is not None and not holds():
+            self._refuse_to_block(
+                "the text of this run", "await s.text_async() or async for ... in s.text_async_iter()"
+            )
+        self.changed.wait_for(holds)
 
     def wait_leaves(self, leaves: Iterable[Leaf], timeout_s: float | None = None) -> None:
         """Wait until each leaf is resolved or has failed."""
@@ -248,7 +258,7 @@ class ProgramRun:
         if not waiting:
             return
         if self.loop is not None:
-            self._refuse_to_block(waiting[0])
+            self._refuse_to_block_for(waiting[0])
         is_awaited = timeout_s is None and current_crew.get() is None
         while missing := self.flush(is_awaited=is_awaited):
             if not (waiting := [leaf for leaf in waiting if not leaf.is_done]):
@@ -319,18 +329,35 @@ class ProgramRun:
         except RuntimeError:
             return False
 
-    def _refuse_to_block(self, leaf: Leaf) -> None:
-        if not self._is_in_own_loop():
-            return
+    def _refuse_to_block_for(self, leaf: Leaf) -> None:
         name = "..." if leaf.name is None else repr(leaf.name)
-        raise InvalidRequest(
-            f"the value of {name} is not known yet, and waiting for it here would block the event loop of this async "
-            f"program; write await s.get({name}) (or await s.text_async(), await s.sync_async())"
+        self._refuse_to_block(
+            f"the value of {name}", f"await s.get({name}) (or await s.text_async(), await s.sync_async())"
         )
+
+    def _refuse_to_block(self, unknown: str, instead: str) -> None:
+        if self._is_in_own_loop():
+            raise InvalidRequest(
+                f"{unknown} is not known yet, and waiting for it here would block the event loop of this async "
+                f"program; write {instead}"
+            )
 
     def read(self, value: Value) -> Any:
         self.wait_leaves(value.leaves())
         return value.read()
+
+    def read_chunks(self, value: Value | Piece) -> Iterator[str]:
+        """The text of ``value`` as it is generated, blocking; one chunk where it is not streamed."""
+        assert not isinstance(value, str)
+        if not isinstance(value, Leaf):
+            self.wait_leaves(value.leaves())
+            yield value.text()
+            return
+        if self.loop is not None and not value.is_done:
+            self._refuse_to_block_for(value)
+        if self.is_inside:
+            self.ship()
+        yield from value.read_chunks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +406,28 @@ class SequenceLog:
     def has_news(self, taken: int) -> bool:
         """Whether there are more than ``taken`` pieces, or the body has ended."""
         return self.program.is_over or len(self.pieces) > taken
+
+    def read_as_generated(self) -> Iterator[tuple[str, bool]]:
+        """(New text, whether the program gave it) of a streaming run, blocking, until the body ends.
+
+        Called by the body itself, it ends with the text so far.
+        """
+        program = self.program
+        is_inside = program.is_inside
+        taken = 0
+        while True:
+            if not is_inside:
+                program.wait_change(partial(self.has_news, taken))
+            if taken >= len(self.pieces):
+                return
+            piece = self.pieces[taken]
+            taken += 1
+            if isinstance(piece, str):
+                yield piece, True
+            else:
+                is_given = not isinstance(piece, Leaf)
+                for chunk in program.read_chunks(piece):
+                    yield chunk, is_given
 
     # -- appending ----------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from .values import CapturedText, Constant, DrawnText, Gathered, Hole, Leaf, Pic
 
 def replay(trace: TracerProgramState, state: ProgramState, arguments: Mapping[str, Any]) -> None:
     """Append the nodes of ``trace`` to the run of ``state``, its holes filled with ``arguments``."""
-    copy = _Replay(trace, state._program, arguments)
+    copy = _Replay(trace, state.program, arguments)
     copy.run()
     ret = trace.ret_value
     state.ret_value = None if isinstance(ret, SglExpr) else ret
@@ -39,7 +39,7 @@ class _Replay:
 
     def run(self) -> None:
         program, log = self._program, self._program.log
-        traced = self._trace._program
+        traced = self._trace.program
         for source in traced.sequences[1:]:
             if source is None:
                 program.reserve_seq()

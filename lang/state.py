@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class ProgramState:
-    """One sequence of a running or finished program."""
+    """One sequence of a running or finished program. ``program`` is the run that it belongs to."""
 
-    __slots__ = ("__dict__", "__weakref__", "_program", "_sequence", "ret_value")
+    __slots__ = ("__dict__", "__weakref__", "_sequence", "program", "ret_value")
 
     def __init__(self, sequence: SequenceLog) -> None:
         self._sequence = sequence
-        self._program = sequence.program
+        self.program = sequence.program
         self.ret_value: Any = None
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class ProgramState:
             if (steps := self._sequence.steps_of(part)) is None:
                 self._sequence.append(part)
             else:
-                await self._program.run_steps_async(steps)
+                await self.program.run_steps_async(steps)
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._sequence.set(name, value)
@@ -148,7 +148,7 @@ class ProgramState:
 
     def _append_results(self, results: Sequence[ToolResult]) -> None:
         """Append the turns in which the model reads ``results``."""
-        format = self._program.session.tool_format()
+        format = self.program.session.tool_format()
         role = format.template.result_role
         for content in format.result_turns([result.text for result in results]):
             self += ir.SglRoleBegin(role) + content + ir.SglRoleEnd(role)
@@ -156,7 +156,7 @@ class ProgramState:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str | None) -> Any:
-        return self._program.read(self._sequence.value(name))
+        return self.program.read(self._sequence.value(name))
 
     def get_var(self, name: str | None) -> Any:
         return self[name]
@@ -164,11 +164,11 @@ class ProgramState:
     def raw(self, name: str) -> str:
         """The text from which a typed variable was parsed."""
         value = self._sequence.value(name)
-        self._program.wait_leaves(value.leaves())
+        self.program.wait_leaves(value.leaves())
         return value.text()
 
     def __contains__(self, name: str) -> bool:
-        self._program.wait_body()
+        self.program.wait_body()
         return name in self._sequence.variables
 
     def ref(self, name: str, index: int = 0, *, sep: str = "") -> ir.SglVariable:
@@ -191,24 +191,24 @@ class ProgramState:
     def text(self, *, partial: bool = False) -> str:
         """The whole text. ``partial``: a generation that failed contributes its text so far instead of raising."""
         sequence = self._sequence
-        self._program.wait_body()
+        self.program.wait_body()
         pieces = list(sequence.pieces)
-        self._program.wait_leaves(leaf for p in pieces if not isinstance(p, str) for leaf in p.leaves())
+        self.program.wait_leaves(leaf for p in pieces if not isinstance(p, str) for leaf in p.leaves())
         if partial:
             return "".join([p if isinstance(p, str) else p.partial_text() for p in pieces])
         return "".join([p if isinstance(p, str) else p.text() for p in pieces])
 
     def messages(self) -> list[dict[str, Any]]:
         """The chat so far, one entry per role that has ended."""
-        self._program.wait_body()
+        self.program.wait_body()
         messages = list(self._sequence.messages)
-        self._program.wait_leaves(leaf for message in messages for leaf in message.content.leaves())
+        self.program.wait_leaves(leaf for message in messages for leaf in message.content.leaves())
         return [message.read() for message in messages]
 
     def sync(self) -> None:
         """Wait until everything appended here has been computed."""
-        self._program.wait_body()
-        self._program.wait_leaves(list(self._sequence.leaves))
+        self.program.wait_body()
+        self.program.wait_leaves(list(self._sequence.leaves))
 
     def error(self) -> BaseException | None:
         """The first error on this state or in the body, after waiting for all of it; None if there was none."""
@@ -216,22 +216,22 @@ class ProgramState:
         for leaf in self._sequence.leaves:
             if leaf.error is not None:
                 return leaf.error
-        return self._program.error
+        return self.program.error
 
     def get_meta_info(self, name: str | None, timeout: float | None = None) -> Any:
         """The backend's report on a variable; None for an unknown one, a list after a join."""
-        self._program.wait_body()
+        self.program.wait_body()
         value = self._sequence.variables.get(name)
         if value is None:
             return None
-        self._program.wait_leaves(value.leaves(), timeout)
+        self.program.wait_leaves(value.leaves(), timeout)
         return _meta(value)
 
     # -- reading from an event loop -----------------------------------------------------------------------------------
 
     async def get(self, name: str) -> Any:
         """``s[name]`` for an async program."""
-        program = self._program
+        program = self.program
         changed = program.changed
         if changed is not None and not program.is_inside:
             await changed.wait_for_async(lambda: name in self._sequence.variables or program.is_over)
@@ -241,19 +241,19 @@ class ProgramState:
 
     async def sync_async(self) -> None:
         """``sync()`` for an async program."""
-        await self._program.wait_body_async()
-        await self._program.wait_leaves_async(list(self._sequence.leaves))
+        await self.program.wait_body_async()
+        await self.program.wait_leaves_async(list(self._sequence.leaves))
 
     async def text_async(self, *, partial: bool = False) -> str:
         """``text()`` for an async program."""
         await self.sync_async()
-        await self._program.wait_leaves_async(TextSpan(self._sequence.pieces).leaves())
+        await self.program.wait_leaves_async(TextSpan(self._sequence.pieces).leaves())
         return self.text(partial=partial)
 
     async def messages_async(self) -> list[dict[str, Any]]:
         """``messages()`` for an async program."""
         await self.sync_async()
-        await self._program.wait_leaves_async(TextSpan(self._sequence.pieces).leaves())
+        await self.program.wait_leaves_async(TextSpan(self._sequence.pieces).leaves())
         return self.messages()
 
     async def error_async(self) -> BaseException | None:
@@ -263,14 +263,14 @@ class ProgramState:
 
     async def stats_async(self) -> dict[str, Any]:
         """``stats()`` for an async program."""
-        await self._program.wait_body_async()
-        closed = self._program.session.closed
+        await self.program.wait_body_async()
+        closed = self.program.session.closed
         await closed.wait_for_async(closed.done)
         return self.stats()
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """``text_iter`` for ``async for``. ``return_meta_data``: items are (text, meta information or None)."""
-        program, sequence = self._program, self._sequence
+        program, sequence = self.program, self._sequence
         changed = program.changed
         if var_name is not None:
             if changed is not None and not program.is_inside:
@@ -306,7 +306,7 @@ class ProgramState:
 
     def cancel(self, name: str | None = None) -> None:
         """Cancel the whole run, or one variable's generation. Its text so far stays readable."""
-        program = self._program
+        program = self.program
         program.flush()
         if name is None:
             program.session.cancel()
@@ -318,7 +318,7 @@ class ProgramState:
 
     def stats(self) -> dict[str, Any]:
         """The cost of the run as the runtime counts it, and ``messages``: how many messages the program sent."""
-        program = self._program
+        program = self.program
         if program.is_inside:
             raise InvalidRequest("stats() is about a finished run; call it on the state that run() returned")
         program.wait_body()
@@ -330,27 +330,17 @@ class ProgramState:
 
         Without ``run(stream=True)`` it yields one item with the whole text.
         """
-        program, sequence = self._program, self._sequence
+        program, sequence = self.program, self._sequence
         changed = program.changed
         if changed is None:
             yield self.text() if var_name is None else _as_text(self[var_name])
             return
         if var_name is not None:
-            yield from _chunks_of(program, sequence.value(var_name))
+            yield from program.read_chunks(sequence.value(var_name))
             return
         inside = program.is_inside
-        taken = 0
-        while True:
-            if not inside:
-                changed.wait_for(partial(sequence.has_news, taken))
-            if taken >= len(sequence.pieces):
-                break
-            piece = sequence.pieces[taken]
-            taken += 1
-            if isinstance(piece, str):
-                yield piece
-            else:
-                yield from _chunks_of(program, piece)
+        for text, _ in sequence.read_as_generated():
+            yield text
         if program.error is not None and not inside:
             raise program.error
 
@@ -364,7 +354,7 @@ class ProgramState:
         from .views.page import write_page
         from .views.record import record_of
 
-        write_page(record_of(self._program, title), path)
+        write_page(record_of(self.program, title), path)
 
     def show(self, console: Console | None = None) -> None:
         """Print the run in colours. The text of a streaming run appears as it is generated."""
@@ -376,24 +366,24 @@ class ProgramState:
         from .views.record import record_of
         from .views.terminal import render
 
-        return render(record_of(self._program))
+        return render(record_of(self.program))
 
     def _repr_html_(self) -> str | None:
         """The text and its cost, for a notebook; None while the program runs."""
-        if not self._program.is_over:
+        if not self.program.is_over:
             return None
         from .views.page import fragment
         from .views.record import record_of
 
-        return fragment(record_of(self._program))
+        return fragment(record_of(self.program))
 
     @property
     def stream_executor(self) -> Any:
         """This state as a ``BaseBackend`` sees it. A runtime of Phloem has none."""
-        return self._program.session.executor(self._sequence.seq)  # type: ignore[attr-defined]
+        return self.program.session.executor(self._sequence.seq)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
-        return f"ProgramState({self.text(partial=True)!r})" if self._program.is_over else "ProgramState(running)"
+        return f"ProgramState({self.text(partial=True)!r})" if self.program.is_over else "ProgramState(running)"
 
 
 class ProgramStateGroup:
@@ -463,16 +453,6 @@ def _refuse_offset(offset: object) -> None:
 
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else value[0] if isinstance(value, list) else str(value)
-
-
-def _chunks_of(program: ProgramRun, value: Any) -> Iterator[str]:
-    if isinstance(value, Leaf):
-        if program.is_inside:
-            program.ship()
-        yield from value.read_chunks()
-    else:
-        program.wait_leaves(value.leaves())
-        yield value.text()
 
 
 async def _chunks_of_async(program: ProgramRun, value: Any) -> AsyncIterator[str]:

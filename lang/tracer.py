@@ -75,7 +75,7 @@ class TracerProgramState(ProgramState):
         super().__iadd__(other)
         expr = other if isinstance(other, SglExpr) else SglConstantText(other)
         parts = expr.expr_list if isinstance(expr, SglExprList) else (expr,)
-        program = self._program
+        program = self.program
         assert isinstance(program, TraceProgram)
         program.exprs += [(self._sequence.seq, part) for part in parts]
         return self
@@ -104,7 +104,7 @@ class TracerProgramState(ProgramState):
 
     @property
     def _exprs(self) -> list[tuple[int, SglExpr]]:
-        program = self._program
+        program = self.program
         assert isinstance(program, TraceProgram)
         return program.exprs
 
@@ -148,7 +148,7 @@ def trace_call(
     outer: TracerProgramState, body: Callable[..., Any], args: tuple[Any, ...], arguments: Mapping[str, Any]
 ) -> TracerProgramState:
     """Trace ``body``, called from a body that is being traced, as one more sequence of ``outer``'s trace."""
-    state = TracerProgramState(SequenceLog(outer._program))
+    state = TracerProgramState(SequenceLog(outer.program))
     state.ret_value = body(state, *args, **arguments)
     return state
 

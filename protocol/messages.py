@@ -291,8 +291,13 @@ class Failed(Message, tag="failed"):
     partial: tuple[str, ...] = ()
 
 
-class ProgramStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A program's counts. ``prompt_tokens`` = ``cached_tokens`` (prefix hits) + ``prefilled_tokens`` (computed)."""
+class ProgramStats(msgspec.Struct, omit_defaults=True):
+    """A program's counts, or the sum of several programs'. The engine counts in it until the program ends.
+
+    ``prompt_tokens`` = ``cached_tokens`` (prefix hits) + ``prefilled_tokens`` (computed). ``drawn_draft_tokens`` are
+    the draft tokens that were also drawn; ``accepted_tokens`` are these and the draft tokens that the grammar forced
+    after them.
+    """
 
     submits: int = 0
     ops: int = 0
@@ -303,6 +308,7 @@ class ProgramStats(msgspec.Struct, frozen=True, omit_defaults=True):
     forced_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    drawn_draft_tokens: int = 0
     forwards: int = 0
     preemptions: int = 0
     queue_s: float = 0.0

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ..program import SequenceLog
-from ..values import Leaf
 from .page import cost_line
 from .palette import ORIGINS
 from .record import LaneView, OpView, RunView, record_of
@@ -61,12 +57,15 @@ def _style(origin: str) -> str:
 
 
 def show(sequence: SequenceLog, console: Console | None = None) -> None:
-    """Print the run. A streaming run is printed as it is generated, then its forks and costs."""
+    """Print the run. A streaming run is printed as it is generated, then its forks and costs.
+
+    Called by the body of a streaming run, it prints the run up to here.
+    """
     console = console or Console()
     if sequence.program.changed is None:
         console.print(render(record_of(sequence.program)))
         return
-    for text, is_given in _pieces(sequence):
+    for text, is_given in sequence.read_as_generated():
         console.print(Text(text, style=_style("prompt" if is_given else "generated")), end="", soft_wrap=True)
     console.print()
     run = record_of(sequence.program)
@@ -75,25 +74,3 @@ def show(sequence: SequenceLog, console: Console | None = None) -> None:
         console.print(Text(f"── sequence {lane.seq} ──", style="dim"))
         console.print(_text(lane))
     console.print(costs(run))
-
-
-def _pieces(sequence: SequenceLog) -> Iterator[tuple[str, bool]]:
-    """(text, whether it is prompt text) as it is generated."""
-    program = sequence.program
-    changed = program.changed
-    assert changed is not None
-    taken = 0
-    while True:
-        changed.wait_for(partial(sequence.has_news, taken))
-        if taken >= len(sequence.pieces):
-            return
-        piece = sequence.pieces[taken]
-        taken += 1
-        if isinstance(piece, str):
-            yield piece, True
-        elif isinstance(piece, Leaf):
-            for chunk in piece.read_chunks():
-                yield chunk, False
-        else:
-            program.wait_leaves(piece.leaves())
-            yield piece.text(), True

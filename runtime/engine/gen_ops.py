@@ -163,10 +163,10 @@ class GenOps:
         meta = generation.meta(now_s=programs.clock())
         if owner.program.settings.trace:
             meta = msgspec.structs.replace(meta, trace=trace_generation(generation, programs.tokenizer))
-        counters = owner.program.counters
-        counters.queue_s += meta.queue_s
-        counters.prefill_s += meta.prefill_s
-        counters.decode_s += meta.decode_s
+        stats = owner.program.stats
+        stats.queue_s += meta.queue_s
+        stats.prefill_s += meta.prefill_s
+        stats.decode_s += meta.decode_s
         texts = generation.partial
         programs.finish_op(owner, op_state, list(texts), meta=meta, texts=texts)
         programs.ready.append(owner)
@@ -212,16 +212,16 @@ class GenOps:
 
 
 def _count(program: Program, candidate: Candidate) -> None:
-    counters = program.counters
-    counters.prompt_tokens += candidate.prompt_len
-    counters.cached_tokens += candidate.cached_tokens
-    counters.prefilled_tokens += max(candidate.prefilled_tokens, 0)
-    counters.generated_tokens += candidate.num_generated
-    counters.forced_tokens += candidate.num_forced
-    counters.drafted_tokens += candidate.num_drafted
-    counters.accepted_tokens += candidate.num_accepted
-    counters.foreseen_tokens += candidate.num_foreseen
-    counters.preemptions += candidate.seq.num_preempted
+    stats = program.stats
+    stats.prompt_tokens += candidate.prompt_len
+    stats.cached_tokens += candidate.cached_tokens
+    stats.prefilled_tokens += max(candidate.prefilled_tokens, 0)
+    stats.generated_tokens += candidate.num_generated
+    stats.forced_tokens += candidate.num_forced
+    stats.drafted_tokens += candidate.num_drafted
+    stats.accepted_tokens += candidate.num_accepted
+    stats.drawn_draft_tokens += candidate.num_drawn_drafts
+    stats.preemptions += candidate.seq.num_preempted
 
 
 def _mixed(seed: int, index: int) -> int:

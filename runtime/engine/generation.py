@@ -59,8 +59,8 @@ class Candidate:
         "num_accepted",
         "num_asked",
         "num_drafted",
+        "num_drawn_drafts",
         "num_forced",
-        "num_foreseen",
         "num_generated",
         "prefilled_tokens",
         "prompt_len",
@@ -94,7 +94,7 @@ class Candidate:
         self.is_drafted = self.may_draft = False  # drafts allowed: now, and once it is healed
         self.healing: HealMatcher | None = None  # without a grammar, until the given-back text is written
         self.num_asked = self.num_drafted = self.num_accepted = 0
-        self.num_foreseen = 0  # drawn tokens that were draft tokens
+        self.num_drawn_drafts = 0  # drawn tokens that were draft tokens
         self.draft_pause, self.draft_waits = 0, 0  # see waits_for_draft
         self.finish_reason = ""
         self.matched_stop: str | int | None = None

@@ -72,8 +72,8 @@ class Interpreter:
         if program is None:
             program = self._programs.begin(key, submit.settings or ProgramSettings())
         self._programs.send(client, Accepted(submit.program))
-        program.counters.submits += 1
-        program.counters.ops += len(submit.ops)
+        program.stats.submits += 1
+        program.stats.ops += len(submit.ops)
         for op in submit.ops:
             owner = program.sequences.get(op.seq) or self._programs.new_state(program, op.seq)
             op_state = OpState(op, program.next_order)

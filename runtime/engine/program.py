@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ...protocol.errors import PhloemError
-from ...protocol.messages import ProgramSettings
+from ...protocol.messages import ProgramSettings, ProgramStats
 from ...protocol.ops import AnyOp
 from ..scheduler import Sequence
-from .usage import ProgramCounters
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
@@ -163,10 +162,9 @@ class SequenceState:
 
 
 class Program:
-    """One program of one client: sequences, ops, counters, and its end."""
+    """One program of one client: sequences, ops, counts, and its end."""
 
     __slots__ = (
-        "counters",
         "deadline_s",
         "id",
         "joining",
@@ -176,6 +174,7 @@ class Program:
         "sequences",
         "settings",
         "start_s",
+        "stats",
         "usage_rows",
     )
 
@@ -189,7 +188,7 @@ class Program:
         self.deadline_s = None if settings.deadline_s is None else now_s + settings.deadline_s
         self.sequences: dict[int, SequenceState] = {}
         self.ops: dict[int, OpState] = {}
-        self.counters = ProgramCounters()
+        self.stats = ProgramStats()
         self.usage_rows = usage_rows  # (tenant, name): see ``Usage.begin``
         self.joining: list[SequenceState] = []
         self.next_order = 0

@@ -20,7 +20,6 @@ from ...protocol.messages import (
     Failed,
     GenMeta,
     ProgramSettings,
-    ProgramStats,
     RuntimeMessage,
     SelectMeta,
 )
@@ -193,10 +192,8 @@ class Programs:
         """Send Closed once every sequence of ``program`` is closed."""
         if program.is_over and program.key in self.by_key:
             del self.by_key[program.key]
-            self.usage.end(program.usage_rows, program.counters)
-            counters = program.counters
-            stats = ProgramStats(**{name: getattr(counters, name) for name in ProgramStats.__struct_fields__})
-            self.send(program.key[0], Closed(program.id, stats))
+            self.usage.end(program.usage_rows, program.stats)
+            self.send(program.key[0], Closed(program.id, program.stats))
             self.scheduler.end_program(program.cache_key)
 
     def drop_client(self, client: bytes) -> None:

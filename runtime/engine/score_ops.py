@@ -56,11 +56,11 @@ class ScoreOps:
 
     def finish_row(self, row: ScoreRow) -> None:
         """All log-probabilities of ``row`` are known: take it off the schedule, and end the op after the last row."""
-        counters = row.scoring.owner.program.counters
-        counters.prompt_tokens += len(row.seq.tokens)
-        counters.cached_tokens += row.seq.num_cached
-        counters.prefilled_tokens += row.seq.num_run
-        counters.preemptions += row.seq.num_preempted
+        stats = row.scoring.owner.program.stats
+        stats.prompt_tokens += len(row.seq.tokens)
+        stats.cached_tokens += row.seq.num_cached
+        stats.prefilled_tokens += row.seq.num_run
+        stats.preemptions += row.seq.num_preempted
         row.cached_tokens = row.seq.num_cached
         self._programs.release(row.seq)
         if row.scoring.is_finished:
@@ -74,8 +74,8 @@ class ScoreOps:
         if owner.program.settings.trace:
             meta = msgspec.structs.replace(meta, trace=trace_scoring(scoring, meta, programs.tokenizer))
         winner = scoring.choices[meta.index]
-        owner.program.counters.queue_s += meta.queue_s
-        owner.program.counters.prefill_s += meta.prefill_s
+        owner.program.stats.queue_s += meta.queue_s
+        owner.program.stats.prefill_s += meta.prefill_s
         if op.append:
             programs.scheduler.drop_lease(owner.seq)  # the winner's row has its KV in the cache
             last = owner.segments[-1] if owner.segments else None

@@ -196,7 +196,7 @@ class StepLoop:
             self.vectorised.count_forwards(plan.vectorised)
             programs = {program for program in programs if not self.vectorised.is_counted(program)}
         for program in programs:
-            program.counters.forwards += 1
+            program.stats.forwards += 1
 
     def _draw(self, flight: StepInFlight) -> None:
         """Give the draws of a step to the device. Every token before the draws is accepted."""
@@ -319,7 +319,7 @@ class StepLoop:
                 if token_id != guess:
                     break
                 num_followed += 1
-                candidate.num_foreseen += i == 0  # token 0 was drawn; the grammar forced the others
+                candidate.num_drawn_drafts += i == 0  # token 0 was drawn; the grammar forced the others
             if candidate.finish_reason or start + num_followed < len(seq.tokens):
                 break
         if draft is not None:

@@ -6,8 +6,12 @@ Names come from clients, so only the first ``max_names`` tenants and program nam
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
+
+from ...protocol.messages import ProgramStats
 
 OTHERS = "(others)"
 UNNAMED = "(unnamed)"
@@ -16,45 +20,13 @@ MAX_NAME_LEN = 100
 
 
 @dataclass(slots=True)
-class ProgramCounters:
-    """Counters of one program, or the sum of several.
-
-    ``foreseen_tokens`` were drawn and equal to the draft token at their place; ``accepted_tokens`` are these and the
-    draft tokens that the grammar forced after them.
-    """
-
-    submits: int = 0
-    ops: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    prefilled_tokens: int = 0
-    generated_tokens: int = 0
-    forced_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    foreseen_tokens: int = 0
-    forwards: int = 0
-    preemptions: int = 0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-
-    def add(self, other: ProgramCounters) -> None:
-        for name in _NAMES:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
-_NAMES = tuple(f.name for f in fields(ProgramCounters))
-
-
-@dataclass(slots=True)
 class _Row:
     num_runs: int = 0
-    ended: ProgramCounters = field(default_factory=ProgramCounters)
+    ended: ProgramStats = field(default_factory=ProgramStats)
 
 
 class Usage:
-    """Owns the rows. ``begin`` counts a program's run, ``end`` adds its counters; running ones come with ``report``."""
+    """Owns the rows. ``begin`` counts a program's run, ``end`` adds its stats; running ones come with ``report``."""
 
     def __init__(self, *, max_names: int = MAX_NAMES) -> None:
         self.max_names = max_names
@@ -68,17 +40,17 @@ class Usage:
         self._names[rows[1]].num_runs += 1
         return rows
 
-    def end(self, rows: tuple[str, str], counters: ProgramCounters) -> None:
-        self._tenants[rows[0]].ended.add(counters)
-        self._names[rows[1]].ended.add(counters)
+    def end(self, rows: tuple[str, str], stats: ProgramStats) -> None:
+        _add(self._tenants[rows[0]].ended, stats)
+        _add(self._names[rows[1]].ended, stats)
 
-    def report(self, running: Iterable[tuple[tuple[str, str], ProgramCounters]]) -> dict[str, dict[str, Any]]:
+    def report(self, running: Iterable[tuple[tuple[str, str], ProgramStats]]) -> dict[str, dict[str, Any]]:
         """``tenants`` and ``programs``: usage by name, running programs included. Numbers never decrease."""
         tenants = {name: _copy(row) for name, row in self._tenants.items()}
         names = {name: _copy(row) for name, row in self._names.items()}
-        for (tenant, name), counters in running:
-            tenants[tenant].ended.add(counters)
-            names[name].ended.add(counters)
+        for (tenant, name), stats in running:
+            _add(tenants[tenant].ended, stats)
+            _add(names[name].ended, stats)
         return {
             "tenants": {name: _numbers(row) for name, row in tenants.items()},
             "programs": {name: _numbers(row) for name, row in names.items()},
@@ -94,9 +66,12 @@ class Usage:
 
 
 def _copy(row: _Row) -> _Row:
-    copied = _Row(row.num_runs)
-    copied.ended.add(row.ended)
-    return copied
+    return _Row(row.num_runs, msgspec.structs.replace(row.ended))
+
+
+def _add(total: ProgramStats, stats: ProgramStats) -> None:
+    for name in ProgramStats.__struct_fields__:
+        setattr(total, name, getattr(total, name) + getattr(stats, name))
 
 
 def _numbers(row: _Row) -> dict[str, Any]:
@@ -108,9 +83,9 @@ def _numbers(row: _Row) -> dict[str, Any]:
         "tokens": {
             "computed": c.prefilled_tokens,
             "cached": c.cached_tokens,
-            "generated": c.generated_tokens - c.forced_tokens - c.foreseen_tokens,
+            "generated": c.generated_tokens - c.forced_tokens - c.drawn_draft_tokens,
             "forced": c.forced_tokens,
-            "drafted": c.foreseen_tokens,
+            "drafted": c.drawn_draft_tokens,
         },
         "hit_rate": c.cached_tokens / looked_up if looked_up else 0.0,
         "queue_seconds": c.queue_s,

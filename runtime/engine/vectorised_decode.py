@@ -171,7 +171,7 @@ class VectorisedDecode:
         seq.num_computed = seq.table_len = computed
         lease.mark_fresh()
         program_id = self._program_ids.item(row)
-        candidate.generation.owner.program.counters.forwards += self._forwards.item(program_id)
+        candidate.generation.owner.program.stats.forwards += self._forwards.item(program_id)
         self._forwards[program_id] = 0
         if num_synced < num_tokens:
             ids = self._unsynced_ids[row, : num_tokens - num_synced]

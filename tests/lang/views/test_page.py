@@ -98,7 +98,7 @@ def test_a_long_program_stays_a_usable_page(connect):
             forks.join()
             s += forks.ref("x") + gen("y", max_tokens=4)
 
-    html = page(record_of(long.run(backend=connect(reply=lambda prompt, op: " word " * 10))._program))
+    html = page(record_of(long.run(backend=connect(reply=lambda prompt, op: " word " * 10)).program))
     assert Checked(html) and html.count("<details open>") == 12 and html.count("<details>") == 169
     assert len(html) < 600_000
 

@@ -1,9 +1,13 @@
 """The record of a run lists its operations and the texts of its sequences."""
 
+import asyncio
+
+import pytest
 from phloem.lang.api import function
 from phloem.lang.gen import gen
 from phloem.lang.select import select
 from phloem.lang.views.record import record_of
+from phloem.protocol import errors
 from rich.console import Console
 
 
@@ -19,7 +23,7 @@ def story(s):
 
 def test_ops_and_texts_are_listed_under_their_sequences(connect):
     state = story.run(backend=connect(reply=lambda prompt, op: " upon a time"))
-    run = record_of(state._program, "story")
+    run = record_of(state.program, "story")
     assert [(op.kind, op.name, op.seq) for op in run.ops] == [
         ("gen", "a", 0),
         ("select", "b", 1),
@@ -39,7 +43,7 @@ def test_a_failed_op_is_listed_with_its_error(connect):
     def bad(s):
         s += "Once " + gen("a", max_tokens=-1)
 
-    run = record_of(bad.run(backend=connect(reply=lambda prompt, op: "x"))._program)
+    run = record_of(bad.run(backend=connect(reply=lambda prompt, op: "x")).program)
     assert "max_tokens=-1" in run.ops[0].error
 
 
@@ -58,3 +62,34 @@ def test_show_of_a_stream_prints_each_text_once(connect):
     told = console.export_text()
     assert told.count("Once  upon a time") == 1 and "select b" in told
     console.file.close()
+
+
+def test_show_inside_the_body_of_a_stream_prints_the_run_up_to_here(connect):
+    console = Console(record=True, width=120, force_terminal=False, file=open("/dev/null", "w"))  # noqa: SIM115
+
+    @function
+    def body(s):
+        s += "Once " + gen("a")
+        s.show(console)
+        s += " later"
+
+    state = body.run(backend=connect(reply=lambda prompt, op: " upon a time"), stream=True)
+    assert state.text() == "Once  upon a time later"
+    told = console.export_text()
+    assert "Once  upon a time" in told and "gen a" in told and "later" not in told
+    console.file.close()
+
+
+@pytest.mark.parametrize("read", [lambda s: s.show(), lambda s: list(s.text_iter()), lambda s: s.text()])
+def test_waiting_on_its_own_loop_for_an_async_stream_is_refused(connect, read):
+    @function
+    async def body(s):
+        s += "Once " + gen("a")
+
+    async def main():
+        state = await body.run(backend=connect(reply=lambda prompt, op: " upon a time"), stream=True)
+        with pytest.raises(errors.InvalidRequest, match="would block the event loop.* await s.text_async"):
+            read(state)
+        assert await state.text_async() == "Once  upon a time"
+
+    asyncio.run(main())

@@ -25,7 +25,7 @@ def program(s):
 
 def test_the_traced_tokens_join_to_the_text_of_each_sequence(engine):
     state = program.run(trace=True, backend=engine)
-    run = record_of(state._program)
+    run = record_of(state.program)
     assert run.is_traced
     root = "".join(token.text for stretch in run.lanes[0].stretches for token in stretch.tokens)
     assert root == state.text()
@@ -37,8 +37,8 @@ def test_the_traced_tokens_join_to_the_text_of_each_sequence(engine):
 def test_the_counts_of_origins_equal_those_of_the_meta(engine):
     state = program.run(trace=True, backend=engine)
     meta = state.get_meta_info("c")[0]
-    (first, *_) = [op for op in record_of(state._program).ops if op.name == "c"]
-    run = record_of(state._program)
+    (first, *_) = [op for op in record_of(state.program).ops if op.name == "c"]
+    run = record_of(state.program)
     (written,) = [s.tokens for s in run.lanes[1].stretches if s.op == first.number]
     origins = [token.origin for token in written]
     assert origins.count("forced") == meta["forced_tokens"] > 5
@@ -51,7 +51,7 @@ def test_the_counts_of_origins_equal_those_of_the_meta(engine):
 
 
 def test_an_op_starts_before_it_ends_and_branches_lie_between_their_neighbours(engine):
-    run = record_of(program.run(trace=True, backend=engine)._program)
+    run = record_of(program.run(trace=True, backend=engine).program)
     a, *branches, d = run.ops
     assert a.start_s >= 0 and all(op.is_timed and op.end_s >= op.start_s for op in run.ops)
     assert all(a.end_s <= op.start_s + 1e-6 and op.end_s <= d.start_s + 1e-6 for op in branches)
@@ -61,7 +61,7 @@ def test_an_op_starts_before_it_ends_and_branches_lie_between_their_neighbours(e
 def test_tracing_changes_no_text_and_is_off_by_default(engine):
     plain, traced = program.run(backend=engine), program.run(trace=True, backend=engine)
     assert plain.text() == traced.text() and plain["d"] == traced["d"]
-    assert not record_of(plain._program).is_traced
+    assert not record_of(plain.program).is_traced
     assert "output_token_logprobs" not in traced.get_meta_info("a")
 
 
@@ -78,5 +78,5 @@ def test_traced_tokens_join_to_the_text_when_a_stop_string_cuts_a_token(engine):
         s += "abc" + phloem.gen("x", max_tokens=40, temperature=1, seed=3, stop=stop) + phloem.gen("y", max_tokens=2)
 
     state = stopped.run(trace=True, backend=engine)
-    (lane,) = record_of(state._program).lanes
+    (lane,) = record_of(state.program).lanes
     assert "".join(token.text for stretch in lane.stretches for token in stretch.tokens) == state.text()

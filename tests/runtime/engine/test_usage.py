@@ -7,7 +7,7 @@ from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
-from phloem.runtime.engine.usage import MAX_NAME_LEN, OTHERS, UNNAMED, ProgramCounters, Usage
+from phloem.runtime.engine.usage import MAX_NAME_LEN, OTHERS, UNNAMED, Usage
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -103,7 +103,7 @@ def test_the_usage_of_a_cancelled_program_is_kept(tiny_model_path):
 
 def test_names_are_bounded_in_number_and_length():
     usage = Usage(max_names=3)
-    one = ProgramCounters(prefilled_tokens=1)
+    one = m.ProgramStats(prefilled_tokens=1)
     for n in range(50):
         usage.end(usage.begin(tenant=f"tenant {n}", name="x" * 10_000), one)
     report = usage.report([])

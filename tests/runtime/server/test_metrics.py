@@ -1,6 +1,7 @@
 """The text for Prometheus: labels, histograms, and a bound on both; read back by Prometheus' own parser."""
 
-from phloem.runtime.engine.usage import ProgramCounters, Usage
+from phloem.protocol.messages import ProgramStats
+from phloem.runtime.engine.usage import Usage
 from phloem.runtime.server.metrics import ServerMetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,7 +18,7 @@ def samples(engine: object) -> dict[tuple[str, tuple[tuple[str, str], ...]], flo
 def test_usage_has_labels_and_foreign_names_are_escaped():
     usage, name = Usage(), 'quo"te\nline\\'
     rows = usage.begin(tenant="garden", name=name)
-    usage.end(rows, ProgramCounters(prefilled_tokens=3, cached_tokens=9, preemptions=2, queue_s=0.5))
+    usage.end(rows, ProgramStats(prefilled_tokens=3, cached_tokens=9, preemptions=2, queue_s=0.5))
     found = samples({"up": 1, "usage": usage.report([])})
     assert found["phloem_engine_program_tokens_total", (("origin", "cached"), ("program", name))] == 9
     assert found["phloem_engine_tenant_tokens_total", (("origin", "computed"), ("tenant", "garden"))] == 3
