@@ -87,11 +87,6 @@ class Client:
     def welcome(self) -> Welcome:
         return self._line.welcome
 
-    @property
-    def lost(self) -> str | None:
-        """Why nothing can be submitted any more; None while the engine is there."""
-        return None if self._end is None else self._end.message
-
     def submit(self, submit: Submit, call: ProgramCall) -> None:
         """Send ops of ``call``, whose own ``submit`` calls this.
 

@@ -97,10 +97,6 @@ class EngineSocket:
         if self._gate is not None:
             self._poller.register(self._gate, zmq.POLLIN)
 
-    @property
-    def num_clients(self) -> int:
-        return len(self._peers)
-
     def receive(self, timeout_s: float) -> Inbox:
         """All messages that have come; waits up to ``timeout_s`` for the first one."""
         self._flush_backlog()

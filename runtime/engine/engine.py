@@ -38,7 +38,7 @@ from ...protocol.messages import (
 from ...radix_cache import POLICIES, Event, RadixCache
 from ..config import EngineConfig, Progress
 from ..executor import Accelerator, Executor
-from ..scheduler import Scheduler, SchedulerConfig
+from ..scheduler import Scheduler
 from ..speculative import Drafter, GrammarDrafter, LookupDrafter, Speculation, StepCosts
 from .gen_ops import GenOps
 from .grammars import Grammars
@@ -98,18 +98,7 @@ class EngineCore:
             on_event=self.cache_events.append if config.cache_events_url else None,
             block_len=BLOCK_LEN,
         )
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                max_running=config.max_running,
-                max_step_tokens=config.max_step_tokens,
-                prefill_chunk=config.prefill_chunk,
-                order=config.order,
-                match_window=config.match_window,
-                tenant_weights=config.tenant_weights,
-            ),
-            self.cache,
-            clock=clock,
-        )
+        self.scheduler = Scheduler(parts.scheduling, self.cache, clock=clock)
         self.executor = Executor(
             self.model,
             self.kv,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from ..executor import Accelerator
 from ..executor.accelerator import accelerator_of
 from ..memory import KVBlocks, KVPool, return_freed_memory
 from ..models import Model, load_model
-from ..scheduler import PREEMPTIVE
+from ..scheduler import SchedulerConfig
 from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
 from ..tokenizer import ModelTemplate, Tokenizer, load_chat_template, load_tokenizer
 from ..weights import open_weights, resolve_model
@@ -41,6 +40,7 @@ class EngineParts:
     kv: KVPool
     context_len: int
     num_slots: int
+    scheduling: SchedulerConfig
     tiers: Tiers | None
     drafter: ModelDrafter | None = None
     accelerator: Accelerator | None = None
@@ -52,6 +52,7 @@ def load_parts(
     """``progress`` is called while kernels are compiled.
 
     Raises UnknownModel, InvalidParams and the errors of a broken file, each naming what is wrong."""
+    scheduling = scheduler_config(config)
     kernels.set_threads(config.num_threads)
     path = resolve_model(config.model)
     tokenizer = load_tokenizer(path)
@@ -65,7 +66,6 @@ def load_parts(
     if config.max_seq_len < 0 or config.num_slots < 0:
         raise InvalidParams("max_seq_len and num_slots must be 0 (automatic) or positive")
     context_len = config.max_seq_len or longest
-    check_scheduling(config)
     drafter = load_drafter(config, model, tokenizer, context_len=context_len)
     return_freed_memory()
     if accelerator is None:
@@ -81,7 +81,9 @@ def load_parts(
     log.info("%s: context %d, %d KV slots", path.name, context_len, num_slots)
     log.info("precision %s: %s; keys and values %s", config.precision, model.describe(), model.kv_dtype)
     tiers = make_tiers(config, path, model, kv)
-    return EngineParts(path, model, tokenizer, template, kv, context_len, num_slots, tiers, drafter, accelerator)
+    return EngineParts(
+        path, model, tokenizer, template, kv, context_len, num_slots, scheduling, tiers, drafter, accelerator
+    )
 
 
 def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, context_len: int) -> ModelDrafter | None:
@@ -116,19 +118,15 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
     return ModelDrafter(DraftModel(draft, max_len=context_len, num_tokens=tokenizer.vocab_size), source="draft_model")
 
 
-def check_scheduling(config: EngineConfig) -> None:
-    """Refuse what the scheduler would refuse, by the name of the option."""
-    for name in ("max_running", "max_step_tokens", "prefill_chunk", "match_window"):
-        if getattr(config, name) < 1:
-            raise InvalidParams(f"{name}={getattr(config, name)}: it must be at least 1", where=name)
-    if config.order in PREEMPTIVE and config.match_window > 1:
-        message = (
-            f"match_window={config.match_window}: order={config.order!r} orders by the work that is left; leave it 1"
-        )
-        raise InvalidParams(message, where="match_window")
-    for tenant, weight in config.tenant_weights.items():
-        if not 0 < weight < math.inf:
-            raise InvalidParams(f"tenant_weights: {weight} for {tenant!r}; it must be above 0", where="tenant_weights")
+def scheduler_config(config: EngineConfig) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_running=config.max_running,
+        max_step_tokens=config.max_step_tokens,
+        prefill_chunk=config.prefill_chunk,
+        order=config.order,
+        match_window=config.match_window,
+        tenant_weights=config.tenant_weights,
+    )
 
 
 def make_tiers(config: EngineConfig, path: Path, model: Model, kv: KVPool) -> Tiers | None:

@@ -52,7 +52,7 @@ def load_model(path: Path | str, config: EngineConfig) -> Model:
 
 def precision_of(config: EngineConfig, device: torch.device) -> LinearPrecision:
     """``auto`` is float32 on a CPU without bfloat16 products, where rounding would cost time instead of saving it."""
-    if config.precision == "auto" and device.type == "cpu" and not has_bfloat16_products():
+    if config.precision == "auto" and device.type == "cpu" and not (has_bfloat16_products() or reads_packed(device)):
         return "float32"
     return config.precision
 

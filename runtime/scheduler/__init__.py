@@ -5,12 +5,11 @@ from .counters import Histogram, SchedulerCounters
 from .plan import MAX_DRAFT_TOKENS, DecodePart, Draft, PlanRow, StepPlan
 from .scheduler import Scheduler
 from .sequence import PoolTooSmall, Sequence, TokenBuffer
-from .waiting import ORDERS, PREEMPTIVE
+from .waiting import ORDERS
 
 __all__ = [
     "MAX_DRAFT_TOKENS",
     "ORDERS",
-    "PREEMPTIVE",
     "DecodePart",
     "Draft",
     "Histogram",

@@ -1,8 +1,10 @@
 """The scheduler's settings."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ...protocol.errors import InvalidParams
 from .waiting import ORDERS, PREEMPTIVE
 
 
@@ -13,7 +15,7 @@ class SchedulerConfig:
     ``order`` names how waiting sequences are ranked (``waiting.ORDERS``). Among the first ``match_window`` of them the
     one with most tokens in the cache is admitted first (1: the first). A sequence is overtaken by at most
     ``max_overtaken`` others of its priority and tenant. Tenants of one priority share by ``tenant_weights`` (1
-    if not given). A decoding sequence takes ``slot_chunk`` slots at a time.
+    if not given). A decoding sequence takes ``slot_chunk`` slots at a time. Raises InvalidParams, naming the setting.
     """
 
     max_running: int = 64
@@ -28,14 +30,16 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
-            raise ValueError(f"order={self.order!r} is not one of: {', '.join(ORDERS)}")
+            raise InvalidParams(f"order={self.order!r} is not one of: {', '.join(ORDERS)}", where="order")
         if self.order in PREEMPTIVE and self.match_window > 1:
-            raise ValueError(
-                f"match_window={self.match_window}: order={self.order!r} orders by the work that is left; leave it 1"
+            raise InvalidParams(
+                f"match_window={self.match_window}: order={self.order!r} orders by the work that is left; leave it 1",
+                where="match_window",
             )
         for name in ("max_running", "max_step_tokens", "prefill_chunk", "match_window", "slot_chunk"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+                raise InvalidParams(f"{name}={getattr(self, name)}: it must be at least 1", where=name)
         for tenant, weight in self.tenant_weights.items():
-            if not weight > 0:
-                raise ValueError(f"tenant_weights: {weight} for {tenant!r}; a weight is greater than 0")
+            if not 0 < weight < math.inf:
+                message = f"tenant_weights: {weight} for {tenant!r}; it must be above 0 and finite"
+                raise InvalidParams(message, where="tenant_weights")

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 
 import pytest
+from phloem.protocol.errors import InvalidParams
 from phloem.runtime.scheduler import SchedulerConfig, Sequence, TokenBuffer
 from phloem.runtime.scheduler.scheduler import MAX_PREEMPTED
 from phloem.tests.runtime.scheduler.test_scheduler import PlanRunner
@@ -208,7 +209,7 @@ def test_only_a_sequence_with_enough_slots_is_preempted_when_slots_are_short():
 
 
 def test_the_order_by_remaining_work_refuses_a_match_window():
-    with pytest.raises(ValueError, match="match_window=4"):
+    with pytest.raises(InvalidParams, match="match_window=4"):
         SchedulerConfig(order="shortest_remaining", match_window=4)
 
 
