@@ -46,16 +46,28 @@ class Image(Op, tag="image"):
     data: bytes = b""
 
 
+class Drawn(msgspec.Struct, frozen=True, array_like=True):
+    """A candidate's output that is known from an engine that computed it. ``text`` is set where it had ended."""
+
+    token_ids: tuple[int, ...]
+    text: str | None = None
+
+
 class Gen(Op, tag="gen"):
     """Generate. Done value: list of ``n`` texts; the sequence continues with the first.
 
     Done meta: see ``messages.GenMeta``. With ``stream`` every new piece of text is also sent as a ``Delta``.
+
+    ``drawn``, empty or one for each candidate, replays an op of another engine. Where every candidate has a text, the
+    op ends at once with these texts and tokens, and nothing is computed. Otherwise no candidate has one: each repeats
+    its tokens as if they had just been drawn (deltas, grammar, stops) and draws on from there.
     """
 
     params: SamplingParams = SamplingParams()
     grammar: GrammarSpec | None = None
     n: int = 1
     stream: bool = False
+    drawn: tuple[Drawn, ...] = ()
 
 
 class Select(Op, tag="select"):

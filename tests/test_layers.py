@@ -25,6 +25,7 @@ ROWS: list[set[str] | list[str]] = [
     {"runtime.speculative"},
     {"runtime.engine"},
     ["runtime.process", "runtime.profiling", "runtime.planning", "runtime.training"],
+    {"cluster"},
     {"engines"},
     {"runtime.server"},
 ]
