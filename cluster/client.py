@@ -15,7 +15,7 @@ from ..protocol.program_call import ProgramCall
 
 @dataclass(frozen=True, slots=True)
 class FleetLimits:
-    """``max_wait_s``: how long a program may wait for a ready engine before its ops fail as ``Overloaded``/``EngineLost``.
+    """``max_wait_s``: how long a program may wait for a ready engine before its ops fail (``EngineLost``, say).
 
     ``max_waiting``: programs that may wait so. ``max_journal_bytes``: of one program; ``max_journals_bytes``: of all.
     """

@@ -3,7 +3,7 @@
 Everything that an engine does follows from the ops, the seeds and the tokens drawn so far. ``replay`` makes the submits
 that bring a new engine to the point where the old one was lost:
 
-    finished Gen             ──► the same Gen with its candidates' tokens and texts (``Gen.drawn``): nothing is computed again
+    finished Gen             ──► the same Gen with its candidates' tokens and texts (``Gen.drawn``): nothing is computed
     streaming Gen, under way ──► the same Gen with the tokens that came: the engine repeats them and draws on
     other op                 ──► as it was sent; its result follows from its seed and its inputs
 
@@ -17,7 +17,7 @@ from ..protocol.messages import Cancel, RuntimeMessage, Submit
 
 
 class Journal:
-    """Of one program. The caller locks. ``max_bytes``: beyond it the program cannot be replayed (``is_whole`` False)."""
+    """Of one program. The caller locks. ``max_bytes``: beyond it the program cannot be replayed (``is_whole``)."""
 
     def __init__(self, *, max_bytes: int) -> None:
         raise NotImplementedError

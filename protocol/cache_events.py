@@ -9,12 +9,14 @@ from typing import Literal
 
 import msgspec
 
-
 Tier = Literal["device", "host", "disk"]
 
 
 class BlocksStored(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", tag="stored"):
-    """Blocks that follow each other, the first of them ``parent``. ``seq`` counts an engine's events."""
+    """Blocks that follow each other, the first of them ``parent``. ``seq`` counts an engine's events.
+
+    Of the host and disk tiers' blocks ``namespace`` and ``parent`` are empty.
+    """
 
     seq: int
     namespace: str
@@ -24,7 +26,7 @@ class BlocksStored(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m
 
 
 class BlocksEvicted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", tag="evicted"):
-    """Blocks that are no longer whole in that tier. ``cause``: ``space`` or ``flush``."""
+    """Blocks that are no longer whole in that tier. ``cause``: ``space``, ``flush``, or ``unsound`` (a broken file)."""
 
     seq: int
     namespace: str
@@ -50,7 +52,11 @@ class CacheEvents(msgspec.Struct, frozen=True):
 
 
 class CacheSnapshot(msgspec.Struct, frozen=True):
-    """All blocks of an engine after event ``seq``, by tier: chains of names without order between them."""
+    """The names of all blocks of an engine by tier, in no order.
+
+    Changes that are not in it have events with numbers above ``seq``. Some of those may be in it already: applying
+    them again, in order, leads to the same state.
+    """
 
     block_len: int
     epoch: int
@@ -63,6 +69,7 @@ class CacheSnapshot(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(CacheEvents)
+_snapshot_decoder = msgspec.msgpack.Decoder(CacheSnapshot)
 
 
 def encode_cache_events(events: CacheEvents) -> bytes:
@@ -72,3 +79,13 @@ def encode_cache_events(events: CacheEvents) -> bytes:
 def decode_cache_events(frame: bytes) -> CacheEvents:
     """Raises ``msgspec.ValidationError`` for another frame."""
     return _decoder.decode(frame)
+
+
+def encode_cache_snapshot(snapshot: CacheSnapshot) -> bytes:
+    """The answer to the query ``cache_blocks``."""
+    return _encoder.encode(snapshot)
+
+
+def decode_cache_snapshot(answer: bytes) -> CacheSnapshot:
+    """Raises ``msgspec.ValidationError`` for other bytes."""
+    return _snapshot_decoder.decode(answer)

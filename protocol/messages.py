@@ -72,7 +72,7 @@ class Query(Message, tag="query"):
     what: str
 
 
-QUERIES = ("info", "metrics", "cache_tree", "flush_cache")
+QUERIES = ("info", "metrics", "cache_tree", "cache_blocks", "flush_cache")
 
 
 class Ping(Message, tag="ping"):

@@ -3,7 +3,7 @@
 from .blocks import block_names
 from .cache import CacheCounters, Lease, NodeSnapshot, RadixCache
 from .disk_tier import DiskTier
-from .events import Event, Evicted, Stored
+from .events import BlockSnapshot, Event, Evicted, Stored, Tier
 from .host_tier import HostTier
 from .policies import POLICIES, Policy
 from .slots import OutOfSlots
@@ -11,6 +11,7 @@ from .tiers import ReadAhead, TierCounters, Tiers
 
 __all__ = [
     "POLICIES",
+    "BlockSnapshot",
     "CacheCounters",
     "DiskTier",
     "Event",
@@ -23,6 +24,7 @@ __all__ = [
     "RadixCache",
     "ReadAhead",
     "Stored",
+    "Tier",
     "TierCounters",
     "Tiers",
     "block_names",

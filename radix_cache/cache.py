@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .blocks import BlockNames, Follower
-from .events import BlockEvents, Event
+from .events import BlockEvents, BlockSnapshot, Event
 from .history import History
 from .node import Namespace, RadixNode
 from .pins import Pins
@@ -61,7 +61,7 @@ class RadixCache:
     A namespace separates prefixes that must not be shared: equal tokens under another model, adapter, salt or image
     have other KV. It is a string, or a tuple of strings, bytes, integers and None. Pins may keep up to ``pin_share`` of
     the slots; ``clock`` (seconds) only times pins. ``on_event`` and ``tiers`` follow whole blocks of ``block_len``
-    tokens.
+    tokens; with a disk ``on_event`` is also called on the tiers' thread.
     """
 
     def __init__(
@@ -82,12 +82,15 @@ class RadixCache:
         self.num_slots = num_slots
         self._pool = SlotPool(num_slots)
         followers: list[Follower] = []
-        if on_event is not None:
-            followers.append(BlockEvents(on_event))
+        self._events = None if on_event is None else BlockEvents(on_event)
+        if self._events is not None:
+            followers.append(self._events)
         if tiers is not None:
             if tiers.block_len != block_len:
                 raise ValueError(f"block_len={block_len}, but the tiers keep blocks of {tiers.block_len} tokens")
             followers.append(tiers)
+            if self._events is not None:
+                tiers.tell(self._events)
         self.tiers = tiers
         self._history = History(num_slots) if policy in WITH_HISTORY and reuse else None
         observer = BlockNames(block_len, followers) if followers else None
@@ -329,6 +332,16 @@ class RadixCache:
             else:
                 made.setdefault(parent, []).append(value)
         return result
+
+    def blocks(self) -> BlockSnapshot:
+        """The names of all blocks, for a router that has missed events. Only for a cache with ``on_event``."""
+        assert self._events is not None, "block names are kept only with on_event"
+        seq = self._events.seq  # first: a change that is made from here on has an event with a higher number
+        device = tuple(name for node in self._tree.nodes() for name in node.names or ())
+        if self.tiers is None:
+            return BlockSnapshot(seq, device)
+        disk = self.tiers.disk.names() if self.tiers.disk is not None else ()
+        return BlockSnapshot(seq, device, self.tiers.host.names(), disk)
 
     def check(self) -> None:
         """Recompute every count and invariant; an AssertionError names the one that does not hold."""

@@ -14,6 +14,8 @@ from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 
+from .events import BlockEvents
+
 MAGIC = b"phloem kv block 1\n"
 _HASH_BYTES = 16
 _HEADER_BYTES = len(MAGIC) + 3 * _HASH_BYTES
@@ -22,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class DiskTier:
-    """Deletes the least recently read or written files first. Several threads and processes may use it at once."""
+    """Deletes the least recently read or written files first. Several threads and processes may use it at once.
+
+    ``events``, if set, is told of each block that this object writes or deletes: not of those of other processes.
+    """
 
     def __init__(self, folder: str | Path, *, format: str, max_bytes: int) -> None:
         if max_bytes < 1:
@@ -31,6 +36,7 @@ class DiskTier:
         self._format = _digest(format.encode())
         self.folder = Path(folder) / self._format.hex()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.events: BlockEvents | None = None
         self._lock = Lock()
         self._unsound: set[bytes] = set()  # names of blocks whose files did not verify
         self._num_written = 0
@@ -38,6 +44,11 @@ class DiskTier:
 
     def __contains__(self, name: bytes) -> bool:
         return name not in self._unsound and self._path(name).exists()
+
+    def names(self) -> tuple[bytes, ...]:
+        """Of the blocks that have a file, whichever process wrote it. Reads the whole folder."""
+        found = (_name_of(path) for _, _, path in self._scan())
+        return tuple(name for name in found if name is not None and name not in self._unsound)
 
     def read(self, name: bytes) -> bytes | None:
         """The block's bytes; None if it has no file that verifies."""
@@ -80,6 +91,8 @@ class DiskTier:
             return False
         with self._lock:
             self._unsound.discard(name)
+            if self.events is not None:
+                self.events.kept("disk", name)
             self.size_bytes += _HEADER_BYTES + len(block)
             if self.size_bytes > self.max_bytes:
                 self._trim()
@@ -97,6 +110,9 @@ class DiskTier:
             with suppress(OSError):
                 Path(path).unlink()
             self.size_bytes -= size
+            name = _name_of(path)
+            if self.events is not None and name is not None:
+                self.events.dropped("disk", name, "space")
 
     def _scan(self) -> list[tuple[float, int, str]]:
         """(last use, bytes, path) of every block's file; files that another process deletes meanwhile are left out."""
@@ -119,7 +135,18 @@ class DiskTier:
 
     def _ignore(self, name: bytes, reason: str) -> None:
         self._unsound.add(name)
+        if self.events is not None:
+            self.events.dropped("disk", name, "unsound")
         log.warning("kv block %s ignored: %s: %s", name.hex(), self._path(name), reason)
+
+
+def _name_of(path: str) -> bytes | None:
+    """The block's name; None for a file that is being written or is none of ours."""
+    name, dot, ending = os.path.basename(path).rpartition(".")
+    try:
+        return bytes.fromhex(name) if dot and ending == "kv" else None
+    except ValueError:
+        return None
 
 
 def _digest(data: bytes | memoryview) -> bytes:

@@ -6,9 +6,11 @@ The engine's thread and the tiers' worker both use it, so every call takes the l
 from collections import OrderedDict
 from threading import Lock
 
+from .events import BlockEvents
+
 
 class HostTier:
-    """Drops the least recently used blocks first."""
+    """Drops the least recently used blocks first. ``events``, if set, is told of each block."""
 
     def __init__(self, max_bytes: int) -> None:
         if max_bytes < 1:
@@ -16,6 +18,7 @@ class HostTier:
         self.max_bytes = max_bytes
         self.size_bytes = 0
         self._blocks: OrderedDict[bytes, bytes] = OrderedDict()
+        self.events: BlockEvents | None = None
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -24,6 +27,10 @@ class HostTier:
     def __contains__(self, name: bytes) -> bool:
         with self._lock:
             return name in self._blocks
+
+    def names(self) -> tuple[bytes, ...]:
+        with self._lock:
+            return tuple(self._blocks)
 
     def get(self, name: bytes) -> bytes | None:
         with self._lock:
@@ -39,8 +46,18 @@ class HostTier:
             if old is not None:
                 self.size_bytes -= len(old)
             if len(block) > self.max_bytes:
+                if old is not None:
+                    self._note_dropped(name)
                 return
             self._blocks[name] = block
             self.size_bytes += len(block)
+            if old is None and self.events is not None:
+                self.events.kept("host", name)
             while self.size_bytes > self.max_bytes:
-                self.size_bytes -= len(self._blocks.popitem(last=False)[1])
+                first, block = self._blocks.popitem(last=False)
+                self.size_bytes -= len(block)
+                self._note_dropped(first)
+
+    def _note_dropped(self, name: bytes) -> None:
+        if self.events is not None:
+            self.events.dropped("host", name, "space")

@@ -21,6 +21,7 @@ import numpy as np
 
 from .blocks import block_names
 from .disk_tier import DiskTier
+from .events import BlockEvents
 from .host_tier import HostTier
 from .node import Namespace, RadixNode
 
@@ -102,6 +103,12 @@ class Tiers:
         if disk is not None:
             self._worker = Thread(target=self._work, args=(disk,), name="phloem-kv-tiers", daemon=True)
             self._worker.start()
+
+    def tell(self, events: BlockEvents) -> None:
+        """Have ``events`` told of each block that a tier stores or drops from now on."""
+        self.host.events = events
+        if self.disk is not None:
+            self.disk.events = events
 
     # -- out: called by the cache -------------------------------------------------------------------------------------
 

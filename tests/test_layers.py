@@ -53,6 +53,8 @@ TORCH_FREE = [
     "phloem.runtime.scheduler",
     "phloem.runtime.tokenizer",
     "phloem.runtime.weights.resolve",
+    "phloem.cluster.index",
+    "phloem.cluster.placement",
 ]
 
 

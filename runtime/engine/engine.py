@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ... import constrained
+from ...protocol.cache_events import encode_cache_snapshot
 from ...protocol.errors import ErrorInfo, PhloemError, ProtocolError
 from ...protocol.messages import (
     PROTOCOL_VERSION,
@@ -35,11 +36,12 @@ from ...protocol.messages import (
     TemplateInfo,
     Welcome,
 )
-from ...radix_cache import POLICIES, Event, RadixCache
+from ...radix_cache import POLICIES, RadixCache
 from ..config import EngineConfig, Progress
 from ..executor import Accelerator, Executor
 from ..scheduler import Scheduler
 from ..speculative import Drafter, GrammarDrafter, LookupDrafter, Speculation, StepCosts
+from .cache_feed import CacheFeed
 from .gen_ops import GenOps
 from .grammars import Grammars
 from .interpreter import Interpreter
@@ -72,7 +74,7 @@ class EngineCore:
         progress: Progress | None = None,
     ) -> None:
         """``accelerator`` replaces the config's device; ``progress`` is called while the engine loads."""
-        from .loading import BLOCK_LEN, load_parts
+        from .loading import BLOCK_LEN, load_parts, model_digest
 
         parts = load_parts(config, accelerator=accelerator, progress=progress)
         self.config = config
@@ -85,9 +87,10 @@ class EngineCore:
         self.vocab_size = parts.model.config.vocab_size
         self.limits = Limits()
         self.clock = clock
-        self.cache_events: list[Event] = []  # the caller of ``step`` publishes and clears them
+        self.cache_feed: CacheFeed | None = None  # the caller of ``step`` takes the events and publishes them
         self.cache_events_url = ""  # set before the first ``welcome``
-        self.cache_block_len = BLOCK_LEN
+        if config.cache_events_url:
+            self.cache_feed = CacheFeed(block_len=BLOCK_LEN, model=model_digest(parts, config))
         self.tiers = parts.tiers
         self.cache = RadixCache(
             parts.num_slots,
@@ -95,7 +98,7 @@ class EngineCore:
             clock=clock,
             reuse=config.prefix_cache,
             tiers=parts.tiers,
-            on_event=self.cache_events.append if config.cache_events_url else None,
+            on_event=self.cache_feed.note if self.cache_feed is not None else None,
             block_len=BLOCK_LEN,
         )
         self.scheduler = Scheduler(parts.scheduling, self.cache, clock=clock)
@@ -255,6 +258,11 @@ class EngineCore:
                 return Answer(query.id, self.metrics())
             case "cache_tree":
                 return Answer(query.id, cache_tree(self.cache, self.tokenizer))
+            case "cache_blocks" if self.cache_feed is not None:
+                return Answer(query.id, encode_cache_snapshot(self.cache_feed.snapshot(self.cache)))
+            case "cache_blocks":
+                message = "this engine names no cached blocks; start it with --cache-events-url tcp://127.0.0.1:*"
+                return Answer(query.id, None, ErrorInfo("Unsupported", message, "what"))
             case "flush_cache":
                 if self.loop.speculation is not None:
                     self.loop.speculation.flush()

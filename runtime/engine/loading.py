@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -84,6 +85,14 @@ def load_parts(
     return EngineParts(
         path, model, tokenizer, template, kv, context_len, num_slots, scheduling, tiers, drafter, accelerator
     )
+
+
+def model_digest(parts: EngineParts, config: EngineConfig) -> str:
+    """A name for all that cached KV follows from beside the tokens: vocabulary, weights and adapters."""
+    digest = blake2b(f"{parts.tokenizer.vocab_hash} {weights_digest(parts.path)}".encode(), digest_size=16)
+    for name, folder in sorted(config.adapters.items()):
+        digest.update(f" {name} {weights_digest(Path(folder))}".encode())
+    return digest.hexdigest()
 
 
 def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, context_len: int) -> ModelDrafter | None:

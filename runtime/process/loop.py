@@ -51,14 +51,22 @@ def publisher_of(engine: Any, url: str, context: zmq.Context[Any]) -> CachePubli
     """A publisher of ``engine``'s cache events; None without ``url``. Call it before the engine's welcome is made."""
     if not url:
         return None
-    publisher = CachePublisher(url, block_len=engine.cache_block_len, context=context)
+    publisher = CachePublisher(url, context=context)
     engine.cache_events_url = publisher.url
     return publisher
 
 
 def publish_of(engine: Any, publisher: CachePublisher | None) -> Callable[[], None] | None:
     """A callable that publishes the new events, for ``serve_engine``."""
-    return None if publisher is None else lambda: publisher.publish(engine.cache_events)
+    if publisher is None:
+        return None
+
+    def publish() -> None:
+        events = engine.cache_feed.take()
+        if events is not None:
+            publisher.publish(events)
+
+    return publish
 
 
 def serve_engine(
