@@ -48,7 +48,7 @@ class Rates:
 
 
 @dataclass(slots=True)
-class Load:
+class EngineLoad:
     """What an engine has been given and has not finished. ``queued_s`` is the sum of the bookings' prompt seconds."""
 
     rates: Rates
@@ -74,6 +74,8 @@ class Placement:
     near: float = 0.05
     rng: random.Random = field(default_factory=random.Random)
 
-    def choose(self, demand: Demand, loads: Mapping[str, Load], matches: Mapping[str, Match], now_s: float) -> Choice:
+    def choose(
+        self, demand: Demand, loads: Mapping[str, EngineLoad], matches: Mapping[str, Match], now_s: float
+    ) -> Choice:
         """The engine with the least expected end. ``loads`` has the engines that are ready: at least one."""
         raise NotImplementedError

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...radix_cache import Lease
-    from ..executor import Drawn, Readback, StepLogits
+    from ..executor import Readback, StepDraws, StepLogits
 
 
 class Draw(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -80,7 +80,7 @@ class StepInFlight:
     draws: list[Draw] = field(default_factory=list)
     vectorised: VectorDraws = field(default_factory=VectorDraws)  # the draws that are not in ``draws``
     rows: list[SampleRow] = field(default_factory=list)
-    drawn: Drawn | None = None
+    drawn: StepDraws | None = None
     wants: list[tuple[list[torch.Tensor], Callable[[list[torch.Tensor]], None]]] = field(default_factory=list)
     readback: Readback | None = None
 

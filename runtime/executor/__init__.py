@@ -1,7 +1,7 @@
 """The executor: runs a step plan and draws tokens from its logits."""
 
 from .accelerator import Accelerator, Readback
-from .executor import DrawArrays, Drawn, Executor, SampledToken, SampleRow
+from .executor import DrawArrays, Executor, SampledToken, SampleRow, StepDraws
 from .step_logits import StepLogits
 
-__all__ = ["Accelerator", "DrawArrays", "Drawn", "Executor", "Readback", "SampleRow", "SampledToken", "StepLogits"]
+__all__ = ["Accelerator", "DrawArrays", "StepDraws", "Executor", "Readback", "SampleRow", "SampledToken", "StepLogits"]

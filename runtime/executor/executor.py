@@ -96,7 +96,7 @@ class SampledToken(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class StepDraws:
     """One step's draws, on the device. ``tops``: by draw, the likeliest tokens and their logprobs, where requested."""
 
     token_ids: torch.Tensor  # int64 [R]
@@ -231,7 +231,7 @@ class Executor:
         return out
 
     @torch.inference_mode()
-    def draw(self, step: StepLogits, rows: list[SampleRow], vectorised: DrawArrays | None = None) -> Drawn:
+    def draw(self, step: StepLogits, rows: list[SampleRow], vectorised: DrawArrays | None = None) -> StepDraws:
         """Draw one token for each of ``vectorised``, then one for each row. May change the step's logits in place.
 
         The next plan may use these draws by number.
@@ -272,7 +272,7 @@ class Executor:
             for i, row in enumerate(rows, start=num_vectorised)
             if row.params.return_logprob and row.params.top_logprobs_num
         }
-        return Drawn(sampled.token_ids, sampled.logprobs, tops)
+        return StepDraws(sampled.token_ids, sampled.logprobs, tops)
 
     def sample(self, step: StepLogits, rows: list[SampleRow]) -> list[SampledToken]:
         """As ``draw``, but wait for the tokens."""
