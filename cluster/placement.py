@@ -1,12 +1,15 @@
-"""Which engine gets a program: the one that is expected to finish it first. Pure; no clocks, threads or sockets.
+"""Which engine gets a program: the one where it costs least. Pure; no clocks, threads or sockets.
 
-An engine's cost is counted in seconds:
+The cost of an engine is counted in seconds, those of the program and those of the programs that it delays there:
 
-    queued work there  +  prompt tokens that it has not cached x seconds a token  +  load of host or disk blocks
-    + predicted output tokens x seconds a token at its batch  +  moving cost (where the program has another home)
+    queued prompt work there
+    + prompt tokens that it has not cached x seconds a token   + load of host or disk blocks
+    + predicted output tokens x seconds of a step at its batch + wait for a row where all rows are taken
+    + the same prompt and row seconds once for each row that runs there: they wait for each other
+    + moving cost, where the program has another home
 
-What ``choose`` decides is booked at once, so programs that come before the next report do not all go to the same
-engine. Of costs within ``near`` of the least, one is drawn at random.
+``place`` books what it decides at once, so programs that come before the next report do not all go to the same engine.
+Of costs within ``near`` of the least, one is drawn at random.
 """
 
 from __future__ import annotations
@@ -16,18 +19,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .index import Match
+import numpy as np
 
+from ..protocol.errors import EngineLost
+from .index import Match
+from .loads import Booking, Loads
+
+# only: there is one engine. prefix: it has (most of) the prompt. load: no engine has. spread: another has, and is
+# busier. home: where the program is. moved: away from there.
 Reason = Literal["only", "prefix", "load", "spread", "home", "moved"]
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is known of a program, or of one fork of it, when it is placed.
+    """What is known of a program, or of one fork of it, when it is placed or asks for more.
 
-    ``prompt_tokens`` are those of its first generation's prompt; ``output_tokens`` a prediction (the sum over its known
-    generations); ``branches``: forks known to follow that share the prompt. ``home``: the engine that it is on, or "".
-    ``history_tokens``: tokens that a move would have to compute again.
+    ``prompt_tokens``: of the whole prompt of its next generation, with its history. ``output_tokens``: a prediction of
+    the tokens that it generates one after another. ``branches``: forks known to follow that share the prompt and run
+    side by side. ``home``: the engine that it is on, or ""; there ``history_tokens`` of the prompt need no computing.
     """
 
     prompt_tokens: int
@@ -38,29 +47,9 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """Of one engine: seconds for a prompt token and for a decode step's base and row; measured, or of ``planning``."""
-
-    prefill_s_per_token: float
-    step_s: float
-    row_s: float
-    host_load_s_per_token: float = 0.0
-
-
-@dataclass(slots=True)
-class EngineLoad:
-    """What an engine has been given and has not finished. ``queued_s`` is the sum of the bookings' prompt seconds."""
-
-    rates: Rates
-    rows: float = 0.0
-    queued_s: float = 0.0
-    output_tokens: float = 0.0
-    max_rows: int = 16
-    free_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
+    """``cost_s`` as above. ``cached_tokens``: of the prompt, on that engine."""
+
     engine: str
     cost_s: float
     cached_tokens: int
@@ -69,13 +58,102 @@ class Choice:
 
 @dataclass(slots=True)
 class Placement:
-    """Chooses and books. ``finish`` takes a booking back when the program ends or leaves its engine."""
+    """Chooses, and books in ``loads``, which has the engines that are ready.
 
-    near: float = 0.05
+    ``near``: costs that differ by less are equal, as a share of the least cost. ``move_s``: what a move costs beside
+    computing the history again.
+    """
+
+    loads: Loads = field(default_factory=Loads)
+    near: float = 0.02
+    move_s: float = 0.05
     rng: random.Random = field(default_factory=random.Random)
 
-    def choose(
-        self, demand: Demand, loads: Mapping[str, EngineLoad], matches: Mapping[str, Match], now_s: float
-    ) -> Choice:
-        """The engine with the least expected end. ``loads`` has the engines that are ready: at least one."""
-        raise NotImplementedError
+    def place(self, demand: Demand, matches: Mapping[str, Match], now_s: float) -> tuple[Choice, Booking]:
+        """Choose and book. The caller ends the booking with ``loads.finish`` when the generation ends or leaves."""
+        choice = self.choose(demand, matches, now_s)
+        return choice, self.book(demand, choice, matches, now_s)
+
+    def choose(self, demand: Demand, matches: Mapping[str, Match], now_s: float) -> Choice:
+        """The engine with the least cost; ``matches`` are those of ``CacheIndex.match``. Books nothing.
+
+        Raises EngineLost where no engine is ready.
+        """
+        loads = self.loads
+        if not len(loads):
+            raise EngineLost("no engine of the fleet is ready")
+        held, device = _held(demand, loads, matches)
+        if len(loads) == 1:
+            return Choice(loads.names[0], 0.0, int(held[0]), "only")
+        costs = _costs(demand, loads, held, device, now_s)
+        home = loads.position.get(demand.home, -1)
+        if home >= 0:
+            costs += self.move_s
+            costs[home] -= self.move_s
+        least = costs.min()
+        if home >= 0 and costs[home] <= least * (1.0 + self.near):
+            return Choice(demand.home, float(costs[home]), int(held[home]), "home")
+        equal = np.flatnonzero(costs <= least * (1.0 + self.near))
+        at = int(equal[0]) if len(equal) == 1 else int(equal[self.rng.randrange(len(equal))])
+        return Choice(loads.names[at], float(costs[at]), int(held[at]), _reason(home, int(held[at]), held))
+
+    def book(self, demand: Demand, choice: Choice, matches: Mapping[str, Match], now_s: float) -> Booking:
+        """Count ``demand`` as work of the engine chosen, until ``loads.finish``."""
+        loads = self.loads
+        at = loads.position[choice.engine]
+        match = matches.get(choice.engine, NONE)
+        rates = loads.rates[at]
+        loaded = max(choice.cached_tokens - max(match.device_tokens, demand.history_tokens), 0)
+        new = max(demand.prompt_tokens - choice.cached_tokens, 1)
+        prefill_s = new * rates.prefill_s_per_token + loaded * rates.host_load_s_per_token
+        rows = min(loads.rows[at] + demand.branches, loads.max_rows[at])
+        decode_s = demand.output_tokens * (rates.step_s + rates.row_s * rows)
+        expected_s = float(loads.queued_s(now_s)[at] + prefill_s + decode_s)
+        booking = Booking(choice.engine, demand.branches, prefill_s, demand.output_tokens, now_s, expected_s)
+        loads.book(booking)
+        return booking
+
+
+NONE = Match(0, 0)
+
+
+def _held(demand: Demand, loads: Loads, matches: Mapping[str, Match]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of the prompt that each engine holds, in any tier and on its device; at least one must be computed."""
+    held, device = np.zeros(len(loads)), np.zeros(len(loads))
+    position = loads.position
+    for engine, match in matches.items():
+        at = position.get(engine)
+        if at is not None:
+            held[at], device[at] = match
+    home = position.get(demand.home)
+    if home is not None:
+        held[home] = max(held[home], demand.history_tokens)
+        device[home] = max(device[home], demand.history_tokens)
+    most = max(demand.prompt_tokens - 1, 0)
+    return np.minimum(held, most), np.minimum(device, most)
+
+
+def _costs(demand: Demand, loads: Loads, held: np.ndarray, device: np.ndarray, now_s: float) -> np.ndarray:
+    """Seconds by engine, as in the module's docstring without the moving cost."""
+    rows, most = loads.rows, loads.max_rows
+    after = rows + demand.branches
+    running = np.minimum(rows, most)
+    prefill_s = (demand.prompt_tokens - held) * loads.prefill_s_per_token
+    prefill_s += (held - device) * loads.host_load_s_per_token
+    step_s = loads.step_s + loads.row_s * np.minimum(after, most)
+    decode_s = demand.output_tokens * step_s
+    left = loads.output_tokens / np.maximum(rows, 1.0)  # tokens of each row there, on average
+    row_wait_s = np.maximum(after - most, 0.0) / most * left * step_s
+    delays_s = running * (prefill_s + demand.output_tokens * demand.branches * loads.row_s)
+    own_s = loads.queued_s(now_s) + prefill_s + decode_s + row_wait_s
+    costs: np.ndarray = (own_s + delays_s) * loads.slowness(now_s)
+    return costs
+
+
+def _reason(home: int, held: int, all_held: np.ndarray) -> Reason:
+    if home >= 0:
+        return "moved"
+    most = all_held.max()
+    if most <= 0:
+        return "load"
+    return "prefix" if 2 * held >= most else "spread"

@@ -1,0 +1,223 @@
+"""What each engine of a fleet has been given and has not finished, and how fast it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+SLOWNESS_MEMORY_S = 60.0  # after which what was learned of an engine's slowness counts 1 / e
+SLOWNESS_STEP = 0.2  # weight of one finished booking
+LEAST_SLOWNESS, MOST_SLOWNESS = 0.25, 20.0
+SPAN_STEPS = 500.0  # steps after which an observation of step times counts 1 / e
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Seconds of an engine's work: a prompt token, a decode step without its rows, and each row of it.
+
+    ``host_load_s_per_token``: for a cached token that is in host memory or on disk.
+    """
+
+    prefill_s_per_token: float
+    step_s: float
+    row_s: float
+    host_load_s_per_token: float = 0.0
+
+
+# Of an 8-billion-parameter model on one large GPU. ``RatesFit`` replaces them after some steps.
+DEFAULT_RATES = Rates(prefill_s_per_token=30e-6, step_s=8e-3, row_s=0.1e-3, host_load_s_per_token=5e-6)
+
+
+@dataclass(slots=True)
+class Booking:
+    """Work that an engine was given: ``prefill_s`` seconds of prompt, then ``output_tokens`` steps of ``rows`` rows.
+
+    ``expected_s`` is the predicted time from ``booked_s`` to its end, for an engine of slowness 1.
+    """
+
+    engine: str
+    rows: float
+    prefill_s: float
+    output_tokens: float
+    booked_s: float
+    expected_s: float
+
+
+class Loads:
+    """The engines that take work, as arrays by position, so that a choice among a thousand takes no loop.
+
+    Prompt work is drained by time: an engine that was given p seconds of it is free of it p seconds later. Rows are
+    held until their booking is finished. ``slowness`` is learned from how long bookings took against what was expected.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.position: dict[str, int] = {}
+        self.rates: list[Rates] = []
+        self._numbers = np.zeros((len(_FIELDS), 0))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, engine: str) -> bool:
+        return engine in self.position
+
+    def add(self, engine: str, *, rates: Rates = DEFAULT_RATES, max_rows: int) -> None:
+        """An engine that has nothing to do yet; one of that name that is known already is forgotten."""
+        self.remove(engine)
+        self.position[engine] = len(self.names)
+        self.names.append(engine)
+        self.rates.append(rates)
+        column = np.zeros((len(_FIELDS), 1))
+        self._numbers = np.concatenate((self._numbers, column), axis=1)
+        self._field("max_rows")[-1] = max(max_rows, 1)
+        self._field("slowness")[-1] = 1.0
+        self.set_rates(engine, rates)
+
+    def remove(self, engine: str) -> None:
+        """Take no more work there. Bookings of it may still be finished, without effect."""
+        at = self.position.pop(engine, None)
+        if at is not None:
+            del self.names[at], self.rates[at]
+            self._numbers = np.delete(self._numbers, at, axis=1)
+            self.position = {name: i for i, name in enumerate(self.names)}
+
+    def set_rates(self, engine: str, rates: Rates) -> None:
+        at = self.position[engine]
+        self.rates[at] = rates
+        for name in ("prefill_s_per_token", "step_s", "row_s", "host_load_s_per_token"):
+            self._field(name)[at] = getattr(rates, name)
+
+    def book(self, booking: Booking) -> None:
+        at = self.position[booking.engine]
+        drained = self._field("drained_s")
+        drained[at] = max(drained[at], booking.booked_s) + booking.prefill_s
+        self._field("rows")[at] += booking.rows
+        self._field("output_tokens")[at] += booking.output_tokens
+
+    def finish(self, booking: Booking, now_s: float, *, is_done: bool = True) -> None:
+        """The work has ended; ``is_done`` False: it was cancelled or lost, and says nothing of the engine's speed."""
+        at = self.position.get(booking.engine)
+        if at is None:
+            return
+        for name, value in (("rows", booking.rows), ("output_tokens", booking.output_tokens)):
+            field = self._field(name)
+            field[at] = max(field[at] - value, 0.0)
+        if is_done and booking.expected_s > 0:
+            took = min(max((now_s - booking.booked_s) / booking.expected_s, LEAST_SLOWNESS), MOST_SLOWNESS)
+            slowness = self.slowness(now_s)[at]
+            self._field("slowness")[at] = slowness + SLOWNESS_STEP * (took - slowness)
+            self._field("learned_s")[at] = now_s
+
+    # -- arrays by position, valid until the next ``add`` or ``remove`` -----------------------------------------------
+
+    def queued_s(self, now_s: float) -> np.ndarray:
+        """Seconds of prompt work that are left."""
+        queued: np.ndarray = np.maximum(self._field("drained_s") - now_s, 0.0)
+        return queued
+
+    def slowness(self, now_s: float) -> np.ndarray:
+        """How much longer bookings took lately than expected; tends to 1 while nothing ends."""
+        age_s = np.maximum(now_s - self._field("learned_s"), 0.0)
+        slowness: np.ndarray = 1.0 + (self._field("slowness") - 1.0) * np.exp(-age_s / SLOWNESS_MEMORY_S)
+        return slowness
+
+    @property
+    def rows(self) -> np.ndarray:
+        return self._field("rows")
+
+    @property
+    def max_rows(self) -> np.ndarray:
+        return self._field("max_rows")
+
+    @property
+    def output_tokens(self) -> np.ndarray:
+        return self._field("output_tokens")
+
+    @property
+    def prefill_s_per_token(self) -> np.ndarray:
+        return self._field("prefill_s_per_token")
+
+    @property
+    def host_load_s_per_token(self) -> np.ndarray:
+        return self._field("host_load_s_per_token")
+
+    @property
+    def step_s(self) -> np.ndarray:
+        return self._field("step_s")
+
+    @property
+    def row_s(self) -> np.ndarray:
+        return self._field("row_s")
+
+    def _field(self, name: str) -> np.ndarray:
+        field: np.ndarray = self._numbers[_FIELDS[name]]
+        return field
+
+
+_FIELDS = {
+    name: i
+    for i, name in enumerate(
+        (
+            "rows",
+            "output_tokens",
+            "drained_s",
+            "max_rows",
+            "slowness",
+            "learned_s",
+            "prefill_s_per_token",
+            "step_s",
+            "row_s",
+            "host_load_s_per_token",
+        )
+    )
+}
+
+
+class RatesFit:
+    """Learns an engine's rates from its metrics: seconds = steps x step_s + rows x row_s + prompt tokens x prefill_s.
+
+    Least squares over the differences of successive reports, with exponential forgetting; the rates given first count
+    as ``trust`` steps. A report of a restarted engine, whose counts are lower, begins anew.
+    """
+
+    def __init__(self, first: Rates = DEFAULT_RATES, *, trust: float = 50.0) -> None:
+        self.rates = first
+        self._last = np.zeros(4)
+        # The prior is three observations, one for each rate, each of typical size.
+        sizes = np.array([1.0, 8.0, 100.0])
+        known = np.array([first.step_s, first.row_s, first.prefill_s_per_token])
+        self._squares = np.diag(trust * sizes**2)
+        self._products = self._squares @ known
+
+    def note(self, metrics: Mapping[str, Any]) -> Rates:
+        """Learn from an engine's answer to the query ``metrics``; returns the present rates."""
+        rows = float(metrics["forward_rows"])
+        report = np.array(
+            [metrics["steps"], rows, max(metrics["forward_tokens"] - rows, 0.0), metrics["step_seconds"]], float
+        )
+        change = report - self._last
+        self._last = report
+        steps = change[0]
+        if steps < 0 or change[3] <= 0 or steps == 0:
+            return self.rates
+        # A report is the mean step, observed ``steps`` times.
+        mean, keep = change / steps, math.exp(-steps / SPAN_STEPS)
+        weight = min(steps, SPAN_STEPS)
+        x, seconds = mean[:3], mean[3]
+        self._squares = keep * self._squares + weight * np.outer(x, x)
+        self._products = keep * self._products + weight * x * seconds
+        floor = 1e-12 * np.trace(self._squares) * np.eye(3)
+        step_s, row_s, prefill_s = np.linalg.solve(self._squares + floor, self._products)
+        old = self.rates
+        self.rates = Rates(
+            prefill_s_per_token=max(float(prefill_s), 1e-9),
+            step_s=max(float(step_s), 1e-6),
+            row_s=max(float(row_s), 0.0),
+            host_load_s_per_token=old.host_load_s_per_token,
+        )
+        return self.rates

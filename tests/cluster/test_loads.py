@@ -1,0 +1,53 @@
+"""An engine's rates, learned from its metrics."""
+
+import random
+
+import pytest
+from phloem.cluster.loads import DEFAULT_RATES, Rates, RatesFit
+
+
+class Metrics:
+    """The counts of an engine whose steps take what ``rates`` say, within 5%."""
+
+    def __init__(self, rates: Rates, seed: int) -> None:
+        self.rates, self.rng = rates, random.Random(seed)
+        self.counts = {"steps": 0, "forward_rows": 0, "forward_tokens": 0, "step_seconds": 0.0}
+
+    def run(self, steps: int, *, prompts: float = 0.3) -> dict[str, float]:
+        busy = self.rng.randrange(1, 16)
+        for _ in range(steps):
+            new = self.rng.randrange(50, 400) if self.rng.random() < prompts else 0
+            rates, rows = self.rates, busy
+            seconds = rates.step_s + rates.row_s * rows + rates.prefill_s_per_token * new
+            self.counts["steps"] += 1
+            self.counts["forward_rows"] += rows
+            self.counts["forward_tokens"] += rows + new
+            self.counts["step_seconds"] += seconds * self.rng.uniform(0.95, 1.05)
+        return dict(self.counts)
+
+
+@pytest.mark.parametrize("true", [Rates(2e-4, 0.02, 1e-3), Rates(1e-3, 0.05, 5e-3), Rates(20e-6, 8e-3, 5e-5)])
+def test_rates_are_found_from_reports_with_different_loads(true):
+    engine, fit = Metrics(true, seed=1), RatesFit()
+    for i in range(60):
+        fit.note(engine.run(200, prompts=(i % 4) / 4))
+    found = fit.rates
+    assert found.prefill_s_per_token == pytest.approx(true.prefill_s_per_token, rel=0.2)
+    # Of a step with eight rows; its two parts are told apart only by how loads differ.
+    step_s = found.step_s + 8 * found.row_s
+    assert step_s == pytest.approx(true.step_s + 8 * true.row_s, rel=0.2)
+
+
+def test_a_change_of_speed_is_learned_and_a_restart_begins_anew():
+    fit = RatesFit()
+    for rates in (Rates(2e-4, 0.02, 1e-3), Rates(4e-4, 0.04, 2e-3)):
+        engine = Metrics(rates, seed=2)  # the counts begin at 0 again
+        for i in range(60):
+            fit.note(engine.run(200, prompts=(i % 4) / 4))
+        assert fit.rates.prefill_s_per_token == pytest.approx(rates.prefill_s_per_token, rel=0.2)
+
+
+def test_an_idle_engine_keeps_the_rates_that_were_given():
+    fit = RatesFit()
+    zero = {"steps": 0, "forward_rows": 0, "forward_tokens": 0, "step_seconds": 0.0}
+    assert fit.note(zero) == fit.note(zero) == DEFAULT_RATES
