@@ -44,11 +44,16 @@ class ProgramSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
 
 
 class Submit(Message, tag="submit"):
-    """Ops for a program, checked whole and accepted or rejected whole."""
+    """Ops for a program, checked whole and accepted or rejected whole.
+
+    ``failed``: those of ``ops`` that fail with these errors before any op runs. A replay of a program names the ops
+    that have failed already, so that what depends on them fails again.
+    """
 
     program: str
     ops: list[AnyOp]
     settings: ProgramSettings | None = None
+    failed: dict[int, ErrorInfo] = {}
 
 
 class Cancel(Message, tag="cancel"):

@@ -60,7 +60,8 @@ class Gen(Op, tag="gen"):
 
     ``drawn``, empty or one for each candidate, replays an op of another engine. Where every candidate has a text, the
     op ends at once with these texts and tokens, and nothing is computed. Otherwise no candidate has one: each repeats
-    its tokens as if they had just been drawn (deltas, grammar, stops) and draws on from there.
+    its tokens as if they had just been drawn (grammar, stops, one delta for them all) and draws on from there. The
+    repeated tokens have no log-probabilities, so an op that returns the prompt's, or is traced, cannot go on so.
     """
 
     params: SamplingParams = SamplingParams()

@@ -127,6 +127,7 @@ class EngineCore:
             compile_grammar=self.grammars.compile,
             seed=config.seed,
             may_draft=speculation is not None,
+            jump_forward=config.jump_forward,
         )
         scorings = ScoreOps(self.programs)
         self.interpreter = Interpreter(
@@ -145,7 +146,6 @@ class EngineCore:
             speculation=speculation,
             tiers=self.tiers,
             overlaps=self.executor.accelerator is not None and config.overlap == "auto",
-            jump_forward=config.jump_forward,
             clock=clock,
         )
 

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...constrained.spec import GrammarError, GrammarSpec
-from ...protocol.errors import InternalError, InvalidGrammar, PhloemError
+from ...protocol.errors import InternalError, InvalidGrammar, InvalidRequest, PhloemError
+from ...protocol.messages import CandidateMeta, GenMeta
 from ...protocol.ops import Gen
 from ...protocol.sampling import SamplingParams
 from .generation import Candidate, Generation, TokenRecord
 from .healing import Healer, HealMatcher
+from .logprobs import token_logprob
 from .program import OpState, Program, Segment, SequenceState
 from .tracing import trace_generation
 
 if TYPE_CHECKING:
     from ...constrained import CompiledGrammar
+    from ..executor import SampledToken
     from .programs import Programs
 
 log = logging.getLogger(__name__)
@@ -38,10 +41,15 @@ class GenOps:
         compile_grammar: Callable[[GrammarSpec], Future[CompiledGrammar]],
         seed: int,
         may_draft: bool,
+        jump_forward: bool,
     ) -> None:
-        """``may_draft``: whether tokens may be drafted; a program or a generation may still refuse drafts."""
+        """``may_draft``: whether tokens may be drafted; a program or a generation may still refuse drafts.
+
+        ``jump_forward``: whether tokens that a grammar forces are appended at once.
+        """
         self.compile_grammar = compile_grammar
         self.may_draft = may_draft
+        self.jump_forward = jump_forward
         self.compiling: dict[SequenceState, Future[CompiledGrammar]] = {}  # sequences that wait for their grammar
         self._healer = Healer(programs.tokenizer)
         self._programs = programs
@@ -52,6 +60,9 @@ class GenOps:
         """Start the op, or wait for its grammar. The op fails if the grammar is invalid or the context too short."""
         op = op_state.op
         assert isinstance(op, Gen)
+        if op.drawn and op.drawn[0].text is not None:
+            self._finish_drawn(owner, op_state, op)
+            return
         grammar = None
         if op.grammar is not None:
             future = self.compile_grammar(op.grammar)
@@ -79,7 +90,94 @@ class GenOps:
         owner.stop_op = partial(self._stop, generation)
         least = _least_new(op.params, has_grammar=grammar is not None)
         for candidate in generation.candidates:
-            self._programs.scheduler.submit(candidate.seq, max_new=op.params.max_tokens, min_new=least)
+            if op.drawn and not self._repeat(candidate, op.drawn[candidate.index].token_ids):
+                return
+            if candidate.finish_reason:
+                self.finish_candidate(candidate)
+            else:
+                made = candidate.num_generated
+                self._programs.scheduler.submit(
+                    candidate.seq, max_new=op.params.max_tokens - made, min_new=max(least - made, 0)
+                )
+
+    def _finish_drawn(self, owner: SequenceState, op_state: OpState, op: Gen) -> None:
+        """End the op with the candidates that it brings: nothing is computed."""
+        programs, first = self._programs, op.drawn[0]
+        if not programs.has_room(owner, op_state, extra=len(first.token_ids)):
+            return
+        healed = self._give_back(owner, op.params).decode()
+        prompt_len = len(owner.seq.tokens)
+        owner.seq.tokens.extend(first.token_ids)
+        texts = tuple([drawn.text or "" for drawn in op.drawn])
+        owner.note_generated(prompt_len, healed + texts[0])
+        owner.num_traced = len(owner.seq.tokens)
+        candidates = tuple([CandidateMeta("stop", len(d.token_ids), d.token_ids) for d in op.drawn])
+        meta = GenMeta(prompt_tokens=prompt_len, cached_tokens=0, candidates=candidates, healed=healed)
+        programs.finish_op(owner, op_state, list(texts), meta=meta, texts=texts)
+
+    def _repeat(self, candidate: Candidate, token_ids: tuple[int, ...]) -> bool:
+        """Accept ``token_ids`` as if they had just been drawn; False if the op failed, because they cannot have been.
+
+        Where they stop within a run of tokens that the grammar forces, the whole run is appended, as before.
+        """
+        tokenizer, context_len = self._programs.tokenizer, self._programs.context_len
+        text, num_used = "", 0
+        try:
+            while num_used < len(token_ids) and not candidate.finish_reason:
+                text += candidate.accept(token_ids[num_used], None, tokenizer, context_len)
+                num_used += 1
+                forced = self._forced(candidate)
+                given = token_ids[num_used : num_used + len(forced)]
+                if forced[: len(given)] == list(given):
+                    text += candidate.accept_forced(forced, context_len)
+                    num_used += len(given)
+            reason = f"it ends after {num_used} of its {len(token_ids)} tokens" if num_used < len(token_ids) else ""
+        except GrammarError as error:
+            reason = str(error)
+        if reason:
+            where = f"drawn, candidate {candidate.index}"
+            self._programs.fail_first(candidate.owner, InvalidRequest(f"{where}: {reason}", where="drawn"))
+            return False
+        candidate.num_repeated = len(candidate.seq.tokens) - candidate.prompt_len
+        candidate.seq.logits_from = len(candidate.seq.tokens) - 1
+        self._stream(candidate, text, "generated")
+        return True
+
+    def _forced(self, candidate: Candidate) -> list[int]:
+        """The tokens that the grammar now forces, to be appended at once."""
+        if candidate.finish_reason or candidate.matcher is None or not self.jump_forward:
+            return []
+        return candidate.matcher.forced_tokens()
+
+    def accept_token(self, candidate: Candidate, token: SampledToken) -> bool:
+        """Accept one drawn token and the tokens that the grammar then forces. False if the op failed by its grammar."""
+        programs, matcher = self._programs, candidate.matcher
+        if matcher is not None and (matcher.error is not None or token.token_id < 0):
+            self._fail_grammar(candidate, matcher.error or "no token may follow")
+            return False
+        is_wanted = candidate.generation.op.params.return_logprob
+        logprob = token_logprob(token, programs.tokenizer) if is_wanted else None
+        try:
+            length = len(candidate.seq.tokens)
+            text = candidate.accept(token.token_id, logprob, programs.tokenizer, programs.context_len)
+            record = candidate.record
+            if record is not None:
+                record.note("generated", len(candidate.seq.tokens) - length, token)
+            self._stream(candidate, text, "generated")
+            if forced := self._forced(candidate):
+                length = len(candidate.seq.tokens)
+                self._stream(candidate, candidate.accept_forced(forced, programs.context_len), "forced")
+                if record is not None:
+                    record.note("forced", len(candidate.seq.tokens) - length)
+        except GrammarError as error:  # the grammar or a stop pattern ran into a limit
+            self._fail_grammar(candidate, str(error))
+            return False
+        return True
+
+    def _stream(self, candidate: Candidate, text: str, origin: str) -> None:
+        delta = candidate.generation.delta(candidate, text, origin=origin)
+        if delta is not None:
+            self._programs.send(candidate.owner.program.key[0], delta)
 
     def _candidate(
         self, generation: Generation, index: int, seed: int, grammar: CompiledGrammar | None, given_back: bytes
@@ -185,7 +283,7 @@ class GenOps:
         self._programs.scheduler.truncate(seq, candidate.prompt_len)
         seq.tokens.extend(tokenizer.encode(generation.healed + remainder))
 
-    def fail_grammar(self, candidate: Candidate, reason: str) -> None:
+    def _fail_grammar(self, candidate: Candidate, reason: str) -> None:
         """Fail the op of ``candidate``, whose grammar ran into a limit; the error carries the text so far."""
         message = f"the grammar could not be followed: {reason}; simplify it"
         self._programs.fail_first(candidate.generation.owner, InvalidGrammar(message))
@@ -213,7 +311,7 @@ class GenOps:
 
 def _count(program: Program, candidate: Candidate) -> None:
     stats = program.stats
-    stats.prompt_tokens += candidate.prompt_len
+    stats.prompt_tokens += candidate.prompt_len + candidate.num_repeated
     stats.cached_tokens += candidate.cached_tokens
     stats.prefilled_tokens += max(candidate.prefilled_tokens, 0)
     stats.generated_tokens += candidate.num_generated

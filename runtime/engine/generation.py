@@ -62,6 +62,7 @@ class Candidate:
         "num_drawn_drafts",
         "num_forced",
         "num_generated",
+        "num_repeated",
         "prefilled_tokens",
         "prompt_len",
         "prompt_logprobs",
@@ -91,6 +92,7 @@ class Candidate:
         self.seed = seed
         self.num_generated = 0
         self.num_forced = 0
+        self.num_repeated = 0  # tokens that came with the op (``Gen.drawn``)
         self.is_drafted = self.may_draft = False  # drafts allowed: now, and once it is healed
         self.healing: HealMatcher | None = None  # without a grammar, until the given-back text is written
         self.num_asked = self.num_drafted = self.num_accepted = 0
@@ -158,7 +160,7 @@ class Candidate:
         if self.matcher is not None and not self.matcher.accept(token_id):
             raise GrammarError(self.matcher.error or f"token {token_id}, which the mask allowed, was refused")
         if self.healing is not None and not self.healing.accept(token_id):
-            raise AssertionError(self.healing.error)
+            raise GrammarError(self.healing.error or f"token {token_id} was refused")
         return self._append(token_id, context_len)
 
     def take_seen(self, token_ids: list[int]) -> None:
@@ -263,7 +265,7 @@ class Generation:
         first_token_s = self.first_token_s or now_s
         return GenMeta(
             prompt_tokens=first.prompt_len,
-            cached_tokens=first.cached_tokens,
+            cached_tokens=min(first.cached_tokens, first.prompt_len),
             candidates=tuple(candidate.meta() for candidate in self.candidates),
             queue_s=max(0.0, admitted_s - self.start_s),
             prefill_s=max(0.0, first_token_s - admitted_s),

@@ -11,6 +11,7 @@ from ...protocol.errors import (
     InternalError,
     InvalidRequest,
     Overloaded,
+    from_info,
 )
 from ...protocol.messages import Accepted, Cancel, Limits, ProgramSettings, Rejected, Submit
 from ...protocol.ops import Close, Fork, Gen, Join, Mark, Pin, Ref, Rollback, Score, Select, Special, Text
@@ -86,6 +87,9 @@ class Interpreter:
                     self._programs.new_state(program, child, unborn=True)
             elif isinstance(op, Gen) and op.grammar is not None:
                 self._generations.compile_grammar(op.grammar)
+        for op_id, error in submit.failed.items():
+            op_state = program.ops[op_id]
+            self._programs.fail_op(program.sequences[op_state.op.seq], op_state, from_info(error))
         self._num_coming += len({op.seq for op in submit.ops if isinstance(op, Gen | Select | Score)})
         if not submit.ops:
             self._programs.close_if_over(program)

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...constrained.spec import GrammarError
 from ...protocol.errors import PromptTooLong
 from ..executor import SampledToken, SampleRow
 from ..scheduler import Draft, StepPlan
 from .drafting import draft_rows, wants_of
 from .flight import Draw, StepInFlight
 from .generation import Candidate
-from .logprobs import token_logprob, want_prompt_logprobs, want_scores
+from .logprobs import want_prompt_logprobs, want_scores
 from .scoring import ScoreRow
 from .tracing import traced_params
 from .vectorised_decode import VectorisedDecode
@@ -62,7 +61,6 @@ class StepLoop:
         speculation: Speculation | None,
         tiers: Tiers | None,
         overlaps: bool,
-        jump_forward: bool,
         clock: Callable[[], float],
     ) -> None:
         self.scheduler = programs.scheduler
@@ -74,7 +72,6 @@ class StepLoop:
         self.speculation = speculation
         self.tiers = tiers
         self.overlaps = overlaps
-        self.jump_forward = jump_forward
         self.clock = clock
         self.flight: StepInFlight | None = None  # given to the device, not read yet
         self._generations = generations
@@ -88,7 +85,7 @@ class StepLoop:
             speculation=speculation,
             overlaps=overlaps,
             send=programs.send,
-            accept=self._accept_token,
+            accept=generations.accept_token,
             finish=generations.finish_candidate,
         )
 
@@ -310,7 +307,7 @@ class StepLoop:
         guessed = [] if draft is None else draft.token_ids.tolist()
         num_followed = 0
         while True:
-            if not self._accept_token(candidate, sampled[num_followed]):
+            if not self._generations.accept_token(candidate, sampled[num_followed]):
                 return
             if draft is None:
                 break
@@ -344,34 +341,3 @@ class StepLoop:
             self._generations.finish_candidate(candidate)
         else:
             seq.logits_from = len(seq.tokens) - 1
-
-    def _accept_token(self, candidate: Candidate, token: SampledToken) -> bool:
-        """Accept one drawn token and the tokens that the grammar then forces. False if the op failed by its grammar."""
-        generation, matcher = candidate.generation, candidate.matcher
-        if matcher is not None and (matcher.error is not None or token.token_id < 0):
-            self._generations.fail_grammar(candidate, matcher.error or "no token may follow")
-            return False
-        logprob = token_logprob(token, self.tokenizer) if generation.op.params.return_logprob else None
-        try:
-            length = len(candidate.seq.tokens)
-            text = candidate.accept(token.token_id, logprob, self.tokenizer, self.context_len)
-            record = candidate.record
-            if record is not None:
-                record.note("generated", len(candidate.seq.tokens) - length, token)
-            self._stream(candidate, text, "generated")
-            if not candidate.finish_reason and candidate.matcher is not None and self.jump_forward:
-                forced = candidate.matcher.forced_tokens()
-                if forced:
-                    length = len(candidate.seq.tokens)
-                    self._stream(candidate, candidate.accept_forced(forced, self.context_len), "forced")
-                    if record is not None:
-                        record.note("forced", len(candidate.seq.tokens) - length)
-        except GrammarError as error:  # the grammar or a stop pattern ran into a limit
-            self._generations.fail_grammar(candidate, str(error))
-            return False
-        return True
-
-    def _stream(self, candidate: Candidate, text: str, origin: str) -> None:
-        delta = candidate.generation.delta(candidate, text, origin=origin)
-        if delta is not None:
-            self.programs.send(candidate.generation.owner.program.key[0], delta)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from ...constrained.spec import GrammarError
 from ...protocol.errors import ErrorInfo
-from ...protocol.messages import Limits, Submit
+from ...protocol.messages import Limits, ProgramSettings, Submit
 from ...protocol.ops import AnyOp, Close, Fork, Gen, Image, Join, Mark, Pin, Ref, Rollback, Score, Select
 from .program import Program, SequenceState
 
@@ -41,6 +41,7 @@ def find_faults(
     if settings is not None and settings.deadline_s is not None and settings.deadline_s <= 0:
         fault(None, "InvalidParams", f"deadline_s={settings.deadline_s}: must be > 0 seconds")
 
+    is_traced = (program.settings if program is not None else settings or ProgramSettings()).trace
     known_ops = dict.fromkeys(program.ops) if program else {}
     marks = {i for i, state in program.ops.items() if isinstance(state.op, Mark)} if program else set()
     sequences = dict.fromkeys(program.sequences) if program else {}
@@ -52,6 +53,9 @@ def find_faults(
             fault(op, "InvalidRequest", f"sequence {op.seq} was closed")
         for kind, message in _own_faults(op, limits, vocab_size, check_stop):
             fault(op, kind, message)
+        if isinstance(op, Gen) and op.drawn:
+            for kind, message in _drawn_faults(op, vocab_size, is_traced=is_traced):
+                fault(op, kind, message)
         match op:
             case Fork():
                 for child in op.children:
@@ -74,6 +78,9 @@ def find_faults(
             closed.add(op.seq)
         known_ops[op.op] = None
         sequences[op.seq] = None
+    failing = {op.op for op in submit.ops if not isinstance(op, Close)}
+    if strange := sorted(submit.failed.keys() - failing):
+        fault(None, "InvalidRequest", f"failed names op {strange[0]}, which is not an op of it that can fail")
     if len(sequences) > limits.max_sequences_per_program:
         most = limits.max_sequences_per_program
         fault(None, "LimitExceeded", f"{len(sequences):,} sequences, but one program may have {most:,}")
@@ -109,6 +116,26 @@ def _own_faults(
             yield "InvalidParams", f"ttl_s={op.ttl_s}: must be >= 0 seconds"
         case Image():
             yield "Unsupported", "this model takes no images"
+
+
+def _drawn_faults(op: Gen, vocab_size: int, *, is_traced: bool) -> Iterator[tuple[str, str]]:
+    """(kind, message) of the faults of ``op.drawn``."""
+    if len(op.drawn) != op.n:
+        yield "InvalidParams", f"drawn has {len(op.drawn)} candidates, but n={op.n}"
+    if strange := [i for drawn in op.drawn for i in drawn.token_ids if not 0 <= i < vocab_size]:
+        yield "InvalidParams", f"drawn holds token id {strange[0]}, but the vocabulary has {vocab_size:,}"
+    num_texts = sum(drawn.text is not None for drawn in op.drawn)
+    if num_texts == len(op.drawn):
+        return
+    params = op.params
+    if num_texts:
+        yield "InvalidParams", f"drawn has a text for {num_texts} of {len(op.drawn)} candidates; give all or none"
+    longest = max(len(drawn.token_ids) for drawn in op.drawn)
+    if longest > params.max_tokens and not params.heal:  # tokens that repeat the prompt's end are not counted
+        yield "InvalidParams", f"drawn has {longest} tokens of a candidate, but max_tokens={params.max_tokens}"
+    if is_traced or (params.return_logprob and params.logprob_start_len >= 0):
+        wanted = "the trace" if is_traced else "the prompt's log-probabilities"
+        yield "Unsupported", f"drawn without texts, but the op has to return {wanted}; compute it from the beginning"
 
 
 def _closes(state: SequenceState) -> bool:
