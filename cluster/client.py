@@ -1,23 +1,78 @@
-"""A client of several engines with the face of ``protocol.client.Client``: programs survive the loss of an engine."""
+"""A client of several engines with the face of ``protocol.client.Client``: programs survive the loss of an engine.
+
+Each program has a journal and, while an engine runs it, a leg there, which stands in for its call:
+
+    ProgramCall ──submit──► FleetClient ──► Leg ──► Client ──► engine
+         ▲                      │ journal    │
+         └──────take────────────┴────────────┘        the engine is lost: the fleet's thread replays the journal
+                                                      on another engine, under a new leg
+
+Locks, in the order in which a thread may take them: ``deliver`` of a program (it orders what its call is handed),
+the call's own, ``lock`` of the program (journal and leg), the fleet's. A call is only ever handed something under its
+``deliver``, and nobody who holds the call's own lock waits for that.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import random
+import select
+import socket
+import threading
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from ..protocol.client import Client
-from ..protocol.errors import PhloemError
-from ..protocol.messages import Submit, Welcome
-from ..protocol.ops import AnyOp
+import msgspec
+
+from ..protocol.client import Client, encode_submit
+from ..protocol.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineLost,
+    InvalidParams,
+    InvalidRequest,
+    Overloaded,
+    PhloemError,
+    from_info,
+)
+from ..protocol.messages import (
+    Accepted,
+    Cancel,
+    Closed,
+    Failed,
+    Rejected,
+    RuntimeMessage,
+    Submit,
+    Welcome,
+)
+from ..protocol.ops import AnyOp, Gen
 from ..protocol.program_call import ProgramCall
+from .journal import Journal
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5  # how late a limit of time or bytes may be noticed
+BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0  # between attempts of a program that every engine is too busy for
+TRIAL_S = 30.0  # a suspect that has run alone for so long did not end its engine
+CLOSE_S = 5.0
+MAX_NAMED = 16  # poisoned programs that a report names
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLimits:
-    """``max_wait_s``: how long a program may wait for a ready engine before its ops fail (``EngineLost``, say).
+    """``max_wait_s``: how long a program may wait for a ready engine before its ops fail as ``Overloaded``, or as
+    ``EngineLost`` where an engine had it.
 
-    ``max_waiting``: programs that may wait so. ``max_journal_bytes``: of one program; ``max_journals_bytes``: of all.
+    ``max_waiting``: programs that may wait so. ``max_journal_bytes``: of one program; ``max_journals_bytes``: of all,
+    and the longest journals go first. A program without its journal runs on, and fails if its engine is lost.
     """
 
     max_wait_s: float = 120.0
@@ -26,15 +81,42 @@ class FleetLimits:
     max_journals_bytes: int = 1 << 30
 
 
+class ReplicaReport(msgspec.Struct, frozen=True):
+    """An engine as the fleet sees it. ``rows`` and ``hit_rate`` are its own metrics, None where it did not answer."""
+
+    name: str
+    is_draining: bool
+    programs: int
+    rows: int | None = None
+    hit_rate: float | None = None
+
+
+class FleetReport(msgspec.Struct, frozen=True):
+    """``placements``: programs by the reason for their engine. ``poisoned``: how many were given up as the cause of
+    lost engines, ``poisoned_programs`` the last of them. ``engines_lost`` counts lines that ended by themselves.
+    """
+
+    replicas: tuple[ReplicaReport, ...]
+    programs: int
+    waiting: int
+    placements: dict[str, int]
+    replays: int
+    poisoned: int
+    poisoned_programs: tuple[str, ...]
+    engines_lost: int
+    journals_bytes: int
+
+
 class FleetClient:
     """Hands whole programs to engines and keeps their journals. Methods may be called on any thread.
 
     ``tokenize(ops)``: the token ids of a program's first prompt as the engine makes them, for placement; not called
     while there is one engine. Engines come and go with ``add`` and ``remove`` (the supervisor calls them).
-    ``on_lost(engine, error)`` is called once for each engine whose line ends.
+    ``on_lost(engine, error)`` is called once for each engine whose line ends by itself, on the fleet's thread.
+    ``seed`` makes the seeds of generations without one; None: they are random.
 
-    A program that loses its engine twice in a row without progress between, while no other program did, is failed with
-    ``EngineLost`` that names it; where several programs did, each is replayed alone on an engine before it is blamed.
+    A program that has lost its engine twice in a row without progress between is failed with ``EngineLost`` that names
+    it, if it was alone on the second. Otherwise it is replayed alone on an engine before it is blamed.
     """
 
     def __init__(
@@ -43,47 +125,707 @@ class FleetClient:
         tokenize: Callable[[Sequence[AnyOp]], Sequence[int]],
         limits: FleetLimits | None = None,
         on_lost: Callable[[str, PhloemError], None] | None = None,
+        seed: int | None = None,
     ) -> None:
-        raise NotImplementedError
+        self._tokenize = tokenize
+        self._limits = limits or FleetLimits()
+        self._on_lost = on_lost
+        self._rng = random.Random(os.urandom(16) if seed is None else seed)
+        self._lock = threading.Lock()
+        self._has_moved = threading.Condition(self._lock)  # a program has left its engine
+        self._engines: dict[str, _Engine] = {}
+        self._runs: dict[str, _Run] = {}
+        self._suspects: set[_Run] = set()  # those that wait
+        self._welcome: Welcome | None = None
+        self._end: PhloemError | None = None
+        self._placements: Counter[str] = Counter()
+        self._num_replays = self._num_poisoned = self._num_lost = 0
+        self._poisoned: deque[str] = deque(maxlen=MAX_NAMED)
+        # the thread's own
+        self._waiting: dict[_Run, None] = {}  # without an engine, in the order of their coming
+        self._next_tick_s = 0.0
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._serve, name="phloem-fleet", daemon=True)
+        self._thread.start()
+
+    # -- engines ------------------------------------------------------------------------------------------------------
 
     def add(self, engine: str, client: Client) -> None:
         """An engine is ready; programs that wait are placed. The fleet closes ``client``.
 
-        Raises InvalidParams where its model, vocabulary or context differs from the others'.
+        Raises InvalidParams where its model, vocabulary or context differs from the others', or the name is taken.
         """
-        raise NotImplementedError
+        with self._lock:
+            if self._end is not None:
+                raise self._end
+            if engine in self._engines:
+                raise InvalidParams(f"engine {engine!r} is there already; remove it first", where="engine")
+            if self._welcome is None:
+                self._welcome = client.welcome
+            for name in ("model", "vocab_hash", "context_len"):
+                ours, theirs = getattr(self._welcome, name), getattr(client.welcome, name)
+                if ours != theirs:
+                    text = (
+                        f"engine {engine!r} has {name} {theirs!r}, but the fleet has {ours!r}; start it with the same"
+                    )
+                    raise InvalidParams(text, where=name)
+            added = self._engines[engine] = _Engine(engine, client)
+        client.when_ended(lambda error: self._post(partial(self._engine_ended, added, error)))
+        self._post(lambda: None)
 
-    def drain(self, engine: str) -> None:
-        """Place nothing more there, and move what runs there to other engines."""
-        raise NotImplementedError
+    def drain(self, engine: str, *, timeout_s: float = 0.0) -> bool:
+        """Place nothing more there, and move what runs there to other engines; True once nothing runs there.
+
+        Programs stay where no other engine is ready, and where they have no journal any more.
+        """
+        with self._lock:
+            found = self._engines.get(engine)
+            if found is None:
+                return True
+            found.is_draining = True
+            self._post(partial(self._move_all, found))
+            return self._has_moved.wait_for(lambda: not found.runs, timeout_s)
 
     def remove(self, engine: str, error: PhloemError) -> None:
-        """The engine is lost or to be stopped: its programs are replayed elsewhere."""
-        raise NotImplementedError
+        """The engine is lost or to be stopped: its programs are replayed elsewhere. Nothing happens if it is gone."""
+        with self._lock:
+            found = self._engines.pop(engine, None)
+            if found is None:
+                return
+            found.removal = error
+        found.client.close()
 
     def give_up(self, error: PhloemError) -> None:
-        """No engine will come again: every program fails once, with ``error``."""
-        raise NotImplementedError
+        """No engine will come again: every program fails once, with ``error``, and so does each later submit."""
+        with self._lock:
+            self._end = self._end or error
+        self._post(self._fail_all)
 
-    # -- the face of Client ---------------------------------------------------------------------------------------
+    # -- the face of Client -------------------------------------------------------------------------------------------
 
     @property
     def welcome(self) -> Welcome:
-        """Of the first engine. Its limits hold for all."""
-        raise NotImplementedError
+        """Of the first engine. Its limits hold for all. Raises EngineLost before there was one."""
+        if self._welcome is None:
+            raise EngineLost("no engine has been ready yet")
+        return self._welcome
+
+    @property
+    def lost(self) -> str | None:
+        """Why nothing can be submitted any more; None while engines are there or may come."""
+        return None if self._end is None else self._end.message
+
+    @property
+    def num_ready(self) -> int:
+        """Engines that take programs."""
+        with self._lock:
+            return len(self._ready())
 
     def submit(self, submit: Submit, call: ProgramCall) -> None:
-        raise NotImplementedError
+        """As ``Client.submit``. Without a ready engine a program waits; ``Overloaded`` where too many do."""
+        submit = self._with_seeds(submit)
+        with self._lock:
+            if self._end is not None:
+                raise EngineLost(f"no engine: {self._end.message}")
+            run = self._runs.get(submit.program)
+            is_new = run is None or run.call is not call
+            if is_new:
+                if run is not None and not run.call.is_over:
+                    text = f"program {submit.program!r} is running already; choose another id"
+                    raise InvalidRequest(text, where="program")
+                if not self._ready() and len(self._waiting) >= self._limits.max_waiting:
+                    text = f"no engine is ready, and {len(self._waiting):,} programs wait for one (max_waiting)"
+                    raise Overloaded(f"{text}; try again later", retry_after_s=1.0)
+                journal = Journal(submit.program, max_bytes=self._limits.max_journal_bytes, limits=self.welcome.limits)
+                run = self._runs[submit.program] = _Run(call, journal)
+        assert run is not None
+        try:
+            with run.lock:
+                if is_new:
+                    self._begin(run, submit)
+                elif run.leg is None:
+                    encode_submit(submit, self.welcome.limits)
+                else:
+                    run.leg.send(submit)
+                run.journal.sent(submit)
+        except BaseException:
+            if is_new:
+                self._forget(run)
+            raise
+        if is_new and run.leg is None:
+            self._post(partial(self._wait, run))
 
     def cancel(self, program: str, seq: int | None = None, op: int | None = None) -> None:
-        raise NotImplementedError
+        """As ``Client.cancel``. A program that waits for an engine ends at once."""
+        run = self._runs.get(program)
+        if run is None:
+            return
+        with run.lock:
+            leg = run.leg
+            if seq is not None or op is not None:
+                message = Cancel(program, seq, op)
+                run.journal.sent(message)
+                if leg is not None:
+                    leg.send(message)
+                return
+            run.is_cancelled = True
+            if leg is not None and not leg.is_replay:
+                leg.send(Cancel(program))
+                return
+            self._leave(run, cancel=True)
+        self._post(partial(self._end_run, run, Cancelled(f"program {program!r} was cancelled")))
 
     def query(self, what: str, timeout_s: float = 10.0) -> Any:
         """``Client.query``'s answers of one engine; of several, ``metrics`` are summed and ``flush_cache`` goes to all.
 
-        ``fleet``: a ``FleetReport`` as a dict.
+        ``cache_tree``: of all engines, one after another. ``fleet``: a ``FleetReport`` as a dict. Raises ``EngineLost``
+        where no engine is ready.
         """
-        raise NotImplementedError
+        if what == "fleet":
+            return msgspec.to_builtins(self._report(timeout_s))
+        with self._lock:
+            engines = self._ready() or list(self._engines.values())
+        if not engines:
+            raise EngineLost("no engine is ready")
+        if what == "info" or len(engines) == 1:
+            return engines[0].client.query(what, timeout_s)
+        answers = [answer for answer in self._ask(engines, what, timeout_s).values() if answer is not None]
+        if not answers:
+            raise Overloaded(f"no engine has answered query {what!r} within {timeout_s:g} s")
+        if what == "cache_tree":
+            return [node for answer in answers for node in answer]
+        return _sum(answers)
 
     def close(self) -> None:
-        raise NotImplementedError
+        """Disconnect from all engines; open ops fail as ``Cancelled``. A second call does nothing."""
+        self.give_up(Cancelled("the client was closed"))
+        with self._lock:
+            engines, self._engines = list(self._engines.values()), {}
+        for engine in engines:
+            engine.client.close()
+        self._is_closing = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_S)  # it may wait for the very callback that closes the fleet
+
+    # -- placing ------------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> list[_Engine]:
+        """Engines that take programs. The caller holds the fleet's lock."""
+        return [e for e in self._engines.values() if not e.is_draining and e.client.lost is None]
+
+    def _choose(self, run: _Run) -> _Engine | None:
+        """The engine for ``run``, which is booked there; None if it has to wait."""
+        with self._lock:
+            ready = [e for e in self._ready() if e.trial is None]
+            if run.is_suspect:
+                ready = [e for e in ready if not e.runs]
+            elif self._suspects:  # they wait for an engine without programs
+                ready = [e for e in ready if e.runs]
+            ready = [e for e in ready if e.name != run.avoided] or ready
+            if not ready or self._end is not None:
+                return None
+            engine, reason = ready[0], "only"
+            if len(ready) > 1:
+                engine, reason = min(ready, key=lambda e: len(e.runs)), "load"
+            engine.runs.add(run)
+            self._placements[reason] += 1
+            if run.is_suspect:
+                self._suspects.discard(run)
+                engine.trial = run
+                run.trial_s = time.monotonic()
+            return engine
+
+    def _begin(self, run: _Run, submit: Submit) -> None:
+        """Send a program's first submit to an engine, if one is ready. The caller holds the program's lock."""
+        engine = self._choose(run)
+        if engine is None:
+            encode_submit(submit, self.welcome.limits)
+            return
+        run.leg = _Leg(self, run, engine)
+        try:
+            run.leg.start([submit])
+        except EngineLost:  # it has ended just now
+            self._leave(run)
+        except BaseException:
+            self._leave(run)
+            raise
+
+    def _replay(self, run: _Run, engine: _Engine) -> None:
+        """Send what the journal has of ``run`` to ``engine``, under a new leg. The caller holds the program's lock."""
+        elapsed_s = 0.0 if run.accepted_s is None else time.monotonic() - run.accepted_s
+        messages = run.journal.replay(elapsed_s=elapsed_s)
+        run.leg = _Leg(self, run, engine)
+        self._num_replays += run.journal.is_accepted
+        run.leg.start(messages, is_replay=True)
+
+    def _leave(self, run: _Run, *, cancel: bool = False) -> None:
+        """Take ``run`` off its engine; later messages of its leg are ignored. The caller holds the program's lock."""
+        leg, run.leg = run.leg, None
+        if leg is None:
+            return
+        leg.is_over = True
+        leg.unsent.clear()
+        with self._lock:
+            leg.engine.runs.discard(run)
+            if leg.engine.trial is run:
+                leg.engine.trial = None
+            self._has_moved.notify_all()
+        if cancel:
+            leg.engine.client.cancel(leg.program)
+
+    def _forget(self, run: _Run) -> None:
+        """``run`` is over."""
+        with run.lock:
+            self._leave(run)
+        with self._lock:
+            if self._runs.get(run.program) is run:  # a new call may have its id already
+                del self._runs[run.program]
+
+    def _with_seeds(self, submit: Submit) -> Submit:
+        """Draws depend on (seed, position) alone, so with a seed of our own every engine draws the same."""
+        if not any(isinstance(op, Gen) and op.params.seed is None and op.params.temperature for op in submit.ops):
+            return submit
+        ops = [self._with_seed(op) if isinstance(op, Gen) else op for op in submit.ops]
+        return msgspec.structs.replace(submit, ops=ops)
+
+    def _with_seed(self, op: Gen) -> Gen:
+        if op.params.seed is not None or not op.params.temperature:
+            return op
+        params = msgspec.structs.replace(op.params, seed=self._rng.getrandbits(63))
+        return msgspec.structs.replace(op, params=params)
+
+    # -- on the engines' threads --------------------------------------------------------------------------------------
+
+    def _take(self, leg: _Leg, message: RuntimeMessage) -> None:
+        """A message of ``leg``'s engine about its program."""
+        run = leg.run
+        with run.deliver:
+            with run.lock:
+                if run.leg is not leg:
+                    return
+                if leg.program != run.program:
+                    message = msgspec.structs.replace(message, program=run.program)
+                if isinstance(message, Failed | Rejected) and self._is_put_off(run, leg, message):
+                    return
+                fault: PhloemError | None = None
+                found: RuntimeMessage | None = None
+                try:
+                    found = self._came(run, leg, message)
+                except PhloemError as error:
+                    fault = error
+                    self._leave(run, cancel=True)
+            if found is not None:
+                run.call.take(found)
+            if fault is not None:
+                run.call.lose(fault)
+            if run.call.is_over:
+                self._forget(run)
+
+    def _came(self, run: _Run, leg: _Leg, message: RuntimeMessage) -> RuntimeMessage | None:
+        """What of ``message`` is new to the caller. Raises where the replay cannot go on."""
+        journal = run.journal
+        if type(message) is Rejected and journal.is_repeating:
+            raise from_info(message.errors[0])
+        found = journal.came(message)
+        if type(message) is Accepted or type(message) is Rejected:
+            if run.accepted_s is None and type(message) is Accepted:
+                run.accepted_s = time.monotonic()
+            run.backoff_s = 0.0
+            leg.answered()
+        if run.is_suspect and journal.progress > run.mark:
+            run.is_suspect = False
+            with self._lock:
+                leg.engine.trial = None
+            self._wake()
+        return found
+
+    def _is_put_off(self, run: _Run, leg: _Leg, message: Failed | Rejected) -> bool:
+        """Whether the engine ends or is too busy, so that the program is tried again elsewhere or later."""
+        errors = [message.error] if isinstance(message, Failed) else message.errors
+        kinds = {error.kind for error in errors}
+        if "EngineLost" in kinds:  # it was told to stop
+            is_elsewhere = False
+            run.lost = from_info(errors[0])
+        elif isinstance(message, Rejected) and kinds == {"Overloaded"}:
+            with self._lock:
+                is_elsewhere = any(e is not leg.engine for e in self._ready())
+            is_first = run.lost is None and not run.journal.is_accepted
+            if not (is_elsewhere and not run.avoided if is_first else leg.is_replay):
+                return False  # the caller has to try again later
+        else:
+            return False
+        if not run.journal.is_whole:
+            return False
+        if not is_elsewhere:
+            run.backoff_s = min(max(2 * run.backoff_s, BACKOFF_S), MAX_BACKOFF_S)
+            run.not_before_s = time.monotonic() + run.backoff_s
+        run.avoided = leg.engine.name
+        self._leave(run, cancel=True)
+        self._post(partial(self._wait, run))
+        return True
+
+    def _lose(self, leg: _Leg, error: PhloemError) -> None:
+        """The line to ``leg``'s engine has ended; ``_engine_ended`` follows for all of its programs."""
+        run = leg.run
+        with run.deliver, run.lock:
+            if run.leg is leg:
+                self._leave(run)
+                leg.engine.orphans.append(run)
+
+    # -- on the fleet's thread ----------------------------------------------------------------------------------------
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._inbox.append(call)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_in.send(b"\0")
+
+    def _serve(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake_out, select.POLLIN)
+        while True:
+            poller.poll(1000 * self._wait_s())
+            with contextlib.suppress(OSError):
+                while self._wake_out.recv(4096):
+                    pass
+            is_closing = self._is_closing
+            try:
+                while self._inbox:
+                    self._inbox.popleft()()
+                self._keep_time()
+                self._place_waiting()
+            except Exception:
+                logger.exception("the fleet's thread failed; it goes on")
+            if is_closing and not self._inbox:
+                self._wake_in.close()
+                self._wake_out.close()
+                return
+
+    def _wait_s(self) -> float:
+        now_s = time.monotonic()
+        return max(0.0, min([TICK_S, *(run.not_before_s - now_s for run in self._waiting if run.not_before_s > now_s)]))
+
+    def _wait(self, run: _Run) -> None:
+        """``run`` has no engine: it waits for one."""
+        if run.call.is_over or run.leg is not None:
+            return
+        if run not in self._waiting:
+            run.waiting_s = time.monotonic()
+            self._waiting[run] = None
+
+    def _keep_time(self) -> None:
+        """End what has waited too long, shorten what takes too much memory, and end trials."""
+        now_s = time.monotonic()
+        if now_s < self._next_tick_s:
+            return
+        self._next_tick_s = now_s + TICK_S
+        for run in list(self._waiting):
+            deadline_s = run.journal.deadline_s
+            if deadline_s is not None and run.accepted_s is not None and now_s - run.accepted_s >= deadline_s:
+                self._end_run(run, DeadlineExceeded(f"program {run.program!r} passed its deadline of {deadline_s} s"))
+            elif now_s - run.waiting_s > self._limits.max_wait_s:
+                text = f"program {run.program!r} has waited {self._limits.max_wait_s:g} s for an engine"
+                self._end_run(run, run.lost_error(text) if run.lost else Overloaded(text, retry_after_s=1.0))
+        with self._lock:
+            runs = list(self._runs.values())
+            for engine in self._engines.values():
+                if engine.trial is not None and now_s - engine.trial.trial_s > TRIAL_S:
+                    engine.trial.is_suspect, engine.trial = False, None
+        total = sum(run.journal.num_bytes for run in runs)
+        if total > self._limits.max_journals_bytes:
+            for run in sorted(runs, key=lambda run: -run.journal.num_bytes):
+                if total <= self._limits.max_journals_bytes:
+                    break
+                with run.lock:
+                    total -= run.journal.num_bytes
+                    run.journal.give_up()
+
+    def _place_waiting(self) -> None:
+        """Give engines to programs that wait; suspects first, because they need one alone."""
+        with self._lock:
+            if not self._ready():
+                return
+        now_s = time.monotonic()
+        for run in sorted(self._waiting, key=lambda run: not run.is_suspect):
+            if run.call.is_over or run.leg is not None:
+                del self._waiting[run]
+                continue
+            if run.not_before_s > now_s or (engine := self._choose(run)) is None:
+                continue
+            fault: PhloemError | None = None
+            with run.deliver:
+                with run.lock:
+                    try:
+                        self._replay(run, engine)
+                    except EngineLost:
+                        self._leave(run)  # it ended just now; the program waits on
+                        continue
+                    except PhloemError as error:
+                        fault = error
+                        self._leave(run, cancel=True)
+                del self._waiting[run]
+                if fault is not None:
+                    run.call.lose(fault)
+                    self._forget(run)
+
+    def _engine_ended(self, engine: _Engine, error: PhloemError) -> None:
+        """The line to ``engine`` has ended, and every program on it has left its leg."""
+        with self._lock:
+            is_ours = self._engines.get(engine.name) is engine
+            if is_ours:
+                del self._engines[engine.name]
+            self._num_lost += is_ours
+        cause = engine.removal or error
+        orphans = [run for run in engine.orphans if not run.call.is_over]
+        for run in orphans:
+            run.lost = cause
+            if not engine.is_draining:
+                progress = run.journal.progress
+                run.strikes = run.strikes + 1 if progress == run.mark else 1
+                run.mark = progress
+        for run in orphans:
+            if run.is_cancelled:
+                self._end_run(run, Cancelled(f"program {run.program!r} was cancelled"))
+            elif not run.journal.is_whole:
+                reason = f"program {run.program!r} had more than {self._limits.max_journal_bytes:,} bytes to replay"
+                self._end_run(run, run.lost_error(f"{reason}, or the fleet's journals had grown too large together"))
+            elif run.strikes >= 2 and len(orphans) == 1:
+                self._poison(run)
+            else:
+                run.is_suspect = run.strikes >= 2
+                if run.is_suspect:
+                    with self._lock:
+                        self._suspects.add(run)
+                self._wait(run)
+        if is_ours and self._end is None and self._on_lost is not None:
+            logger.warning("engine %s is lost with %d programs: %s", engine.name, len(orphans), cause)
+            self._on_lost(engine.name, cause)
+
+    def _poison(self, run: _Run) -> None:
+        self._num_poisoned += 1
+        self._poisoned.append(run.program)
+        logger.error("program %s has ended %d engines in a row and is not tried again", run.program, run.strikes)
+        text = f"program {run.program!r} was on {run.strikes} engines in a row that ended before it made progress"
+        self._end_run(run, run.lost_error(f"{text}, on the last one alone; it is not tried again"))
+
+    def _move_all(self, engine: _Engine) -> None:
+        """Take programs off an engine that is drained, if there is another one for them."""
+        with self._lock:
+            if not self._ready():
+                return
+            runs = list(engine.runs)
+        for run in runs:
+            with run.deliver, run.lock:
+                if run.leg is None or run.leg.engine is not engine or run.is_cancelled or not run.journal.is_whole:
+                    continue
+                self._leave(run, cancel=True)
+            self._wait(run)
+
+    def _fail_all(self) -> None:
+        assert self._end is not None
+        with self._lock:
+            runs = list(self._runs.values())
+        for run in runs:
+            self._end_run(run, self._end)
+
+    def _end_run(self, run: _Run, error: PhloemError) -> None:
+        """Fail every open op of ``run``."""
+        self._waiting.pop(run, None)
+        with self._lock:
+            self._suspects.discard(run)
+        with run.deliver:
+            with run.lock:
+                self._leave(run, cancel=True)
+            run.call.lose(error)
+            self._forget(run)
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    def _report(self, timeout_s: float) -> FleetReport:
+        with self._lock:
+            engines = list(self._engines.values())
+            runs = list(self._runs.values())
+        metrics = self._ask(engines, "metrics", timeout_s)
+        replicas = tuple(ReplicaReport(e.name, e.is_draining, len(e.runs), *_rows_of(metrics[e.name])) for e in engines)
+        return FleetReport(
+            replicas=replicas,
+            programs=len(runs),
+            waiting=len(self._waiting),
+            placements=dict(self._placements),
+            replays=self._num_replays,
+            poisoned=self._num_poisoned,
+            poisoned_programs=tuple(self._poisoned),
+            engines_lost=self._num_lost,
+            journals_bytes=sum(run.journal.num_bytes for run in runs),
+        )
+
+    @staticmethod
+    def _ask(engines: Sequence[_Engine], what: str, timeout_s: float) -> dict[str, Any]:
+        """Each engine's answer; None where it has none in time."""
+        asked: dict[str, Future[Any] | None] = {}
+        for engine in engines:
+            try:
+                asked[engine.name] = engine.client.ask(what)
+            except EngineLost:
+                asked[engine.name] = None
+        wait_for([answer for answer in asked.values() if answer is not None], timeout_s)
+        found: dict[str, Any] = {}
+        for name, answer in asked.items():
+            is_there = answer is not None and not answer.cancel() and answer.exception() is None
+            found[name] = answer.result() if answer is not None and is_there else None
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    """``trial``: the suspect that runs there alone. ``orphans``: programs that were on it when its line ended."""
+
+    name: str
+    client: Client
+    runs: set[_Run] = field(default_factory=set)
+    is_draining: bool = False
+    trial: _Run | None = None
+    removal: PhloemError | None = None
+    orphans: list[_Run] = field(default_factory=list)
+
+
+class _Run:
+    """A program of the fleet. ``mark``: its progress when it last lost an engine; ``strikes``: losses since then."""
+
+    __slots__ = (
+        "accepted_s",
+        "avoided",
+        "backoff_s",
+        "call",
+        "deliver",
+        "is_cancelled",
+        "is_suspect",
+        "journal",
+        "leg",
+        "lock",
+        "lost",
+        "mark",
+        "not_before_s",
+        "num_legs",
+        "program",
+        "strikes",
+        "trial_s",
+        "waiting_s",
+    )
+
+    def __init__(self, call: ProgramCall, journal: Journal) -> None:
+        self.call = call
+        self.program = call.program
+        self.journal = journal
+        self.deliver = threading.RLock()
+        self.lock = threading.RLock()
+        self.leg: _Leg | None = None
+        self.num_legs = 0
+        self.accepted_s: float | None = None
+        self.is_cancelled = self.is_suspect = False
+        self.avoided = ""
+        self.backoff_s = self.not_before_s = self.waiting_s = self.trial_s = 0.0
+        self.lost: PhloemError | None = None
+        self.mark = -1
+        self.strikes = 0
+
+    def lost_error(self, text: str) -> EngineLost:
+        return EngineLost(f"{text}: {self.lost.message}" if self.lost is not None else text)
+
+
+class _Leg:
+    """A program at one engine; a ``Receiver``. The first one has the program's id there, later ones a new id each.
+
+    Submits of a replay are sent one after another, each after the engine has accepted the one before.
+    """
+
+    __slots__ = ("engine", "fleet", "is_over", "is_replay", "is_unanswered", "program", "run", "unsent")
+
+    def __init__(self, fleet: FleetClient, run: _Run, engine: _Engine) -> None:
+        self.fleet = fleet
+        self.run = run
+        self.engine = engine
+        self.program = run.program if not run.num_legs else f"{run.program}~{run.num_legs + 1}"
+        run.num_legs += 1
+        self.is_over = False
+        self.is_replay = False  # until all of it is accepted
+        self.is_unanswered = False
+        self.unsent: deque[Submit | Cancel] = deque()
+
+    def send(self, message: Submit | Cancel) -> None:
+        """Raises what ``Client.submit`` raises, except for an engine that has ended: the journal is replayed then."""
+        if self.is_replay:
+            if isinstance(message, Submit):
+                encode_submit(message, self.engine.client.welcome.limits)
+            self.unsent.append(message)
+            return
+        with contextlib.suppress(EngineLost):
+            self._send(message)
+
+    def start(self, messages: Sequence[Submit | Cancel], *, is_replay: bool = False) -> None:
+        """The first messages. Raises what ``Client.submit`` raises for the first of them."""
+        self.is_replay = is_replay
+        if is_replay:
+            self.unsent.extend(messages)
+            self._go_on()
+        else:
+            for message in messages:
+                self._send(message)
+
+    def answered(self) -> None:
+        """The engine has answered a submit."""
+        if self.is_replay:
+            self.is_unanswered = False
+            with contextlib.suppress(EngineLost):
+                self._go_on()
+
+    def _go_on(self) -> None:
+        while self.unsent and not self.is_unanswered:
+            message = self.unsent.popleft()
+            self.is_unanswered = isinstance(message, Submit)
+            self._send(message)
+        self.is_replay = bool(self.unsent) or self.is_unanswered
+
+    def _send(self, message: Submit | Cancel) -> None:
+        client = self.engine.client
+        if isinstance(message, Cancel):
+            client.cancel(self.program, message.seq, message.op)
+        else:
+            client.submit(msgspec.structs.replace(message, program=self.program), self)
+
+    # -- Receiver -----------------------------------------------------------------------------------------------------
+
+    def take(self, message: RuntimeMessage) -> None:
+        self.is_over = self.is_over or type(message) is Closed
+        self.fleet._take(self, message)
+
+    def lose(self, error: PhloemError) -> None:
+        self.is_over = True
+        self.fleet._lose(self, error)
+
+
+def _sum(answers: Sequence[Any]) -> Any:
+    """Numbers are added, rates averaged, lists added by place, dicts joined by key; bounds are equal everywhere."""
+    first = answers[0]
+    if isinstance(first, dict):
+        keys = {key: None for answer in answers for key in answer}
+        found = {key: [answer[key] for answer in answers if key in answer] for key in keys}
+        return {key: values[0] if key == "bounds" else _sum(values) for key, values in found.items()} | {
+            key: sum(values) / len(values) for key, values in found.items() if key.endswith("hit_rate")
+        }
+    if isinstance(first, list | tuple):
+        return [_sum(values) for values in zip(*answers, strict=True)]
+    if isinstance(first, int | float):
+        return sum(answers)
+    return first
+
+
+def _rows_of(metrics: Any) -> tuple[int | None, float | None]:
+    return (None, None) if metrics is None else (metrics.get("running"), metrics.get("cache_hit_rate"))

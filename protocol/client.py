@@ -30,15 +30,25 @@ from .messages import (
     Delta,
     Done,
     Failed,
+    Limits,
     Query,
     Rejected,
     RuntimeMessage,
     Submit,
     Welcome,
 )
-from .program_call import ProgramCall
+from .program_call import Receiver
 
 logger = logging.getLogger(__name__)
+
+
+def encode_submit(submit: Submit, limits: Limits) -> bytes:
+    """Raises ``LimitExceeded`` and ``InvalidRequest`` for what cannot be sent."""
+    frame = encode_client(submit)
+    if len(frame) > limits.max_submit_bytes:
+        text = f"a submit of {len(frame):,} bytes, but the limit is {limits.max_submit_bytes:,}"
+        raise LimitExceeded(f"{text}; send its ops in several submits", where="ops")
+    return frame
 
 
 class Client:
@@ -62,10 +72,12 @@ class Client:
     ) -> None:
         self.url = url
         self._lock = threading.Lock()
-        self._calls: dict[str, ProgramCall] = {}
+        self._calls: dict[str, Receiver] = {}
         self._queries: dict[int, Future[Any]] = {}
         self._next_query = 0
         self._end: PhloemError | None = None
+        self._on_end: Callable[[PhloemError], None] | None = None
+        self._is_told = False  # every call has been told of the end
         self._line = Line(
             url,
             receive=self._take,
@@ -87,17 +99,27 @@ class Client:
     def welcome(self) -> Welcome:
         return self._line.welcome
 
-    def submit(self, submit: Submit, call: ProgramCall) -> None:
+    @property
+    def lost(self) -> str | None:
+        """Why nothing can be submitted any more; None while the engine is there."""
+        return None if self._end is None else self._end.message
+
+    def when_ended(self, tell: Callable[[PhloemError], None]) -> None:
+        """Call ``tell`` once, after every call was told that the line has ended: on the client's thread, or now."""
+        with self._lock:
+            if not self._is_told:
+                self._on_end = tell
+                return
+        assert self._end is not None
+        tell(self._end)
+
+    def submit(self, submit: Submit, call: Receiver) -> None:
         """Send ops of ``call``, whose own ``submit`` calls this.
 
         Raises ``EngineLost`` when there is no engine, ``LimitExceeded`` and ``InvalidRequest`` for what cannot be
         sent.
         """
-        frame = encode_client(submit)
-        limit = self.welcome.limits.max_submit_bytes
-        if len(frame) > limit:
-            text = f"a submit of {len(frame):,} bytes, but the limit is {limit:,}; send its ops in several submits"
-            raise LimitExceeded(text, where="ops")
+        frame = encode_submit(submit, self.welcome.limits)
         with self._lock:
             self._check_open()
             known = self._calls.get(submit.program)
@@ -118,6 +140,16 @@ class Client:
         """Ask the engine: ``what`` is one of ``messages.QUERIES``. Raises ``Overloaded`` after ``timeout_s``."""
         if self._line.is_own_thread():
             raise InternalError("query() waits for the client's own thread, so a call's on_event cannot call it")
+        answer = self.ask(what)
+        try:
+            return answer.result(timeout_s)
+        except FutureTimeout:
+            answer.cancel()
+            text = f"the engine has not answered query {what!r} within {timeout_s:g} s; it may be in a long step"
+            raise Overloaded(text) from None
+
+    def ask(self, what: str) -> Future[Any]:
+        """As ``query``, without waiting. Who no longer wants the answer cancels it."""
         answer: Future[Any] = Future()
         with self._lock:
             self._check_open()
@@ -125,14 +157,8 @@ class Client:
             number = self._next_query
             self._queries[number] = answer
             self._line.send(encode_client(Query(id=number, what=what)))
-        try:
-            return answer.result(timeout_s)
-        except FutureTimeout:
-            text = f"the engine has not answered query {what!r} within {timeout_s:g} s; it may be in a long step"
-            raise Overloaded(text) from None
-        finally:
-            with self._lock:
-                self._queries.pop(number, None)
+        answer.add_done_callback(lambda _: self._queries.pop(number, None))
+        return answer
 
     def close(self) -> None:
         """Disconnect; open ops fail as ``Cancelled``. A second call does nothing."""
@@ -160,7 +186,7 @@ class Client:
             case _:
                 logger.warning("unexpected %s from the engine", type(message).__name__)
 
-    def _forget(self, call: ProgramCall) -> None:
+    def _forget(self, call: Receiver) -> None:
         with self._lock:
             if self._calls.get(call.program) is call:  # a new call may have its id already
                 del self._calls[call.program]
@@ -168,8 +194,8 @@ class Client:
     def _answer(self, message: Answer) -> None:
         with self._lock:
             waiting = self._queries.pop(message.id, None)
-        if waiting is None:
-            return  # its query has timed out
+        if waiting is None or not waiting.set_running_or_notify_cancel():
+            return  # nobody waits for it any more
         if message.error is not None:
             waiting.set_exception(from_info(message.error))
         else:
@@ -184,4 +210,10 @@ class Client:
         for call in calls.values():
             call.lose(error)
         for waiting in queries.values():
-            waiting.set_exception(error)
+            if waiting.set_running_or_notify_cancel():
+                waiting.set_exception(error)
+        with self._lock:
+            self._is_told = True
+            tell = self._on_end
+        if tell is not None:
+            tell(error)

@@ -65,6 +65,17 @@ class SubmitRefused:
 ProgramEvent = Accepted | Delta | Done | OpFailed | SubmitRefused | Closed
 
 
+class Receiver(Protocol):
+    """Takes the messages about one program at a client, on the client's thread; ``lose``: the engine is gone."""
+
+    @property
+    def program(self) -> str: ...
+    @property
+    def is_over(self) -> bool: ...
+    def take(self, message: RuntimeMessage) -> None: ...
+    def lose(self, error: PhloemError) -> None: ...
+
+
 class ProgramTransport(Protocol):
     """A client: it sends what a call submits and hands the call every message about its program."""
 

@@ -43,7 +43,9 @@ OPS = {
         grammar=GrammarSpec("regex", "the [a-f]{2,9} is a (maple|oak) of [0-9]{2}"),
     ),
     "stop": o.Gen(op=1, seq=0, params=params(temperature=1.0, seed=4, max_tokens=60, stop=("e", "th", "o a"))),
-    "stop pattern": o.Gen(op=1, seq=0, params=params(temperature=1.0, seed=6, max_tokens=60, stop_regex=("[aeiou]{2}",))),
+    "stop pattern": o.Gen(
+        op=1, seq=0, params=params(temperature=1.0, seed=6, max_tokens=60, stop_regex=("[aeiou]{2}",))
+    ),
     "stop token": o.Gen(op=1, seq=0, params=params(temperature=1.0, seed=8, max_tokens=60, stop_token_ids=(101, 97))),
     "healed": o.Gen(op=1, seq=0, params=params(heal=True)),
     "healed regex": o.Gen(
@@ -94,7 +96,7 @@ def streamed(deltas: Sequence[m.Delta], n: int) -> list[tuple[str, tuple[int, ..
 
 
 def check_all_cuts(driver: Driver, gen: o.Gen, *, most: int = 15) -> int:
-    """Begin ``gen`` anew from each point of its stream, or from about ``most`` of them; returns the number of points."""
+    """Begin ``gen`` anew from each point of its stream, or from ``most`` of them; returns the number of points."""
     ops = program(gen)
     whole = driver.run(ops)
     deltas = [delta for delta in whole.deltas if delta.op == 1]
@@ -191,7 +193,11 @@ def test_wrong_tokens_are_refused_by_name(driver: Driver) -> None:
         (o.Gen(op=0, seq=0, drawn=(Drawn((99_999,)),)), None, "drawn holds token id 99999, but the vocabulary has"),
         (o.Gen(op=0, seq=0, drawn=(Drawn((-1,), "a"),)), None, "drawn holds token id -1"),
         (o.Gen(op=0, seq=0, n=2, drawn=(Drawn((1,), "a"), Drawn((1,)))), None, "a text for 1 of 2 candidates"),
-        (o.Gen(op=0, seq=0, params=PLAIN, drawn=(Drawn((97,) * 15),)), None, "15 tokens of a candidate, but max_tokens=14"),
+        (
+            o.Gen(op=0, seq=0, params=PLAIN, drawn=(Drawn((97,) * 15),)),
+            None,
+            "15 tokens of a candidate, but max_tokens=14",
+        ),
         (o.Gen(op=0, seq=0, drawn=(Drawn((97,)),)), traced, "the op has to return the trace"),
         (o.Gen(op=0, seq=0, params=prompt, drawn=(Drawn((97,)),)), None, "return the prompt's log-probabilities"),
     ]

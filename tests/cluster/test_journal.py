@@ -1,0 +1,159 @@
+"""A program whose engine is replaced at any moment, any number of times, gives what an undisturbed one gives."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from phloem.cluster.journal import Journal
+from phloem.protocol import messages as m
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import EngineCore
+from phloem.tests.cluster.programs import RandomProgram
+
+CLIENT = b"test"
+MANY = 1 << 30
+
+
+@dataclass
+class Heard:
+    """What a program's caller was handed."""
+
+    ends: dict[int, m.Done | m.Failed] = field(default_factory=dict)
+    streams: dict[tuple[int, int], list[m.Delta]] = field(default_factory=dict)
+    num_accepted: int = 0
+    closed: m.Closed | None = None
+
+    def take(self, message: m.RuntimeMessage) -> None:
+        assert self.closed is None, message
+        match message:
+            case m.Done() | m.Failed():
+                assert message.op not in self.ends, "two ends"
+                self.ends[message.op] = message
+            case m.Delta():
+                assert message.op not in self.ends, "a delta after the end"
+                self.streams.setdefault((message.op, message.index), []).append(message)
+            case m.Accepted():
+                self.num_accepted += 1
+            case m.Closed():
+                self.closed = message
+            case _:
+                raise AssertionError(message)
+
+    def shown(self) -> dict[object, object]:
+        """All that must not depend on where the program ran."""
+        found: dict[object, object] = {"accepted": self.num_accepted}
+        for op, end in self.ends.items():
+            if isinstance(end, m.Failed):
+                found[op] = (end.error.kind, end.error.message)
+                continue
+            value = round(end.value, 3) if isinstance(end.value, float) else end.value
+            found[op] = value
+            if isinstance(end.meta, m.GenMeta):
+                found[op] = (
+                    value,
+                    [(c.token_ids, c.finish_reason, c.matched_stop, c.completion_tokens) for c in end.meta.candidates],
+                    [[p.token_id for p in c.logprobs] for c in end.meta.candidates],
+                )
+        for (op, index), deltas in self.streams.items():
+            text = "".join(delta.text for delta in deltas)
+            logprobs = [p.token_id for delta in deltas for p in delta.logprobs]
+            found["stream", op, index] = (text, [i for delta in deltas for i in delta.token_ids], logprobs)
+        if self.closed is not None:
+            found["closed"] = self.closed.stats.submits
+        return found
+
+
+class Rig:
+    """A program on one of two engines, sent part by part. ``lose`` replaces the engine by the other one."""
+
+    def __init__(self, engines: list[EngineCore], submits: list[m.Submit], *, max_bytes: int = MANY) -> None:
+        self.engines = engines
+        self.journal = Journal("p", max_bytes=max_bytes)
+        self.heard = Heard()
+        self.num_losses = 0
+        self._submits = deque(submits)
+        self._inbox: list[tuple[bytes, m.ClientMessage]] = []
+        self._unsent: deque[m.Submit | m.Cancel] = deque()
+        self._is_unanswered = False
+
+    @property
+    def engine(self) -> EngineCore:
+        return self.engines[0]
+
+    def send_part(self) -> None:
+        if self._submits:
+            self.send(self._submits.popleft())
+
+    def send(self, message: m.Submit | m.Cancel) -> None:
+        self.journal.sent(message)
+        self._unsent.append(message)
+
+    def step(self, *, num_delivered: int | None = None) -> None:
+        """One step of the engine, of whose messages the caller gets the first ``num_delivered``, or all."""
+        while self._unsent and not self._is_unanswered:
+            self._is_unanswered = isinstance(self._unsent[0], m.Submit)
+            self._inbox.append((CLIENT, self._unsent.popleft()))
+        inbox, self._inbox = self._inbox, []
+        for _, message in self.engine.step(inbox)[:num_delivered]:
+            self._is_unanswered = self._is_unanswered and not isinstance(message, m.Accepted)
+            found = self.journal.came(message)
+            if found is not None:
+                self.heard.take(found)
+
+    def lose(self) -> None:
+        self.num_losses += 1
+        self.engine.drop_client(CLIENT)
+        self.engine.step([])
+        assert not self.engine.has_work
+        self.engine.check()
+        self.engines.reverse()
+        if self.heard.closed is None:
+            self._inbox.clear()
+            self._unsent = deque(self.journal.replay(elapsed_s=0.0))
+            self._is_unanswered = False
+
+    def run(self, before_step: Callable[[int], int | None] = lambda step: None) -> dict[object, object]:
+        """Until the program is closed; ``before_step`` may act and cut a step's messages."""
+        self.send_part()
+        for step in range(5000):
+            cut = before_step(step)
+            self.step(num_delivered=cut)
+            if cut is not None:
+                self.lose()
+            if self.heard.closed is not None:
+                return self.heard.shown()
+            if step % 7 == 3 or not self.engine.has_work:
+                self.send_part()
+        raise AssertionError("the program does not end")
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_model_path: Path) -> Iterator[list[EngineCore]]:
+    config = EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=4096, num_threads=1)
+    found = [EngineCore(config), EngineCore(config)]
+    yield found
+    for engine in found:
+        engine.close()
+
+
+def submits_of(seed: int) -> list[m.Submit]:
+    settings = m.ProgramSettings(name="random")
+    parts = RandomProgram(random.Random(seed)).submits
+    return [m.Submit("p", part, settings if i == 0 else None) for i, part in enumerate(parts)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_program_survives_any_losses(engines: list[EngineCore], seed: int) -> None:
+    whole = Rig(engines, submits_of(seed)).run()
+    rng = random.Random(1000 + seed)
+    rate = rng.choice([0.03, 0.1, 0.3])
+    rig = Rig(engines, submits_of(seed))
+
+    def lose(step: int) -> int | None:
+        return rng.randrange(6) if rng.random() < rate and rig.num_losses < 12 else None
+
+    assert rig.run(lose) == whole
+    assert rig.journal.is_whole
