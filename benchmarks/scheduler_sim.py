@@ -26,12 +26,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from phloem.cluster.traces import TimedCall, Trace, tokens_of
 from phloem.radix_cache import POLICIES, Policy, RadixCache
 from phloem.radix_cache.node import RadixNode
 from phloem.runtime.scheduler import Scheduler, SchedulerConfig, Sequence, TokenBuffer
 
 from . import RESULTS, header
-from .traces import TRACES, Call, Span, Trace
+from .traces import TRACES
 
 BASE_S, TOKEN_S, CONTEXT_S = 8e-3, 20e-6, 25e-9
 TTFT_TARGET_S, TOKEN_TARGET_S = 2.0, 0.05
@@ -72,10 +73,6 @@ REFERENCE = SETTINGS[2]
 CLAIRVOYANT = Setting("clairvoyant", "lru", "oldest_program", 1, False)
 
 
-def tokens_of(path: tuple[Span, ...]) -> np.ndarray:
-    return np.concatenate([np.arange(span.first, span.first + span.length, dtype=np.int32) for span in path])
-
-
 class Simulation:
     """Discrete events: a call arrives when the calls before it have ended; a step takes its modelled time."""
 
@@ -104,12 +101,12 @@ class Simulation:
             match_window=setting.match_window,
         )
         self.scheduler = Scheduler(config, self.cache, clock=lambda: self.now_s)
-        self.arrived: list[Call] = []
+        self.arrived: list[TimedCall] = []
         self.num_steps = 0
         self.host_s: list[float] = []
         self._live: dict[int, Sequence] = {}
         self._lines: dict[tuple[str, int], Sequence] = {}
-        self._events: list[tuple[float, int, Call]] = []
+        self._events: list[tuple[float, int, TimedCall]] = []
         self._num_events = 0
         self._num_left: dict[str, int] = {}
         for program in trace.programs:
@@ -146,11 +143,11 @@ class Simulation:
         self.cache.check()
         assert self.cache.num_leased == 0 and self.cache.num_locked == 0
 
-    def _push(self, at_s: float, call: Call) -> None:
+    def _push(self, at_s: float, call: TimedCall) -> None:
         self._num_events += 1
         heapq.heappush(self._events, (at_s, self._num_events, call))
 
-    def _arrive(self, call: Call) -> None:
+    def _arrive(self, call: TimedCall) -> None:
         program = call.program
         call.arrival_s = self.now_s
         self.arrived.append(call)
@@ -178,7 +175,7 @@ class Simulation:
 
     def _token(self, seq: Sequence) -> None:
         call = seq.tag
-        assert isinstance(call, Call)
+        assert isinstance(call, TimedCall)
         made = len(seq.tokens) - seq.prompt_len
         if made == 0:
             call.first_s = self.now_s
@@ -213,7 +210,7 @@ class Needs:
     Another run serves calls at other times, so ``serve`` marks a use as past, not a clock.
     """
 
-    def __init__(self, trace: Trace, calls: list[Call], at: list[float]) -> None:
+    def __init__(self, trace: Trace, calls: list[TimedCall], at: list[float]) -> None:
         self._firsts = [span.first for span in trace.paths.spans]
         self._uses: list[list[float]] = [[] for _ in trace.paths.spans]
         self._num_served = [0] * len(trace.paths.spans)
@@ -221,7 +218,7 @@ class Needs:
             for span in call.prompt:
                 self._uses[span.index].append(when)
 
-    def serve(self, call: Call) -> None:
+    def serve(self, call: TimedCall) -> None:
         for span in call.prompt:
             self._num_served[span.index] += 1
 
@@ -247,7 +244,7 @@ def by_law(trace: Trace, others: list[Trace]) -> Policy:
     return least_needed
 
 
-def belady_hit_rate(trace: Trace, calls: list[Call], num_slots: int) -> float:
+def belady_hit_rate(trace: Trace, calls: list[TimedCall], num_slots: int) -> float:
     """One call at a time, in the order given, each with the whole pool."""
     needs = Needs(trace, calls, [float(i) for i in range(len(calls))])
     cache = RadixCache(num_slots, policy=needs.furthest)
@@ -264,7 +261,7 @@ def belady_hit_rate(trace: Trace, calls: list[Call], num_slots: int) -> float:
     return found / asked
 
 
-def hit_rate(calls: list[Call]) -> float:
+def hit_rate(calls: list[TimedCall]) -> float:
     return 1 - sum(call.computed for call in calls) / sum(call.prompt_len for call in calls)
 
 

@@ -2,102 +2,8 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A part of a prompt, at one place in the tree of all prompts. Its token ids are [first, first + length)."""
-
-    index: int
-    first: int
-    length: int
-
-
-class Paths:
-    """The tree of all prompts of a trace: equal labels below equal parents have equal tokens."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self._next = 0
-        self._known: dict[tuple[int, str], Span] = {}
-
-    def add(self, path: tuple[Span, ...], label: str, length: int) -> tuple[Span, ...]:
-        key = (path[-1].index if path else -1, label)
-        if key not in self._known:
-            self._known[key] = Span(len(self.spans), self._next, length)
-            self.spans.append(self._known[key])
-            self._next += length
-        return (*path, self._known[key])
-
-    def names(self) -> list[tuple[str, ...]]:
-        """For each span the labels on the path to it, which are equal in every draw of a trace."""
-        names: list[tuple[str, ...]] = [()] * len(self.spans)
-        for (parent, label), span in self._known.items():  # parents come before their children
-            names[span.index] = (*(names[parent] if parent >= 0 else ()), label)
-        return names
-
-
-@dataclass(slots=True)
-class Call:
-    """One generation: it starts ``delay_s`` after the last of ``after`` ended; ``line`` is its sequence."""
-
-    program: "TraceProgram"
-    line: int
-    prompt: tuple[Span, ...]
-    output: tuple[Span, ...]
-    delay_s: float = 0.0
-    after: tuple["Call", ...] = ()
-    # set by the simulation
-    arrival_s: float = 0.0
-    first_s: float = 0.0
-    end_s: float = -1.0
-    computed: int = 0
-    before: list["Call"] = field(default_factory=list)
-    num_open: int = 0
-
-    @property
-    def prompt_len(self) -> int:
-        return sum(span.length for span in self.prompt)
-
-    @property
-    def num_new(self) -> int:
-        return self.output[-1].length
-
-
-@dataclass(slots=True)
-class TraceProgram:
-    name: str
-    start_s: float
-    tenant: str = ""
-    kind: str = ""  # programs of one name
-    calls: list[Call] = field(default_factory=list)
-
-    def call(
-        self,
-        paths: Paths,
-        line: int,
-        prompt: tuple[Span, ...],
-        num_new: int,
-        *,
-        delay_s: float = 0.0,
-        after: tuple[Call, ...] = (),
-    ) -> Call:
-        output = paths.add(prompt, f"out {self.name} {len(self.calls)}", max(1, num_new))
-        call = Call(self, line, prompt, output, delay_s, after)
-        self.calls.append(call)
-        return call
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    name: str
-    paths: Paths
-    programs: list[TraceProgram]
-
-    @property
-    def num_distinct(self) -> int:
-        return sum(span.length for span in self.paths.spans)
+from phloem.cluster.traces import Paths, Span, TimedCall, TimedProgram, Trace
 
 
 def chat(n: int, rate: float, rng: random.Random) -> Trace:
@@ -105,7 +11,7 @@ def chat(n: int, rate: float, rng: random.Random) -> Trace:
     paths, programs = Paths(), []
     for i, program in enumerate(_arrivals("chat", n, rate, rng)):
         path = paths.add((), f"system {i % 4}", 400)
-        last: tuple[Call, ...] = ()
+        last: tuple[TimedCall, ...] = ()
         for turn in range(rng.randint(2, 10)):
             path = paths.add(path, f"{i} turn {turn}", _length(rng, 60))
             call = program.call(
@@ -122,7 +28,7 @@ def http_chat(n: int, rate: float, rng: random.Random) -> Trace:
     programs = []
     for conversation in conversations.programs:
         for turn, call in enumerate(conversation.calls):
-            call.program = TraceProgram(
+            call.program = TimedProgram(
                 f"{conversation.name} {turn}", conversation.start_s, conversation.tenant, calls=[call]
             )
             programs.append(call.program)
@@ -146,10 +52,10 @@ def tree_of_thought(n: int, rate: float, rng: random.Random) -> Trace:
     paths, programs = Paths(), []
     for i, program in enumerate(_arrivals("tree", n, rate, rng)):
         root = paths.add(paths.add((), "instructions", 500), f"{i} task", _length(rng, 300))
-        front: list[tuple[tuple[Span, ...], tuple[Call, ...]]] = [(root, ())]
+        front: list[tuple[tuple[Span, ...], tuple[TimedCall, ...]]] = [(root, ())]
         line = 0
         for level in range(3):
-            judged: list[tuple[tuple[Span, ...], Call]] = []
+            judged: list[tuple[tuple[Span, ...], TimedCall]] = []
             for path, after in front:
                 for branch in range(4):
                     line += 1
@@ -168,7 +74,7 @@ def agents(n: int, rate: float, rng: random.Random) -> Trace:
     paths, programs = Paths(), []
     for i, program in enumerate(_arrivals("agents", n, rate, rng)):
         path = paths.add(paths.add((), f"tools {i % 3}", 1500), f"{i} task", _length(rng, 100))
-        last: tuple[Call, ...] = ()
+        last: tuple[TimedCall, ...] = ()
         for step in range(rng.randint(4, 14)):
             call = program.call(
                 paths, 0, path, _length(rng, 60), delay_s=rng.uniform(0.2, 8.0) if step else 0.0, after=last
@@ -215,12 +121,12 @@ TRACES: dict[str, tuple[Callable[[int, float, random.Random], Trace], int, float
 }
 
 
-def _arrivals(name: str, n: int, rate: float, rng: random.Random) -> list[TraceProgram]:
+def _arrivals(name: str, n: int, rate: float, rng: random.Random) -> list[TimedProgram]:
     at, made = 0.0, []
     for i in range(n):
         at += rng.expovariate(rate)
         # The first of four tenants sends half of the calls.
-        made.append(TraceProgram(f"{name} {i}", at, f"tenant {rng.choices(range(4), (3, 1, 1, 1))[0]}"))
+        made.append(TimedProgram(f"{name} {i}", at, f"tenant {rng.choices(range(4), (3, 1, 1, 1))[0]}"))
     return made
 
 

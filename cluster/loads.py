@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-SLOWNESS_MEMORY_S = 60.0  # after which what was learned of an engine's slowness counts 1 / e
-SLOWNESS_STEP = 0.2  # weight of one finished booking
-LEAST_SLOWNESS, MOST_SLOWNESS = 0.25, 20.0
+from ..runtime.scheduler.lengths import MAX_KINDS, MIN_OUTPUTS, Outputs
+
+UNKNOWN_OUTPUT = 128.0  # tokens, while nothing is known
+SLOWNESS_MEMORY_S = 30.0  # after which what was learned of an engine's slowness counts 1 / e
+SLOWNESS_TRUST_S = 10.0  # expected seconds of work that weigh as much as the assumption that an engine is not slow
 SPAN_STEPS = 500.0  # steps after which an observation of step times counts 1 / e
 
 
@@ -36,7 +38,7 @@ DEFAULT_RATES = Rates(prefill_s_per_token=30e-6, step_s=8e-3, row_s=0.1e-3, host
 class Booking:
     """Work that an engine was given: ``prefill_s`` seconds of prompt, then ``output_tokens`` steps of ``rows`` rows.
 
-    ``expected_s`` is the predicted time from ``booked_s`` to its end, for an engine of slowness 1.
+    On an engine of slowness 1 it is expected to begin after ``queued_s`` seconds, and a step to take ``step_s``.
     """
 
     engine: str
@@ -44,7 +46,8 @@ class Booking:
     prefill_s: float
     output_tokens: float
     booked_s: float
-    expected_s: float
+    queued_s: float
+    step_s: float
 
 
 class Loads:
@@ -75,7 +78,6 @@ class Loads:
         column = np.zeros((len(_FIELDS), 1))
         self._numbers = np.concatenate((self._numbers, column), axis=1)
         self._field("max_rows")[-1] = max(max_rows, 1)
-        self._field("slowness")[-1] = 1.0
         self.set_rates(engine, rates)
 
     def remove(self, engine: str) -> None:
@@ -99,18 +101,20 @@ class Loads:
         self._field("rows")[at] += booking.rows
         self._field("output_tokens")[at] += booking.output_tokens
 
-    def finish(self, booking: Booking, now_s: float, *, is_done: bool = True) -> None:
-        """The work has ended; ``is_done`` False: it was cancelled or lost, and says nothing of the engine's speed."""
+    def finish(self, booking: Booking, now_s: float, *, made: int = 0) -> None:
+        """The work has ended. ``made``: tokens of output of each row; 0 if it says nothing of the engine's speed."""
         at = self.position.get(booking.engine)
         if at is None:
             return
         for name, value in (("rows", booking.rows), ("output_tokens", booking.output_tokens)):
             field = self._field(name)
             field[at] = max(field[at] - value, 0.0)
-        if is_done and booking.expected_s > 0:
-            took = min(max((now_s - booking.booked_s) / booking.expected_s, LEAST_SLOWNESS), MOST_SLOWNESS)
-            slowness = self.slowness(now_s)[at]
-            self._field("slowness")[at] = slowness + SLOWNESS_STEP * (took - slowness)
+        if made:
+            keep = math.exp(-max(now_s - self._field("learned_s")[at], 0.0) / SLOWNESS_MEMORY_S)
+            expected_s = booking.queued_s + booking.prefill_s + made * booking.step_s
+            for name, value in (("took_s", now_s - booking.booked_s), ("expected_s", expected_s)):
+                field = self._field(name)
+                field[at] = keep * field[at] + value
             self._field("learned_s")[at] = now_s
 
     # -- arrays by position, valid until the next ``add`` or ``remove`` -----------------------------------------------
@@ -122,8 +126,9 @@ class Loads:
 
     def slowness(self, now_s: float) -> np.ndarray:
         """How much longer bookings took lately than expected; tends to 1 while nothing ends."""
-        age_s = np.maximum(now_s - self._field("learned_s"), 0.0)
-        slowness: np.ndarray = 1.0 + (self._field("slowness") - 1.0) * np.exp(-age_s / SLOWNESS_MEMORY_S)
+        keep = np.exp(-np.maximum(now_s - self._field("learned_s"), 0.0) / SLOWNESS_MEMORY_S)
+        took_s, expected_s = keep * self._field("took_s"), keep * self._field("expected_s")
+        slowness: np.ndarray = (SLOWNESS_TRUST_S + took_s) / (SLOWNESS_TRUST_S + expected_s)
         return slowness
 
     @property
@@ -167,7 +172,8 @@ _FIELDS = {
             "output_tokens",
             "drained_s",
             "max_rows",
-            "slowness",
+            "took_s",
+            "expected_s",
             "learned_s",
             "prefill_s_per_token",
             "step_s",
@@ -221,3 +227,25 @@ class RatesFit:
             host_load_s_per_token=old.host_load_s_per_token,
         )
         return self.rates
+
+
+class OutputLengths:
+    """Predicts how many tokens a generation makes, from those of its kind: a program's name, and its ``max_tokens``."""
+
+    def __init__(self) -> None:
+        self._all = Outputs()
+        self._by_kind: dict[tuple[str, int], Outputs] = {}
+
+    def note(self, kind: str, max_tokens: int, made: int) -> None:
+        """A generation has ended after ``made`` tokens. ``max_tokens`` -1: without a bound."""
+        key = (kind, max(max_tokens, 0).bit_length())
+        if key in self._by_kind or len(self._by_kind) < MAX_KINDS:
+            self._by_kind.setdefault(key, Outputs()).note(made)
+        self._all.note(made)
+
+    def predict(self, kind: str, max_tokens: int) -> float:
+        outputs = self._by_kind.get((kind, max(max_tokens, 0).bit_length()))
+        if outputs is None or outputs.num < MIN_OUTPUTS:
+            outputs = self._all
+        expected = outputs.left(0) if outputs.num >= MIN_OUTPUTS else UNKNOWN_OUTPUT
+        return expected if max_tokens < 0 else min(expected, float(max_tokens))

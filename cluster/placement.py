@@ -107,9 +107,9 @@ class Placement:
         new = max(demand.prompt_tokens - choice.cached_tokens, 1)
         prefill_s = new * rates.prefill_s_per_token + loaded * rates.host_load_s_per_token
         rows = min(loads.rows[at] + demand.branches, loads.max_rows[at])
-        decode_s = demand.output_tokens * (rates.step_s + rates.row_s * rows)
-        expected_s = float(loads.queued_s(now_s)[at] + prefill_s + decode_s)
-        booking = Booking(choice.engine, demand.branches, prefill_s, demand.output_tokens, now_s, expected_s)
+        step_s = float(rates.step_s + rates.row_s * rows)
+        queued_s = float(loads.queued_s(now_s)[at])
+        booking = Booking(choice.engine, demand.branches, prefill_s, demand.output_tokens, now_s, queued_s, step_s)
         loads.book(booking)
         return booking
 

@@ -269,6 +269,23 @@ class Scheduler:
         for tenant, n in num_tokens.items():
             self.waiting.charge(tenant, n)
 
+    def run_ahead(self, num_steps: int) -> None:
+        """As ``num_steps`` steps in which every running sequence decodes one token, for a simulator.
+
+        The caller has appended the tokens. Nothing waits, and the slots suffice for all of them.
+        """
+        for seq in self.running:
+            seq.num_computed += num_steps
+            seq.num_run += num_steps
+            assert seq.lease is not None and seq.num_pending == 1, seq
+            missing = seq.num_computed - seq.lease.num_slots
+            if missing > 0:
+                seq.lease.extend(-(-missing // self.config.slot_chunk) * self.config.slot_chunk)
+            self.waiting.charge(seq.tenant, num_steps)
+        self._step += num_steps
+        self.drain.note(float(num_steps * len(self.running)), self.clock())
+        self.cache.free_up(len(self.running))
+
     # -- drafts -------------------------------------------------------------------------------------------------------
 
     def room_for_draft(self, seq: Sequence, length: int) -> int:

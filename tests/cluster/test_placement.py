@@ -104,10 +104,10 @@ def test_an_engine_that_is_slower_than_expected_gets_less_and_is_tried_again_lat
     now_s = 0.0
     for _ in range(60):
         _, booking = where.place(Demand(100, 20), {}, now_s)
-        now_s += booking.expected_s * (8 if booking.engine == "e0" else 1)
-        where.loads.finish(booking, now_s)
+        now_s += (booking.queued_s + booking.prefill_s + 20 * booking.step_s) * (8 if booking.engine == "e0" else 1)
+        where.loads.finish(booking, now_s, made=20)
     slow, good = where.loads.slowness(now_s)
-    assert slow > 1.4 * good
+    assert slow > 1.05 * good
     counts = Counter(where.choose(Demand(100, 20), {}, now_s).engine for _ in range(50))
     assert counts["e0"] == 0
     assert where.loads.slowness(now_s + 1000.0) == pytest.approx([1.0, 1.0], abs=1e-3)

@@ -1,0 +1,156 @@
+"""The simulated fleet: skipped steps against run ones, predicted times, faults, and what placement gains."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from phloem.benchmarks.fleet_sim import LeastLoaded, RoundRobin
+from phloem.benchmarks.traces import agents, chat, tree_of_thought
+from phloem.cluster.simulate import (
+    EngineFault,
+    FleetRule,
+    FleetRun,
+    FleetShape,
+    FleetSimulation,
+    StepClock,
+    pooled_hit_rate,
+)
+from phloem.cluster.traces import TimedCall, Trace
+from phloem.runtime.planning import HARDWARE, SHAPES, step_time
+from phloem.runtime.scheduler import PlanRow, StepPlan
+from phloem.tests.cluster.test_index import claims
+
+SHAPE = replace(SHAPES["llama-3.1-8b"], weight_bits=16)
+SLOTS = 40_000
+
+
+@pytest.fixture(scope="module")
+def clock() -> StepClock:
+    return StepClock(SHAPE, HARDWARE["l40s"])
+
+
+def simulate(trace: Trace, clock: StepClock, rule=None, *, engines: int = 2, slots: int = SLOTS, **options):
+    faults = options.pop("faults", ())
+    shape = FleetShape(engines, slots, **options)
+    simulation = FleetSimulation(trace, rule or FleetRule(), shape, clock, faults=faults)
+    return simulation, simulation.run()
+
+
+def ends(run: FleetRun) -> list[tuple[float, float, float, int]]:
+    return [(call.arrival_s, call.first_s, call.end_s, call.computed) for call in run.calls]
+
+
+def hit_rate(calls: list[TimedCall]) -> float:
+    return 1 - sum(call.computed for call in calls) / sum(call.prompt_len for call in calls)
+
+
+@pytest.mark.parametrize(("make", "rate"), [(chat, 2.4), (agents, 1.6), (tree_of_thought, 0.5)])
+def test_skipped_steps_end_as_steps_that_are_run(clock, make, rate):
+    runs = []
+    for skips in (True, False):
+        trace = make(12, rate, random.Random(1))
+        simulation, run = simulate(trace, clock, skips=skips)
+        runs.append((run.num_steps, ends(run), run.num_events))
+        for engine in simulation.engines:
+            engine.cache.check()
+            assert engine.cache.num_leased == engine.cache.num_locked == 0 and not engine.live
+    (steps, fast, few), (exact_steps, exact, many) = runs
+    assert steps == exact_steps and few < many
+    assert fast == [pytest.approx(row, rel=1e-9) for row in exact]
+
+
+def test_the_clock_predicts_what_planning_predicts(clock):
+    rng = random.Random(0)
+
+    def planned(rows: int, context: float, prefill: int = 0, seen: float = 0.0) -> float:
+        return step_time(
+            SHAPE, HARDWARE["l40s"], rows=rows, context=context, prefill=prefill, prefill_context=seen
+        ).total
+
+    for _ in range(20):
+        rows, context, n = rng.randrange(1, 64), rng.randrange(5000), rng.randrange(1, 30)
+        each = [planned(rows, context + i) for i in range(n)]
+        assert clock.decodes_s(rows, rows * context, n) == pytest.approx(sum(each))
+        elapsed_s = rng.uniform(0, sum(each))
+        k = clock.steps_until(rows, rows * context, elapsed_s)
+        assert clock.decodes_s(rows, rows * context, k) >= elapsed_s
+        assert k == 0 or clock.decodes_s(rows, rows * context, k - 1) < elapsed_s
+        chunk = rng.randrange(2, 1000)
+        plan = StepPlan(1, (row(0, context, 1), row(1, context, 1), row(2, 512, chunk)))
+        assert clock.plan_s(plan) == pytest.approx(planned(2, context, chunk, 512 + chunk // 2))
+    rates = clock.rates()
+    assert 8 * rates.row_s + rates.step_s == pytest.approx(planned(8, 1000), rel=0.05)
+
+
+def row(row_id: int, start: int, n: int) -> PlanRow:
+    return PlanRow(row_id, row_id, start, range(n), range(start + n), 0, 1)
+
+
+def test_every_call_ends_once_and_a_run_repeats(clock):
+    runs = []
+    for _ in range(2):
+        trace = chat(20, 2.0, random.Random(3))
+        _, run = simulate(trace, clock)
+        calls = [call for program in trace.programs for call in program.calls]
+        assert Counter(map(id, run.calls)) == Counter(map(id, calls))
+        assert all(call.arrival_s < call.first_s <= call.end_s and call.computed > 0 for call in calls)
+        runs.append(ends(run))
+    assert runs[0] == runs[1]
+
+
+def test_programs_that_are_placed_by_prefix_find_more_than_requests_in_turn(clock):
+    rates = {}
+    for name, rule in (("ours", FleetRule()), ("round robin", RoundRobin()), ("least loaded", LeastLoaded())):
+        _, run = simulate(agents(40, 3.0, random.Random(1)), clock, rule, engines=4)
+        rates[name] = hit_rate(run.calls)
+    pooled = pooled_hit_rate(run.calls, 4 * SLOTS)
+    assert pooled >= rates["ours"] > 0.95 * pooled
+    assert rates["ours"] > 1.2 * max(rates["round robin"], rates["least loaded"])
+
+
+@pytest.mark.parametrize("rule", [FleetRule, RoundRobin])
+def test_when_engines_die_every_call_ends_elsewhere_or_later(clock, rule):
+    trace = agents(30, 2.0, random.Random(2))
+    faults = [EngineFault(0, 3.0, 10.0, "dies"), EngineFault(1, 8.0, 4.0, "dies"), EngineFault(2, 8.05, 60.0, "dies")]
+    simulation, run = simulate(trace, clock, rule(), engines=3, faults=faults)
+    calls = [call for program in trace.programs for call in program.calls]
+    assert len(run.calls) == len(calls) and all(call.end_s > call.arrival_s for call in calls)
+    assert run.num_replayed > 5
+    for engine in simulation.engines:
+        engine.cache.check()
+        assert engine.cache.num_leased == engine.cache.num_locked == 0 and not engine.live
+    # All three were dead from 8.05 to 12 s: nothing ended then.
+    assert not [call for call in calls if 8.06 < call.end_s < 12.0]
+
+
+def test_a_slow_engine_is_given_less(clock):
+    faults = [EngineFault(0, 5.0, 1000.0, "slow", slowness=5.0)]
+    shares, p99 = {}, {}
+    for name, rule in (("ours", FleetRule()), ("round robin", RoundRobin())):
+        _, run = simulate(chat(60, 4.0, random.Random(2)), clock, rule, engines=4, faults=faults)
+        latency = sorted(call.end_s - call.arrival_s for call in run.calls)
+        p99[name] = latency[int(0.99 * len(latency))]
+        shares[name] = run.busy_s[0] / sum(run.busy_s)
+    assert shares["ours"] < shares["round robin"] and p99["ours"] < 0.8 * p99["round robin"]
+
+
+def test_with_events_lost_the_index_recovers_by_snapshots(clock):
+    faults = [EngineFault(i, 0.0, 30.0, "loses_events", loss=0.3) for i in range(2)]
+    rule = FleetRule()
+    simulation, run = simulate(chat(40, 4.0, random.Random(2)), clock, rule, faults=faults, slots=8_000)
+    pooled = pooled_hit_rate(run.calls, 16_000)
+    assert hit_rate(run.calls) > 0.8 * pooled
+    names = {
+        engine.name: {name for node in engine.cache._tree.nodes() for name in node.names or ()}
+        for engine in simulation.engines
+    }
+    known = claims(rule.index)
+    assert {engine: tiers["device"] for engine, tiers in known.items()} == names
+
+
+def test_a_fault_of_an_unknown_kind_and_a_call_that_fits_nowhere_are_refused(clock):
+    with pytest.raises(ValueError, match="kind='sleeps' of a fault is not one of: dies, slow, loses_events"):
+        EngineFault(0, 1.0, 1.0, "sleeps")
+    with pytest.raises(ValueError, match="engine 0: the sequence needs"):
+        simulate(chat(2, 1.0, random.Random(1)), clock, engines=1, slots=100)
