@@ -1,4 +1,4 @@
-"""The command ``phloem``: pull, serve, engine, bench, plan, train-drafter, grammar, doctor.
+"""The command ``phloem``: pull, serve, engine, top, bench, plan, train-drafter, grammar, doctor.
 
 Only this module prints. Each command is a call that a program could make as well.
 """
@@ -30,18 +30,21 @@ from .flags import (
     parse_time_limit,
 )
 from .progress import Bars, Progress, progress_bars
-from .protocol.errors import PhloemError, UnknownModel
+from .protocol.errors import EngineLost, PhloemError, UnknownModel
 from .runtime.config import EngineConfig
 from .runtime.weights.aliases import ALIASES
 
 _MODELS = f"an alias ({', '.join(ALIASES)}), a .gguf file, a folder with config.json, or a Hugging Face name"
 
 _KINDS_BY_SUFFIX = {".json": "json_schema", ".lark": "lark", ".ebnf": "ebnf", ".gbnf": "ebnf", ".regex": "regex"}
-_OK, _FAILED, _INTERRUPTED = 0, 2, 130
+_OK, _LOST, _FAILED, _INTERRUPTED = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. A user error prints one line on stderr and returns 2."""
+    """Run one command and return its exit code. A user error prints one line on stderr and returns 2.
+
+    A lost engine is 1: the same command may succeed when it is run again.
+    """
     args = _parser().parse_args(argv)
     _set_up_logging(getattr(args, "log_level", "warning"))
     try:
@@ -51,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # as in `phloem doctor | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _OK
+    except EngineLost as error:
+        return _complain(str(error), code=_LOST)
     except PhloemError as error:
         return _complain(str(error))
     except OSError as error:
@@ -75,9 +80,10 @@ def _pull(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
+    from .cluster.restarts import RestartPolicy
     from .runtime.server import serve
 
-    how = f"precision {config.precision}"
+    how = f"precision {config.precision}" + (f", {args.replicas} replicas" if args.replicas > 1 else "")
     with _loading_bars(lambda url: f"phloem serves {args.model} at {url}, {how} (Ctrl-C ends it)") as (
         progress,
         on_ready,
@@ -86,9 +92,11 @@ def _serve(args: argparse.Namespace) -> int:
             config,
             host=args.host,
             port=args.port,
-            api_key=args.api_key or os.environ.get("PHLOEM_API_KEY") or None,
+            api_key=_api_key(args),
             model_name=args.model_name,
             cors_origins=args.cors_origin,
+            replicas=args.replicas,
+            policy=RestartPolicy(step_timeout_s=args.step_timeout_s, max_restarts=args.max_restarts),
             on_ready=on_ready,
             progress=progress,
         )
@@ -101,6 +109,12 @@ def _engine(args: argparse.Namespace) -> int:
     how = f"precision {config.precision}"
     with _loading_bars(lambda url: f"phloem runs {args.model} at {url}, {how}") as (progress, on_ready):
         return run_engine(config, args.url, on_ready=on_ready, progress=progress)
+
+
+def _top(args: argparse.Namespace) -> int:
+    from .top import show_fleet
+
+    return show_fleet(args.url, api_key=_api_key(args), every_s=args.interval, is_once=args.once)
 
 
 def _grammar(args: argparse.Namespace) -> int:
@@ -243,6 +257,10 @@ def _train_drafter(args: argparse.Namespace) -> int:
     return _OK
 
 
+def _api_key(args: argparse.Namespace) -> str | None:
+    return args.api_key or os.environ.get("PHLOEM_API_KEY") or None
+
+
 def _resolved_config(args: argparse.Namespace) -> EngineConfig:
     """The engine config that the flags give. On a terminal, missing models are fetched first, with a progress bar."""
     from .runtime.weights.resolve import resolve_model
@@ -266,6 +284,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_pull(commands)
     _add_serve(commands)
     _add_engine(commands)
+    _add_top(commands)
     _add_bench(commands)
     _add_plan(commands)
     _add_train_drafter(commands)
@@ -286,6 +305,9 @@ def _add_pull(commands: Any) -> None:
 
 
 def _add_serve(commands: Any) -> None:
+    from .cluster.restarts import RestartPolicy
+
+    policy = RestartPolicy()
     serve = commands.add_parser(
         "serve", help="serve a model over HTTP", description="Serve a model: OpenAI's API and Phloem's own."
     )
@@ -296,6 +318,16 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--model-name", help="the model's name in requests (default: what MODEL says)")
     cors = serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
     cors.help = "a web page's origin that may ask; may be given again"
+    fleet = serve.add_argument_group("replicas")
+    fleet.add_argument(
+        "--replicas", type=parse_at_least_one, default=1, metavar="N", help="engine processes (default: %(default)s)"
+    )
+    timeout = fleet.add_argument("--step-timeout-s", type=parse_duration, metavar="SECONDS")
+    timeout.help = "an engine that is silent for longer is killed and started again (default: %(default)g)"
+    timeout.default = policy.step_timeout_s
+    restarts = fleet.add_argument("--max-restarts", type=parse_count, metavar="N")
+    restarts.help = "restarts of a replica within 10 minutes, after which it has failed (default: %(default)s)"
+    restarts.default = policy.max_restarts
     add_engine_flags(serve)
     serve.set_defaults(run=_serve)
 
@@ -310,6 +342,21 @@ def _add_engine(commands: Any) -> None:
     engine.add_argument("--url", required=True, help="ipc:///path/of/a/socket, or tcp://127.0.0.1:PORT")
     add_engine_flags(engine)
     engine.set_defaults(run=_engine)
+
+
+def _add_top(commands: Any) -> None:
+    top = commands.add_parser(
+        "top",
+        help="watch a server's replicas",
+        description="Show a server's replicas, their load and their restarts, again and again. Ctrl-C ends it.",
+    )
+    top.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8000", help="default: %(default)s")
+    top.add_argument("--api-key", help="the server's key (default: $PHLOEM_API_KEY, or none)")
+    top.add_argument(
+        "--interval", type=parse_duration, default=1.0, metavar="SECONDS", help="between views (default: %(default)g)"
+    )
+    top.add_argument("--once", action="store_true", help="show it once and end")
+    top.set_defaults(run=_top)
 
 
 def _add_bench(commands: Any) -> None:
@@ -413,9 +460,9 @@ def _parse_option(text: str) -> tuple[str, str]:
 # -- what the user sees -----------------------------------------------------------------------------------------------
 
 
-def _complain(message: str) -> int:
+def _complain(message: str, *, code: int = _FAILED) -> int:
     print(f"phloem: error: {message}", file=sys.stderr)
-    return _FAILED
+    return code
 
 
 def _set_up_logging(level: str) -> None:

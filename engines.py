@@ -9,7 +9,7 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +18,13 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import msgspec
 import zmq
 
+from .cluster.prompts import first_prompt
+from .cluster.restarts import RestartPolicy
+from .cluster.supervisor import Replica, Supervisor
 from .protocol import ops
 from .protocol.address import ClientKeys, ServerKeys
 from .protocol.client import Client
+from .protocol.engine_client import EngineClient
 from .protocol.errors import DeadlineExceeded, InvalidParams, Unsupported
 from .protocol.messages import Delta, Done, GenMeta, Welcome
 from .protocol.program_call import OpFailed, ProgramCall, ProgramEvent, SubmitRefused
@@ -93,10 +97,13 @@ class Completion:
 class Connection:
     """A client connected to an engine. A context manager; ``shutdown`` may be called twice."""
 
-    client: Client
+    client: EngineClient
 
     @property
     def url(self) -> str:
+        """Where other processes may connect. Raises Unsupported for replicas, which have no address of their own."""
+        if not isinstance(self.client, Client):
+            raise Unsupported("replicas have no common address; `phloem serve MODEL --replicas N` gives them one")
         return self.client.url
 
     @property
@@ -228,10 +235,14 @@ class Connection:
 
 
 class Runtime(Connection):
-    """An engine in a process of its own. ``model`` and options are the fields of ``EngineConfig``.
+    """An engine in a process of its own, or ``replicas`` of them that are kept alive.
 
-    If the process dies, every waiting op fails with EngineLost and says why. ``url`` is where others may connect; a
-    tcp address that others can reach needs ``keys``, the engine's, and ``client_keys``, this process's own.
+    ``model`` and options are the fields of ``EngineConfig``. Without ``replicas`` there is one engine: if its process
+    dies, every waiting op fails with EngineLost and says why. ``url`` is where others may connect; a tcp address that
+    others can reach needs ``keys``, the engine's, and ``client_keys``, this process's own.
+
+    With ``replicas`` (one is enough) an engine that dies, or is silent for ``engine_timeout_s``, is started again, and
+    its programs go on elsewhere: they notice a pause. Ops fail with EngineLost once every replica has failed.
     """
 
     def __init__(
@@ -244,6 +255,7 @@ class Runtime(Connection):
         start_timeout_s: float = 600.0,
         engine_timeout_s: float = ENGINE_TIMEOUT_S,
         engine_factory: str = "",
+        replicas: int | None = None,
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
@@ -256,20 +268,49 @@ class Runtime(Connection):
         self.config = make_config(model, options)
         if (keys is None) != (client_keys is None):
             raise InvalidParams("keys and client_keys go together: the engine's and this client's", where="keys")
-        self.process = EngineProcess(
-            self.config,
-            url=url,
-            keys=keys,
-            start_timeout_s=start_timeout_s,
-            factory=engine_factory,
-            progress=progress,
-        )
-        try:
-            self.client = self.process.connect(keys=client_keys, engine_timeout_s=engine_timeout_s)
-        except BaseException:
-            self.process.stop()
-            raise
+        self._process: EngineProcess | None = None
+        self._supervisor: Supervisor | None = None
+        if replicas is not None:
+            if url or keys is not None:
+                text = f"replicas={replicas}: replicas have no address; leave out url, keys and client_keys"
+                raise InvalidParams(text, where="replicas")
+            self._supervisor = _supervise(
+                self.config,
+                replicas=replicas,
+                policy=RestartPolicy(step_timeout_s=engine_timeout_s),
+                start_timeout_s=start_timeout_s,
+                factory=engine_factory,
+                progress=progress,
+            )
+            self.client = self._supervisor.fleet
+        else:
+            self._process = EngineProcess(
+                self.config,
+                url=url,
+                keys=keys,
+                start_timeout_s=start_timeout_s,
+                factory=engine_factory,
+                progress=progress,
+            )
+            try:
+                self.client = self._process.connect(keys=client_keys, engine_timeout_s=engine_timeout_s)
+            except BaseException:
+                self._process.stop()
+                raise
         atexit.register(self.shutdown)
+
+    @property
+    def process(self) -> EngineProcess:
+        """The engine's process. Raises Unsupported with ``replicas``: see ``fleet``."""
+        if self._process is None:
+            raise Unsupported("process: replicas have several, which come and go; fleet() lists them")
+        return self._process
+
+    def fleet(self) -> list[Replica]:
+        """The replicas: their states, processes and restarts. Raises Unsupported without ``replicas``."""
+        if self._supervisor is None:
+            raise Unsupported("fleet(): this runtime has one engine, which is not kept alive; give replicas=N")
+        return self._supervisor.replicas()
 
     def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
         """``async for text in runtime.async_generate(...)``: new text as it is generated."""
@@ -277,8 +318,11 @@ class Runtime(Connection):
 
     def shutdown(self) -> None:
         atexit.unregister(self.shutdown)
+        if self._supervisor is not None:
+            self._supervisor.close()
         self.client.close()
-        self.process.stop()
+        if self._process is not None:
+            self._process.stop()
 
 
 class Engine(Connection):
@@ -364,6 +408,20 @@ def connect(
     connection = Connection()
     connection.client = Client(url, keys=keys, connect_timeout_s=timeout_s, engine_timeout_s=engine_timeout_s)
     return connection
+
+
+def _supervise(config: EngineConfig, *, replicas: int, factory: str, **options: Any) -> Supervisor:
+    """The tokenizer, by which programs are placed, is read while the first engine loads."""
+    if factory or replicas == 1:  # another engine's tokens are not known here; one engine needs no placement
+        return Supervisor(config, tokenize=lambda ops: [], replicas=replicas, factory=factory, **options)
+    from .runtime.tokenizer import load_tokenizer
+    from .runtime.weights.resolve import resolve_model
+
+    with ThreadPoolExecutor(1) as beside:
+        tokenizer = beside.submit(lambda: load_tokenizer(resolve_model(config.model)))
+        return Supervisor(
+            config, tokenize=lambda ops: first_prompt(ops, tokenizer.result()), replicas=replicas, **options
+        )
 
 
 def _continuation(

@@ -104,6 +104,11 @@ class Client:
         """Why nothing can be submitted any more; None while the engine is there."""
         return None if self._end is None else self._end.message
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the oldest ping that the engine has not answered; 0.0 while it answers."""
+        return self._line.silent_s
+
     def when_ended(self, tell: Callable[[PhloemError], None]) -> None:
         """Call ``tell`` once, after every call was told that the line has ended: on the client's thread, or now."""
         with self._lock:

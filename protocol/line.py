@@ -84,6 +84,7 @@ class Line:
         self._welcome: Welcome | None = None
         self._refusal: PhloemError | None = None
         self._failed_handshakes = 0  # a refusal counts as all of them
+        self._asked_s: float | None = None  # when the oldest unanswered ping was sent
         self._thread = threading.Thread(target=self._run, name="phloem-client", daemon=True)
         self._thread.start()
         try:
@@ -99,6 +100,12 @@ class Line:
     def welcome(self) -> Welcome:
         assert self._welcome is not None
         return self._welcome
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the oldest ping that the engine has not answered; 0.0 where it has answered all."""
+        asked_s = self._asked_s
+        return 0.0 if asked_s is None else time.monotonic() - asked_s
 
     def send(self, frame: bytes) -> None:
         """Queue a frame; callable on any thread, never blocks. Does nothing once the line has ended."""
@@ -189,7 +196,6 @@ class Line:
         hello = encode_client(Hello(version=PROTOCOL_VERSION, client=f"python pid {os.getpid()}"))
         ping = encode_client(Ping())
         started = heard = sent = time.monotonic()
-        asked: float | None = None  # when the oldest unanswered ping was sent
         dealer.send(hello)
         num_deltas = 0
         while True:
@@ -223,7 +229,7 @@ class Line:
                     break
             now = time.monotonic()
             if num_frames:
-                heard, asked = now, None
+                heard, self._asked_s = now, None
             if num_deltas >= DELTA_WINDOW // 2:
                 dealer.send(encode_client(Credit(n=num_deltas)))
                 num_deltas = 0
@@ -240,12 +246,12 @@ class Line:
                 return EngineLost(f"{text}; is an engine running there?")
             if self._welcome is None and self._failed_handshakes >= MAX_FAILED_HANDSHAKES:
                 return EngineLost(f"{self.url} refuses the connection; do both sides use keys, and the right ones?")
-            if asked is not None and now - asked > self._engine_timeout_s and num_frames == 0:
+            if num_frames == 0 and self.silent_s > self._engine_timeout_s:
                 return EngineLost(f"the engine has been silent for {now - heard:.1f} s")
-            if now - sent >= heartbeat_s or (asked is None and now - heard >= heartbeat_s):
+            if now - sent >= heartbeat_s or (self._asked_s is None and now - heard >= heartbeat_s):
                 dealer.send(ping if self._welcome is not None else hello)
                 sent = now
-                asked = now if asked is None else asked
+                self._asked_s = now if self._asked_s is None else self._asked_s
 
     def _take(self, frames: list[bytes]) -> int:
         """Pass on a frame's messages; returns the number of deltas in it."""

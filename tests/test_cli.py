@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from phloem import cli
+from phloem.cluster.restarts import RestartPolicy
 from phloem.flags import ENGINE_HELP
 from phloem.protocol.errors import EngineLost, InvalidRequest
 from phloem.runtime.config import EngineConfig
@@ -84,6 +85,9 @@ def test_serve_passes_its_own_options_on(model: str, served: Served, monkeypatch
     assert served["api_key"] == "from the environment"
     cli.main(["serve", model, "--host", "::1", "--port", "0", "--api-key", "k", "--cors-origin", "http://a"])
     assert (served["host"], served["port"], served["api_key"], served["cors_origins"]) == ("::1", 0, "k", ["http://a"])
+    assert (served["replicas"], served["policy"]) == (1, RestartPolicy())
+    cli.main(["serve", model, "--replicas", "3", "--step-timeout-s", "7.5", "--max-restarts", "0"])
+    assert (served["replicas"], served["policy"]) == (3, RestartPolicy(step_timeout_s=7.5, max_restarts=0))
 
 
 def test_a_ready_server_tells_its_address(model: str, served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +115,9 @@ def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         (["--max-runing", "3"], "unrecognized arguments: --max-runing"),
         (["--num-slots", "many"], "'many' is no whole number"),
         (["--tenant-weights", "garden"], "'garden' is no NAME=WEIGHT"),
+        (["--replicas", "0"], "0 is too few; give 1 or more"),
+        (["--step-timeout-s", "inf"], "inf: must be above 0, and not inf"),
+        (["--max-restarts", "-1"], "-1 is negative; give 0 or more"),
     ],
 )
 def test_a_wrong_flag_is_named(
@@ -130,25 +137,27 @@ def raising(error: Exception) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "code", "message"),
     [
-        (InvalidRequest("port 8000 is in use"), "port 8000 is in use"),
-        (EngineLost("the engine ended with code 1"), "the engine ended with code 1"),
+        (InvalidRequest("port 8000 is in use"), 2, "port 8000 is in use"),
+        (EngineLost("the engine ended with code 1"), 1, "the engine ended with code 1"),
         (
             OSError(errno.EADDRINUSE, "Address already in use"),
+            2,
             "Address already in use; choose another --host or --port",
         ),
     ],
 )
-def test_an_error_is_one_line_and_code_2(
+def test_an_error_is_one_line_and_code_2_and_a_lost_engine_code_1(
     model: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: Exception,
+    code: int,
     message: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, "phloem.runtime.server", types.SimpleNamespace(serve=raising(error)))
-    assert cli.main(["serve", model]) == 2
+    assert cli.main(["serve", model]) == code
     assert capsys.readouterr().err == f"phloem: error: {message}\n"
 
 

@@ -1,6 +1,8 @@
 """Runtime, Engine and connect on the tiny model: one face, the same answers."""
 
 import asyncio
+import os
+import signal
 import threading
 
 import phloem
@@ -106,15 +108,39 @@ def test_a_context_beyond_the_model_s_is_refused(tiny_model_path):
 
 
 def test_a_killed_engine_is_an_error_where_the_value_is_read(tiny_model_path):
-    import os
-    import signal
-
     with phloem.Runtime(model=str(tiny_model_path), **OPTIONS) as runtime:
         state = two_steps.run("root", backend=runtime)
         os.kill(runtime.process.pid, signal.SIGKILL)
         with pytest.raises(phloem.EngineLost, match="SIGKILL"):
             two_steps.run("again", backend=runtime)["second"]
         del state
+
+
+def test_replicas_are_kept_alive_and_have_the_same_face():
+    with phloem.Runtime(model="none", engine_factory=f"{STRINGS}:plain", replicas=2) as runtime:
+        expected = runtime.generate("a tree").text
+        wait_until(lambda: [replica.state for replica in runtime.fleet()] == ["ready", "ready"])
+        victim = runtime.fleet()[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        assert [answer.text for answer in runtime.generate(["a tree"] * 8)] == [expected] * 8
+        wait_until(lambda: runtime.fleet()[0].epoch == victim.epoch + 1 and runtime.fleet()[0].state == "ready")
+        assert runtime.info()["model"] == "string"
+        for call, message in (
+            (lambda: runtime.url, "replicas have no common address"),
+            (lambda: runtime.process, "which come and go; fleet.. lists them"),
+        ):
+            with pytest.raises(phloem.Unsupported, match=message):
+                call()
+    assert [replica.state for replica in runtime.fleet()] == ["stopped", "stopped"]
+
+
+def test_what_does_not_go_with_replicas_is_named(runtime):
+    with pytest.raises(phloem.InvalidParams, match="replicas=0: it must be 1 to 256"):
+        phloem.Runtime(model="none", engine_factory=f"{STRINGS}:plain", replicas=0)
+    with pytest.raises(phloem.InvalidParams, match="replicas=2: replicas have no address; leave out url"):
+        phloem.Runtime(model="none", url="tcp://127.0.0.1:*", replicas=2)
+    with pytest.raises(phloem.Unsupported, match="one engine, which is not kept alive; give replicas=N"):
+        runtime.fleet()
 
 
 # -- generate(), over an engine without a model ------------------------------------------------------------------------

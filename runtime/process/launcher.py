@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -19,23 +20,29 @@ import msgspec
 
 from ...protocol.address import MAX_IPC_PATH, ClientKeys, ServerKeys
 from ...protocol.client import Client
-from ...protocol.errors import EngineLost, ErrorInfo, from_info
+from ...protocol.errors import Cancelled, EngineLost, ErrorInfo, from_info
 from ..config import EngineConfig, Progress
 from .engine_main import Loading, Order, Ready, Told
+
+logger = logging.getLogger(__name__)
 
 LOG_TAIL_CHARS = 2000
 ENGINE_TIMEOUT_S = (
     120.0  # of silence before an engine that still runs counts as lost; a process that ends is noticed at once
 )
-SOCKET_NAME = "engine.sock"
+SOCKET_NAME, EVENTS_NAME = "engine.sock", "events.sock"
+PRIVATE_URL = "ipc://*"  # of cache events: a socket in the process's folder
+CANCEL_CHECK_S = 0.1
+KILL_WAIT_S = 30.0  # for the kernel to end a killed process: freeing a GPU takes seconds
 
 
 class EngineProcess:
     """Started by the constructor, which returns when the engine listens. ``progress`` is called meanwhile.
 
     Raises the child's own error when it cannot start (UnknownModel, ...), EngineLost when it dies or takes longer than
-    ``start_timeout_s``. Without ``url`` it listens on a socket in a temporary folder of mode 0700. The process ends
-    with its parent, however that ends. As a context manager it stops at the block's end.
+    ``start_timeout_s``, Cancelled soon after ``is_cancelled()`` is true. Without ``url`` it listens on a socket in a
+    temporary folder of mode 0700. The process ends with its parent, however that ends. As a context manager it stops
+    at the block's end.
     """
 
     def __init__(
@@ -47,11 +54,14 @@ class EngineProcess:
         start_timeout_s: float = 600.0,
         factory: str = "",
         progress: Progress | None = None,
+        is_cancelled: Callable[[], bool] | None = None,
     ) -> None:
         self._exit_reason: str | None = None
         self._folder = _private_folder()
         self._log_path = self._folder / "engine.log"
         url = url or f"ipc://{self._folder}/{SOCKET_NAME}"
+        if config.cache_events_url == PRIVATE_URL:
+            config = msgspec.structs.replace(config, cache_events_url=f"ipc://{self._folder}/{EVENTS_NAME}")
         order = Order(config, url, os.getpid(), str(self._folder), factory, keys)
         ready, ready_end = os.pipe()
         try:
@@ -67,7 +77,7 @@ class EngineProcess:
             with contextlib.suppress(BrokenPipeError):  # the child has died; _wait_ready reports it
                 self._process.stdin.write(msgspec.json.encode(order) + b"\n")
                 self._process.stdin.flush()
-            self.url = self._wait_ready(ready, start_timeout_s, progress)
+            self.url = self._wait_ready(ready, start_timeout_s, progress, is_cancelled)
         except BaseException:
             self.stop(timeout_s=1.0)
             raise
@@ -110,11 +120,18 @@ class EngineProcess:
         """End the process: asked first, killed after ``timeout_s``; leaves no file and no zombie."""
         if self._process.poll() is None:
             self._process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process at once, also one that hangs or is stopped (SIGSTOP); leaves no file and no zombie."""
+        if self._process.poll() is None:
+            self._process.kill()
+            try:
+                self._process.wait(KILL_WAIT_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                logger.error("the engine process %d was killed and has not ended in %g s", self.pid, KILL_WAIT_S)
         self.death()
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -132,8 +149,10 @@ class EngineProcess:
                 start_new_session=True,  # Ctrl-C is for the parent, which then ends the child
             )
 
-    def _wait_ready(self, ready: int, timeout_s: float, progress: Progress | None) -> str:
-        for line in self._lines(ready, timeout_s):
+    def _wait_ready(
+        self, ready: int, timeout_s: float, progress: Progress | None, is_cancelled: Callable[[], bool] | None
+    ) -> str:
+        for line in self._lines(ready, timeout_s, is_cancelled):
             match msgspec.json.decode(line, type=Told):
                 case Loading(what, done, total):
                     if progress is not None:
@@ -144,14 +163,19 @@ class EngineProcess:
                     raise from_info(error)
         raise AssertionError("lines end with an exception")
 
-    def _lines(self, pipe: int, timeout_s: float) -> Iterator[bytes]:
-        """The child's lines, without end; raises EngineLost when it dies or takes longer than ``timeout_s``."""
+    def _lines(self, pipe: int, timeout_s: float, is_cancelled: Callable[[], bool] | None) -> Iterator[bytes]:
+        """The child's lines, without end. Raises EngineLost when it dies or takes longer than ``timeout_s``."""
         end_s = time.monotonic() + timeout_s
         poller = select.poll()
         poller.register(pipe, select.POLLIN)
         rest = b""
         while True:
-            if not poller.poll(max(0.0, 1000 * (end_s - time.monotonic()))):
+            left_s = max(0.0, end_s - time.monotonic())
+            if not poller.poll(1000 * (left_s if is_cancelled is None else min(left_s, CANCEL_CHECK_S))):
+                if is_cancelled is not None and is_cancelled():
+                    raise Cancelled("the engine was stopped while it was starting")
+                if time.monotonic() < end_s:
+                    continue
                 text = f"the engine was not ready within {timeout_s:g} s; its log ends:\n{self.log_tail()}"
                 raise EngineLost(text)
             piece = os.read(pipe, 65536)
@@ -173,7 +197,7 @@ def _signal_name(number: int) -> str:
 def _private_folder() -> Path:
     """A new folder of mode 0700, in a place short enough for a socket's path."""
     folder = Path(tempfile.mkdtemp(prefix="phloem-"))
-    if len(os.fsencode(folder / SOCKET_NAME)) > MAX_IPC_PATH:
+    if max(len(os.fsencode(folder / name)) for name in (SOCKET_NAME, EVENTS_NAME)) > MAX_IPC_PATH:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="phloem-", dir="/tmp"))
     return folder

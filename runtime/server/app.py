@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...protocol import errors
-from ...protocol.client import Client
+from ...protocol.engine_client import EngineClient
 from ..tokenizer import ModelTemplate, Tokenizer
 from . import faults
 from .bridge import Bridge
@@ -22,17 +22,18 @@ from .listener import url_of
 from .metrics import ServerMetrics
 from .native_routes import native_routes
 from .openai_routes import openai_routes
+from .operator_routes import operator_routes
 from .program_routes import program_routes
-from .service import Service, fault_response
+from .service import Service, Supervised, fault_response
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", "/health/live")
 GRACE_S = 5  # for running answers to end when the server stops
 
 
 def create_app(
-    client: Client,
+    client: EngineClient,
     tokenizer: Tokenizer,
     template: ModelTemplate | None,
     *,
@@ -41,11 +42,13 @@ def create_app(
     hosts: Collection[str] = (),
     cors_origins: Collection[str] = (),
     max_body_bytes: int | None = None,
+    supervisor: Supervised | None = None,
 ) -> FastAPI:
     """An application that answers through ``client``; the caller closes the client.
 
     Without a ``template`` (a base model) chat requests are refused. ``hosts``: host names that requests may use (empty:
     any). ``cors_origins``: web origins that may call (none). ``max_body_bytes``: the engine's limit for one submit.
+    ``supervisor``: of the client's engines, for the pages of operators.
     """
     metrics = ServerMetrics()
     service = Service(
@@ -56,6 +59,7 @@ def create_app(
         max_body_bytes=client.welcome.limits.max_submit_bytes if max_body_bytes is None else max_body_bytes,
         bridge=Bridge(client),
         metrics=metrics,
+        supervisor=supervisor,
     )
 
     @contextlib.asynccontextmanager
@@ -66,6 +70,7 @@ def create_app(
     app = FastAPI(title="Phloem", openapi_url=None, lifespan=lifespan)
     app.include_router(openai_routes(service))
     app.include_router(native_routes(service))
+    app.include_router(operator_routes(service))
     app.include_router(program_routes(service))
     app.add_exception_handler(errors.PhloemError, _on_phloem_error)
     app.add_exception_handler(faults.HttpError, _on_http_error)
@@ -130,18 +135,24 @@ class Gate:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None], is_over: Callable[[], bool]) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._is_over = is_over
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._on_ready()
 
+    async def on_tick(self, counter: int) -> bool:
+        return self._is_over() or await super().on_tick(counter)
 
-def run_app(app: FastAPI, listener: socket.socket, on_ready: Callable[[str], None] | None) -> None:
-    """Answer requests on ``listener`` until a signal; running answers get ``GRACE_S`` to end."""
+
+def run_app(
+    app: FastAPI, listener: socket.socket, on_ready: Callable[[str], None] | None, *, is_over: Callable[[], bool]
+) -> None:
+    """Answer requests on ``listener`` until a signal or ``is_over()``; running answers get ``GRACE_S`` to end."""
     url = url_of(listener)
 
     def ready() -> None:
@@ -152,7 +163,7 @@ def run_app(app: FastAPI, listener: socket.socket, on_ready: Callable[[str], Non
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=GRACE_S, server_header=False
     )
-    asyncio.run(_Server(config, ready).serve(sockets=[listener]))
+    asyncio.run(_Server(config, ready, is_over).serve(sockets=[listener]))
 
 
 async def _on_phloem_error(request: Request, error: Exception) -> Response:

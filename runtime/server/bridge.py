@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...protocol import errors
-from ...protocol.client import Client
+from ...protocol.engine_client import EngineClient
 from ...protocol.messages import ProgramSettings
 from ...protocol.ops import AnyOp
 from ...protocol.program_call import ProgramCall, ProgramEvent
@@ -19,7 +19,7 @@ from ...protocol.program_call import ProgramCall, ProgramEvent
 class Bridge:
     """Makes calls through ``client`` and delivers their events on the event loop that makes them."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._inbox: deque[tuple[BridgedCall, ProgramEvent]] = deque()
         self._is_woken = False
@@ -63,7 +63,7 @@ class Bridge:
 class BridgedCall:
     """One program call and its events that were not read yet. Lives on the event loop."""
 
-    def __init__(self, client: Client, program: str, post: Callable[["BridgedCall", ProgramEvent], None]) -> None:
+    def __init__(self, client: EngineClient, program: str, post: Callable[["BridgedCall", ProgramEvent], None]) -> None:
         self.call = ProgramCall(client, partial(post, self), program=program)
         self._events: list[ProgramEvent] = []
         self._failure: errors.PhloemError | None = None

@@ -1,7 +1,7 @@
 """Errors as HTTP: the status, the OpenAI-shaped body and the headers each error is answered with.
 
 InvalidRequest 400 (UnknownModel 404, PromptTooLong 400 ``context_length_exceeded``)   Overloaded 429 + Retry-After
-Cancelled 499   DeadlineExceeded 504   EngineLost 503   everything else 500
+Cancelled 499   DeadlineExceeded 504   EngineLost 503 + Retry-After   everything else 500
 """
 
 import math
@@ -15,14 +15,14 @@ from pydantic import BaseModel, ValidationError
 
 from ...protocol import errors
 
-LEAST_RETRY_AFTER_S = 1
+LEAST_RETRY_AFTER_S = {429: 1, 503: 5}  # by status; an engine takes seconds to start again
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """The answer to an error. ``type`` groups, ``code`` is for programs, ``param`` names the field at fault.
 
-    ``retry_after_s``: of a 429, when the engine expects to have room again; 0 where that is not known.
+    ``retry_after_s``: of a 429 or 503, when to try again; 0 where that is not known.
     """
 
     status: int
@@ -40,8 +40,8 @@ class Fault:
 
     @property
     def headers(self) -> dict[str, str]:
-        if self.status == 429:
-            return {"retry-after": str(max(math.ceil(self.retry_after_s), LEAST_RETRY_AFTER_S))}
+        if (least_s := LEAST_RETRY_AFTER_S.get(self.status)) is not None:
+            return {"retry-after": str(max(math.ceil(self.retry_after_s), least_s))}
         return {"www-authenticate": "Bearer"} if self.status == 401 else {}
 
 

@@ -1,6 +1,6 @@
-"""A server's life: its socket, its engine's process, its application, and how all of them end.
+"""A server's life: its socket, its engines' processes, its application, and how all of them end.
 
-The engine loads for seconds on one core; meanwhile another core imports and reads the parts that only HTTP needs:
+The first engine loads for seconds on one core; meanwhile another core imports and reads the parts that only HTTP needs:
 
     this process  | port taken, engine started | FastAPI, schemas, tokenizer, template |          | application, ready
     the engine's                               | torch, kernels, weights, trial steps, listening  |
@@ -13,15 +13,19 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING
 
+from ...cluster.prompts import first_prompt
+from ...cluster.restarts import RestartPolicy
+from ...cluster.supervisor import Supervisor
+from ...protocol.errors import PhloemError
+from ...protocol.ops import AnyOp
 from ..config import EngineConfig, Progress
-from ..process import EngineProcess
 from ..weights.resolve import resolve_model
 from .listener import LOOPBACK_NAMES, is_loopback, listen, url_of
 
@@ -39,15 +43,19 @@ def serve(
     api_key: str | None = None,
     model_name: str | None = None,
     cors_origins: Collection[str] = (),
+    replicas: int = 1,
+    policy: RestartPolicy | None = None,
     on_ready: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Start an engine process and answer HTTP until SIGINT or SIGTERM; 0 after a clean end.
+    """Keep engine processes alive and answer HTTP until SIGINT or SIGTERM; 0 after a clean end.
 
     The server takes the port before the model loads. ``progress`` gets the progress of loading, and
-    ``on_ready`` the address, once requests are answered. Raises a PhloemError when the address, the model or the
-    configuration cannot be used.
+    ``on_ready`` the address, once requests are answered. ``policy`` says when an engine is restarted and how often.
+    Raises a PhloemError when the address, the model or the configuration cannot be used, and EngineLost when every
+    replica has failed.
     """
+    failures: list[PhloemError] = []
     with (
         listen(host, port) as listener,
         contextlib.suppress(KeyboardInterrupt),
@@ -57,18 +65,32 @@ def serve(
         if not is_loopback(listener) and api_key is None:
             logger.warning("%s can be reached from other machines and asks for no API key", url_of(listener))
         loading = beside.submit(_load_front, resolve_model(config.model))
-        with EngineProcess(config, progress=progress) as process, process.connect() as client:
+
+        def tokens_of(ops: Sequence[AnyOp]) -> list[int]:
+            return first_prompt(ops, loading.result().tokenizer)
+
+        with Supervisor(
+            config,
+            tokenize=tokens_of,
+            replicas=replicas,
+            policy=policy,
+            progress=progress,
+            on_failed=failures.append,
+        ) as supervisor:
             front = loading.result()
             app = front.http.create_app(
-                client,
+                supervisor.fleet,
                 front.tokenizer,
                 front.template,
                 model_name=model_name or _name_of(config.model),
                 api_key=api_key,
                 hosts=() if api_key is not None or not is_loopback(listener) else (host, *LOOPBACK_NAMES),
                 cors_origins=cors_origins,
+                supervisor=supervisor,
             )
-            front.http.run_app(app, listener, on_ready)
+            front.http.run_app(app, listener, on_ready, is_over=lambda: bool(failures))
+    if failures:
+        raise failures[0]
     return 0
 
 

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ...cluster.supervisor import Replica
 from .jobs import Result, RunningJob
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -49,48 +50,97 @@ class ServerMetrics:
             self._cached.inc(result.meta.cached_tokens)
             self._generated.inc(sum(c.completion_tokens for c in result.meta.candidates))
 
-    def text(self, engine: Any) -> bytes:
-        """Everything in Prometheus' text format; ``engine`` is its answer to the query ``metrics``, or None."""
-        plain = dict(engine) if isinstance(engine, Mapping) else {}
+    def text(
+        self,
+        engines: Mapping[str, Any],
+        *,
+        replicas: Sequence[Replica] = (),
+        fleet: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """Everything in Prometheus' text format.
+
+        ``engines``: each replica's answer to the query ``metrics``, None where it has not answered. ``fleet``: the
+        client's answer to the query ``fleet``.
+        """
+        plain = {replica: dict(engine or {}) | {"up": engine is not None} for replica, engine in engines.items()}
         labelled = CollectorRegistry(auto_describe=False)
-        labelled.register(_Labelled(usage=plain.pop("usage", {}), queue=plain.pop("queue_seconds", None)))
-        lines = []
-        for name, value in sorted(_flat("phloem_engine", plain)):
-            lines.append(f"# TYPE {name} untyped\n{name} {float(value)!r}\n")
-        return generate_latest(self._registry) + generate_latest(labelled) + "".join(lines).encode()
+        labelled.register(
+            _Labelled(
+                usage={replica: engine.pop("usage", {}) for replica, engine in plain.items()},
+                queues={replica: engine.pop("queue_seconds", None) for replica, engine in plain.items()},
+                restarts={replica.name: replica.restarts for replica in replicas},
+                placements=(fleet or {}).get("placements", {}),
+            )
+        )
+        lines: dict[str, list[str]] = {}
+        for replica, engine in plain.items():
+            for name, value in _flat("phloem_engine", engine):
+                lines.setdefault(name, []).append(f'{name}{{replica="{replica}"}} {float(value)!r}\n')
+        for name, value in _flat("phloem_fleet", {k: v for k, v in (fleet or {}).items() if k != "placements"}):
+            lines.setdefault(name, []).append(f"{name} {float(value)!r}\n")
+        untyped = "".join(f"# TYPE {name} untyped\n{''.join(lines[name])}" for name in sorted(lines))
+        return generate_latest(self._registry) + generate_latest(labelled) + untyped.encode()
 
 
 class _Labelled(Collector):
-    """The engine's numbers that have labels: usage by tenant and by program, and a histogram of queue times."""
+    """The numbers that have more labels than their replica's, or a type.
 
-    def __init__(self, *, usage: Mapping[str, Any], queue: Mapping[str, Any] | None) -> None:
+    Usage by tenant and by program and a histogram of queue times, by replica; restarts; placements by reason.
+    """
+
+    def __init__(
+        self,
+        *,
+        usage: Mapping[str, Mapping[str, Any]],
+        queues: Mapping[str, Mapping[str, Any] | None],
+        restarts: Mapping[str, int],
+        placements: Mapping[str, int],
+    ) -> None:
         self._usage = usage
-        self._queue = queue
+        self._queues = queues
+        self._restarts = restarts
+        self._placements = placements
 
     def collect(self) -> Iterator[Metric]:
-        if self._queue is not None:
-            name, text = "phloem_engine_queue_seconds", "From a sequence's arrival to its first step."
-            waits = HistogramMetricFamily(name, text)
+        name, text = "phloem_engine_queue_seconds", "From a sequence's arrival to its first step."
+        waits = HistogramMetricFamily(name, text, labels=("replica",))
+        for replica, queue in self._queues.items():
+            if queue is None:
+                continue
             total, buckets = 0, []
-            for bound, count in zip([*map(str, self._queue["bounds"]), "+Inf"], self._queue["counts"], strict=True):
+            for bound, count in zip([*map(str, queue["bounds"]), "+Inf"], queue["counts"], strict=True):
                 total += count
                 buckets.append((bound, total))
-            waits.add_metric([], buckets, self._queue["total"])
-            yield waits
+            waits.add_metric((replica,), buckets, queue["total"])
+        yield waits
         for kind, label in (("tenants", "tenant"), ("programs", "program")):
-            rows = self._usage.get(kind, {})
+            rows = [
+                (replica, name, row)
+                for replica, usage in self._usage.items()
+                for name, row in usage.get(kind, {}).items()
+            ]
             tokens = CounterMetricFamily(
-                f"phloem_engine_{label}_tokens", f"Tokens by {label} and origin.", labels=(label, "origin")
+                f"phloem_engine_{label}_tokens", f"Tokens by {label} and origin.", labels=("replica", label, "origin")
             )
-            for name, row in rows.items():
+            for replica, name, row in rows:
                 for origin, value in row["tokens"].items():
-                    tokens.add_metric((name, origin), value)
+                    tokens.add_metric((replica, name, origin), value)
             yield tokens
             for key, text in _USAGE.items():
-                family = CounterMetricFamily(f"phloem_engine_{label}_{key}", f"{text} by {label}.", labels=(label,))
-                for name, row in rows.items():
-                    family.add_metric((name,), row[key])
+                family = CounterMetricFamily(
+                    f"phloem_engine_{label}_{key}", f"{text} by {label}.", labels=("replica", label)
+                )
+                for replica, name, row in rows:
+                    family.add_metric((replica, name), row[key])
                 yield family
+        restarts = CounterMetricFamily("phloem_engine_restarts", "Engines started again.", labels=("replica",))
+        for replica, count in self._restarts.items():
+            restarts.add_metric((replica,), count)
+        yield restarts
+        placements = CounterMetricFamily("phloem_fleet_placements", "Programs placed, by reason.", labels=("reason",))
+        for reason, count in self._placements.items():
+            placements.add_metric((reason,), count)
+        yield placements
 
 
 _USAGE = {

@@ -1,44 +1,22 @@
-"""The native endpoints: ``/generate``, and for operators health, metrics and the cache."""
+"""The native endpoints: ``/generate``, and for operators the cache and the server's configuration."""
 
 import os
 import time
 
 from fastapi import APIRouter, Request, Response
 
-from ...protocol import errors
 from ...protocol.ops import Gen
-from . import faults
 from .forms import NativeForm
 from .jobs import make_job, raw_parts
 from .response import GenerationResponse
 from .schemas import NATIVE_NAMES, GenerateRequest, NativeSampling, check_sampling
-from .service import Service, fault_response, json_response
-
-HEALTH_TIMEOUT_S = 5.0
+from .service import Service, json_response
 
 
 def native_routes(service: Service) -> APIRouter:
     router = APIRouter()
     welcome = service.client.welcome
     _add_generate(router, service)
-
-    @router.get("/health")
-    async def health() -> Response:
-        try:
-            await service.query("info", timeout_s=HEALTH_TIMEOUT_S)
-        except errors.PhloemError as error:
-            return fault_response(faults.of_error(errors.EngineLost(error.message)))
-        return json_response({"status": "ok"})
-
-    @router.get("/metrics")
-    async def metrics() -> Response:
-        """The server's own numbers come even when the engine is lost."""
-        try:
-            engine = await service.query("metrics")
-        except errors.PhloemError:
-            engine = None
-        text = service.metrics.text({**engine, "up": 1} if engine is not None else {"up": 0})
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @router.get("/get_model_info")
     async def model_info() -> Response:

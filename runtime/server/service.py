@@ -3,14 +3,15 @@
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from ...cluster.supervisor import Replica
 from ...protocol import errors
-from ...protocol.client import Client
+from ...protocol.engine_client import EngineClient
 from ..tokenizer import ModelTemplate, Tokenizer
 from .bridge import Bridge
 from .faults import Fault, HttpError, of_validation
@@ -20,15 +21,25 @@ from .metrics import ServerMetrics
 RequestModel = TypeVar("RequestModel", bound=BaseModel)
 
 
+class Supervised(Protocol):
+    """What operators see of the engines; a ``cluster.supervisor.Supervisor`` says it."""
+
+    def replicas(self) -> list[Replica]: ...
+    def metrics(self, timeout_s: float = 10.0) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
-    client: Client
+    """``supervisor`` is None where the client's engine is not supervised by this process."""
+
+    client: EngineClient
     tokenizer: Tokenizer
     template: ModelTemplate | None
     model_name: str
     max_body_bytes: int
     bridge: Bridge
     metrics: ServerMetrics
+    supervisor: Supervised | None = None
     started_s: float = field(default_factory=time.time)
 
     def adapter_of(self, name: str | None, *, where: str = "model") -> str:

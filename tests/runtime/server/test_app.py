@@ -375,14 +375,17 @@ def test_models_are_listed_and_found(serve):
 def test_health_info_cache_and_metrics_answer(serve):
     server = serve()
     server.openai.completions.create(model="string", prompt="a b")
-    assert server.http.get("/health").json() == {"status": "ok"}
+    ready = {"status": "ok", "live": True, "ready": True, "replicas": {"ready": 1, "total": 1}}
+    assert server.http.get("/health").json() == ready and server.http.get("/health/live").json() == {"live": True}
+    refused = server.http.get("/fleet")
+    assert refused.status_code == 400 and "is not supervised here" in refused.json()["error"]["message"]
     assert server.http.get("/get_model_info").json()["max_context_length"] == 4096
     assert server.http.get("/server_info").json()["engine"]["model"] == "string"
     assert server.http.post("/flush_cache").json() == {"flushed": 0}
     assert server.http.get("/flush_cache").status_code == 405
     assert server.http.get("/cache_tree").json()["num_slots"] == 0
     text = server.http.get("/metrics").text
-    assert "phloem_engine_generated_tokens 3.0" in text and "phloem_engine_up 1.0" in text
+    assert 'phloem_engine_generated_tokens{replica="0"} 3.0' in text and 'phloem_engine_up{replica="0"} 1.0' in text
     assert 'phloem_http_responses_total{route="/v1/completions",status="200"} 1.0' in text
     assert "phloem_http_completion_tokens_total 3.0" in text
     assert "phloem_http_generation_seconds_count 1.0" in text
@@ -446,8 +449,9 @@ def test_generate_returns_logprobs(serve):
 def test_an_api_key_is_asked_for_everywhere_but_at_health(serve):
     server = serve(api_key="secret")
     assert server.openai.completions.create(model="string", prompt="a").choices
-    assert httpx.get(f"{server.url}/health", timeout=60.0).status_code == 200
-    for path in ("/v1/models", "/metrics", "/cache_tree"):
+    for path in ("/health", "/health/live"):
+        assert httpx.get(f"{server.url}{path}", timeout=60.0).status_code == 200
+    for path in ("/v1/models", "/metrics", "/cache_tree", "/fleet"):
         answer = httpx.get(f"{server.url}{path}", headers={"authorization": "Bearer wrong"}, timeout=60.0)
         assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
 

@@ -41,7 +41,7 @@ def test_every_error_of_the_runtime_has_its_status_and_code(serve, outcome, erro
         body = response.json()["error"]
         assert (body["message"], body["code"]) == ("no", code)
         assert set(body) == {"message", "type", "param", "code"}
-        assert ("retry-after" in response.headers) == (status == 429)
+        assert ("retry-after" in response.headers) == (status in (429, 503))
 
 
 def test_what_the_client_raises_at_submit_is_answered_too(serve):
@@ -53,8 +53,9 @@ def test_what_the_client_raises_at_submit_is_answered_too(serve):
         server.openai.chat.completions.create(model="string", messages=HELLO)
     assert caught.value.status_code == 503
     health = server.http.get("/health")
-    assert health.status_code == 503 and health.json()["error"]["code"] == "engine_lost"
-    assert "phloem_engine_up 0.0" in server.http.get("/metrics").text
+    assert health.status_code == 503 and health.json()["replicas"] == {"ready": 0, "total": 1}
+    assert server.http.get("/health/live").status_code == 200
+    assert 'phloem_engine_up{replica="0"} 0.0' in server.http.get("/metrics").text
 
 
 def test_a_program_closed_before_its_end_is_an_internal_error(serve):

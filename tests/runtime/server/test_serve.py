@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
+from phloem import cli
 from phloem.protocol.errors import InvalidRequest, PhloemError
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.server import serve
@@ -21,27 +25,34 @@ from phloem.runtime.server.listener import listen
 from phloem.tests.runtime.wire import wait_until
 
 PROGRAM = """
-import sys
+import json, sys
+from phloem.cluster.restarts import RestartPolicy
+from phloem.protocol.errors import EngineLost
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.server import serve
-config = EngineConfig(model=sys.argv[1], num_threads=1)
-sys.exit(serve(config, port=0, model_name="under-test", on_ready=lambda url: print(url, flush=True)))
+config, policy = EngineConfig(model=sys.argv[1], num_threads=1), RestartPolicy(**json.loads(sys.argv[2]))
+try:
+    sys.exit(serve(config, port=0, model_name="under-test", policy=policy, on_ready=lambda url: print(url, flush=True)))
+except EngineLost as error:
+    sys.exit(str(error))
 """
 HELLO = [{"role": "user", "content": "Name a tree."}]
 
 
+def process(model: Path, **policy: float) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return running([sys.executable, "-c", PROGRAM, str(model), json.dumps(policy)])
+
+
 @contextlib.contextmanager
-def process(model: Path) -> Iterator[subprocess.Popen[str]]:
-    started = subprocess.Popen([sys.executable, "-c", PROGRAM, str(model)], stdout=subprocess.PIPE, text=True)
-    try:
-        yield started
-    finally:
-        started.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            started.wait(timeout=300)
-        started.kill()
-        started.wait()
-        started.stdout.close()
+def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        try:
+            yield started
+        finally:
+            started.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                started.wait(timeout=300)
+            started.kill()
 
 
 def address(started: subprocess.Popen[str], timeout_s: float = 120.0) -> str:
@@ -49,7 +60,7 @@ def address(started: subprocess.Popen[str], timeout_s: float = 120.0) -> str:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=lambda: lines.put(started.stdout.readline()), daemon=True).start()
     line = lines.get(timeout=timeout_s)
-    assert line, f"the server ended with {started.wait()} before it was ready"
+    assert line, f"the server ended with {started.wait()} before it was ready: {started.stderr.read()}"
     return line.strip()
 
 
@@ -100,27 +111,96 @@ def test_a_signal_ends_server_and_engine_and_running_answers_get_their_time(tiny
         wait_until(lambda: not any(map(is_alive, engines)))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_killed_engine_is_503_for_who_waits_and_who_comes_after(tiny_model_path):
-    with process(tiny_model_path) as started:
-        url = address(started)
-        (engine,) = children(started.pid)
-        body = {"prompt": "a", "max_tokens": 100_000, "ignore_eos": True}
-        waiting: queue.SimpleQueue[httpx.Response] = queue.SimpleQueue()
+PROMPTS = [f"prompt {i}" for i in range(6)]
+SEEDED = {"temperature": 0.9, "seed": 7}
+DIGITS = {"regex": "[0-9]{300}"}
 
-        def wait() -> None:
-            waiting.put(httpx.post(f"{url}/v1/completions", json=body, timeout=300))
 
-        threading.Thread(target=wait, daemon=True).start()
-        info = f"{url}/server_info"
-        wait_until(lambda: httpx.get(info, timeout=60.0).json()["server"]["requests_in_flight"] == 1)
-        os.kill(engine, signal.SIGKILL)
-        after = httpx.post(f"{url}/v1/completions", json=body, timeout=300)
-        for response in (waiting.get(timeout=300), after):
-            assert response.status_code == 503
-            assert response.json()["error"]["code"] == "engine_lost"
-            assert "SIGKILL" in response.json()["error"]["message"]
-        assert httpx.get(f"{url}/health", timeout=300).status_code == 503
+def stream(url: str, begun: threading.Barrier | None, index: int) -> str:
+    """A streamed completion's text; ``begun`` is passed after its first text."""
+    extra = (SEEDED, DIGITS, {})[index % 3]
+    body = {"prompt": PROMPTS[index], "max_tokens": 300, "ignore_eos": True, "temperature": 0, "stream": True} | extra
+    text = line = ""
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=300) as response:
+        assert response.status_code == 200, response.read()
+        for line in filter(None, response.iter_lines()):
+            if line.startswith("data: {"):
+                chunk = json.loads(line.removeprefix("data: "))
+                assert "error" not in chunk, chunk
+                text += chunk["choices"][0]["text"]
+                if begun is not None and text:
+                    begun.wait(timeout=300)
+                    begun = None
+    assert line == "data: [DONE]"
+    return text
+
+
+def texts(url: str, disturb: Callable[[], None] | None = None) -> list[str]:
+    """The texts of all prompts, streamed at once; ``disturb`` is called when each stream has begun."""
+    begun = threading.Barrier(len(PROMPTS), disturb) if disturb is not None else None
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(partial(stream, url, begun), range(len(PROMPTS))))
+
+
+def fleet(url: str) -> dict[str, Any]:
+    return httpx.get(f"{url}/fleet", timeout=300).json()
+
+
+def test_an_engine_that_dies_or_hangs_costs_a_pause_until_it_does_so_too_often(tiny_model_path):
+    with (
+        process(tiny_model_path, step_timeout_s=5.0, max_restarts=2, backoff_s=0.0) as started,
+        ThreadPoolExecutor(1) as later,
+        httpx.Client(base_url=address(started), timeout=300) as http,
+    ):
+        url = str(http.base_url)
+        (first,) = fleet(url)["replicas"]
+        ready = {"status": "ok", "live": True, "ready": True, "replicas": {"ready": 1, "total": 1}}
+        assert http.get("/health").json() == ready
+        expected = texts(url)
+        assert all(len(text) >= 100 for text in expected)
+        late = []
+
+        def kill() -> None:
+            os.kill(first["pid"], signal.SIGKILL)
+            wait_until(lambda: http.get("/health").status_code == 503)
+            late.append(later.submit(stream, url, None, 0))  # comes while there is no engine
+            assert http.get("/health/live").status_code == 200
+
+        assert texts(url, kill) == expected and late[0].result() == expected[0]
+        assert http.get("/health").json() == ready
+        (second,) = fleet(url)["replicas"]
+        assert (second["restarts"], second["epoch"]) == (1, 2) and "SIGKILL" in second["last_error"]
+
+        assert texts(url, partial(os.kill, second["pid"], signal.SIGSTOP)) == expected
+        page = fleet(url)
+        (third,) = page["replicas"]
+        assert (third["restarts"], third["epoch"]) == (2, 3) and "has been silent" in third["last_error"]
+        assert page["replays"] >= 2 * len(PROMPTS) and page["engines_lost"] == 2 and page["poisoned"] == 0
+        metrics = http.get("/metrics").text
+        assert 'phloem_engine_restarts_total{replica="0"} 2.0' in metrics
+        assert 'phloem_engine_up{replica="0"} 1.0' in metrics and "phloem_fleet_engines_lost 2.0" in metrics
+
+        os.kill(third["pid"], signal.SIGKILL)
+        assert started.wait(timeout=300) == 1
+        said = started.stderr.read()
+        assert "was lost again after 2 restarts within 600 s" in said and "SIGKILL" in said
+
+
+def test_two_replicas_serve_on_when_one_is_killed(tiny_model_path, capsys):
+    command = ["serve", str(tiny_model_path), "--port", "0", "--replicas", "2", "--num-threads", "1"]
+    with running([sys.executable, "-m", "phloem", *command]) as started:
+        url = address(started).split(" at ")[1].split(",")[0]
+        wait_until(lambda: httpx.get(f"{url}/health", timeout=300).json()["replicas"] == {"ready": 2, "total": 2})
+        expected = texts(url)
+        victim = fleet(url)["replicas"][1]
+        assert texts(url, partial(os.kill, victim["pid"], signal.SIGKILL)) == expected
+        page = fleet(url)
+        assert page["replicas"][0]["restarts"] == 0 and "SIGKILL" in page["replicas"][1]["last_error"]
+        assert cli.main(["top", url, "--once"]) == 0
+        shown = capsys.readouterr().out
+        assert "of 2 replicas ready" in shown and "SIGKILL" in shown
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(timeout=300) == 0
 
 
 @pytest.mark.model

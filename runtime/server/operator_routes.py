@@ -1,0 +1,101 @@
+"""For operators and their tools: health, the fleet of engines, and metrics."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from ...cluster.supervisor import Replica
+from ...protocol import errors
+from .service import Service, Supervised, json_response
+
+HEALTH_TIMEOUT_S = 5.0  # an engine that has not answered for longer is not ready
+QUERY_TIMEOUT_S = 2.0  # a page shows the replicas that answer within it
+
+
+def operator_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> Response:
+        """Readiness: 200 while at least one engine answers, otherwise 503."""
+        ready, total = await _ready(service)
+        replicas = {"ready": ready, "total": total}
+        body = {"status": "ok" if ready else "unavailable", "live": True, "ready": ready > 0, "replicas": replicas}
+        return json_response(body, status=200 if ready else 503)
+
+    @router.get("/health/live")
+    async def live() -> Response:
+        """Liveness: this process answers. It ends by itself when its engines cannot be kept alive."""
+        return json_response({"live": True})
+
+    @router.get("/fleet")
+    async def fleet() -> Response:
+        """Each replica's state and load, and how programs were placed and replayed."""
+        if service.supervisor is None:
+            raise errors.Unsupported("this server's engine is not supervised here; /metrics has its numbers")
+        return json_response(await asyncio.to_thread(_fleet_page, service, service.supervisor))
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """The server's own numbers come even when every engine is lost."""
+        text = await asyncio.to_thread(_metrics_text, service)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return router
+
+
+def is_ready(replica: Replica) -> bool:
+    return replica.state == "ready" and replica.silent_s < HEALTH_TIMEOUT_S
+
+
+async def _ready(service: Service) -> tuple[int, int]:
+    """Replicas that answer, and all."""
+    if service.supervisor is not None:
+        replicas = service.supervisor.replicas()
+        return sum(map(is_ready, replicas)), len(replicas)
+    try:
+        await service.query("info", timeout_s=HEALTH_TIMEOUT_S)
+    except errors.PhloemError:
+        return 0, 1
+    return 1, 1
+
+
+def _fleet_page(service: Service, supervisor: Supervised) -> dict[str, Any]:
+    engines = supervisor.metrics(timeout_s=QUERY_TIMEOUT_S)
+    report = service.client.query("fleet", timeout_s=QUERY_TIMEOUT_S)
+    replicas = [
+        asdict(replica) | {"is_ready": is_ready(replica), "load": _load(engines.get(replica.name))}
+        for replica in supervisor.replicas()
+    ]
+    return {"model": service.model_name, **report, "replicas": replicas, "now_s": time.time()}
+
+
+def _load(engine: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The numbers that matter of an engine's metrics; None where it has not answered."""
+    if engine is None:
+        return None
+    slots = engine.get("slots", {})
+    return {
+        **{name: engine.get(name, 0) for name in ("programs", "running", "waiting", "forward_tokens")},
+        "cache_hit_rate": engine.get("cache_hit_rate", 0.0),
+        "slots_used": slots.get("locked", 0) + slots.get("leased", 0),
+        "slots_cached": slots.get("cached", 0),
+        "slots_total": slots.get("total", 0),
+    }
+
+
+def _metrics_text(service: Service) -> bytes:
+    supervisor = service.supervisor
+    if supervisor is None:
+        try:
+            return service.metrics.text({"0": service.client.query("metrics")})
+        except errors.PhloemError:
+            return service.metrics.text({"0": None})
+    replicas = supervisor.replicas()
+    engines: dict[str, Any] = {replica.name: None for replica in replicas}
+    engines |= supervisor.metrics()
+    return service.metrics.text(engines, replicas=replicas, fleet=service.client.query("fleet"))
