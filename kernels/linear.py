@@ -19,7 +19,6 @@ Bytes32 = tuple[Tensor, Tensor]  # q int8 [N, K], scale float32 [N, K / 32]
 
 GROUP_LEN = 32
 BLOCK_LEN = LANES  # outputs that lie together in packed weights
-DEFAULT_INT4_ROWS = 8  # measured on two AVX-512 cores: 4-bit weights win below, bfloat16 from about 12 rows
 
 
 class Product(Protocol):
@@ -47,10 +46,8 @@ class PackedLinear:
 
     On a GPU packed weights stay packed and x is rounded to bfloat16, for any number of rows.
 
-    On a CPU without byte products, ``int8`` and ``int16`` become ``bfloat16``, and ``auto`` keeps 4-bit groups twice:
-    packed for up to ``int4_rows`` rows, where reading weights takes the time, and as bfloat16 for more rows. On a CPU
-    without 4-bit products the groups become bfloat16, and on one without bfloat16 products float32. ``describe`` names
-    the kernels chosen.
+    Without torch's 4-bit products ``int4`` becomes ``bfloat16``, and so do groups whose scale float16 cannot hold; on a
+    CPU without bfloat16 products bfloat16 weights are multiplied as float32. ``describe`` names the kernel chosen.
     """
 
     def __init__(
@@ -60,58 +57,50 @@ class PackedLinear:
         precision: Precision = "auto",
         bias: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
-        int4_rows: int = DEFAULT_INT4_ROWS,
     ) -> None:
         self.out_dtype = out_dtype
         self.shape = tuple((weight[0] if isinstance(weight, tuple) else weight).shape)  # (N, K)
-        self.int4_rows = 0
-        self._few: Product | None = None  # for up to int4_rows rows
-        self._many: Product | None = None  # for more, or for all
+        self._product = self._product_of(weight, precision, bias)
+
+    def _product_of(self, weight: Tensor | Group32 | Bytes32, precision: Precision, bias: Tensor | None) -> Product:
         packed = _packed(weight, precision)
         if packed is not None:
-            self._many = PackedProduct(packed, bias, out_dtype)
-            return
+            return PackedProduct(packed, bias, self.out_dtype)
         if isinstance(weight, tuple) and len(weight) == 2:
             if precision in ("int8", "int16") and _fits_bytes(*weight):
-                self._many = BytesProduct(weight, precision, bias, out_dtype)
-                return
+                return BytesProduct(weight, precision, bias, self.out_dtype)
             weight = _dequantize_bytes(*weight)
         if isinstance(weight, tuple):
             if precision in ("auto", "int8", "int16") and _fits_bytes(*weight):
-                self._many = BytesProduct(weight, precision, bias, out_dtype)
-                return
-            if precision in ("auto", "int4") and _fits_int4(weight):
-                self._few = Int4Product(weight, bias)
-                self.int4_rows = int4_rows
+                return BytesProduct(weight, precision, bias, self.out_dtype)
+            if precision == "int4" and _fits_int4(weight):
+                return Int4Product(weight, bias)
             weight = dequantize(weight)
         elif precision == "int4":
             raise ValueError("int4 of a float weight: quantize it to (q, scale, zero) groups of 32 first")
         elif precision in ("int8", "int16") and self.shape[1] % GROUP_LEN == 0:
             groups = quantize_int8(weight)
             if _fits_bytes(*groups):
-                self._many = BytesProduct(groups, precision, bias, out_dtype)
-                return
+                return BytesProduct(groups, precision, bias, self.out_dtype)
         elif precision == "fp8" and self.shape[1] % GROUP_LEN == 0:
             weight = dequantize_packed(_pack_fp8(weight))  # no kernel here, the same weights
-        if self._few is None or precision == "auto":
-            self._many = _float_product(weight, bias, precision, out_dtype)
+        return _float_product(weight, bias, precision, self.out_dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         flat = x if x.ndim == 2 else x.reshape(-1, self.shape[1])
-        y = self._product_for(flat)(flat)
+        y = self._product(flat)
         if y.dtype != (self.out_dtype or x.dtype):
             y = y.to(self.out_dtype or x.dtype)
         return y if x.ndim == 2 else y.view(*x.shape[:-1], self.shape[0])
 
     def write(self, x: Tensor, out: Tensor) -> None:
         """Writes the results of x [T, K] to ``out`` [T, N], which may be columns of a larger tensor."""
-        product = self._product_for(x)
-        if not (isinstance(product, BytesProduct) and product.write(x, out)):
-            out.copy_(product(x))
+        if not (isinstance(self._product, BytesProduct) and self._product.write(x, out)):
+            out.copy_(self._product(x))
 
     @property
     def can_pick(self) -> bool:
-        return isinstance(self._many, BytesProduct) and self._few is None
+        return isinstance(self._product, BytesProduct)
 
     def pick(self, x: Tensor, blocks: Tensor, out: Tensor | None = None) -> Tensor:
         """The results of x [T, K] for outputs [16 b, 16 b + 16) of each of ``blocks`` (int32), equal to the bit.
@@ -119,39 +108,27 @@ class PackedLinear:
         Other outputs are not computed, and their values mean nothing. Written to ``out`` [T, N] if given. Only where
         ``can_pick``.
         """
-        assert isinstance(self._many, BytesProduct)
-        return self._many.pick(x, blocks, out)
+        assert isinstance(self._product, BytesProduct)
+        return self._product.pick(x, blocks, out)
 
     @property
     def has_rows(self) -> bool:
         """Whether ``rows`` can return the exact weights from their packed form."""
-        return self.can_pick and isinstance(self._many, BytesProduct) and self._many.bits == 8
+        return isinstance(self._product, BytesProduct) and self._product.bits == 8
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Weights [T, K] of outputs ``ids`` (int64 [T]). Only where ``has_rows``."""
-        assert isinstance(self._many, BytesProduct)
-        return packing.packed_rows(self._many.product.packed, self.shape[0], ids, dtype)
-
-    def _product_for(self, x: Tensor) -> Product:
-        product = self._many
-        if product is None or (self._few is not None and x.shape[0] <= self.int4_rows):
-            assert self._few is not None
-            product = self._few
-        return product
+        assert isinstance(self._product, BytesProduct)
+        return packing.packed_rows(self._product.product.packed, self.shape[0], ids, dtype)
 
     @property
     def needs_torch_threads(self) -> bool:
-        """Whether a product here is torch's own, which is slow where torch has one thread."""
-        return any(isinstance(p, FloatProduct | OneDnnProduct | Int4Product) for p in (self._few, self._many))
+        """Whether the product is torch's own, which is slow where torch has one thread."""
+        return isinstance(self._product, FloatProduct | OneDnnProduct | Int4Product)
 
     def describe(self) -> str:
-        """The kernels that run, by number of rows."""
-        if self._many is None:
-            assert self._few is not None
-            return self._few.describe()
-        if self._few is None:
-            return self._many.describe()
-        return f"{self._few.describe()} up to {self.int4_rows} rows, {self._many.describe()} beyond"
+        """The kernel that runs."""
+        return self._product.describe()
 
 
 class PackedProduct:
@@ -320,7 +297,7 @@ def _float_product(weight: Tensor, bias: Tensor | None, precision: Precision, ou
 
 def _fits_bytes(q: Tensor, *scales: Tensor) -> bool:
     """Whether byte products can take these groups; their scales become float16."""
-    if q.device.type != "cpu" or q.shape[1] % GROUP_LEN or not integer.has_integer_products():
+    if q.device.type != "cpu" or q.shape[1] % GROUP_LEN:
         return False
     return all(float(scale.abs().max()) < torch.finfo(torch.float16).max for scale in scales if scale.numel())
 

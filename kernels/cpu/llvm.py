@@ -22,6 +22,21 @@ def constant(kind: Any, value: float) -> Any:
     return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
 
+def opaque(builder: Any, value: int) -> Any:
+    """The int64, of which the compiler knows nothing: a loop of so many turns stays a loop."""
+    kind = ir.FunctionType(I64, [I64])
+    return builder.asm(kind, "", "=r,0", [number(value)], side_effect=False)
+
+
+def in_this_order(builder: Any, values: list[Any]) -> list[Any]:
+    """The x86 vectors, in registers. The compiler keeps what makes them before it, and does not join what follows."""
+    kinds = [value.type for value in values]
+    constraints = ["=x"] * len(values) + [str(i) for i in range(len(values))]
+    kind = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
+    found = builder.asm(kind, "", ",".join(constraints), values, side_effect=True)
+    return [builder.extract_value(found, i) for i in range(len(values))]
+
+
 def at(builder: Any, kind: Any, address: Any, index: Any) -> Any:
     """A pointer to element ``index`` of the array of ``kind`` at ``address``."""
     return builder.gep(builder.inttoptr(address, kind.as_pointer()), [index])
@@ -37,11 +52,11 @@ def load_at(builder: Any, kind: Any, address: Any, offset: int) -> Any:
     return builder.load(builder.inttoptr(builder.add(address, number(offset)), kind.as_pointer()), align=1)
 
 
-def splat(builder: Any, value: Any) -> Any:
-    """A vector of 16 lanes with this value."""
-    kind = ir.VectorType(value.type, LANES)
+def splat(builder: Any, value: Any, lanes: int = LANES) -> Any:
+    """A vector of so many lanes with this value."""
+    kind = ir.VectorType(value.type, lanes)
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
-    return builder.shuffle_vector(first, first, constant(V16_I32, 0))
+    return builder.shuffle_vector(first, first, constant(ir.VectorType(I32, lanes), 0))
 
 
 def fused(builder: Any, total: Any, a: Any, b: Any) -> Any:
@@ -59,6 +74,16 @@ def widen(builder: Any, bits: Any, floats: Any) -> Any:
     """bfloat16 is the upper half of a float32."""
     words = I32 if floats is F32 else V16_I32
     return builder.bitcast(builder.shl(builder.zext(bits, words), constant(words, 16)), floats)
+
+
+def widen_half(builder: Any, bits: Any, floats: Any) -> Any:
+    """float16 to float32 by moving its bits, which takes no instruction of its own; for finite numbers."""
+    words = ir.VectorType(I32, floats.count) if isinstance(floats, ir.VectorType) else I32
+    word = builder.zext(bits, words)
+    sign = builder.shl(builder.and_(word, constant(words, 0x8000)), constant(words, 16))
+    rest = builder.shl(builder.and_(word, constant(words, 0x7FFF)), constant(words, 13))
+    size = builder.fmul(builder.bitcast(rest, floats), constant(floats, 2.0**112))
+    return builder.bitcast(builder.or_(builder.bitcast(size, words), sign), floats)
 
 
 def narrow(builder: Any, value: Any, floats: Any) -> Any:

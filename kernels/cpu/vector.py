@@ -17,7 +17,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
 from .llvm import (
-    F16,
     F32,
     F64,
     FUSED,
@@ -28,15 +27,18 @@ from .llvm import (
     LANES,
     V16,
     V16_I8,
+    V16_I16,
     V16_I32,
     at,
     constant,
     declared,
     fused,
     narrow,
+    number,
     splat,
     vector_at,
     widen,
+    widen_half,
 )
 
 FLOAT32 = 0
@@ -81,6 +83,16 @@ def compiled(result: types.Type, *arguments: types.Type) -> Callable[[Callable[.
     return decorate
 
 
+def when_compiled(name: str, value: Callable[[], int]) -> Any:
+    """``f()``: the constant that ``value`` returns when the code that calls it is compiled."""
+
+    def emit(builder: Any) -> Any:
+        return number(value())
+
+    emit.__name__ = name
+    return compiled(types.int64)(emit)
+
+
 @compiled(types.int64, types.int64, types.int64)
 def get_i64(builder: Any, address: Any, index: Any) -> Any:
     return builder.load(at(builder, I64, address, index))
@@ -103,7 +115,7 @@ def get_f32(builder: Any, address: Any, index: Any) -> Any:
 
 @compiled(types.float32, types.int64, types.int64)
 def get_f16(builder: Any, address: Any, index: Any) -> Any:
-    return builder.fpext(builder.load(at(builder, F16, address, index)), F32)
+    return widen_half(builder, builder.load(at(builder, I16, address, index)), F32)
 
 
 @compiled(types.float32, types.int64, types.int64)
@@ -228,6 +240,14 @@ def store16_i8(builder: Any, address: Any, index: Any, value: Any) -> None:
     whole = builder.fptosi(value, V16_I32)
     place = builder.bitcast(at(builder, ir.IntType(8), address, index), V16_I8.as_pointer())
     builder.store(builder.trunc(whole, V16_I8), place, align=1)
+
+
+@compiled(types.void, types.int64, types.int64, vector16)
+def store16_i16_in_pairs(builder: Any, address: Any, index: Any, value: Any) -> None:
+    """Whole numbers of 16 bits; of each four, the first and third, then the second and fourth."""
+    words = builder.trunc(builder.fptosi(value, V16_I32), V16_I16)
+    order = ir.Constant(V16_I32, [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(LANES)])
+    builder.store(builder.shuffle_vector(words, words, order), vector_at(builder, I16, address, index), align=2)
 
 
 @compiled(vector16, vector16)

@@ -5,7 +5,6 @@ from typing import Literal
 
 import torch
 
-from ...kernels.cpu.integer import has_integer_products
 from ...kernels.linear import PackedLinear
 from ..quant import GROUP32_KINDS, QuantTensor, quantize_group32, repack_group32, round_to_bytes
 from .adapters import AdapterRows, LowRank
@@ -84,7 +83,7 @@ def stacked_linear(
         bias = None if biases is None else torch.cat(list(biases[start:end])).to(dtype).to(device)
         if form == "groups":
             parts.append(PackedLinear(_groups(run, device), precision=precision, bias=bias, out_dtype=out_dtype))
-        elif form in ("int8", "int16") and (_runs_bytes(device) or all(_is_bytes(w) for w in run)):
+        elif form in ("int8", "int16"):
             parts.append(PackedLinear(_bytes(run, device), precision=form, bias=bias, out_dtype=out_dtype))
         else:
             parts.append(PackedLinear(_floats(run, form, device), precision=form, bias=bias, out_dtype=out_dtype))
@@ -128,15 +127,6 @@ def _bytes(weights: Sequence[Weight], device: torch.device | str) -> tuple[torch
     made = [round_to_bytes(weight) for weight in weights if isinstance(weight, QuantTensor)]
     q, scale = (torch.cat(pieces).to(device) for pieces in zip(*made, strict=True))
     return q, scale
-
-
-def _is_bytes(weight: Weight) -> bool:
-    return isinstance(weight, QuantTensor) and weight.kind == "Q8_0"
-
-
-def _runs_bytes(device: torch.device | str) -> bool:
-    """Whether the device multiplies bytes; where it does not, rounding weights to bytes gains nothing."""
-    return torch.device(device).type != "cpu" or has_integer_products()
 
 
 def _floats(weights: Sequence[Weight], form: Form, device: torch.device | str) -> torch.Tensor:

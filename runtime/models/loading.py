@@ -37,7 +37,7 @@ def load_model(path: Path | str, config: EngineConfig) -> Model:
             f"max_seq_len {config.max_seq_len:,} is beyond the {trained:,} positions of {file.path}; lower it",
             where="max_seq_len",
         )
-    model = _Loader(file, precision_of(config, device), device).model(config.max_seq_len or trained)
+    model = _Loader(file, precision_of(config, file, device), device).model(config.max_seq_len or trained)
     if config.kv_dtype == "fp8" and not reads_packed(device):
         raise InvalidParams(
             f"kv_dtype 'fp8' on {device}: only GPU kernels read 8-bit keys and values; use bfloat16 or auto",
@@ -50,11 +50,12 @@ def load_model(path: Path | str, config: EngineConfig) -> Model:
     return model
 
 
-def precision_of(config: EngineConfig, device: torch.device) -> LinearPrecision:
-    """``auto`` is float32 on a CPU without bfloat16 products, where rounding would cost time instead of saving it."""
-    if config.precision == "auto" and device.type == "cpu" and not (has_bfloat16_products() or reads_packed(device)):
-        return "float32"
-    return config.precision
+def precision_of(config: EngineConfig, file: WeightFile, device: torch.device) -> LinearPrecision:
+    """``auto`` is float32 for a file of floats on a CPU without bfloat16 products, where rounding would cost time."""
+    if config.precision != "auto" or device.type != "cpu" or has_bfloat16_products() or reads_packed(device):
+        return config.precision
+    has_blocks = any(isinstance(file.tensor(name), QuantTensor) for name in file.names())
+    return "auto" if has_blocks else "float32"
 
 
 class _Loader:

@@ -8,7 +8,7 @@ import torch
 from llvmlite import ir
 from numba import njit, types
 from phloem.kernels import linear
-from phloem.kernels.cpu import bfloat, integer, packing
+from phloem.kernels.cpu import bfloat, packing
 from phloem.kernels.cpu.vector import compiled
 from phloem.kernels.linear import PackedLinear, dequantize
 from torch import Tensor
@@ -55,12 +55,6 @@ def test_bfloat16_weights_with_float32_results(num_rows: int, shape: tuple[int, 
         assert y.dtype == torch.float32 and ((y - plain(x, weight, bias)).abs() <= 2e-5 * terms).all()
         for row in range(num_rows):
             assert torch.equal(packed(x[row : row + 1])[0], y[row])
-
-
-@pytest.fixture
-def without_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU that cannot multiply bytes."""
-    monkeypatch.setattr(integer, "has_integer_products", lambda: False)
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 8, 9, 40])
@@ -138,19 +132,6 @@ def test_picked_outputs_are_those_of_the_whole_product(num_rows: int) -> None:
         assert torch.equal(packed.pick(x, blocks)[:, columns], packed(x)[:, columns])
 
 
-def test_the_portable_product_equals_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(q: Tensor, x: Tensor) -> Tensor:
-        total = torch.arange(16, dtype=torch.int32)
-        step_function(integer._dot4)(total.data_ptr(), q.data_ptr(), x.data_ptr())
-        return total
-
-    q, x = torch.randint(0, 256, (64,), dtype=torch.uint8), torch.randint(-128, 128, (64,), dtype=torch.int8)
-    expected = torch.arange(16) + (q.view(16, 4).long() * x.view(16, 4).long()).sum(-1)
-    assert torch.equal(run(q, x).long(), expected)
-    monkeypatch.setattr(integer, "has_integer_products", lambda: False)
-    assert torch.equal(run(q, x).long(), expected)
-
-
 def test_the_portable_bfloat16_product_equals_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(2, 32).bfloat16()
     expected = (x.double() * w.double()).view(16, 2).sum(-1)
@@ -188,31 +169,11 @@ def test_scales_beyond_float16_are_not_packed_as_such() -> None:
     assert error(packed(x), plain(x, dequantize((q, scale * 1e6, zero)))) < 2e-2
 
 
-@pytest.mark.usefixtures("without_bytes")
-def test_auto_changes_kernel_at_the_given_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not linear.has_int4_products():
-        pytest.skip("this machine has no 4-bit product")
-    calls: list[str] = []
-    for name in ("Int4Product", "OneDnnProduct", "FloatProduct"):
-        kind = getattr(linear, name)
-        run = kind.__call__
-        monkeypatch.setattr(kind, "__call__", lambda self, x, run=run, name=name: calls.append(name) or run(self, x))
-    packed = PackedLinear(group32(32, 64), int4_rows=3)
-    for num_rows in (1, 3, 4):
-        packed(torch.randn(num_rows, 64))
-    assert calls[:2] == ["Int4Product"] * 2 and calls[2] != "Int4Product"
-    assert packed.describe().startswith("int4 up to 3 rows, ")
-
-
-@pytest.mark.parametrize("precision", ["int4", "int8", "int16", "auto"])
-@pytest.mark.usefixtures("without_bytes")
-def test_without_the_machine_s_kernels_the_answer_is_the_same(
-    precision: linear.Precision, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_machine_s_kernels_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "has_int4_products", lambda: False)
     monkeypatch.setattr(linear, "has_bfloat16_products", lambda: False)
     weight, x = group32(32, 64), torch.randn(3, 64)
-    packed = PackedLinear(weight, precision=precision)
+    packed = PackedLinear(weight, precision="int4")
     assert packed.describe() == "float32"
     assert error(packed(x), plain(x, dequantize(weight))) < 1e-2
 

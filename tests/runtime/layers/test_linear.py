@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from phloem.kernels.cpu.integer import has_integer_products
 from phloem.kernels.cpu.recording import Arena, Recording
 from phloem.runtime.layers.linear import as_float, stacked_linear
 from phloem.runtime.quant import FORMATS, QuantTensor
@@ -55,7 +54,6 @@ def test_results_can_be_wider_than_inputs() -> None:
     assert head(x).dtype == torch.float32
 
 
-@pytest.mark.skipif(not has_integer_products(), reason="elsewhere mixed formats are torch's products")
 def test_a_stack_of_several_products_can_be_replayed() -> None:
     stack = stacked_linear([weight("Q4_1", 48, seed=0), weight("Q8_0", 32, seed=1)], precision="auto")
     x = torch.randn(3, K, generator=torch.Generator().manual_seed(2)).bfloat16()

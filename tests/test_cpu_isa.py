@@ -1,0 +1,70 @@
+"""The table of instruction sets: which one a CPU gets, and what forcing one does."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+from phloem import cpu_isa
+from phloem.cpu_isa import ISAS, IsaError, best, choose, restricted
+
+X86 = platform.machine() in ("x86_64", "AMD64")
+
+
+@pytest.mark.skipif(not X86, reason="names of x86 features")
+@pytest.mark.parametrize(
+    ("features", "name"),
+    [
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512vnni", "avx512_vnni"),
+        ("avx2 fma f16c avx512f avx512bw avx512vl", "avx2"),
+        ("avx2 fma f16c avxvnni", "avx_vnni"),
+        ("avx2 fma f16c", "avx2"),
+        ("avx2 f16c", "portable"),
+        ("", "portable"),
+    ],
+)
+def test_a_cpu_gets_the_best_set_that_it_has_all_of(features: str, name: str) -> None:
+    assert best(frozenset(features.split())).name == name
+
+
+def test_code_of_a_set_leaves_out_what_is_better() -> None:
+    host = dict.fromkeys(("avx", "avx2", "fma", "avxvnni", "avx512f", "amx-int8", "sse4.2"), True)
+    named = {one.name: one for one in ISAS}
+    assert restricted(named["avx2"], host) == "-amx-int8,+avx,+avx2,-avx512f,-avxvnni,+fma,+sse4.2"
+    assert restricted(named["portable"], host) == "-amx-int8,-avx,-avx2,-avx512f,-avxvnni,-fma,+sse4.2"
+
+
+@pytest.mark.skipif(not X86, reason="an x86 machine lacks a set of Arm's")
+def test_a_set_that_the_machine_lacks_is_refused_by_name() -> None:
+    with pytest.raises(IsaError, match="'neon_dotprod': this machine lacks dotprod, neon; it can run .*portable"):
+        choose("neon_dotprod")
+
+
+def test_another_set_cannot_be_chosen_later() -> None:
+    assert choose("auto") is cpu_isa.isa() is choose(cpu_isa.isa().name)
+    if cpu_isa.isa().name == "portable":
+        pytest.skip("there is no other set")
+    with pytest.raises(IsaError, match=r"this process uses \w+; choose it in a new process"):
+        choose("portable")
+
+
+FORCED = """
+from phloem.cpu_isa import choose
+choose("portable")
+import torch
+from phloem.kernels.linear import PackedLinear
+from numba.core.registry import cpu_target
+x, q = torch.linspace(-1, 1, 64).view(2, 32), torch.arange(512).view(16, 32) % 16
+y = PackedLinear((q.to(torch.uint8), torch.ones(16, 1), torch.ones(16, 1)), precision="int16")(x)
+exact = x.double() @ (q.double() - 7).T
+assert (y - exact).norm() < 1e-4 * exact.norm(), (y, exact)
+features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+print(torch.backends.cpu.get_cpu_capability(), "+avx2" in features)
+"""
+
+
+@pytest.mark.skipif(not X86, reason="elsewhere torch has no level without vectors")
+def test_a_forced_set_restricts_numba_and_torch() -> None:
+    found = subprocess.run([sys.executable, "-c", FORCED], capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == ["DEFAULT", "False"]
