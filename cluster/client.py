@@ -18,19 +18,18 @@ import contextlib
 import logging
 import os
 import random
-import select
 import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
+import zmq
 
 from ..protocol.client import Client, encode_submit
 from ..protocol.errors import (
@@ -46,8 +45,9 @@ from ..protocol.errors import (
 from ..protocol.messages import (
     Accepted,
     Cancel,
-    Closed,
+    Done,
     Failed,
+    GenMeta,
     Rejected,
     RuntimeMessage,
     Submit,
@@ -55,10 +55,15 @@ from ..protocol.messages import (
 )
 from ..protocol.ops import AnyOp, Gen
 from ..protocol.program_call import ProgramCall
+from .cache_feed import CacheFeed
 from .journal import Journal
+from .leg import Leg, Member, Run
+from .placer import Placed, Placer
+from .report import FleetReport, ReplicaReport, ask_all, rows_of, sum_of
 
 logger = logging.getLogger(__name__)
 
+LOOK_S = 2.0  # between two looks at the engines' metrics
 TICK_S = 0.5  # how late a limit of time or bytes may be noticed
 BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0  # between attempts of a program that every engine is too busy for
 TRIAL_S = 30.0  # a suspect that has run alone for so long did not end its engine
@@ -81,32 +86,6 @@ class FleetLimits:
     max_journals_bytes: int = 1 << 30
 
 
-class ReplicaReport(msgspec.Struct, frozen=True):
-    """An engine as the fleet sees it. ``rows`` and ``hit_rate`` are its own metrics, None where it did not answer."""
-
-    name: str
-    is_draining: bool
-    programs: int
-    rows: int | None = None
-    hit_rate: float | None = None
-
-
-class FleetReport(msgspec.Struct, frozen=True):
-    """``placements``: programs by the reason for their engine. ``poisoned``: how many were given up as the cause of
-    lost engines, ``poisoned_programs`` the last of them. ``engines_lost`` counts lines that ended by themselves.
-    """
-
-    replicas: tuple[ReplicaReport, ...]
-    programs: int
-    waiting: int
-    placements: dict[str, int]
-    replays: int
-    poisoned: int
-    poisoned_programs: tuple[str, ...]
-    engines_lost: int
-    journals_bytes: int
-
-
 class FleetClient:
     """Hands whole programs to engines and keeps their journals. Methods may be called on any thread.
 
@@ -127,28 +106,29 @@ class FleetClient:
         on_lost: Callable[[str, PhloemError], None] | None = None,
         seed: int | None = None,
     ) -> None:
-        self._tokenize = tokenize
+        self._placer = Placer(tokenize)
         self._limits = limits or FleetLimits()
         self._on_lost = on_lost
         self._rng = random.Random(os.urandom(16) if seed is None else seed)
         self._lock = threading.Lock()
         self._has_moved = threading.Condition(self._lock)  # a program has left its engine
-        self._engines: dict[str, _Engine] = {}
-        self._runs: dict[str, _Run] = {}
-        self._suspects: set[_Run] = set()  # those that wait
+        self._engines: dict[str, Member] = {}
+        self._runs: dict[str, Run] = {}
+        self._suspects: set[Run] = set()  # those that wait
         self._welcome: Welcome | None = None
         self._end: PhloemError | None = None
         self._placements: Counter[str] = Counter()
         self._num_replays = self._num_poisoned = self._num_lost = 0
         self._poisoned: deque[str] = deque(maxlen=MAX_NAMED)
         # the thread's own
-        self._waiting: dict[_Run, None] = {}  # without an engine, in the order of their coming
-        self._next_tick_s = 0.0
+        self._waiting: dict[Run, None] = {}  # without an engine, in the order of their coming
+        self._next_tick_s = self._next_look_s = 0.0
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._is_closing = False
+        self._feed = CacheFeed(self._placer, self._post)
         self._thread = threading.Thread(target=self._serve, name="phloem-fleet", daemon=True)
         self._thread.start()
 
@@ -173,9 +153,10 @@ class FleetClient:
                         f"engine {engine!r} has {name} {theirs!r}, but the fleet has {ours!r}; start it with the same"
                     )
                     raise InvalidParams(text, where=name)
-            added = self._engines[engine] = _Engine(engine, client)
+            added = self._engines[engine] = Member(engine, client)
+            self._placer.add(engine)
         client.when_ended(lambda error: self._post(partial(self._engine_ended, added, error)))
-        self._post(lambda: None)
+        self._post(self._follow)
 
     def drain(self, engine: str, *, timeout_s: float = 0.0) -> bool:
         """Place nothing more there, and move what runs there to other engines; True once nothing runs there.
@@ -187,6 +168,7 @@ class FleetClient:
             if found is None:
                 return True
             found.is_draining = True
+            self._placer.remove(engine)
             self._post(partial(self._move_all, found))
             return self._has_moved.wait_for(lambda: not found.runs, timeout_s)
 
@@ -197,6 +179,7 @@ class FleetClient:
             if found is None:
                 return
             found.removal = error
+            self._placer.remove(engine)
         found.client.close()
 
     def give_up(self, error: PhloemError) -> None:
@@ -241,16 +224,20 @@ class FleetClient:
                     text = f"no engine is ready, and {len(self._waiting):,} programs wait for one (max_waiting)"
                     raise Overloaded(f"{text}; try again later", retry_after_s=1.0)
                 journal = Journal(submit.program, max_bytes=self._limits.max_journal_bytes, limits=self.welcome.limits)
-                run = self._runs[submit.program] = _Run(call, journal)
+                run = self._runs[submit.program] = Run(call, journal)
         assert run is not None
         try:
             with run.lock:
+                leg = run.leg
+                if leg is not None and self._placer.is_needed and not run.journal.num_open and not leg.is_replay:
+                    self._go_on(run, leg, submit)
+                    return
                 if is_new:
                     self._begin(run, submit)
-                elif run.leg is None:
+                elif leg is None:
                     encode_submit(submit, self.welcome.limits)
                 else:
-                    run.leg.send(submit)
+                    leg.send(submit)
                 run.journal.sent(submit)
         except BaseException:
             if is_new:
@@ -293,12 +280,12 @@ class FleetClient:
             raise EngineLost("no engine is ready")
         if what == "info" or len(engines) == 1:
             return engines[0].client.query(what, timeout_s)
-        answers = [answer for answer in self._ask(engines, what, timeout_s).values() if answer is not None]
+        answers = [answer for answer in ask_all(engines, what, timeout_s).values() if answer is not None]
         if not answers:
             raise Overloaded(f"no engine has answered query {what!r} within {timeout_s:g} s")
         if what == "cache_tree":
             return [node for answer in answers for node in answer]
-        return _sum(answers)
+        return sum_of(answers)
 
     def close(self) -> None:
         """Disconnect from all engines; open ops fail as ``Cancelled``. A second call does nothing."""
@@ -314,39 +301,84 @@ class FleetClient:
 
     # -- placing ------------------------------------------------------------------------------------------------------
 
-    def _ready(self) -> list[_Engine]:
+    def _ready(self) -> list[Member]:
         """Engines that take programs. The caller holds the fleet's lock."""
         return [e for e in self._engines.values() if not e.is_draining and e.client.lost is None]
 
-    def _choose(self, run: _Run) -> _Engine | None:
-        """The engine for ``run``, which is booked there; None if it has to wait."""
+    def _choose(self, run: Run, place: Callable[[Collection[str]], Placed]) -> Member | None:
+        """The engine for ``run``, which is on it from now on; None if it has to wait.
+
+        ``place(engines)`` decides where there are several. The caller holds the program's lock.
+        """
         with self._lock:
             ready = [e for e in self._ready() if e.trial is None]
             if run.is_suspect:
-                ready = [e for e in ready if not e.runs]
+                ready = [e for e in ready if not e.runs][:1]
             elif self._suspects:  # they wait for an engine without programs
                 ready = [e for e in ready if e.runs]
             ready = [e for e in ready if e.name != run.avoided] or ready
             if not ready or self._end is not None:
                 return None
-            engine, reason = ready[0], "only"
-            if len(ready) > 1:
-                engine, reason = min(ready, key=lambda e: len(e.runs)), "load"
+        placed = Placed(ready[0].name, "only", None)
+        if len(ready) > 1 and self._placer.is_needed:
+            try:
+                placed = place([e.name for e in ready])
+            except Exception:
+                logger.exception("program %s could not be placed by its prompt", run.program)
+                placed = Placed(min(ready, key=lambda e: len(e.runs)).name, "load", None)
+        with self._lock:
+            engine = self._engines.get(placed.engine)
+            if engine is None:  # it has ended just now
+                return None
             engine.runs.add(run)
-            self._placements[reason] += 1
+            run.booking = placed.booking
+            self._placements[placed.reason] += 1
             if run.is_suspect:
                 self._suspects.discard(run)
                 engine.trial = run
                 run.trial_s = time.monotonic()
             return engine
 
-    def _begin(self, run: _Run, submit: Submit) -> None:
+    def _go_on(self, run: Run, leg: Leg, submit: Submit) -> None:
+        """Send more ops of a program, whose earlier ones have all ended; to another engine if that is worth the move.
+
+        The caller holds the program's lock.
+        """
+        with self._lock:
+            ready = [e.name for e in self._ready() if e.trial is None]
+        home = leg.engine.name
+        placed = self._placer.replace(
+            submit.ops, run.journal.name, run.history_tokens, home, ready or [home], time.monotonic()
+        )
+        with self._lock:
+            engine = self._engines.get(placed.engine)
+            self._placements[placed.reason] += 1
+        if engine is leg.engine or engine is None or not run.journal.is_whole:
+            run.booking = placed.booking if engine is leg.engine else None
+            leg.send(submit)
+            run.journal.sent(submit)
+            return
+        encode_submit(submit, self.welcome.limits)
+        run.journal.sent(submit)
+        self._leave(run, cancel=True)
+        with self._lock:
+            engine.runs.add(run)
+        run.booking = placed.booking
+        try:
+            self._replay(run, engine)
+        except EngineLost:  # it has ended just now
+            self._leave(run)
+            self._post(partial(self._wait, run))
+
+    def _begin(self, run: Run, submit: Submit) -> None:
         """Send a program's first submit to an engine, if one is ready. The caller holds the program's lock."""
-        engine = self._choose(run)
+        engine = self._choose(
+            run, lambda engines: self._placer.place(submit.ops, submit.settings, engines, time.monotonic())
+        )
         if engine is None:
             encode_submit(submit, self.welcome.limits)
             return
-        run.leg = _Leg(self, run, engine)
+        run.leg = Leg(self, run, engine)
         try:
             run.leg.start([submit])
         except EngineLost:  # it has ended just now
@@ -355,21 +387,29 @@ class FleetClient:
             self._leave(run)
             raise
 
-    def _replay(self, run: _Run, engine: _Engine) -> None:
+    def _place_again(self, run: Run, engines: Collection[str]) -> Placed:
+        """Where a program that has no engine any more, or had none yet, is computed soonest."""
+        journal, now_s = run.journal, time.monotonic()
+        if not journal.is_accepted:
+            return self._placer.place(journal.unanswered_ops, journal.settings, engines, now_s)
+        return self._placer.replace(journal.open_ops, journal.name, run.history_tokens, "", engines, now_s)
+
+    def _replay(self, run: Run, engine: Member) -> None:
         """Send what the journal has of ``run`` to ``engine``, under a new leg. The caller holds the program's lock."""
         elapsed_s = 0.0 if run.accepted_s is None else time.monotonic() - run.accepted_s
         messages = run.journal.replay(elapsed_s=elapsed_s)
-        run.leg = _Leg(self, run, engine)
+        run.leg = Leg(self, run, engine)
         self._num_replays += run.journal.is_accepted
         run.leg.start(messages, is_replay=True)
 
-    def _leave(self, run: _Run, *, cancel: bool = False) -> None:
+    def _leave(self, run: Run, *, cancel: bool = False) -> None:
         """Take ``run`` off its engine; later messages of its leg are ignored. The caller holds the program's lock."""
         leg, run.leg = run.leg, None
         if leg is None:
             return
         leg.is_over = True
         leg.unsent.clear()
+        self._finish_booking(run, is_done=False)
         with self._lock:
             leg.engine.runs.discard(run)
             if leg.engine.trial is run:
@@ -378,7 +418,12 @@ class FleetClient:
         if cancel:
             leg.engine.client.cancel(leg.program)
 
-    def _forget(self, run: _Run) -> None:
+    def _finish_booking(self, run: Run, *, is_done: bool) -> None:
+        booking, run.booking = run.booking, None
+        if booking is not None:
+            self._placer.finish(booking, time.monotonic(), is_done=is_done)
+
+    def _forget(self, run: Run) -> None:
         """``run`` is over."""
         with run.lock:
             self._leave(run)
@@ -401,7 +446,7 @@ class FleetClient:
 
     # -- on the engines' threads --------------------------------------------------------------------------------------
 
-    def _take(self, leg: _Leg, message: RuntimeMessage) -> None:
+    def take_from(self, leg: Leg, message: RuntimeMessage) -> None:
         """A message of ``leg``'s engine about its program."""
         run = leg.run
         with run.deliver:
@@ -426,7 +471,7 @@ class FleetClient:
             if run.call.is_over:
                 self._forget(run)
 
-    def _came(self, run: _Run, leg: _Leg, message: RuntimeMessage) -> RuntimeMessage | None:
+    def _came(self, run: Run, leg: Leg, message: RuntimeMessage) -> RuntimeMessage | None:
         """What of ``message`` is new to the caller. Raises where the replay cannot go on."""
         journal = run.journal
         if type(message) is Rejected and journal.is_repeating:
@@ -437,6 +482,12 @@ class FleetClient:
                 run.accepted_s = time.monotonic()
             run.backoff_s = 0.0
             leg.answered()
+        if isinstance(found, Done) and isinstance(found.meta, GenMeta) and self._placer.is_needed:
+            num_tokens = found.meta.candidates[0].completion_tokens
+            run.history_tokens = max(run.history_tokens, found.meta.prompt_tokens + num_tokens)
+            self._placer.note_output(journal.name, num_tokens)
+        if run.booking is not None and not journal.num_open:
+            self._finish_booking(run, is_done=True)
         if run.is_suspect and journal.progress > run.mark:
             run.is_suspect = False
             with self._lock:
@@ -444,7 +495,7 @@ class FleetClient:
             self._wake()
         return found
 
-    def _is_put_off(self, run: _Run, leg: _Leg, message: Failed | Rejected) -> bool:
+    def _is_put_off(self, run: Run, leg: Leg, message: Failed | Rejected) -> bool:
         """Whether the engine ends or is too busy, so that the program is tried again elsewhere or later."""
         errors = [message.error] if isinstance(message, Failed) else message.errors
         kinds = {error.kind for error in errors}
@@ -469,7 +520,7 @@ class FleetClient:
         self._post(partial(self._wait, run))
         return True
 
-    def _lose(self, leg: _Leg, error: PhloemError) -> None:
+    def lose(self, leg: Leg, error: PhloemError) -> None:
         """The line to ``leg``'s engine has ended; ``_engine_ended`` follows for all of its programs."""
         run = leg.run
         with run.deliver, run.lock:
@@ -488,15 +539,16 @@ class FleetClient:
             self._wake_in.send(b"\0")
 
     def _serve(self) -> None:
-        poller = select.poll()
-        poller.register(self._wake_out, select.POLLIN)
+        poller = self._feed.poller
+        poller.register(self._wake_out, zmq.POLLIN)
         while True:
-            poller.poll(1000 * self._wait_s())
+            poller.poll(1 + int(1000 * self._wait_s()))
             with contextlib.suppress(OSError):
                 while self._wake_out.recv(4096):
                     pass
             is_closing = self._is_closing
             try:
+                self._feed.read()
                 while self._inbox:
                     self._inbox.popleft()()
                 self._keep_time()
@@ -504,6 +556,7 @@ class FleetClient:
             except Exception:
                 logger.exception("the fleet's thread failed; it goes on")
             if is_closing and not self._inbox:
+                self._feed.close()
                 self._wake_in.close()
                 self._wake_out.close()
                 return
@@ -512,7 +565,7 @@ class FleetClient:
         now_s = time.monotonic()
         return max(0.0, min([TICK_S, *(run.not_before_s - now_s for run in self._waiting if run.not_before_s > now_s)]))
 
-    def _wait(self, run: _Run) -> None:
+    def _wait(self, run: Run) -> None:
         """``run`` has no engine: it waits for one."""
         if run.call.is_over or run.leg is not None:
             return
@@ -526,6 +579,9 @@ class FleetClient:
         if now_s < self._next_tick_s:
             return
         self._next_tick_s = now_s + TICK_S
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + LOOK_S
+            self._follow()
         for run in list(self._waiting):
             deadline_s = run.journal.deadline_s
             if deadline_s is not None and run.accepted_s is not None and now_s - run.accepted_s >= deadline_s:
@@ -557,11 +613,14 @@ class FleetClient:
             if run.call.is_over or run.leg is not None:
                 del self._waiting[run]
                 continue
-            if run.not_before_s > now_s or (engine := self._choose(run)) is None:
+            if run.not_before_s > now_s:
                 continue
             fault: PhloemError | None = None
             with run.deliver:
                 with run.lock:
+                    engine = self._choose(run, partial(self._place_again, run))
+                    if engine is None:
+                        continue
                     try:
                         self._replay(run, engine)
                     except EngineLost:
@@ -575,13 +634,17 @@ class FleetClient:
                     run.call.lose(fault)
                     self._forget(run)
 
-    def _engine_ended(self, engine: _Engine, error: PhloemError) -> None:
+    def _engine_ended(self, engine: Member, error: PhloemError) -> None:
         """The line to ``engine`` has ended, and every program on it has left its leg."""
         with self._lock:
             is_ours = self._engines.get(engine.name) is engine
             if is_ours:
                 del self._engines[engine.name]
+                self._placer.remove(engine.name)
             self._num_lost += is_ours
+            is_gone = engine.name not in self._engines
+        if is_gone:
+            self._feed.leave(engine.name)
         cause = engine.removal or error
         orphans = [run for run in engine.orphans if not run.call.is_over]
         for run in orphans:
@@ -608,14 +671,42 @@ class FleetClient:
             logger.warning("engine %s is lost with %d programs: %s", engine.name, len(orphans), cause)
             self._on_lost(engine.name, cause)
 
-    def _poison(self, run: _Run) -> None:
+    def _follow(self) -> None:
+        """Learn what the engines have cached, how many rows they have and how fast they are, if there are several."""
+        if not self._placer.is_needed:
+            return
+        with self._lock:
+            engines = self._ready()
+        for engine in engines:
+            self._feed.follow(engine.name, engine.client)
+            self._learn(engine, "metrics", partial(self._placer.note_metrics, engine.name))
+            if not engine.is_known:
+                engine.is_known = True
+                self._learn(engine, "info", partial(self._take_info, engine.name))
+
+    def _learn(self, engine: Member, what: str, take: Callable[[Any], None]) -> None:
+        """Hand an engine's answer to ``take``, on its client's thread."""
+
+        def done(answer: Future[Any]) -> None:
+            if not answer.cancelled() and answer.exception() is None:
+                take(answer.result())
+
+        with contextlib.suppress(EngineLost):
+            engine.client.ask(what).add_done_callback(done)
+
+    def _take_info(self, engine: str, info: dict[str, Any]) -> None:
+        max_rows = info.get("config", {}).get("max_running")
+        if max_rows:
+            self._placer.set_max_rows(engine, max_rows)
+
+    def _poison(self, run: Run) -> None:
         self._num_poisoned += 1
         self._poisoned.append(run.program)
         logger.error("program %s has ended %d engines in a row and is not tried again", run.program, run.strikes)
         text = f"program {run.program!r} was on {run.strikes} engines in a row that ended before it made progress"
         self._end_run(run, run.lost_error(f"{text}, on the last one alone; it is not tried again"))
 
-    def _move_all(self, engine: _Engine) -> None:
+    def _move_all(self, engine: Member) -> None:
         """Take programs off an engine that is drained, if there is another one for them."""
         with self._lock:
             if not self._ready():
@@ -635,7 +726,7 @@ class FleetClient:
         for run in runs:
             self._end_run(run, self._end)
 
-    def _end_run(self, run: _Run, error: PhloemError) -> None:
+    def _end_run(self, run: Run, error: PhloemError) -> None:
         """Fail every open op of ``run``."""
         self._waiting.pop(run, None)
         with self._lock:
@@ -652,8 +743,8 @@ class FleetClient:
         with self._lock:
             engines = list(self._engines.values())
             runs = list(self._runs.values())
-        metrics = self._ask(engines, "metrics", timeout_s)
-        replicas = tuple(ReplicaReport(e.name, e.is_draining, len(e.runs), *_rows_of(metrics[e.name])) for e in engines)
+        metrics = ask_all(engines, "metrics", timeout_s)
+        replicas = tuple(ReplicaReport(e.name, e.is_draining, len(e.runs), *rows_of(metrics[e.name])) for e in engines)
         return FleetReport(
             replicas=replicas,
             programs=len(runs),
@@ -665,167 +756,3 @@ class FleetClient:
             engines_lost=self._num_lost,
             journals_bytes=sum(run.journal.num_bytes for run in runs),
         )
-
-    @staticmethod
-    def _ask(engines: Sequence[_Engine], what: str, timeout_s: float) -> dict[str, Any]:
-        """Each engine's answer; None where it has none in time."""
-        asked: dict[str, Future[Any] | None] = {}
-        for engine in engines:
-            try:
-                asked[engine.name] = engine.client.ask(what)
-            except EngineLost:
-                asked[engine.name] = None
-        wait_for([answer for answer in asked.values() if answer is not None], timeout_s)
-        found: dict[str, Any] = {}
-        for name, answer in asked.items():
-            is_there = answer is not None and not answer.cancel() and answer.exception() is None
-            found[name] = answer.result() if answer is not None and is_there else None
-        return found
-
-
-@dataclass(slots=True, eq=False)
-class _Engine:
-    """``trial``: the suspect that runs there alone. ``orphans``: programs that were on it when its line ended."""
-
-    name: str
-    client: Client
-    runs: set[_Run] = field(default_factory=set)
-    is_draining: bool = False
-    trial: _Run | None = None
-    removal: PhloemError | None = None
-    orphans: list[_Run] = field(default_factory=list)
-
-
-class _Run:
-    """A program of the fleet. ``mark``: its progress when it last lost an engine; ``strikes``: losses since then."""
-
-    __slots__ = (
-        "accepted_s",
-        "avoided",
-        "backoff_s",
-        "call",
-        "deliver",
-        "is_cancelled",
-        "is_suspect",
-        "journal",
-        "leg",
-        "lock",
-        "lost",
-        "mark",
-        "not_before_s",
-        "num_legs",
-        "program",
-        "strikes",
-        "trial_s",
-        "waiting_s",
-    )
-
-    def __init__(self, call: ProgramCall, journal: Journal) -> None:
-        self.call = call
-        self.program = call.program
-        self.journal = journal
-        self.deliver = threading.RLock()
-        self.lock = threading.RLock()
-        self.leg: _Leg | None = None
-        self.num_legs = 0
-        self.accepted_s: float | None = None
-        self.is_cancelled = self.is_suspect = False
-        self.avoided = ""
-        self.backoff_s = self.not_before_s = self.waiting_s = self.trial_s = 0.0
-        self.lost: PhloemError | None = None
-        self.mark = -1
-        self.strikes = 0
-
-    def lost_error(self, text: str) -> EngineLost:
-        return EngineLost(f"{text}: {self.lost.message}" if self.lost is not None else text)
-
-
-class _Leg:
-    """A program at one engine; a ``Receiver``. The first one has the program's id there, later ones a new id each.
-
-    Submits of a replay are sent one after another, each after the engine has accepted the one before.
-    """
-
-    __slots__ = ("engine", "fleet", "is_over", "is_replay", "is_unanswered", "program", "run", "unsent")
-
-    def __init__(self, fleet: FleetClient, run: _Run, engine: _Engine) -> None:
-        self.fleet = fleet
-        self.run = run
-        self.engine = engine
-        self.program = run.program if not run.num_legs else f"{run.program}~{run.num_legs + 1}"
-        run.num_legs += 1
-        self.is_over = False
-        self.is_replay = False  # until all of it is accepted
-        self.is_unanswered = False
-        self.unsent: deque[Submit | Cancel] = deque()
-
-    def send(self, message: Submit | Cancel) -> None:
-        """Raises what ``Client.submit`` raises, except for an engine that has ended: the journal is replayed then."""
-        if self.is_replay:
-            if isinstance(message, Submit):
-                encode_submit(message, self.engine.client.welcome.limits)
-            self.unsent.append(message)
-            return
-        with contextlib.suppress(EngineLost):
-            self._send(message)
-
-    def start(self, messages: Sequence[Submit | Cancel], *, is_replay: bool = False) -> None:
-        """The first messages. Raises what ``Client.submit`` raises for the first of them."""
-        self.is_replay = is_replay
-        if is_replay:
-            self.unsent.extend(messages)
-            self._go_on()
-        else:
-            for message in messages:
-                self._send(message)
-
-    def answered(self) -> None:
-        """The engine has answered a submit."""
-        if self.is_replay:
-            self.is_unanswered = False
-            with contextlib.suppress(EngineLost):
-                self._go_on()
-
-    def _go_on(self) -> None:
-        while self.unsent and not self.is_unanswered:
-            message = self.unsent.popleft()
-            self.is_unanswered = isinstance(message, Submit)
-            self._send(message)
-        self.is_replay = bool(self.unsent) or self.is_unanswered
-
-    def _send(self, message: Submit | Cancel) -> None:
-        client = self.engine.client
-        if isinstance(message, Cancel):
-            client.cancel(self.program, message.seq, message.op)
-        else:
-            client.submit(msgspec.structs.replace(message, program=self.program), self)
-
-    # -- Receiver -----------------------------------------------------------------------------------------------------
-
-    def take(self, message: RuntimeMessage) -> None:
-        self.is_over = self.is_over or type(message) is Closed
-        self.fleet._take(self, message)
-
-    def lose(self, error: PhloemError) -> None:
-        self.is_over = True
-        self.fleet._lose(self, error)
-
-
-def _sum(answers: Sequence[Any]) -> Any:
-    """Numbers are added, rates averaged, lists added by place, dicts joined by key; bounds are equal everywhere."""
-    first = answers[0]
-    if isinstance(first, dict):
-        keys = {key: None for answer in answers for key in answer}
-        found = {key: [answer[key] for answer in answers if key in answer] for key in keys}
-        return {key: values[0] if key == "bounds" else _sum(values) for key, values in found.items()} | {
-            key: sum(values) / len(values) for key, values in found.items() if key.endswith("hit_rate")
-        }
-    if isinstance(first, list | tuple):
-        return [_sum(values) for values in zip(*answers, strict=True)]
-    if isinstance(first, int | float):
-        return sum(answers)
-    return first
-
-
-def _rows_of(metrics: Any) -> tuple[int | None, float | None]:
-    return (None, None) if metrics is None else (metrics.get("running"), metrics.get("cache_hit_rate"))

@@ -132,6 +132,7 @@ class Journal:
     def __init__(self, program: str, *, max_bytes: int, limits: Limits | None = None) -> None:
         self.is_whole = True
         self.progress = 0  # grows with every new token and every end of an op that was not a repetition
+        self.num_open = 0  # ops without an end
         self.num_bytes = 0
         self._program = program
         self._max_bytes = max_bytes
@@ -157,6 +158,23 @@ class Journal:
         return self._num_repeats > 0
 
     @property
+    def settings(self) -> ProgramSettings | None:
+        return self._settings
+
+    @property
+    def name(self) -> str:
+        return "" if self._settings is None else self._settings.name
+
+    @property
+    def unanswered_ops(self) -> list[AnyOp]:
+        return [op for submit in self._unanswered for op in submit.ops]
+
+    @property
+    def open_ops(self) -> list[AnyOp]:
+        """Ops without an end, as far as they are kept."""
+        return [entry.op for entry in self._entries.values() if entry.is_open] + self.unanswered_ops
+
+    @property
     def deadline_s(self) -> float | None:
         return None if self._settings is None else self._settings.deadline_s
 
@@ -164,6 +182,8 @@ class Journal:
 
     def sent(self, message: Submit | Cancel) -> None:
         """A message that the program's client has sent, seeds filled in; not the cancel of the whole program."""
+        if isinstance(message, Submit):
+            self.num_open += len(message.ops)
         if self._is_empty:
             return
         if isinstance(message, Submit):
@@ -173,10 +193,10 @@ class Journal:
             self._grow(_submit_size(message))
         elif message.op is not None:
             entry = self._entries.get(message.op)
-            if (entry is not None and entry.is_open) or message.op in {op.op for op in self._unanswered_ops()}:
+            if (entry is not None and entry.is_open) or message.op in {op.op for op in self.unanswered_ops}:
                 self._cancelled_ops.add(message.op)
         elif message.seq is not None:
-            there = [entry.op for entry in self._entries.values()] + self._unanswered_ops()
+            there = [entry.op for entry in self._entries.values()] + self.unanswered_ops
             if any(op.seq == message.seq for op in there):
                 self._cancelled_seqs.add(message.seq)
 
@@ -189,6 +209,7 @@ class Journal:
         """
         if self._is_empty:
             self.progress += 1
+            self.num_open -= type(message) is Done or type(message) is Failed
             return message
         match message:
             case Delta():
@@ -206,7 +227,9 @@ class Journal:
                     self._num_accepted += 1
                     self._entries.update((op.op, _Entry(op)) for op in self._unanswered.popleft().ops)
             case Rejected() if self._unanswered:
-                self._grow(-_submit_size(self._unanswered.popleft()))
+                refused = self._unanswered.popleft()
+                self.num_open -= len(refused.ops)
+                self._grow(-_submit_size(refused))
             case Closed(stats=stats):
                 stats = msgspec.structs.replace(stats, submits=self._num_accepted)
                 return msgspec.structs.replace(message, stats=stats)
@@ -259,6 +282,7 @@ class Journal:
             entry.op = msgspec.structs.replace(op, choices=winner, method="token_length_normalized")
         entry.is_open = False
         entry.streams = {}
+        self.num_open -= 1
         self.progress += 1
         self._grow(entry.size - before)
         return done
@@ -271,6 +295,7 @@ class Journal:
         self._repeated.difference_update([(failed.op, index) for index in entry.streams])
         entry.is_open, entry.error = False, failed.error
         entry.streams = {}
+        self.num_open -= 1
         self.progress += 1
         self._grow(entry.size - before)
         return failed
@@ -354,9 +379,6 @@ class Journal:
     @property
     def _is_traced(self) -> bool:
         return self._settings is not None and self._settings.trace
-
-    def _unanswered_ops(self) -> list[AnyOp]:
-        return [op for submit in self._unanswered for op in submit.ops]
 
     def _grow(self, size: int) -> None:
         self.num_bytes += size

@@ -1,0 +1,159 @@
+"""A program of a fleet, the engines of the fleet, and a program's leg: its time at one engine."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from ..protocol.client import Client, encode_submit
+from ..protocol.errors import EngineLost, PhloemError
+from ..protocol.messages import Cancel, Closed, RuntimeMessage, Submit
+from ..protocol.program_call import ProgramCall
+from .journal import Journal
+from .loads import Booking
+
+
+class LegOwner(Protocol):
+    """Takes a leg's messages from its engine, and the loss of the engine, on the thread of the engine's client."""
+
+    def take_from(self, leg: Leg, message: RuntimeMessage) -> None: ...
+    def lose(self, leg: Leg, error: PhloemError) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An engine. ``trial``: the suspect that runs there alone. ``orphans``: programs that its end has left."""
+
+    name: str
+    client: Client
+    runs: set[Run] = field(default_factory=set)
+    is_draining: bool = False
+    is_known: bool = False  # it was asked for its configuration
+    trial: Run | None = None
+    removal: PhloemError | None = None
+    orphans: list[Run] = field(default_factory=list)
+
+
+class Run:
+    """A program of the fleet. ``mark``: its progress when it last lost an engine; ``strikes``: losses since then."""
+
+    __slots__ = (
+        "accepted_s",
+        "avoided",
+        "backoff_s",
+        "booking",
+        "call",
+        "deliver",
+        "history_tokens",
+        "is_cancelled",
+        "is_suspect",
+        "journal",
+        "leg",
+        "lock",
+        "lost",
+        "mark",
+        "not_before_s",
+        "num_legs",
+        "program",
+        "strikes",
+        "trial_s",
+        "waiting_s",
+    )
+
+    def __init__(self, call: ProgramCall, journal: Journal) -> None:
+        self.call = call
+        self.program = call.program
+        self.journal = journal
+        self.deliver = threading.RLock()
+        self.lock = threading.RLock()
+        self.leg: Leg | None = None
+        self.booking: Booking | None = None  # the work that its engine was given; None while nothing runs
+        self.history_tokens = 0  # of the longest prompt so far, with its output
+        self.num_legs = 0
+        self.accepted_s: float | None = None
+        self.is_cancelled = self.is_suspect = False
+        self.avoided = ""
+        self.backoff_s = self.not_before_s = self.waiting_s = self.trial_s = 0.0
+        self.lost: PhloemError | None = None
+        self.mark = -1
+        self.strikes = 0
+
+    def lost_error(self, text: str) -> EngineLost:
+        return EngineLost(f"{text}: {self.lost.message}" if self.lost is not None else text)
+
+
+class Leg:
+    """A program at one engine; a ``Receiver``. The first one has the program's id there, later ones a new id each.
+
+    Submits of a replay are sent one after another, each after the engine has accepted the one before.
+    """
+
+    __slots__ = ("_owner", "engine", "is_over", "is_replay", "is_unanswered", "program", "run", "unsent")
+
+    def __init__(self, owner: LegOwner, run: Run, engine: Member) -> None:
+        self._owner = owner
+        self.run = run
+        self.engine = engine
+        self.program = run.program if not run.num_legs else f"{run.program}~{run.num_legs + 1}"
+        run.num_legs += 1
+        self.is_over = False
+        self.is_replay = False  # until all of it is accepted
+        self.is_unanswered = False
+        self.unsent: deque[Submit | Cancel] = deque()
+
+    def send(self, message: Submit | Cancel) -> None:
+        """Raises what ``Client.submit`` raises, except for an engine that has ended: the journal is replayed then."""
+        if self.is_replay:
+            if isinstance(message, Submit):
+                encode_submit(message, self.engine.client.welcome.limits)
+            self.unsent.append(message)
+            return
+        with contextlib.suppress(EngineLost):
+            self._send(message)
+
+    def start(self, messages: Sequence[Submit | Cancel], *, is_replay: bool = False) -> None:
+        """The first messages. Raises what ``Client.submit`` raises for the first of them."""
+        self.is_replay = is_replay
+        if is_replay:
+            self.unsent.extend(messages)
+            self._go_on()
+        else:
+            for message in messages:
+                self._send(message)
+
+    def answered(self) -> None:
+        """The engine has answered a submit."""
+        if self.is_replay:
+            self.is_unanswered = False
+            with contextlib.suppress(EngineLost):
+                self._go_on()
+
+    def _go_on(self) -> None:
+        while self.unsent and not self.is_unanswered:
+            message = self.unsent.popleft()
+            self.is_unanswered = isinstance(message, Submit)
+            self._send(message)
+        self.is_replay = bool(self.unsent) or self.is_unanswered
+
+    def _send(self, message: Submit | Cancel) -> None:
+        client = self.engine.client
+        if isinstance(message, Cancel):
+            client.cancel(self.program, message.seq, message.op)
+        else:
+            client.submit(msgspec.structs.replace(message, program=self.program), self)
+
+    # -- Receiver -----------------------------------------------------------------------------------------------------
+
+    def take(self, message: RuntimeMessage) -> None:
+        self.is_over = self.is_over or type(message) is Closed
+        self._owner.take_from(self, message)
+
+    def lose(self, error: PhloemError) -> None:
+        self.is_over = True
+        self._owner.lose(self, error)

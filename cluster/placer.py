@@ -1,0 +1,157 @@
+"""What a fleet's client knows of its engines when it places a program: their caches, loads, rates, and usual outputs.
+
+With fewer than two engines it does nothing: no tokenizing, no index, no bookings.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..protocol.cache_events import CacheEvents, CacheSnapshot
+from ..protocol.messages import ProgramSettings
+from ..protocol.ops import AnyOp, Fork, Gen
+from ..radix_cache.blocks import block_names
+from .index import Applied, CacheIndex, Match
+from .loads import Booking, RatesFit
+from .placement import Demand, Placement
+
+MAX_ROWS = 16  # of an engine that has not told yet
+USUAL_TOKENS = 64.0  # of a generation, before any has ended
+LEARNING = 0.1  # weight of a generation's length in the average of its program's name
+MAX_NAMES = 1_000  # of programs whose outputs are averaged; the others share one average
+BYTES_PER_TOKEN = 4.0  # of text that nobody has tokenized yet
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The engine for a program, why, and the work that was booked there (None: nothing was)."""
+
+    engine: str
+    reason: str
+    booking: Booking | None
+
+
+class Placer:
+    """Methods may be called on any thread. ``tokenize(ops)``: the token ids of a program's first prompt."""
+
+    def __init__(self, tokenize: Callable[[Sequence[AnyOp]], Sequence[int]]) -> None:
+        self._tokenize = tokenize
+        self._lock = threading.Lock()
+        self._placement = Placement()
+        self._index = CacheIndex()
+        self._fits: dict[str, RatesFit] = {}
+        self._outputs: dict[str, float] = {}  # by the program's name
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are several engines to choose from."""
+        return len(self._fits) > 1
+
+    # -- what it learns -----------------------------------------------------------------------------------------------
+
+    def add(self, engine: str) -> None:
+        with self._lock:
+            self._fits[engine] = fit = RatesFit()
+            self._placement.loads.add(engine, rates=fit.rates, max_rows=MAX_ROWS)
+
+    def remove(self, engine: str) -> None:
+        """The engine takes no more programs."""
+        with self._lock:
+            self._fits.pop(engine, None)
+            self._placement.loads.remove(engine)
+            self._index.remove(engine)
+
+    def set_max_rows(self, engine: str, max_rows: int) -> None:
+        with self._lock:
+            loads = self._placement.loads
+            if engine in loads:
+                loads.max_rows[loads.position[engine]] = max(max_rows, 1)
+
+    def note_metrics(self, engine: str, metrics: dict[str, Any]) -> None:
+        """An engine's answer to the query ``metrics``."""
+        with self._lock:
+            if engine in self._fits:
+                self._placement.loads.set_rates(engine, self._fits[engine].note(metrics))
+
+    def note_output(self, name: str, num_tokens: int) -> None:
+        """A generation of a program called ``name`` has ended."""
+        with self._lock:
+            name = name if name in self._outputs or len(self._outputs) < MAX_NAMES else ""
+            usual = self._outputs.get(name, float(num_tokens))
+            self._outputs[name] = usual + LEARNING * (num_tokens - usual)
+
+    def apply(self, engine: str, events: CacheEvents) -> Applied:
+        """As ``CacheIndex.apply``; of an engine that is gone nothing is kept."""
+        with self._lock:
+            return self._index.apply(engine, events) if engine in self._fits else "ok"
+
+    def restore(self, engine: str, snapshot: CacheSnapshot) -> Applied:
+        with self._lock:
+            return self._index.restore(engine, snapshot) if engine in self._fits else "ok"
+
+    # -- what it is asked ---------------------------------------------------------------------------------------------
+
+    def place(
+        self, ops: Sequence[AnyOp], settings: ProgramSettings | None, engines: Collection[str], now_s: float
+    ) -> Placed:
+        """The engine of ``engines`` for a program that begins with ``ops``."""
+        settings = settings or ProgramSettings()
+        ids = self._tokenize(ops)
+        with self._lock:
+            names = block_names(ids, namespace=_namespace(settings), block_len=self._index.block_len or 1)
+            matches = self._index.match(names) if self._index.block_len else {}
+            demand = Demand(len(ids), self._output_tokens(ops, settings.name), branches=_num_branches(ops))
+            return self._decide(demand, matches, engines, now_s)
+
+    def replace(
+        self, ops: Sequence[AnyOp], name: str, history_tokens: int, home: str, engines: Collection[str], now_s: float
+    ) -> Placed:
+        """The engine for a program that goes on with ``ops``: after ``history_tokens``, which ``home`` has cached.
+
+        ``home`` is "" where its engine is gone.
+        """
+        new = sum(len(getattr(op, "text", "")) for op in ops) / BYTES_PER_TOKEN
+        with self._lock:
+            demand = Demand(
+                history_tokens + int(new),
+                self._output_tokens(ops, name),
+                branches=_num_branches(ops),
+                home=home,
+                history_tokens=history_tokens if home else 0,
+            )
+            return self._decide(demand, {}, engines, now_s)
+
+    def finish(self, booking: Booking | None, now_s: float, *, is_done: bool = True) -> None:
+        """The work that was booked has ended, or (``is_done`` False) has left its engine."""
+        if booking is not None:
+            with self._lock:
+                self._placement.loads.finish(booking, now_s, is_done=is_done)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _decide(self, demand: Demand, matches: dict[str, Match], engines: Collection[str], now_s: float) -> Placed:
+        loads = self._placement.loads
+        here = [engine for engine in loads.names if engine in engines]
+        if len(here) == len(loads):
+            choice, booking = self._placement.place(demand, matches, now_s)
+            return Placed(choice.engine, choice.reason, booking)
+        # Some engines are kept for programs that are tried alone, or were too busy just now.
+        engine = min(here or engines, key=lambda name: loads.rows[loads.position[name]] if name in loads else 0.0)
+        return Placed(engine, "load", None)
+
+    def _output_tokens(self, ops: Sequence[AnyOp], name: str) -> float:
+        usual = self._outputs.get(name, USUAL_TOKENS)
+        return sum(min(usual, op.params.max_tokens) for op in ops if isinstance(op, Gen))
+
+
+def _num_branches(ops: Sequence[AnyOp]) -> int:
+    return max((len(op.children) for op in ops if isinstance(op, Fork)), default=1)
+
+
+def _namespace(settings: ProgramSettings) -> str:
+    """Of the program's blocks, as the engine has it."""
+    salt, adapter = settings.cache_salt, settings.adapter
+    return f"{salt}\n{adapter}" if salt or adapter else ""
