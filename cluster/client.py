@@ -55,7 +55,7 @@ from ..protocol.messages import (
 )
 from ..protocol.ops import AnyOp, Gen
 from ..protocol.program_call import ProgramCall
-from .cache_feed import CacheFeed
+from .cache_watch import CacheWatch
 from .journal import Journal
 from .leg import Leg, Member, Run
 from .placer import Placed, Placer
@@ -128,7 +128,7 @@ class FleetClient:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._is_closing = False
-        self._feed = CacheFeed(self._placer, self._post)
+        self._watch = CacheWatch(self._placer, self._post)
         self._thread = threading.Thread(target=self._serve, name="phloem-fleet", daemon=True)
         self._thread.start()
 
@@ -409,7 +409,7 @@ class FleetClient:
             return
         leg.is_over = True
         leg.unsent.clear()
-        self._finish_booking(run, is_done=False)
+        self._finish_booking(run)
         with self._lock:
             leg.engine.runs.discard(run)
             if leg.engine.trial is run:
@@ -418,10 +418,11 @@ class FleetClient:
         if cancel:
             leg.engine.client.cancel(leg.program)
 
-    def _finish_booking(self, run: Run, *, is_done: bool) -> None:
+    def _finish_booking(self, run: Run, *, made: int = 0) -> None:
         booking, run.booking = run.booking, None
+        run.num_made = 0
         if booking is not None:
-            self._placer.finish(booking, time.monotonic(), is_done=is_done)
+            self._placer.finish(booking, time.monotonic(), made=made)
 
     def _forget(self, run: Run) -> None:
         """``run`` is over."""
@@ -484,10 +485,11 @@ class FleetClient:
             leg.answered()
         if isinstance(found, Done) and isinstance(found.meta, GenMeta) and self._placer.is_needed:
             num_tokens = found.meta.candidates[0].completion_tokens
+            run.num_made += num_tokens
             run.history_tokens = max(run.history_tokens, found.meta.prompt_tokens + num_tokens)
             self._placer.note_output(journal.name, num_tokens)
         if run.booking is not None and not journal.num_open:
-            self._finish_booking(run, is_done=True)
+            self._finish_booking(run, made=run.num_made)
         if run.is_suspect and journal.progress > run.mark:
             run.is_suspect = False
             with self._lock:
@@ -539,7 +541,7 @@ class FleetClient:
             self._wake_in.send(b"\0")
 
     def _serve(self) -> None:
-        poller = self._feed.poller
+        poller = self._watch.poller
         poller.register(self._wake_out, zmq.POLLIN)
         while True:
             poller.poll(1 + int(1000 * self._wait_s()))
@@ -548,7 +550,7 @@ class FleetClient:
                     pass
             is_closing = self._is_closing
             try:
-                self._feed.read()
+                self._watch.read()
                 while self._inbox:
                     self._inbox.popleft()()
                 self._keep_time()
@@ -556,7 +558,7 @@ class FleetClient:
             except Exception:
                 logger.exception("the fleet's thread failed; it goes on")
             if is_closing and not self._inbox:
-                self._feed.close()
+                self._watch.close()
                 self._wake_in.close()
                 self._wake_out.close()
                 return
@@ -644,7 +646,7 @@ class FleetClient:
             self._num_lost += is_ours
             is_gone = engine.name not in self._engines
         if is_gone:
-            self._feed.leave(engine.name)
+            self._watch.leave(engine.name)
         cause = engine.removal or error
         orphans = [run for run in engine.orphans if not run.call.is_over]
         for run in orphans:
@@ -678,7 +680,7 @@ class FleetClient:
         with self._lock:
             engines = self._ready()
         for engine in engines:
-            self._feed.follow(engine.name, engine.client)
+            self._watch.follow(engine.name, engine.client)
             self._learn(engine, "metrics", partial(self._placer.note_metrics, engine.name))
             if not engine.is_known:
                 engine.is_known = True

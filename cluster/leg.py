@@ -60,6 +60,7 @@ class Run:
         "mark",
         "not_before_s",
         "num_legs",
+        "num_made",
         "program",
         "strikes",
         "trial_s",
@@ -76,6 +77,7 @@ class Run:
         self.booking: Booking | None = None  # the work that its engine was given; None while nothing runs
         self.history_tokens = 0  # of the longest prompt so far, with its output
         self.num_legs = 0
+        self.num_made = 0  # tokens of output since its work was booked
         self.accepted_s: float | None = None
         self.is_cancelled = self.is_suspect = False
         self.avoided = ""

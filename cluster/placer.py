@@ -124,11 +124,10 @@ class Placer:
             )
             return self._decide(demand, {}, engines, now_s)
 
-    def finish(self, booking: Booking | None, now_s: float, *, is_done: bool = True) -> None:
-        """The work that was booked has ended, or (``is_done`` False) has left its engine."""
-        if booking is not None:
-            with self._lock:
-                self._placement.loads.finish(booking, now_s, is_done=is_done)
+    def finish(self, booking: Booking, now_s: float, *, made: int = 0) -> None:
+        """The work that was booked has ended with ``made`` tokens of output, or (0) has left its engine."""
+        with self._lock:
+            self._placement.loads.finish(booking, now_s, made=int(made / booking.rows))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

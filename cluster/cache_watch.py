@@ -21,7 +21,7 @@ FRAMES_PER_TURN = 1_000
 MAX_FRAMES = 100_000  # that ZeroMQ keeps for a slow reader; it drops later ones, which is noticed as a gap
 
 
-class CacheFeed:
+class CacheWatch:
     """Of several engines, for ``placer``. One thread uses it; ``post`` hands a call to that thread.
 
     ``poller`` wakes when there is something to ``read``; it may hold other sockets, too.
