@@ -8,6 +8,9 @@ JOBS ?= 2
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
+# The tests and the demo start many processes, each of which would compile torch's Python again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test soak oracle check serve bench clean
 
 $(RUN_STAMP): pyproject.toml
@@ -27,7 +30,7 @@ demo: $(RUN_STAMP)
 
 test: $(DEV_STAMP)
 	$(PY) -m phloem pull smollm2
-	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile
+	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # 100,000 programs with aborts in a cache a tenth of their need: a quarter of an hour, with a line a round.
 soak: $(DEV_STAMP)

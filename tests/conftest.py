@@ -1,5 +1,6 @@
 """Fixtures that many folders' tests share, and the threads that tests may use."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,34 @@ for _name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_name, str(_num_threads))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the reference implementation looks names up on the hub
+
+
+# The files that take longest, longest first: a worker that began one of them last would leave the other without work.
+_LONGEST = [
+    "test_examples.py",
+    "test_docs.py",
+    "test_real_model.py",
+    "test_combinations.py",
+    "test_compiled.py",
+    "test_soak.py",
+    "test_triton.py",
+    "test_gpu.py",
+    "test_serve.py",
+    "test_smollm2.py",
+    "test_vectorised_decode.py",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, all others in the order that they have."""
+    ranks = {name: rank for rank, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays to the end, so no collection of garbage has to look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

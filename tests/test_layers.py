@@ -3,7 +3,8 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import phloem
@@ -116,6 +117,16 @@ def imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name.removeprefix("phloem").lstrip(".")
 
 
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@cache
+def imports_of(module: str, file: Path) -> tuple[tuple[int, str], ...]:
+    return tuple(imports(module, tree_of(file)))
+
+
 def resolved(base: str, name: str) -> str:
     """``from base import name``: the module ``base.name`` where that is one, otherwise ``base``."""
     inner = ROOT.joinpath(*base.split(".") if base else (), name)
@@ -128,12 +139,12 @@ def is_import_module(func: ast.expr) -> bool:
     return getattr(func, "id", getattr(func, "attr", "")) in ("import_module", "_import_module", "__import__")
 
 
-def violations(module: str, source: str) -> list[str]:
+def violations(module: str, imported: Iterable[tuple[int, str]]) -> list[str]:
     part = part_of(module)
     if part is None:
         return [] if module == "runtime.__init__" else [f"{module} belongs to no part of the table"]
     found = []
-    for line, target in imports(module, ast.parse(source)):
+    for line, target in imported:
         to = part_of(target)
         if part in FACE or to == part:
             continue
@@ -144,7 +155,7 @@ def violations(module: str, source: str) -> list[str]:
 
 
 def test_every_import_goes_down_the_table() -> None:
-    assert [fault for module, file in sources() for fault in violations(module, file.read_text())] == []
+    assert [fault for module, file in sources() for fault in violations(module, imports_of(module, file))] == []
 
 
 @pytest.mark.parametrize(
@@ -173,7 +184,7 @@ def test_every_import_goes_down_the_table() -> None:
     ],
 )
 def test_the_guard_sees_every_kind_of_import(module: str, source: str, faults: int) -> None:
-    assert len(violations(module, source)) == faults
+    assert len(violations(module, imports(module, ast.parse(source)))) == faults
 
 
 def test_the_table_names_only_what_exists() -> None:
@@ -190,7 +201,7 @@ def import_graph() -> dict[str, set[str]]:
     files = dict(sources())
     graph: dict[str, set[str]] = {}
     for module, file in files.items():
-        targets = {target for _, target in imports(module, ast.parse(file.read_text()))}
+        targets = {target for _, target in imports_of(module, file)}
         graph[module] = {name for target in targets for name in (target, f"{target}.__init__") if name in files}
     return graph
 
@@ -237,7 +248,7 @@ def test_circles_are_seen() -> None:
 def test_a_class_name_means_one_thing() -> None:
     homes: dict[str, list[str]] = {}
     for module, file in sources():
-        for node in ast.parse(file.read_text()).body:
+        for node in tree_of(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
@@ -249,7 +260,7 @@ def test_the_environment_is_read_by_the_command_line_alone() -> None:
     """
     readers = set()
     for module, file in sources():
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"):
                 readers.add(module)
     assert readers <= {"cli", "cpu_isa", "runtime.weights.home", "runtime.weights.pull"}
@@ -282,7 +293,7 @@ def test_the_rest_of_the_package_knows_a_subpackage_by_its_interface_alone(packa
         f"{module}:{line} imports {target}"
         for module, file in sources()
         if not module.startswith(package + ".")
-        for line, target in imports(module, ast.parse(file.read_text()))
+        for line, target in imports_of(module, file)
         if target.startswith(package + ".")
     ]
     assert inside == []

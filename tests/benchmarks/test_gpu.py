@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from phloem.benchmarks import gpu
 from phloem.benchmarks.gpu_engine import WORKLOADS, least_seconds, requests, weight_count
@@ -62,7 +63,15 @@ def test_weights_of_the_published_shapes_are_as_many_as_their_names_say(tmp_path
     assert 29 < counted("Qwen3-30B-A3B", 1000) < 31
 
 
-def test_an_unknown_part_and_a_missing_device_are_named(tmp_path: Path) -> None:
-    assert "parts are decode_attention" in run("nothing", "--smoke", "--out", str(tmp_path)).stderr
-    if not gpu.torch.cuda.is_available():
-        assert "--smoke" in run("--out", str(tmp_path)).stderr
+def test_an_unknown_part_and_a_missing_device_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refusal(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments, "--out", str(tmp_path)])
+        with pytest.raises(SystemExit):
+            gpu.main()
+        return capsys.readouterr().err
+
+    assert "parts are decode_attention" in refusal("nothing", "--smoke")
+    if not torch.cuda.is_available():
+        assert "--smoke" in refusal()
