@@ -92,6 +92,7 @@ class EngineCore:
         if config.cache_events_url:
             self.cache_feed = CacheFeed(block_len=BLOCK_LEN, model=model_digest(parts, config))
         self.tiers = parts.tiers
+        self._is_closed = False
         self.cache = RadixCache(
             parts.num_slots,
             policy=POLICIES[config.eviction],
@@ -217,11 +218,21 @@ class EngineCore:
         return outbox
 
     def close(self) -> None:
+        """End the engine's threads and free the memory of its model and KV cache. A second call does nothing.
+
+        The parts of an engine refer to each other, so without this their memory would stay until Python next collects
+        cycles, which may be long after.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
         self.grammars.close()
         if self.tiers is not None:
             if self.tiers.disk is not None:
                 self.tiers.flush()
             self.tiers.close()
+            self.tiers = None
+        del self.model, self.kv, self.executor, self.loop
 
     # -- messages -----------------------------------------------------------------------------------------------------
 

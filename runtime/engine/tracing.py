@@ -74,7 +74,17 @@ def _prompt(ids: list[int], start: int, num_cached: int, tokenizer: Tokenizer) -
 
 
 def texts_of(ids: Iterable[int], tokenizer: Tokenizer) -> list[str]:
-    """The text that each token adds; a character of several tokens counts for the last of them."""
+    """The text that each token adds; a character of several tokens counts for the last of them.
+
+    Bytes of a character that is not complete at the end, or before a special token, are a replacement character.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    special = tokenizer.special_ids
-    return [tokenizer.special_text(i) if i in special else decoder.decode(tokenizer.token_bytes[i]) for i in ids]
+    texts: list[str] = []
+    for i in ids:
+        if i in tokenizer.special_ids:
+            texts.append(decoder.decode(b"", True) + tokenizer.special_text(i))
+        else:
+            texts.append(decoder.decode(tokenizer.token_bytes[i]))
+    if texts:
+        texts[-1] += decoder.decode(b"", True)
+    return texts

@@ -3,6 +3,8 @@
 import phloem
 import pytest
 from phloem.lang.views.record import record_of
+from phloem.runtime.engine.tracing import texts_of
+from phloem.runtime.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +82,11 @@ def test_traced_tokens_join_to_the_text_when_a_stop_string_cuts_a_token(engine):
     state = stopped.run(trace=True, backend=engine)
     (lane,) = record_of(state.program).lanes
     assert "".join(token.text for stretch in lane.stretches for token in stretch.tokens) == state.text()
+
+
+def test_a_character_that_stays_incomplete_is_a_replacement_character_of_the_trace_too(tiny_model_path):
+    tokenizer = load_tokenizer(tiny_model_path)  # its tokens are bytes
+    assert texts_of([97, 0xE2, 0x82], tokenizer) == ["a", "", "\ufffd"]
+    end = min(tokenizer.special_ids)
+    assert texts_of([0xE2, end, 98], tokenizer) == ["", "\ufffd" + tokenizer.special_text(end), "b"]
+    assert texts_of([], tokenizer) == []
