@@ -231,7 +231,7 @@ def test_metrics_that_are_named_exist(runtime):
     page = (ROOT / "docs" / "operations.md").read_text()
     metrics = importlib.import_module("phloem.runtime.server.metrics").ServerMetrics()
     runtime.generate("One, two, one, two, one,", max_tokens=2)
-    text = metrics.text(runtime.metrics()).decode()
+    text = metrics.text({"0": runtime.metrics()}).decode()
     known = set(re.findall(r"^(?:# TYPE )?(phloem_\w+)", text, re.MULTILINE))
     named = set(re.findall(r"`(phloem_(?:http|engine)_\w+)", page))
     by_drafter = {name for name in named if name.endswith("_tokens_lookup")}  # there once somebody has guessed
