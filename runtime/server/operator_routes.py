@@ -13,7 +13,7 @@ from ...protocol import errors
 from .service import Service, Supervised, json_response
 
 HEALTH_TIMEOUT_S = 5.0  # an engine that has not answered for longer is not ready
-QUERY_TIMEOUT_S = 2.0  # a page shows the replicas that answer within it
+QUERY_TIMEOUT_S = 4.0  # a page shows the replicas that answer within it; Prometheus waits 10 s for a page
 
 
 def operator_routes(service: Service) -> APIRouter:
@@ -97,5 +97,6 @@ def _metrics_text(service: Service) -> bytes:
             return service.metrics.text({"0": None})
     replicas = supervisor.replicas()
     engines: dict[str, Any] = {replica.name: None for replica in replicas}
-    engines |= supervisor.metrics()
-    return service.metrics.text(engines, replicas=replicas, fleet=service.client.query("fleet"))
+    engines |= supervisor.metrics(timeout_s=QUERY_TIMEOUT_S)
+    report = service.client.query("fleet", timeout_s=QUERY_TIMEOUT_S)
+    return service.metrics.text(engines, replicas=replicas, fleet=report)
