@@ -11,8 +11,7 @@ event is seen as a gap in the numbers: from then until the engine's snapshot has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import compress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -28,7 +27,6 @@ MAX_RETIRED = 64  # numbers of engines that are gone; then they are swept out of
 PAST_EPOCHS = 8  # of each engine; frames of these epochs are late
 # As Python allocates them: a name, an integer without its digits, a name in an event of its own, an engine's state.
 NAME_BYTES, INT_BYTES, PENDING_BYTES, ENGINE_BYTES = 64, 48, 256, 1024
-FEW_BITS = 24  # up to so many set bits are found one by one
 
 
 class Match(NamedTuple):
@@ -36,6 +34,40 @@ class Match(NamedTuple):
 
     tokens: int
     device_tokens: int
+
+
+class Matches(Mapping[str, Match]):
+    """By engine, of those with at least one block. ``tokens``: those held and those on the device, [2, engines]; 0 for
+    the others.
+    """
+
+    __slots__ = ("engines", "tokens")
+
+    def __init__(self, engines: tuple[str, ...], tokens: np.ndarray) -> None:
+        self.engines = engines
+        self.tokens = tokens
+
+    @classmethod
+    def of(cls, matches: Mapping[str, Match]) -> Matches:
+        return cls(tuple(matches), np.array([*matches.values()], np.float32).reshape(-1, 2).T)
+
+    def __getitem__(self, engine: str) -> Match:
+        try:
+            tokens, on_device = self.tokens[:, self.engines.index(engine)].tolist()
+        except ValueError:
+            raise KeyError(engine) from None
+        if not tokens:
+            raise KeyError(engine)
+        return Match(int(tokens), int(on_device))
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.engines[i] for i in np.flatnonzero(self.tokens[0]))
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.tokens[0]))
+
+
+NO_MATCHES = Matches((), np.zeros((2, 0), np.float32))
 
 
 class CacheIndex:
@@ -55,6 +87,7 @@ class CacheIndex:
         self._old: dict[bytes, int] = {}
         self._engines: dict[str, _Engine] = {}
         self._by_number: list[str] = []  # "" where nobody has the number
+        self._names: tuple[str, ...] = ()  # the same, for ``Matches``
         self._live = 0  # the device bits of the numbers in use
         self._free: list[int] = []  # numbers of which no name has a bit
         self._retired: list[int] = []  # numbers that nobody has, and names may have bits of
@@ -135,43 +168,40 @@ class CacheIndex:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def match(self, names: Sequence[bytes]) -> dict[str, Match]:
+    def match(self, names: Sequence[bytes]) -> Matches:
         """For each engine with at least the first block: the prefix of ``names`` that it holds without a hole."""
         held = on_device = self._live  # engines that have all blocks so far
-        ends: list[tuple[int, int]] = []  # blocks, engines that hold so many
-        device_ends: list[tuple[int, int]] = []
+        rows: list[int] = []  # ``held`` and then ``on_device``, each as often as it stayed the same
+        num_held: list[int] = []
+        num_on_device: list[int] = []
         young, old = self._young, self._old
-        num = 0
         for name in names:
             bits = young.get(name, 0)
             if not bits:
                 bits = old.pop(name, 0)
-                if bits:
-                    young[name] = bits
-            here = held & (bits | bits >> 1 | bits >> 2)
-            if here != held:
-                ends.append((num, held ^ here))
-                held = here
-            here = on_device & bits
-            if here != on_device:
-                device_ends.append((num, on_device ^ here))
-                on_device = here
-            if not held:
+                if not bits:
+                    break
+                young[name] = bits
+            here, device = held & (bits | bits >> 1 | bits >> 2), on_device & bits
+            if not here:
                 break
-            num += 1
-        ends.append((num, held))
-        device_ends.append((num, on_device))
+            if rows and here == held and device == on_device:
+                num_held[-2] += 1
+                num_on_device[-1] += 1
+            else:
+                rows += (here, device)
+                num_held += (1, 0)
+                num_on_device += (0, 1)
+            held, on_device = here, device
         if len(young) > self.max_names // 2:
             self._turn()
-        found: dict[str, Match] = {}
-        for blocks, engines in ends:
-            if blocks and engines:
-                for device_blocks, others in device_ends:
-                    both = engines & others
-                    if both:
-                        value = Match(blocks * self.block_len, device_blocks * self.block_len)
-                        found.update(dict.fromkeys(self._names_of(both), value))
-        return found
+        if not rows:
+            return NO_MATCHES
+        size = len(self._by_number)
+        raw = b"".join([row.to_bytes(3 * size // 8 + 1, "little") for row in rows])
+        is_held = np.unpackbits(np.frombuffer(raw, np.uint8).reshape(len(rows), -1), axis=1, bitorder="little")
+        blocks = np.array((num_held, num_on_device), np.float32) @ is_held[:, : 3 * size : 3].astype(np.float32)
+        return Matches(self._names, blocks * self.block_len)
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
@@ -235,11 +265,13 @@ class CacheIndex:
         else:
             number = len(self._by_number)
             self._by_number.append(engine)
+        self._names = tuple(self._by_number)
         self._live |= 1 << 3 * number
         return number
 
     def _retire(self, known: _Engine) -> None:
         self._by_number[known.number] = ""
+        self._names = tuple(self._by_number)
         self._live &= ~(1 << 3 * known.number)
         self._retired.append(known.number)
 
@@ -254,19 +286,6 @@ class CacheIndex:
                     else:
                         del table[name]
         self._free, self._retired = self._free + self._retired, []
-
-    def _names_of(self, engines: int) -> Iterable[str]:
-        """The engines whose device bits are set."""
-        if engines.bit_count() <= FEW_BITS:
-            names = []
-            while engines:
-                lowest = engines & -engines
-                names.append(self._by_number[lowest.bit_length() // 3])
-                engines ^= lowest
-            return names
-        raw = np.frombuffer(engines.to_bytes(3 * len(self._by_number) // 8 + 1, "little"), np.uint8)
-        is_set = np.unpackbits(raw, bitorder="little")[::3]
-        return compress(self._by_number, is_set.tolist())
 
 
 class _Engine:

@@ -62,6 +62,8 @@ class Loads:
         self.position: dict[str, int] = {}
         self.rates: list[Rates] = []
         self._numbers = np.zeros((len(_FIELDS), 0))
+        self._asked: tuple[str, ...] | None = None  # the names of the last ``positions_of``, and its answer
+        self._positions = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -79,6 +81,7 @@ class Loads:
         self._numbers = np.concatenate((self._numbers, column), axis=1)
         self._field("max_rows")[-1] = max(max_rows, 1)
         self.set_rates(engine, rates)
+        self._asked = None
 
     def remove(self, engine: str) -> None:
         """Take no more work there. Bookings of it may still be finished, without effect."""
@@ -87,6 +90,7 @@ class Loads:
             del self.names[at], self.rates[at]
             self._numbers = np.delete(self._numbers, at, axis=1)
             self.position = {name: i for i, name in enumerate(self.names)}
+            self._asked = None
 
     def set_rates(self, engine: str, rates: Rates) -> None:
         at = self.position[engine]
@@ -118,6 +122,13 @@ class Loads:
             self._field("learned_s")[at] = now_s
 
     # -- arrays by position, valid until the next ``add`` or ``remove`` -----------------------------------------------
+
+    def positions_of(self, engines: tuple[str, ...]) -> np.ndarray:
+        """The position of each of ``engines``, -1 where it takes no work. Kept for the next such call."""
+        if engines is not self._asked:
+            self._positions = np.array([self.position.get(engine, -1) for engine in engines], np.int64)
+            self._asked = engines
+        return self._positions
 
     def queued_s(self, now_s: float) -> np.ndarray:
         """Seconds of prompt work that are left."""

@@ -6,7 +6,7 @@ With fewer than two engines it does nothing: no tokenizing, no index, no booking
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +131,7 @@ class Placer:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, demand: Demand, matches: dict[str, Match], engines: Collection[str], now_s: float) -> Placed:
+    def _decide(self, demand: Demand, matches: Mapping[str, Match], engines: Collection[str], now_s: float) -> Placed:
         loads = self._placement.loads
         here = [engine for engine in loads.names if engine in engines]
         if len(here) == len(loads):

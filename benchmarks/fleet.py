@@ -1,0 +1,131 @@
+"""What a fleet costs on the host.
+
+    python -m benchmarks.fleet index [--save]
+
+``index``: one match of a prompt of 1,000 tokens among 1 to 1,000 engines, in three cases: every engine holds all of the
+prompt, each holds another part of it (the slowest case), and none holds any. Then the time of an event of one block,
+and the bytes that a name takes, counted by the index and allocated by Python.
+"""
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from phloem.cluster.index import CacheIndex
+from phloem.protocol.cache_events import BlocksStored, CacheEvents, CacheSnapshot
+from phloem.radix_cache import block_names
+
+from . import RESULTS, header
+
+PROMPT_LEN, BLOCK_LEN = 1000, 64  # the engine's blocks
+MATCH_BAR_S = 100e-6
+
+
+def frame(seq: int, names: tuple[bytes, ...], epoch: int = 1) -> CacheEvents:
+    return CacheEvents(BLOCK_LEN, (BlocksStored(seq, "", b"", names),), epoch, "m")
+
+
+def filled(num_engines: int, parts: Callable[[int], int]) -> tuple[CacheIndex, list[bytes]]:
+    """An index of engines of which number i holds ``parts(i)`` blocks of a prompt, and 50 blocks of its own."""
+    rng = np.random.default_rng(0)
+    names = block_names(rng.integers(0, 50_000, PROMPT_LEN), block_len=BLOCK_LEN)
+    index = CacheIndex()
+    for i in range(num_engines):
+        own = tuple(rng.bytes(16) for _ in range(50))
+        index.apply(f"engine {i}", frame(1, tuple(names[: parts(i)]) + own))
+    return index, names
+
+
+def median_s(act: Callable[[], object], *, repeats: int = 30, times: int = 20) -> tuple[float, float, float]:
+    """Seconds of one call: median, best and worst of ``repeats`` means over ``times`` calls."""
+    taken = []
+    for _ in range(repeats):
+        start_s = time.perf_counter()
+        for _ in range(times):
+            act()
+        taken.append((time.perf_counter() - start_s) / times)
+    return statistics.median(taken), min(taken), max(taken)
+
+
+def match_times() -> dict[str, Any]:
+    num_blocks = PROMPT_LEN // BLOCK_LEN
+    cases: dict[str, Callable[[int], int]] = {
+        "all hold all": lambda i: num_blocks,
+        "each another part": lambda i: i % (num_blocks + 1),
+        "none": lambda i: 0,
+    }
+    made: dict[str, Any] = {}
+    print(f"match of {PROMPT_LEN:,} tokens, {num_blocks} blocks; median, best .. worst, microseconds:")
+    for num_engines in (1, 8, 64, 1000):
+        for case, parts in cases.items():
+            index, names = filled(num_engines, parts)
+            times_s = median_s(lambda index=index, names=names: index.match(names))
+            made[f"{num_engines}, {case}"] = times_s
+            median, best, worst = (1e6 * value for value in times_s)
+            print(f"  {num_engines:5,} engines  {case:18}{median:8.1f}  {best:8.1f} .. {worst:.1f}")
+    return made
+
+
+def event_time() -> float:
+    """Seconds for an event of one new block."""
+    rng = random.Random(0)
+    index = CacheIndex()
+    frames = [frame(seq, (rng.randbytes(16),)) for seq in range(1, 100_001)]
+    start_s = time.perf_counter()
+    for events in frames:
+        index.apply("engine", events)
+    return (time.perf_counter() - start_s) / len(frames)
+
+
+def bytes_of_names(num_engines: int, num_names: int = 100_000) -> tuple[float, float]:
+    """Bytes a name: counted by ``num_bytes``, and allocated. Each name is held by one engine."""
+    rng = random.Random(0)
+    gc.collect()
+    tracemalloc.start()
+    index = CacheIndex()
+    share = num_names // num_engines
+    for i in range(num_engines):
+        index.restore(f"engine {i}", snapshot(tuple(rng.randbytes(16) for _ in range(share))))
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return index.num_bytes / len(index), taken / len(index)
+
+
+def snapshot(names: tuple[bytes, ...]) -> CacheSnapshot:
+    return CacheSnapshot(BLOCK_LEN, 1, 1, "m", names)
+
+
+def measure_index() -> dict[str, Any]:
+    made: dict[str, Any] = {"match_s": match_times(), "event_s": event_time(), "name_bytes": {}}
+    print(f"an event of one block: {1e6 * made['event_s']:.2f} microseconds")
+    for num_engines in (1, 64, 1000):
+        counted, allocated = made["name_bytes"][num_engines] = bytes_of_names(num_engines)
+        print(f"a name among {num_engines:5,} engines: {counted:.0f} bytes counted, {allocated:.0f} allocated")
+    slowest = max(times_s[0] for case, times_s in made["match_s"].items() if case.startswith("1000,"))
+    print(f"1,000 engines, slowest case: {1e6 * slowest:.0f} microseconds (bar: {1e6 * MATCH_BAR_S:.0f})")
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["index"])
+    parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
+    options = parser.parse_args()
+    about = header()
+    print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
+    made = {"index": measure_index}[options.what]()
+    if options.save:
+        path = RESULTS / f"fleet_{options.what}.json"
+        path.write_text(json.dumps({**about, "figures": made}, indent=1) + "\n")
+        print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
+
+
+if __name__ == "__main__":
+    main()
