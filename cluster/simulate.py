@@ -117,7 +117,9 @@ class EngineFault:
 
 @dataclass(frozen=True, slots=True)
 class FleetShape:
-    """Equal engines. ``skips`` False runs every step; a dead engine is noticed after ``notice_s``."""
+    """Equal engines. ``skips`` False runs every step. A dead engine is noticed after ``notice_s``; a snapshot of an
+    engine's blocks takes ``snapshot_s``.
+    """
 
     num_engines: int
     num_slots: int
@@ -219,7 +221,10 @@ class _Job:
 
 
 class SimulatedEngine:
-    """One engine: its scheduler and cache, and the step or the run of decode steps under way."""
+    """One engine: its scheduler and cache, and the step or the run of decode steps under way.
+
+    ``slowness``: of its next steps. ``loss``: probability that a frame of its cache events is lost.
+    """
 
     def __init__(self, name: str, shape: FleetShape, clock: StepClock, *, has_events: bool) -> None:
         self.name = name
@@ -256,6 +261,7 @@ class SimulatedEngine:
         self.ahead = 0  # decode steps under way that are taken at once
         self.begun_s = 0.0
         self._rows = self._context = 0
+        self._factor = 1.0  # the slowness of what is under way
         self.inbox.clear()
 
     @property
@@ -270,10 +276,10 @@ class SimulatedEngine:
             seq.logits_from = len(seq.tokens) - 1
             scheduler.submit(seq)
         self.inbox.clear()
-        self.begun_s = self.now_s
+        self.begun_s, self._factor = self.now_s, self.slowness
         if self.shape.skips and (n := self._steady_steps()) > 1:
             self.ahead = n
-            return self.begun_s + self.slowness * self.clock.decodes_s(self._rows, self._context, n)
+            return self.begun_s + self._factor * self.clock.decodes_s(self._rows, self._context, n)
         self.plan = scheduler.plan()
         if scheduler.failed:
             seq, error = scheduler.failed[0]
@@ -281,7 +287,7 @@ class SimulatedEngine:
         if self.plan is None:
             assert not scheduler.has_work, "sequences wait, but none runs"
             return None
-        return self.begun_s + self.slowness * self.clock.plan_s(self.plan)
+        return self.begun_s + self._factor * self.clock.plan_s(self.plan)
 
     def _steady_steps(self) -> int:
         """Steps in which every running sequence only decodes, until the first one ends; 0 if the next is none such."""
@@ -305,12 +311,12 @@ class SimulatedEngine:
         """A call has arrived: end the run of steps with the one under way; returns its end, None if it stays."""
         if self.ahead <= 1:
             return None
-        elapsed_s = (self.now_s - self.begun_s) / self.slowness
+        elapsed_s = (self.now_s - self.begun_s) / self._factor
         n = max(1, self.clock.steps_until(self._rows, self._context, elapsed_s))
         if n >= self.ahead:
             return None
         self.ahead = n
-        return self.begun_s + self.slowness * self.clock.decodes_s(self._rows, self._context, n)
+        return self.begun_s + self._factor * self.clock.decodes_s(self._rows, self._context, n)
 
     def finish(self) -> list[ScheduledSequence]:
         """The step or steps have ended at ``now_s``; returns the sequences that have their last token."""
@@ -360,7 +366,10 @@ def _draw(seq: ScheduledSequence, n: int) -> None:
 
 @dataclass(slots=True)
 class FleetRun:
-    """What came of a simulation. ``calls`` in the order of arrival, with their times and the prompt tokens computed."""
+    """What came of a simulation: ``calls`` in the order of arrival, with their times and the prompt tokens computed.
+
+    ``reasons``: how often ``FleetRule`` decided for which; of other rules none.
+    """
 
     calls: list[TimedCall]
     end_s: float
@@ -399,7 +408,7 @@ class FleetSimulation:
         self._active: dict[str, int] = {}  # calls of a program that are placed
         self._lines: dict[str, dict[int, ScheduledSequence]] = {}  # by program: parked, on its home
         self._where: dict[int, tuple[SimulatedEngine, ScheduledSequence, _Job]] = {}  # by call
-        self._unplaced: list[TimedCall] = []  # no engine is alive
+        self._unplaced: list[tuple[TimedCall, np.ndarray]] = []  # no engine is alive
         self._num_left = {program.name: len(program.calls) for program in trace.programs}
         has_events = rule.index is not None
         self.engines = [
@@ -434,7 +443,7 @@ class FleetSimulation:
             sum(engine.num_steps for engine in self.engines),
             num_events,
             self.num_replayed,
-            dict(getattr(self.rule, "reasons", {})),
+            dict(self.rule.reasons) if isinstance(self.rule, FleetRule) else {},
         )
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -455,7 +464,7 @@ class FleetSimulation:
         home = self._homes.get(program, "") if keeps else ""
         line = self._lines.get(program, {}).get(call.line)
         if not any(engine.is_alive for engine in self.engines):
-            self._unplaced.append(call)
+            self._unplaced.append((call, tokens))
             return
         ask = Ask(
             call,
@@ -584,7 +593,7 @@ class FleetSimulation:
                 engine.version += 1
                 engine.plan, engine.ahead = None, 0
                 self._at(self.now_s + self.shape.notice_s, self._lose, engine)
-        self._at(self.now_s + fault.for_s, self._end_fault, fault)
+        self._at(self.now_s + max(fault.for_s, 2 * self.shape.notice_s), self._end_fault, fault)
 
     def _end_fault(self, fault: EngineFault) -> None:
         engine = self.engines[fault.engine]
@@ -598,8 +607,8 @@ class FleetSimulation:
                 engine.is_alive = True
                 self.rule.join(engine.name, self._clock.rates(), self.shape.max_running)
                 waiting, self._unplaced = self._unplaced, []
-                for call in waiting:
-                    self._place(call, tokens_of(call.prompt))
+                for call, tokens in waiting:
+                    self._place(call, tokens)
 
     def _set_slowness(self, engine: SimulatedEngine, slowness: float) -> None:
         """From the next step on; a run of steps is cut first."""
