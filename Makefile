@@ -11,7 +11,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 # The tests and the demo start many processes, each of which would compile torch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test soak oracle check serve bench clean
+.PHONY: demo test soak soak-fleet oracle check serve bench clean
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -35,6 +35,10 @@ test: $(DEV_STAMP)
 # 100,000 programs with aborts in a cache a tenth of their need: a quarter of an hour, with a line a round.
 soak: $(DEV_STAMP)
 	PHLOEM_SOAK_REQUESTS=100000 $(VENV)/bin/pytest tests/runtime/engine/test_soak.py -o log_cli=true -o log_cli_level=INFO
+
+# Engine processes are killed 200 times under 40 programs: about half an hour on two cores, with a line each tenth kill.
+soak-fleet: $(DEV_STAMP)
+	PHLOEM_SOAK_KILLS=200 $(VENV)/bin/pytest tests/cluster/test_soak.py -o log_cli=true -o log_cli_level=INFO
 
 # 100,000 random walks through random grammars, every token tried at every state: some minutes.
 oracle: $(DEV_STAMP)

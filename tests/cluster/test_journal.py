@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from phloem.cluster.journal import Journal
 from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.errors import InternalError
+from phloem.protocol.ops import AnyOp
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.tests.cluster.programs import RandomProgram
@@ -157,3 +161,107 @@ def test_a_program_survives_any_losses(engines: list[EngineCore], seed: int) -> 
 
     assert rig.run(lose) == whole
     assert rig.journal.is_whole
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cancelled_ops_stay_cancelled_and_the_others_are_right(engines: list[EngineCore], seed: int) -> None:
+    submits = submits_of(seed)
+    ops = {op.op: op for submit in submits for op in submit.ops}
+    whole = Rig(engines, submits).run()
+    rng = random.Random(2000 + seed)
+    rig = Rig(engines, submits)
+
+    def act(step: int) -> int | None:
+        if rng.random() < 0.1:
+            op = rng.choice(list(ops.values()))
+            rig.send(m.Cancel("p", op=op.op) if rng.random() < 0.7 else m.Cancel("p", seq=op.seq))
+        return rng.randrange(6) if rng.random() < 0.15 and rig.num_losses < 10 else None
+
+    found = rig.run(act)
+    assert rig.heard.ends.keys() == ops.keys()
+    failed: set[int] = set()  # sequences with an op that failed
+    for op in sorted(ops):
+        end, seq = rig.heard.ends[op], ops[op].seq
+        if isinstance(end, m.Failed):
+            assert end.error.kind in ("Cancelled", "DependencyFailed"), end
+            failed.add(seq)
+        elif not isinstance(ops[op], o.Close):
+            assert seq not in failed and found[op] == whole[op]
+    for (op, index), deltas in rig.heard.streams.items():
+        text = "".join(delta.text for delta in deltas)
+        assert whole["stream", op, index][0].startswith(text)  # type: ignore[index]
+
+
+def stream_of(engines: list[EngineCore], max_bytes: int = MANY) -> Rig:
+    """A program that streams, with some of its text delivered."""
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    ops: list[AnyOp] = [o.Text(op=0, seq=0, text="x" * 40), o.Gen(op=1, seq=0, params=params, stream=True)]
+    rig = Rig(engines, [m.Submit("p", [*ops, o.Close(op=2, seq=0)])], max_bytes=max_bytes)
+    rig.send_part()
+    while len(rig.heard.streams.get((1, 0), ())) < 5:
+        rig.step()
+    return rig
+
+
+def test_a_repetition_that_differs_is_a_fault_that_names_the_program(engines: list[EngineCore]) -> None:
+    rig = stream_of(engines)
+    rig.lose()
+    rig.journal.came(m.Accepted("p"))
+    with pytest.raises(InternalError, match="program 'p' was carried on by another engine, which wrote another text"):
+        rig.journal.came(m.Delta("p", 1, "something else", (1, 2, 3)))
+    rig = stream_of(engines)
+    rig.lose()
+    rig.journal.came(m.Accepted("p"))
+    with pytest.raises(InternalError, match="in op 1: its end"):
+        rig.journal.came(m.Done("p", 1, ["too short"]))
+    rig.engine.drop_client(CLIENT)
+
+
+def test_progress_counts_what_is_new(engines: list[EngineCore]) -> None:
+    rig = stream_of(engines)
+    progress = rig.journal.progress
+    assert progress >= 5
+    rig.lose()
+    rig.step()  # the submit is accepted, and the tokens are repeated
+    assert rig.journal.progress in (progress, progress + 1)
+    rig.step()
+    assert rig.journal.progress > progress
+    rig.engine.drop_client(CLIENT)
+
+
+def test_a_journal_that_grows_too_large_is_given_up_and_the_program_runs_on(engines: list[EngineCore]) -> None:
+    whole = stream_of(engines).run()
+    rig = stream_of(engines, max_bytes=800)
+    rig.lose()
+    assert rig.run() == whole  # nothing is streamed twice, although it became too large on the way
+    assert not rig.journal.is_whole and rig.journal.num_bytes == 0
+
+
+def test_bytes_are_given_back_when_ops_end(engines: list[EngineCore]) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, return_logprob=True, top_logprobs_num=5)
+    gens = [o.Gen(op=i, seq=0, params=params, stream=True, n=2) for i in range(3)]
+    rig = Rig(engines, [m.Submit("p", [*gens, o.Close(op=3, seq=0)])])
+    most = 0
+
+    def watch(step: int) -> None:
+        nonlocal most
+        most = max(most, rig.journal.num_bytes)
+
+    rig.run(watch)
+    assert most > 40 * 2 * 5 * 100 and rig.journal.num_bytes < 4_000
+
+
+def test_a_long_program_is_replayed_in_parts_that_the_limits_allow() -> None:
+    limits = m.Limits(max_ops_per_submit=10, max_submit_bytes=4_000)
+    journal = Journal("p", max_bytes=MANY, limits=limits)
+    for part in range(5):
+        ops: list[AnyOp] = [o.Text(op=part * 6 + i, seq=0, text="x" * (500 if part == 4 else 1)) for i in range(6)]
+        journal.sent(m.Submit("p", ops, m.ProgramSettings(name="long", deadline_s=9.0) if not part else None))
+        if part < 4:
+            journal.came(m.Accepted("p"))
+    again = journal.replay(elapsed_s=2.0)
+    assert [len(submit.ops) for submit in again if isinstance(submit, m.Submit)] == [10, 10, 4, 6]
+    first = again[0]
+    assert isinstance(first, m.Submit) and first.settings == m.ProgramSettings(name="long", deadline_s=7.0)
+    answers = [journal.came(m.Accepted("p")) for _ in range(4)]
+    assert answers == [None, None, None, m.Accepted("p")]
