@@ -139,7 +139,7 @@ class Asked:
             match event:
                 case m.Done(op=op, value=value):
                     assert op not in found, "two ends"
-                    found[op] = value
+                    found[op] = round(value, 3) if isinstance(value, float) else value
                 case OpFailed(op=op, error=error):
                     assert op not in found, "two ends"
                     found[op] = f"{type(error).__name__}: {error.message}"

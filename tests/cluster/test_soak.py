@@ -1,7 +1,7 @@
 """Engine processes are killed at random moments while programs run: each ends once, with what an undisturbed one gives.
 
-``PHLOEM_SOAK_KILLS`` sets their number: one by default, of the only engine; 200 of two engines with ``make soak-fleet``,
-which prints each tenth.
+``PHLOEM_SOAK_KILLS`` sets their number: one by default, of the only engine; with ``make soak-fleet`` 200, of two,
+with a line for each tenth.
 """
 
 import logging
@@ -54,7 +54,8 @@ def test_kills_at_random_moments_lose_and_repeat_nothing(tiny_model_path: Path, 
     events = threading.Semaphore(0)  # released once for each message that a caller hears
     policy = RestartPolicy(max_restarts=10 * NUM_KILLS + 10, backoff_s=0.0)
     running: dict[int, Asked] = {}
-    num_run = num_wrong = num_kills = 0
+    wrong: dict[int, object] = {}
+    num_run = num_kills = 0
     longest_pause_s = 0.0
     with Supervisor(config, tokenize=lambda ops: [], replicas=NUM_REPLICAS, policy=policy) as supervisor:
         fleet = supervisor.fleet
@@ -79,7 +80,12 @@ def test_kills_at_random_moments_lose_and_repeat_nothing(tiny_model_path: Path, 
                 if num_kills % 10 == 0:
                     log.info("%d kills, %d programs, %.0f s", num_kills, num_run, time.monotonic() - began_s)
             for number in [number for number, one in running.items() if one.call.is_over]:
-                num_wrong += running.pop(number).result() != want[number % len(want)]
+                found, expected = running.pop(number).result(), want[number % len(want)]
+                if found != expected:
+                    keys = found.keys() | expected.keys()
+                    wrong[number] = [
+                        (key, found.get(key), expected.get(key)) for key in keys if found.get(key) != expected.get(key)
+                    ]
         report = fleet.query("fleet")
         wait_until(lambda: all(replica.state == "ready" for replica in supervisor.replicas()))
         wait_until(lambda: is_settled(supervisor.metrics()))
@@ -88,5 +94,5 @@ def test_kills_at_random_moments_lose_and_repeat_nothing(tiny_model_path: Path, 
             assert slots["leased"] == 0 and slots["free"] + slots["cached"] == slots["total"], slots
     took_s = time.monotonic() - began_s
     log.info("%s; %d programs, longest pause %.1f s, %.0f s", report, num_run, longest_pause_s, took_s)
-    assert num_wrong == 0 and num_run >= AT_ONCE
+    assert wrong == {} and num_run >= AT_ONCE
     assert report["poisoned"] == 0 and report["replays"] >= 1 and report["engines_lost"] >= NUM_KILLS
