@@ -118,7 +118,7 @@ def _commands(page: Path) -> Iterator[list[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_page_exist_and_parse(page):
     cli = importlib.import_module("phloem.cli")
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for words in _commands(page):
         command = Path(words[0]).name
         if words[:3] == [words[0], "-m", "phloem"]:
