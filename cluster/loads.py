@@ -241,21 +241,21 @@ class RatesFit:
 
 
 class OutputLengths:
-    """Predicts how many tokens a generation makes, from those of its kind: a program's name, and its ``max_tokens``."""
+    """Predicts how many tokens a generation makes, from those of programs of the same name."""
 
     def __init__(self) -> None:
         self._all = Outputs()
-        self._by_kind: dict[tuple[str, int], Outputs] = {}
+        self._by_name: dict[str, Outputs] = {}
 
-    def note(self, kind: str, max_tokens: int, made: int) -> None:
-        """A generation has ended after ``made`` tokens. ``max_tokens`` -1: without a bound."""
-        key = (kind, max(max_tokens, 0).bit_length())
-        if key in self._by_kind or len(self._by_kind) < MAX_KINDS:
-            self._by_kind.setdefault(key, Outputs()).note(made)
+    def note(self, name: str, made: int) -> None:
+        """A generation of a program called ``name`` has ended after ``made`` tokens."""
+        if name in self._by_name or len(self._by_name) < MAX_KINDS:
+            self._by_name.setdefault(name, Outputs()).note(made)
         self._all.note(made)
 
-    def predict(self, kind: str, max_tokens: int) -> float:
-        outputs = self._by_kind.get((kind, max(max_tokens, 0).bit_length()))
+    def predict(self, name: str, max_tokens: int) -> float:
+        """``max_tokens`` -1: without a bound."""
+        outputs = self._by_name.get(name)
         if outputs is None or outputs.num < MIN_OUTPUTS:
             outputs = self._all
         expected = outputs.left(0) if outputs.num >= MIN_OUTPUTS else UNKNOWN_OUTPUT

@@ -15,13 +15,10 @@ from ..protocol.messages import ProgramSettings
 from ..protocol.ops import AnyOp, Fork, Gen
 from ..radix_cache.blocks import block_names
 from .index import Applied, CacheIndex, Match
-from .loads import Booking, RatesFit
+from .loads import Booking, OutputLengths, RatesFit
 from .placement import Demand, Placement
 
 MAX_ROWS = 16  # of an engine that has not told yet
-USUAL_TOKENS = 64.0  # of a generation, before any has ended
-LEARNING = 0.1  # weight of a generation's length in the average of its program's name
-MAX_NAMES = 1_000  # of programs whose outputs are averaged; the others share one average
 BYTES_PER_TOKEN = 4.0  # of text that nobody has tokenized yet
 
 
@@ -43,7 +40,7 @@ class Placer:
         self._placement = Placement()
         self._index = CacheIndex()
         self._fits: dict[str, RatesFit] = {}
-        self._outputs: dict[str, float] = {}  # by the program's name
+        self._lengths = OutputLengths()
 
     @property
     def is_needed(self) -> bool:
@@ -79,9 +76,7 @@ class Placer:
     def note_output(self, name: str, num_tokens: int) -> None:
         """A generation of a program called ``name`` has ended."""
         with self._lock:
-            name = name if name in self._outputs or len(self._outputs) < MAX_NAMES else ""
-            usual = self._outputs.get(name, float(num_tokens))
-            self._outputs[name] = usual + LEARNING * (num_tokens - usual)
+            self._lengths.note(name, num_tokens)
 
     def apply(self, engine: str, events: CacheEvents) -> Applied:
         """As ``CacheIndex.apply``; of an engine that is gone nothing is kept."""
@@ -142,8 +137,7 @@ class Placer:
         return Placed(engine, "load", None)
 
     def _output_tokens(self, ops: Sequence[AnyOp], name: str) -> float:
-        usual = self._outputs.get(name, USUAL_TOKENS)
-        return sum(min(usual, op.params.max_tokens) for op in ops if isinstance(op, Gen))
+        return sum(self._lengths.predict(name, op.params.max_tokens) for op in ops if isinstance(op, Gen))
 
 
 def _num_branches(ops: Sequence[AnyOp]) -> int:

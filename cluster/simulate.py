@@ -205,7 +205,7 @@ class FleetRule:
     def ended(self, call: TimedCall, engine: str, now_s: float, *, is_done: bool) -> None:
         self.placement.loads.finish(self._bookings.pop(id(call)), now_s, made=call.num_new if is_done else 0)
         if is_done:
-            self.lengths.note(call.program.kind, -1, call.num_new)
+            self.lengths.note(call.program.kind, call.num_new)
 
 
 class _Job:

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from phloem.cluster.loads import DEFAULT_RATES, Rates, RatesFit
+from phloem.cluster.loads import DEFAULT_RATES, UNKNOWN_OUTPUT, OutputLengths, Rates, RatesFit
 
 
 class Metrics:
@@ -51,3 +51,15 @@ def test_an_idle_engine_keeps_the_rates_that_were_given():
     fit = RatesFit()
     zero = {"steps": 0, "forward_rows": 0, "forward_tokens": 0, "step_seconds": 0.0}
     assert fit.note(zero) == fit.note(zero) == DEFAULT_RATES
+
+
+def test_outputs_are_predicted_by_name_within_their_bound():
+    lengths = OutputLengths()
+    assert lengths.predict("title", -1) == UNKNOWN_OUTPUT and lengths.predict("title", 5) == 5
+    for i in range(30):
+        lengths.note("title", 8 + i % 5)
+        lengths.note("essay", 400 + i)
+    assert lengths.predict("title", -1) == pytest.approx(10, rel=0.1)
+    assert lengths.predict("essay", -1) == pytest.approx(415, rel=0.1)
+    assert lengths.predict("essay", 100) == 100
+    assert 10 < lengths.predict("another", -1) < 415  # as all others
