@@ -45,11 +45,11 @@ def hit_rate(calls: list[TimedCall]) -> float:
     return 1 - sum(call.computed for call in calls) / sum(call.prompt_len for call in calls)
 
 
-@pytest.mark.parametrize(("make", "rate"), [(chat, 2.4), (agents, 1.6), (tree_of_thought, 0.5)])
-def test_skipped_steps_end_as_steps_that_are_run(clock, make, rate):
+@pytest.mark.parametrize(("make", "n", "rate"), [(chat, 10, 2.4), (agents, 8, 1.6), (tree_of_thought, 3, 0.5)])
+def test_skipped_steps_end_as_steps_that_are_run(clock, make, n, rate):
     runs = []
     for skips in (True, False):
-        trace = make(12, rate, random.Random(1))
+        trace = make(n, rate, random.Random(1))
         simulation, run = simulate(trace, clock, skips=skips)
         runs.append((run.num_steps, ends(run), run.num_events))
         for engine in simulation.engines:
@@ -102,7 +102,7 @@ def test_every_call_ends_once_and_a_run_repeats(clock):
 def test_programs_that_are_placed_by_prefix_find_more_than_requests_in_turn(clock):
     rates = {}
     for name, rule in (("ours", FleetRule()), ("round robin", RoundRobin()), ("least loaded", LeastLoaded())):
-        _, run = simulate(agents(40, 3.0, random.Random(1)), clock, rule, engines=4)
+        _, run = simulate(agents(24, 3.0, random.Random(1)), clock, rule, engines=4)
         rates[name] = hit_rate(run.calls)
     pooled = pooled_hit_rate(run.calls, 4 * SLOTS)
     assert pooled >= rates["ours"] > 0.95 * pooled
@@ -128,7 +128,7 @@ def test_a_slow_engine_is_given_less(clock):
     faults = [EngineFault(0, 5.0, 1000.0, "slow", slowness=5.0)]
     shares, p99 = {}, {}
     for name, rule in (("ours", FleetRule()), ("round robin", RoundRobin())):
-        _, run = simulate(chat(60, 4.0, random.Random(2)), clock, rule, engines=4, faults=faults)
+        _, run = simulate(chat(40, 4.0, random.Random(2)), clock, rule, engines=4, faults=faults)
         latency = sorted(call.end_s - call.arrival_s for call in run.calls)
         p99[name] = latency[int(0.99 * len(latency))]
         shares[name] = run.busy_s[0] / sum(run.busy_s)
@@ -138,8 +138,8 @@ def test_a_slow_engine_is_given_less(clock):
 def test_with_events_lost_the_index_recovers_by_snapshots(clock):
     faults = [EngineFault(i, 0.0, 30.0, "loses_events", loss=0.3) for i in range(2)]
     rule = FleetRule()
-    simulation, run = simulate(chat(40, 4.0, random.Random(2)), clock, rule, faults=faults, slots=8_000)
-    pooled = pooled_hit_rate(run.calls, 16_000)
+    simulation, run = simulate(chat(24, 4.0, random.Random(2)), clock, rule, faults=faults, slots=6_000)
+    pooled = pooled_hit_rate(run.calls, 12_000)
     assert hit_rate(run.calls) > 0.8 * pooled
     names = {
         engine.name: {name for node in engine.cache._tree.nodes() for name in node.names or ()}
