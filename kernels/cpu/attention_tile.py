@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from ...cpu_isa import isa
 from .tiles import WORDS, multiply_tile, pair_rows, store_weights, transpose_tile
 from .vector import (
     BFLOAT16,
@@ -32,6 +33,7 @@ from .vector import (
     splat16,
     store16_f32,
     sum16,
+    when_compiled,
 )
 
 KEYS = 64  # of a tile
@@ -175,6 +177,10 @@ def prefetch_rows(context: Context, first: int, count: int) -> None:
             prefetch(at + offset)
 
 
+# Whether the sums of 4 rows by 64 columns fit in registers; where they do not, those of 4 by 16 do.
+_has_wide_tiles = when_compiled("has_wide_tiles", lambda: int(isa().lanes * isa().num_registers >= 512))
+
+
 def _tile_of_rows(num_vectors: int, *, words: bool, adds: bool) -> Any:
     """``f(rows, ...)``: the tile of 1 to 4 rows, each compiled for its number."""
     tile_4, tile_3, tile_2, tile_1 = (multiply_tile(rows, num_vectors, words=words, adds=adds) for rows in (4, 3, 2, 1))
@@ -209,7 +215,7 @@ def _multiplier(*, words: bool, adds: bool) -> Any:
             rows = min(4, num_rows - row)
             left, to = a + 4 * row * a_step, c + 4 * row * c_step
             v = 0
-            while v + 4 <= num_vectors:
+            while _has_wide_tiles() != 0 and v + 4 <= num_vectors:
                 by_four(rows, left, a_step, b + 4 * LANES * v, b_step, to + 4 * LANES * v, c_step, count)
                 v += 4
             while v < num_vectors:

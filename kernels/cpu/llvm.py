@@ -42,9 +42,9 @@ def at(builder: Any, kind: Any, address: Any, index: Any) -> Any:
     return builder.gep(builder.inttoptr(address, kind.as_pointer()), [index])
 
 
-def vector_at(builder: Any, kind: Any, address: Any, index: Any) -> Any:
-    """A pointer to 16 elements, from ``index`` on."""
-    return builder.bitcast(at(builder, kind, address, index), ir.VectorType(kind, LANES).as_pointer())
+def vector_at(builder: Any, kind: Any, address: Any, index: Any, lanes: int = LANES) -> Any:
+    """A pointer to so many elements, from ``index`` on."""
+    return builder.bitcast(at(builder, kind, address, index), ir.VectorType(kind, lanes).as_pointer())
 
 
 def load_at(builder: Any, kind: Any, address: Any, offset: int) -> Any:
@@ -70,15 +70,20 @@ def declared(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
     return found or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
 
 
+def words_of(floats: Any) -> Any:
+    """The int32, or vector of them, with the bits of these float32."""
+    return ir.VectorType(I32, floats.count) if isinstance(floats, ir.VectorType) else I32
+
+
 def widen(builder: Any, bits: Any, floats: Any) -> Any:
     """bfloat16 is the upper half of a float32."""
-    words = I32 if floats is F32 else V16_I32
+    words = words_of(floats)
     return builder.bitcast(builder.shl(builder.zext(bits, words), constant(words, 16)), floats)
 
 
 def widen_half(builder: Any, bits: Any, floats: Any) -> Any:
     """float16 to float32 by moving its bits, which takes no instruction of its own; for finite numbers."""
-    words = ir.VectorType(I32, floats.count) if isinstance(floats, ir.VectorType) else I32
+    words = words_of(floats)
     word = builder.zext(bits, words)
     sign = builder.shl(builder.and_(word, constant(words, 0x8000)), constant(words, 16))
     rest = builder.shl(builder.and_(word, constant(words, 0x7FFF)), constant(words, 13))

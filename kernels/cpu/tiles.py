@@ -8,6 +8,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from ...cpu_isa import isa
 from .bfloat import dot2, has_bfloat16_pairs
 from .llvm import (
     F32,
@@ -73,36 +74,44 @@ def transpose_tile(kind: int) -> Any:
     """
 
     def emit(builder: Any, rows: Any, start: Any, to: Any, step: Any) -> None:
-        lines: list[Any] = []
-        for j in range(LANES):
-            address = builder.load(at(builder, I64, rows, number(j)))
-            if kind == WORDS:
-                lines.append(builder.load(vector_at(builder, I32, address, start), align=2))
-            elif kind == BFLOAT16:
-                halves = builder.load(vector_at(builder, I16, address, start), align=2)
-                lines.append(widen(builder, halves, V16))
-            else:
-                lines.append(builder.load(vector_at(builder, F32, address, start), align=4))
-        # Swapping blocks of 8, 4, 2, 1: lane bit and line bit change places.
-        size = LANES // 2
-        while size:
-            low = [i if not i & size else LANES + i - size for i in range(LANES)]
-            high = [i + size if not i & size else LANES + i for i in range(LANES)]
-            picks = [ir.Constant(V16_I32, pick) for pick in (low, high)]
-            swapped = list(lines)
-            for j in range(LANES):
-                if not j & size:
-                    pair = lines[j], lines[j + size]
-                    swapped[j], swapped[j + size] = (builder.shuffle_vector(*pair, pick) for pick in picks)
-            lines = swapped
-            size //= 2
-        for i, line in enumerate(lines):
-            builder.store(
-                line, vector_at(builder, I32 if kind == WORDS else F32, to, builder.mul(step, number(i))), align=4
-            )
+        size = isa().lanes  # of the square blocks that fit in registers
+        stored = I32 if kind == WORDS else F32
+        for first_row in range(0, LANES, size):
+            addresses = [builder.load(at(builder, I64, rows, number(first_row + j))) for j in range(size)]
+            for first in range(0, LANES, size):
+                place = builder.add(start, number(first))
+                lines = _transposed(builder, [_line(builder, kind, row, place, size) for row in addresses])
+                for i, line in enumerate(lines):
+                    index = builder.add(builder.mul(step, number(first + i)), number(first_row))
+                    builder.store(line, vector_at(builder, stored, to, index, size), align=4)
 
     emit.__name__ = f"transpose_tile_{kind}"
     return compiled(types.void, *(types.int64,) * 4)(emit)
+
+
+def _line(builder: Any, kind: int, row: Any, start: Any, size: int) -> Any:
+    """``size`` elements of an array, floats or words."""
+    if kind == BFLOAT16:
+        return widen(
+            builder, builder.load(vector_at(builder, I16, row, start, size), align=2), ir.VectorType(F32, size)
+        )
+    return builder.load(vector_at(builder, I32 if kind == WORDS else F32, row, start, size), align=2)
+
+
+def _transposed(builder: Any, lines: list[Any]) -> list[Any]:
+    """Swaps blocks of half the size, a quarter, ..., 1: lane bit and line bit change places."""
+    size = len(lines)
+    distance = size // 2
+    while distance:
+        low = [i if not i & distance else size + i - distance for i in range(size)]
+        high = [i + distance if not i & distance else size + i for i in range(size)]
+        picks = [ir.Constant(ir.VectorType(I32, size), pick) for pick in (low, high)]
+        for j in range(size):
+            if not j & distance:
+                pair = lines[j], lines[j + distance]
+                lines[j], lines[j + distance] = (builder.shuffle_vector(*pair, pick) for pick in picks)
+        distance //= 2
+    return lines
 
 
 @compiled(types.void, types.int64, types.int64, types.int64)
