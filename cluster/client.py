@@ -73,8 +73,8 @@ MAX_NAMED = 16  # poisoned programs that a report names
 
 @dataclass(frozen=True, slots=True)
 class FleetLimits:
-    """``max_wait_s``: how long a program may wait for a ready engine before its ops fail as ``Overloaded``, or as
-    ``EngineLost`` where an engine had it.
+    """``max_wait_s``: how long a program may wait for an engine. Then its ops fail: as ``Overloaded`` where all engines
+    are too busy for it, as ``EngineLost`` where none is ready or one that had it was lost.
 
     ``max_waiting``: programs that may wait so. ``max_journal_bytes``: of one program; ``max_journals_bytes``: of all,
     and the longest journals go first. A program without its journal runs on, and fails if its engine is lost.
@@ -584,13 +584,16 @@ class FleetClient:
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + LOOK_S
             self._follow()
+        with self._lock:
+            has_ready = bool(self._ready())
         for run in list(self._waiting):
             deadline_s = run.journal.deadline_s
             if deadline_s is not None and run.accepted_s is not None and now_s - run.accepted_s >= deadline_s:
                 self._end_run(run, DeadlineExceeded(f"program {run.program!r} passed its deadline of {deadline_s} s"))
             elif now_s - run.waiting_s > self._limits.max_wait_s:
                 text = f"program {run.program!r} has waited {self._limits.max_wait_s:g} s for an engine"
-                self._end_run(run, run.lost_error(text) if run.lost else Overloaded(text, retry_after_s=1.0))
+                is_lost = run.lost is not None or not has_ready
+                self._end_run(run, run.lost_error(text) if is_lost else Overloaded(text, retry_after_s=1.0))
         with self._lock:
             runs = list(self._runs.values())
             for engine in self._engines.values():
