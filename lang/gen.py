@@ -46,7 +46,8 @@ def gen(name: str | None = None, *args: Any, **kwargs: Any) -> ir.SglExpr:
 
     One of ``regex``, ``json_schema``, ``ebnf``, ``lark``, ``structural_tags``, ``dtype`` or ``type`` restricts the
     text; ``grammar_options`` are options of that grammar (``{"whitespace": "compact"}``, see ``constrained.compile``).
-    ``choices`` makes it a ``select``. ``n > 1`` gives a list; the text continues with the first.
+    ``choices`` makes it a ``select``, which takes ``temperature`` and ``choices_method`` alone.
+    ``n > 1`` gives a list; the text continues with the first.
 
     ``type``, also as second argument (``gen("age", int)``), makes ``s[name]`` a value of that type: see
     ``types.typed_text``; a ``grammar.Grammar`` works too. ``retries``: how often to generate again where the
@@ -119,6 +120,23 @@ def _special_gen(
     if tool_choice is not None or parallel_tool_calls is not None:
         raise InvalidRequest(f"gen({name!r}): tool_choice and parallel_tool_calls go with tools=[...]")
     if choices:
+        mine = {
+            "dtype": dtype,
+            "type": type,
+            "retries": retries or None,
+            "grammar_options": grammar_options,
+            **grammars,
+        }
+        others = [
+            *(word for word in overrides if word != "temperature"),
+            *(w for w, v in mine.items() if v is not None),
+        ]
+        if others:
+            raise InvalidRequest(
+                f"gen({name!r}, choices=...) picks one of the choices by their probability, so {others[0]} has no "
+                "effect; leave it out",
+                where=others[0],
+            )
         return select(name, choices, overrides.get("temperature", 0.0), choices_method)
     if dtype is not None:
         overrides["dtype"] = dtype

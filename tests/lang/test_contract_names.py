@@ -143,6 +143,17 @@ def test_choices_make_a_gen_a_select():
     assert gen("x", choices=["a"]).choices_method is phloem.token_length_normalized
 
 
+@pytest.mark.parametrize(
+    "extra", [{"max_tokens": 5}, {"stop": "."}, {"n": 2}, {"regex": "a"}, {"dtype": int}, {"type": int}, {"retries": 1}]
+)
+def test_what_choices_would_ignore_is_refused_by_name(extra):
+    (word,) = extra
+    with pytest.raises(
+        errors.InvalidRequest, match=rf"gen\('x', choices=...\) picks .* so {word} has no effect; leave it out"
+    ):
+        gen("x", choices=["a", "b"], **extra)
+
+
 def test_a_bad_regex_raises_where_it_is_written():
     with pytest.raises(re.error, match="regex="):
         gen("x", regex="(")
