@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from phloem.cluster.client import FleetLimits
+from phloem.cluster.placer import Placed
 from phloem.protocol import errors
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
@@ -375,3 +376,49 @@ def _is_submitted(engine: RawEngine) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def test_a_program_moves_between_its_turns_where_that_is_worth_it(
+    engines: list[EngineCore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next ops go to another engine with its history; they are sent in the event that ends the ones before."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+    def turn(number: int) -> list[AnyOp]:
+        op = 2 * number
+        return [
+            o.Text(op=op, seq=0, text=f" turn {number}: "),
+            o.Gen(op=op + 1, seq=0, params=params, stream=True),
+        ]
+
+    want = undisturbed(engines[0], tmp_path, [[*turn(0), *turn(1), *turn(2), o.Close(op=6, seq=0)]])
+    with fleet_of(engines, tmp_path) as fleet:
+        fleet.add()
+        fleet.add()
+        placer = fleet.client._placer
+        homes: list[str] = []
+
+        def away(ops: object, name: str, history_tokens: int, home: str, names: list[str], now_s: float) -> Placed:
+            homes.append(home)
+            assert history_tokens > 8 * len(homes)
+            return Placed(next(name for name in names if name != home), "moved", None)
+
+        monkeypatch.setattr(placer, "replace", away)
+
+        def go_on(event: object) -> None:
+            if isinstance(event, m.Done) and event.op in (1, 3):
+                asked.call.submit(turn((event.op + 1) // 2))
+            elif isinstance(event, m.Done) and event.op == 5:
+                asked.call.submit([o.Close(op=6, seq=0)])
+
+        started = threading.Event()
+
+        def on_event(event: object) -> None:
+            assert started.wait(30.0)
+            go_on(event)
+
+        asked = Asked(fleet.client, turn(0), on_event=on_event)
+        started.set()
+        assert asked.result() == want[0]
+        assert len(homes) == 3 and homes[0] != homes[1] and homes[0] == homes[2]
+        assert fleet.client.query("fleet")["placements"]["moved"] == 3
