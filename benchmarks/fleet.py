@@ -1,10 +1,13 @@
 """What a fleet costs on the host.
 
     python -m benchmarks.fleet index [--save]
+    python -m benchmarks.fleet overhead [--model smollm2] [--rounds 60] [--save]
 
 ``index``: one match of a prompt of 1,000 tokens among 1 to 1,000 engines, in three cases: every engine holds all of the
 prompt, each holds another part of it (the slowest case), and none holds any. Then the time of an event of one block,
 and the bytes that a name takes, counted by the index and allocated by Python.
+
+``overhead``: see ``fleet_overhead``.
 """
 
 import argparse
@@ -23,6 +26,7 @@ from phloem.protocol.cache_events import BlocksStored, CacheEvents, CacheSnapsho
 from phloem.radix_cache import block_names
 
 from . import RESULTS, header
+from .fleet_overhead import measure_overhead
 
 PROMPT_LEN, BLOCK_LEN = 1000, 64  # the engine's blocks
 MATCH_BAR_S = 100e-6
@@ -115,12 +119,17 @@ def measure_index() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["index"])
-    parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
+    parsers = parser.add_subparsers(dest="what", required=True)
+    parsers.add_parser("index", help="matches, events and bytes of the index")
+    overhead = parsers.add_parser("overhead", help="what the client costs over that of one engine")
+    overhead.add_argument("--model", default="smollm2")
+    overhead.add_argument("--rounds", type=int, default=60)
+    for one in parsers.choices.values():
+        one.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
     options = parser.parse_args()
     about = header()
     print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
-    made = {"index": measure_index}[options.what]()
+    made = measure_index() if options.what == "index" else measure_overhead(options.model, options.rounds)
     if options.save:
         path = RESULTS / f"fleet_{options.what}.json"
         path.write_text(json.dumps({**about, "figures": made}, indent=1) + "\n")

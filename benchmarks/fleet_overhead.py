@@ -1,15 +1,11 @@
 """What a fleet's client costs over a plain one: the time to the first token, the time of a token, and of a delta.
 
-    python -m benchmarks.fleet_overhead [--model smollm2] [--save]
-
 The same requests go through a ``Client`` and a ``FleetClient`` with one engine, in turns, to the same engine process.
 Wall times are noisy on a busy machine; the processor time of the client's process bounds what the fleet adds.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import threading
 import time
@@ -26,13 +22,12 @@ from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.process import EngineProcess
 
-from . import RESULTS, header
-
 NUM_TOKENS = 48
+BATCH = 4  # requests of a client in a row, whose times are averaged
 LABELS = {
     "first_s": "to the first token",
     "token_s": "each later token",
-    "cpu_s": f"processor time of {NUM_TOKENS} tokens' client",
+    "cpu_s": f"the client's processor time, {NUM_TOKENS} tokens",
 }
 FIRST_TOKEN_BAR_S = 1e-3
 
@@ -64,15 +59,15 @@ def request(client: Client | FleetClient, number: int) -> dict[str, float]:
 
 
 def in_turns(clients: dict[str, Client | FleetClient], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """By client, the times of ``rounds`` requests each. Who goes first changes with every round."""
+    """By client, the mean times of ``rounds`` batches each. Who goes first changes with every round."""
     found: dict[str, dict[str, list[float]]] = {name: {what: [] for what in LABELS} for name in clients}
     names = list(clients)
-    for number in range(-4, rounds):
+    for number in range(-1, rounds):
         names.reverse()
         for name in names:
-            times = request(clients[name], number)
-            for what, value in times.items() if number >= 0 else ():  # the others warm up
-                found[name][what].append(value)
+            batch = [request(clients[name], number) for _ in range(BATCH)]
+            for what in LABELS if number >= 0 else ():  # the others warm up
+                found[name][what].append(statistics.mean(times[what] for times in batch))
     return found
 
 
@@ -95,7 +90,8 @@ def journal_delta_s() -> float:
     return delta_s(journal.came)
 
 
-def measure(model: str, rounds: int) -> dict[str, Any]:
+def measure_overhead(model: str, rounds: int) -> dict[str, Any]:
+    """Prints a table; ``rounds`` batches of requests through each client."""
     with EngineProcess(EngineConfig(model=model)) as process:
         fleet = FleetClient(tokenize=lambda ops: [])
         fleet.add("0", process.connect())
@@ -114,31 +110,12 @@ def measure(model: str, rounds: int) -> dict[str, Any]:
             "difference": statistics.median(differences),
             "quartiles": (low, high),
         }
-    return made
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
-    options = parser.parse_args()
-    about = header()
-    print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
-    made = measure(options.model, options.rounds)
     print(f"{'ms, medians':34}{'client':>10}{'fleet':>10}{'difference':>12}  quartiles of the difference")
     for what, label in LABELS.items():
         row = made[what]
         low, high = (1e3 * value for value in row["quartiles"])
-        client, fleet, difference = (1e3 * row[name] for name in ("client", "fleet", "difference"))
-        print(f"{label:34}{client:10.3f}{fleet:10.3f}{difference:12.3f}  {low:.3f} .. {high:.3f}")
+        values = [1e3 * row[name] for name in ("client", "fleet", "difference")]
+        print(f"{label:34}{values[0]:10.3f}{values[1]:10.3f}{values[2]:12.3f}  {low:.3f} .. {high:.3f}")
     print(f"the journal's part of a delta: {1e6 * made['journal_delta_s']:.2f} microseconds of processor time")
     print(f"bar: {1e3 * FIRST_TOKEN_BAR_S:g} ms to the first token")
-    if options.save:
-        path = RESULTS / "fleet_overhead.json"
-        path.write_text(json.dumps({**about, "figures": made}, indent=1) + "\n")
-        print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
-
-
-if __name__ == "__main__":
-    main()
+    return made
