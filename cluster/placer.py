@@ -129,7 +129,7 @@ class Placer:
     def _decide(self, demand: Demand, matches: Mapping[str, Match], engines: Collection[str], now_s: float) -> Placed:
         loads = self._placement.loads
         here = [engine for engine in loads.names if engine in engines]
-        if len(here) == len(loads):
+        if here and len(here) == len(loads):
             choice, booking = self._placement.place(demand, matches, now_s)
             return Placed(choice.engine, choice.reason, booking)
         # Some engines are kept for programs that are tried alone, or were too busy just now.
