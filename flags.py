@@ -89,7 +89,7 @@ class _AddNamed(argparse.Action):
     ) -> None:
         name, _, path = str(values).partition("=")
         if not name or not path:
-            parser.error(f"argument {option_string}: {values!r} is no NAME=PATH, as poet=adapters/poet")
+            parser.error(f"argument {option_string}: {values!r} is not NAME=PATH, for example poet=adapters/poet")
         found = getattr(namespace, self.dest)
         if name in found:
             parser.error(f"argument {option_string}: {name!r} is given twice")
@@ -98,7 +98,7 @@ class _AddNamed(argparse.Action):
 
 def parse_count(text: str) -> int:
     if not text.lstrip("-").isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     count = int(text)
     if count < 0:
         raise argparse.ArgumentTypeError(f"{count} is negative; give 0 or more")
@@ -112,7 +112,7 @@ def _parse_weights(text: str) -> dict[str, float]:
         try:
             weights[name] = float(weight)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{entry!r} is no NAME=WEIGHT, as garden=2") from None
+            raise argparse.ArgumentTypeError(f"{entry!r} is not NAME=WEIGHT, for example garden=2") from None
     return weights
 
 
@@ -125,7 +125,7 @@ def parse_at_least_one(text: str) -> int:
 def parse_port(text: str) -> int:
     port = parse_count(text)
     if port > 65535:
-        raise argparse.ArgumentTypeError(f"{port} is no port; ports are 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{port} is not a port; ports are 0 to 65535")
     return port
 
 
@@ -136,7 +136,7 @@ def _number(holds: Callable[[float], bool], must_be: str, what: str = "number") 
         try:
             value = float(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {what}") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {what}") from None
         if not holds(value):
             raise argparse.ArgumentTypeError(f"{text}: must be {must_be}")
         return value

@@ -46,7 +46,7 @@ def _ask(http: httpx.Client, url: str) -> dict[str, Any]:
     except httpx.HTTPError as error:
         raise EngineLost(f"{url}: {error or type(error).__name__}; is a server running there?") from None
     except httpx.InvalidURL as error:
-        raise InvalidRequest(f"{url!r} is no address: {error}; give http://HOST:PORT") from None
+        raise InvalidRequest(f"{url!r} is not an address: {error}; give http://HOST:PORT") from None
     try:
         page = answer.json()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Everything there is to know of a GPU, in one command: each kernel checked and timed, then the engine at work.
+"""All figures of a GPU in one command: each kernel is checked and timed, then the engine runs.
 
     python -m benchmarks.gpu --out DIR                        # all parts, in under nine minutes
     python -m benchmarks.gpu --out DIR attention engine       # some

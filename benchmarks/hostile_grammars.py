@@ -1,4 +1,4 @@
-"""What others notice of grammars that are hard to compile or to follow: the gaps between the tokens of a stream.
+"""How grammars that are hard to compile or to follow delay other requests: the gaps between the tokens of a stream.
 
     python -m benchmarks.hostile_grammars [--data schemas.jsonl] [--save]
 

@@ -1,4 +1,4 @@
-"""What every Triton kernel takes of a GPU, found without one: compiled ahead of time for each shipped configuration.
+"""Registers and shared memory of every Triton kernel, compiled ahead of time for each shipped configuration.
 
     python -m benchmarks.kernel_resources --out benchmarks/results/kernel_resources.md
 

@@ -1,4 +1,4 @@
-"""The text that the benchmarks' prompts are made from. Holds no code but what puts the pieces together."""
+"""The text that the benchmarks' prompts are made from."""
 
 DOCUMENT = """\
 The orchard on the north slope was planted in the spring of 1931, when the valley road was still gravel and the \

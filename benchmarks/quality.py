@@ -5,7 +5,7 @@
 
 The text is English prose of this repository, in windows of 1,024 tokens, each from an empty context. ``--greedy``
 continues prompts with float32's own choices, and lists each place where the other precision would choose differently,
-with float32's margin between its two best logits: a difference that is no near-tie would be a fault, not rounding.
+with float32's margin between its two best logits: any difference but a near-tie would be a fault, not rounding.
 ``--sensitivity`` does so for ``int16`` with the inputs of one kind of product rounded to 8 bits, kind by kind.
 """
 

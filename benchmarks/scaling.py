@@ -1,4 +1,4 @@
-"""How a decode step's time grows with the batch, the context, and what else lies in the cache; memory; start-up.
+"""How a decode step's time grows with the batch, the context and the size of the cache; memory; start-up time.
 
     python -m benchmarks.scaling [PART ...] [--model smollm2] [--quick] [--out FILE] [--images docs/images]
 

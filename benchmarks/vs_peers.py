@@ -1,4 +1,4 @@
-"""Ours against the engines that people run today, on the same model file, prompts, schemas and cores.
+"""Phloem against other engines on the same model file, prompts, schemas and cores.
 
     python -m benchmarks.vs_peers --out benchmarks/results/vs_peers.json
     python -m benchmarks.vs_peers --model qwen2.5-coder-1.5b --peers phloem,openvino --only single,concurrent

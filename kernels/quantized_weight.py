@@ -38,7 +38,7 @@ def num_experts(experts: Experts, width_out: int) -> int:
 
 
 def pack_experts(experts: Tensor) -> Experts:
-    """[E, N, K] as 8-bit floats, one expert after the other; unchanged where K is no multiple of a group."""
+    """[E, N, K] as 8-bit floats, one expert after the other; unchanged where K is not a multiple of a group."""
     count, rows, width = experts.shape
     if width % GROUP_LEN:
         return experts

@@ -108,13 +108,13 @@ def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--port", "99999"], "99999 is no port"),
+        (["--port", "99999"], "99999 is not a port"),
         (["--max-running", "-1"], "-1 is negative; give 0 or more"),
         (["--client-timeout-s", "0"], "0: must be above 0, and not inf"),
         (["--precision", "int3"], "invalid choice: 'int3'"),
         (["--max-runing", "3"], "unrecognized arguments: --max-runing"),
-        (["--num-slots", "many"], "'many' is no whole number"),
-        (["--tenant-weights", "garden"], "'garden' is no NAME=WEIGHT"),
+        (["--num-slots", "many"], "'many' is not a whole number"),
+        (["--tenant-weights", "garden"], "'garden' is not NAME=WEIGHT"),
         (["--replicas", "0"], "0 is too few; give 1 or more"),
         (["--step-timeout-s", "inf"], "inf: must be above 0, and not inf"),
         (["--max-restarts", "-1"], "-1 is negative; give 0 or more"),

@@ -62,7 +62,7 @@ def escape(part: str) -> str:
 
 
 class Document:
-    """The subschemas of a document by URI. Raises GrammarError for a part that is no schema."""
+    """The subschemas of a document by URI. Raises GrammarError for a part that is not a schema."""
 
     def __init__(self, root: Json, *, keeps_unique_items: bool = True) -> None:
         """Without ``keeps_unique_items`` that keyword is not enforced."""

@@ -25,7 +25,7 @@ class TrieWalker:
         self._room_for_exits(256)
         self._noted = np.zeros(0, np.int64)
         self._room_for_notes(vocabulary.trie.num_nodes)  # pages that are never touched cost no memory
-        # A continuation byte that is no token may leave a character without an end; then text is walked byte by byte.
+        # A continuation byte that is not a token may leave a character incomplete; then text is walked byte by byte.
         self.has_slices = bool(vocabulary.has_byte[0x80:0xC0].all())
         self._kept: list[tuple[np.ndarray, ...]] = []  # the arrays whose addresses were handed out
         self.text_tokens = np.zeros(0, np.int32)  # tokens of whole characters that a JSON string needs no escape for

@@ -71,13 +71,13 @@ def converse(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
                 continue
             if not _is_plain(caller.params_of(part), part):
                 raise InvalidRequest(
-                    f"gen({part.leaf.name!r}): several gens of one assistant turn (num_api_spec_tokens) are found in "
-                    "one text, so they take stop and sampling, but no n, no grammar and no log-probabilities"
+                    f"gen({part.leaf.name!r}): num_api_spec_tokens makes all gens of a turn from one answer, "
+                    "so they take stop and sampling parameters; leave out n, grammars and log-probabilities"
                 )
             if caller.params_of(part).without_ends() != drawn_by:
                 raise InvalidRequest(
-                    f"gen({part.leaf.name!r}): the gens of one assistant turn (num_api_spec_tokens) are one request, "
-                    f"so their sampling must be that of the first, gen({node.leaf.name!r}), but for stop and max_tokens"
+                    f"gen({part.leaf.name!r}): num_api_spec_tokens sends all gens of an assistant turn as one request, "
+                    f"so only stop and max_tokens may differ from those of the first, gen({node.leaf.name!r})"
                 )
         for attempt in range(1, MAX_TRIES + 1):
             assert executor.num_api_spec_tokens is not None
@@ -89,16 +89,16 @@ def converse(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
             if attempt == MAX_TRIES:
                 wanted = "".join(p if isinstance(p, str) else f"{{{p.leaf.name}}}" for p in parts)
                 raise PhloemError(
-                    f"the model's turn does not follow the program's, after {MAX_TRIES} tries: wanted {wanted!r}, the "
-                    f"last was {written!r}; show the form in an example, give each gen a stop, or use one gen per turn"
+                    f"the model's turn differs from the program's after {MAX_TRIES} tries: expected {wanted!r}, but "
+                    f"got {written!r}; show the form in an example, give each gen a stop, or use one gen a turn"
                 )
         executor.planned = planned
         caller.charge(meta)
     assert planned is not None
     if (text := planned.pop(id(node.leaf), None)) is None:
         raise InvalidRequest(
-            f"gen({node.leaf.name!r}) came after a value of its assistant turn was read; with num_api_spec_tokens a "
-            "turn is one request: write all of it first, read the values behind its end"
+            f"gen({node.leaf.name!r}) was appended after a value of its assistant turn was read; num_api_spec_tokens "
+            "sends a turn as one request, so write the whole turn before reading its values"
         )
     caller.take_text(executor, node, text, {"finish_reason": {"type": "stop"}, "is_speculated": True})
 
@@ -144,8 +144,8 @@ def _rest_of_turn(queue: Sequence[Node]) -> list[str | GenNode]:
             break
         else:
             raise InvalidRequest(
-                "with num_api_spec_tokens an assistant turn of a chat model is made of texts and gens; put select, "
-                "fork and images outside of it"
+                "num_api_spec_tokens allows only texts and gens in an assistant turn of a chat model; put select, fork "
+                "and images outside of the turn"
             )
     return parts
 

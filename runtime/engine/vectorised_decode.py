@@ -441,7 +441,7 @@ class VectorisedDecode:
     # -- text and grammar ---------------------------------------------------------------------------------------------
 
     def _text_of(self, row: int, token_id: int) -> str:
-        """The token's text when the detokenizer holds nothing back; "" where it is no whole text."""
+        """The token's text when the detokenizer holds nothing back; "" where its bytes end inside a character."""
         candidate = _candidate_of(self._sequences[row])
         texts = self._texts[candidate.generation.op.params.skip_special_tokens]
         text = texts.get(token_id)

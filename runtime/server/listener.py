@@ -34,7 +34,7 @@ def _reason(error: OSError, host: str, port: int) -> str:
         case errno.EACCES:
             return f"port {port} on {host} needs more rights than this user has; choose one above 1023 with --port"
         case errno.EADDRNOTAVAIL:
-            return f"{host} is no address of this machine; change --host (127.0.0.1 serves this machine alone)"
+            return f"{host} is not an address of this machine; change --host (127.0.0.1 serves this machine alone)"
     return f"cannot listen on {host}:{port}: {error.strerror}; change --host or --port"
 
 

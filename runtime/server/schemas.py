@@ -17,7 +17,7 @@ from ...protocol.sampling import FIELDS, SamplingParams
 from ...protocol.sampling import Field as SamplingField
 
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
-COMPLETION_MAX_TOKENS = 16  # what the completions API has always meant by no max_tokens
+COMPLETION_MAX_TOKENS = 16  # the completions API's default
 
 
 class Strict(BaseModel):

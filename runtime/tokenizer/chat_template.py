@@ -150,7 +150,7 @@ def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
         role = message.get("role")
         if not isinstance(role, str) or not _ROLE.fullmatch(role):
             raise InvalidRequest(
-                f"role {role!r} of message {index} is no role name; use letters, digits, '_', '.' and '-'",
+                f"role {role!r} of message {index} is not a role name; use letters, digits, '_', '.' and '-'",
                 where=f"messages[{index}].role",
             )
 

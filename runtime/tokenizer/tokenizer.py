@@ -156,7 +156,7 @@ class Tokenizer:
             if at is None:
                 raise
             raise InvalidRequest(
-                f"text holds the lone surrogate U+{ord(text[at]):04X} at character {at}, which is no Unicode text; "
+                f"text holds the lone surrogate U+{ord(text[at]):04X} at character {at}, which is not Unicode text; "
                 "replace it"
             ) from None
 

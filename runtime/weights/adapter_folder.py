@@ -50,7 +50,7 @@ def read_adapter(path: Path) -> dict[tuple[int, str], LowRankPair]:
     for (layer, target), pair in halves.items():
         if len(pair) != 2 or pair["A"].ndim != 2 or pair["A"].shape[0] != pair["B"].shape[-1]:
             shapes = ", ".join(f"lora_{half} {list(tensor.shape)}" for half, tensor in sorted(pair.items()))
-            raise UnknownModel(f"adapter {path}: {target} of layer {layer} is no pair of one rank: {shapes}")
+            raise UnknownModel(f"adapter {path}: {target} of layer {layer} is not a pair of one rank: {shapes}")
         found[layer, target] = (pair["A"], pair["B"] * scale)
     if not found:
         raise UnknownModel(f"adapter {path}: {WEIGHTS} holds no tensors")

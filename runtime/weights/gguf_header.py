@@ -58,7 +58,7 @@ class _Cursor:
 
     def header(self) -> GGUFHeader:
         if self.take(4) != MAGIC:
-            raise UnknownModel(f"{self.path} is no GGUF file: it starts with {self.data[:4]!r}, not {MAGIC!r}")
+            raise UnknownModel(f"{self.path} is not a GGUF file: it starts with {self.data[:4]!r}, not {MAGIC!r}")
         version = self.scalar("<I")
         if version not in VERSIONS:
             raise Unsupported(f"{self.path}: GGUF version {version}; read are 2 and 3, little-endian")

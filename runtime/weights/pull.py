@@ -51,7 +51,7 @@ def pull(name: str, *, home: Path | None = None, progress: Progress | None = Non
     """The file of alias ``name``, fetched if it is missing. Raises UnknownModel with the reason where it cannot be."""
     alias = ALIASES.get(name)
     if alias is None:
-        raise UnknownModel(f"{name!r} is no alias; aliases are {', '.join(ALIASES)}")
+        raise UnknownModel(f"{name!r} is not an alias; aliases are {', '.join(ALIASES)}")
     return pull_alias(alias, home=home, progress=progress, fetch=fetch)
 
 

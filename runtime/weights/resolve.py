@@ -33,7 +33,7 @@ def resolve_model(name: str, *, home: Path | None = None, progress: Progress | N
     close = difflib.get_close_matches(name.lower(), ALIASES, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise UnknownModel(
-        f"no model {name!r}: {hint}it is no file or folder here, and no alias; give an alias ({', '.join(ALIASES)}), "
+        f"no model {name!r}: {hint}it is neither a path here nor an alias; give an alias ({', '.join(ALIASES)}), "
         "the path of a .gguf file or of a folder with config.json and safetensors, or a Hugging Face name (org/name)"
     )
 
@@ -41,7 +41,9 @@ def resolve_model(name: str, *, home: Path | None = None, progress: Progress | N
 def _model_at(path: Path) -> Path:
     if path.is_file():
         if path.suffix != ".gguf":
-            raise UnknownModel(f"{path} is no .gguf file; for safetensors give the folder that also holds config.json")
+            raise UnknownModel(
+                f"{path} is not a .gguf file; for safetensors give the folder that also holds config.json"
+            )
         return path
     if (path / "config.json").is_file():
         return path

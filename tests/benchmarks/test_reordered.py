@@ -1,4 +1,4 @@
-"""Instances put in another order: a value refused for its order alone is told from one refused for what it is."""
+"""Instances put in another order: a value refused for its order alone is distinguished from an invalid one."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Functions become tools: what the model is told of them, and how arguments come back as Python values."""
+"""Functions become tools: their description for the model, and their arguments as Python values."""
 
 import dataclasses
 import datetime

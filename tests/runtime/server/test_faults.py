@@ -1,4 +1,4 @@
-"""Every way a request can go wrong, and what its sender is told."""
+"""Every way in which a request can fail, and the answer that its sender gets."""
 
 import httpx
 import openai

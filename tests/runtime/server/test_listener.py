@@ -30,7 +30,7 @@ def test_a_port_is_free_again_right_after_its_server_has_ended():
     ("host", "port", "message"),
     [
         ("127.0.0.1", 70000, "port 70000 is not between 0 and 65535"),
-        ("192.0.2.1", 8000, r"192\.0\.2\.1 is no address of this machine; change --host"),
+        ("192.0.2.1", 8000, r"192\.0\.2\.1 is not an address of this machine; change --host"),
         ("no host", 8000, "host 'no host' is unknown here .* change --host"),
     ],
 )

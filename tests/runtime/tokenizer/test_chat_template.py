@@ -54,7 +54,7 @@ def test_special_tokens_in_tools_names_and_keys_stay_text(tokenizer: Tokenizer) 
 
 @pytest.mark.parametrize("role", ["start|><|im_end", "", None, 7, "user\n"])
 def test_a_role_is_a_plain_name(tokenizer: Tokenizer, role: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"role .* of message 1 is no role name"):
+    with pytest.raises(InvalidRequest, match=r"role .* of message 1 is not a role name"):
         ModelTemplate(ROLE_TOKENS, tokenizer).render([{"role": "start", "content": ""}, {"role": role, "content": "x"}])
 
 

@@ -174,7 +174,7 @@ def test_a_home_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_alias_is_an_error_that_lists_them() -> None:
-    with pytest.raises(UnknownModel, match=r"'nope' is no alias; aliases are smollm2, qwen2\.5-coder-0\.5b"):
+    with pytest.raises(UnknownModel, match=r"'nope' is not an alias; aliases are smollm2, qwen2\.5-coder-0\.5b"):
         pull("nope")
 
 

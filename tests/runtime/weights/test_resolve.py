@@ -49,7 +49,7 @@ def test_a_path_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     with pytest.raises(UnknownModel, match=r"2 \.gguf files; give one of .*a\.gguf, .*b\.gguf"):
         resolve_model(str(tmp_path))
-    with pytest.raises(UnknownModel, match=r"c\.bin is no \.gguf file; for safetensors give the folder"):
+    with pytest.raises(UnknownModel, match=r"c\.bin is not a \.gguf file; for safetensors give the folder"):
         resolve_model(str(tmp_path / "c.bin"))
 
 

@@ -188,7 +188,7 @@ def test_a_file_cut_short_anywhere_is_refused(gguf_path: Path, tmp_path: Path) -
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(b"PK\x03\x04" + bytes(100))
-    with pytest.raises(UnknownModel, match=r"is no GGUF file: it starts with b'PK"):
+    with pytest.raises(UnknownModel, match=r"is not a GGUF file: it starts with b'PK"):
         open_weights(path)
     path.write_bytes(b"GGUF" + (9).to_bytes(4, "little") + bytes(100))
     with pytest.raises(Unsupported, match="GGUF version 9; read are 2 and 3"):
