@@ -38,7 +38,7 @@ DEFAULT_RATES = Rates(prefill_s_per_token=30e-6, step_s=8e-3, row_s=0.1e-3, host
 class Booking:
     """Work that an engine was given: ``prefill_s`` seconds of prompt, then ``output_tokens`` steps of ``rows`` rows.
 
-    On an engine of slowness 1 it is expected to begin after ``queued_s`` seconds, and a step to take ``step_s``.
+    On an engine of usual speed it is expected to begin after ``queued_s`` seconds, and a step to take ``step_s``.
     """
 
     engine: str
@@ -136,10 +136,15 @@ class Loads:
         return queued
 
     def slowness(self, now_s: float) -> np.ndarray:
-        """How much longer bookings took lately than expected; tends to 1 while nothing ends."""
+        """How much longer bookings took lately than expected, relative to all engines; tends to 1 while nothing ends.
+
+        Relative: expectations that are wrong by the same factor everywhere, as before the rates are known, say nothing
+        against the engine that ends its bookings first.
+        """
         keep = np.exp(-np.maximum(now_s - self._field("learned_s"), 0.0) / SLOWNESS_MEMORY_S)
         took_s, expected_s = keep * self._field("took_s"), keep * self._field("expected_s")
-        slowness: np.ndarray = (SLOWNESS_TRUST_S + took_s) / (SLOWNESS_TRUST_S + expected_s)
+        usual = took_s.sum() / max(expected_s.sum(), 1e-9) if took_s.any() else 1.0
+        slowness: np.ndarray = (SLOWNESS_TRUST_S + took_s) / (SLOWNESS_TRUST_S + usual * expected_s)
         return slowness
 
     @property
@@ -196,29 +201,34 @@ _FIELDS = {
 
 
 class RatesFit:
-    """Learns an engine's rates from its metrics: seconds = steps x step_s + rows x row_s + prompt tokens x prefill_s.
+    """Learns rates from the engines' metrics: seconds = steps x step_s + rows x row_s + prompt tokens x prefill_s.
 
     Least squares over the differences of successive reports, with exponential forgetting; the rates given first count
-    as ``trust`` steps. A report of a restarted engine, whose counts are lower, begins anew.
+    as ``trust`` steps. A report of a restarted engine, whose counts are lower, begins anew. Engines of one kind share
+    their rates: an engine that has just started would otherwise look faster or slower than one that has worked.
     """
 
     def __init__(self, first: Rates = DEFAULT_RATES, *, trust: float = 50.0) -> None:
         self.rates = first
-        self._last = np.zeros(4)
+        self._last: dict[str, np.ndarray] = {}  # report by engine
         # The prior is three observations, one for each rate, each of typical size.
         sizes = np.array([1.0, 8.0, 100.0])
         known = np.array([first.step_s, first.row_s, first.prefill_s_per_token])
         self._squares = np.diag(trust * sizes**2)
         self._products = self._squares @ known
 
-    def note(self, metrics: Mapping[str, Any]) -> Rates:
+    def forget(self, engine: str) -> None:
+        """The engine is gone. What it has taught stays."""
+        self._last.pop(engine, None)
+
+    def note(self, engine: str, metrics: Mapping[str, Any]) -> Rates:
         """Learn from an engine's answer to the query ``metrics``; returns the present rates."""
         rows = float(metrics["forward_rows"])
         report = np.array(
             [metrics["steps"], rows, max(metrics["forward_tokens"] - rows, 0.0), metrics["step_seconds"]], float
         )
-        change = report - self._last
-        self._last = report
+        change = report - self._last.get(engine, np.zeros(4))
+        self._last[engine] = report
         steps = change[0]
         if steps < 0 or change[3] <= 0 or steps == 0:
             return self.rates

@@ -39,25 +39,27 @@ class Placer:
         self._lock = threading.Lock()
         self._placement = Placement()
         self._index = CacheIndex()
-        self._fits: dict[str, RatesFit] = {}
+        self._engines: set[str] = set()
+        self._fit = RatesFit()
         self._lengths = OutputLengths()
 
     @property
     def is_needed(self) -> bool:
         """Whether there are several engines to choose from."""
-        return len(self._fits) > 1
+        return len(self._engines) > 1
 
     # -- what it learns -----------------------------------------------------------------------------------------------
 
     def add(self, engine: str) -> None:
         with self._lock:
-            self._fits[engine] = fit = RatesFit()
-            self._placement.loads.add(engine, rates=fit.rates, max_rows=MAX_ROWS)
+            self._engines.add(engine)
+            self._placement.loads.add(engine, rates=self._fit.rates, max_rows=MAX_ROWS)
 
     def remove(self, engine: str) -> None:
         """The engine takes no more programs."""
         with self._lock:
-            self._fits.pop(engine, None)
+            self._engines.discard(engine)
+            self._fit.forget(engine)
             self._placement.loads.remove(engine)
             self._index.remove(engine)
 
@@ -70,8 +72,10 @@ class Placer:
     def note_metrics(self, engine: str, metrics: dict[str, Any]) -> None:
         """An engine's answer to the query ``metrics``."""
         with self._lock:
-            if engine in self._fits:
-                self._placement.loads.set_rates(engine, self._fits[engine].note(metrics))
+            if engine in self._engines:
+                rates, loads = self._fit.note(engine, metrics), self._placement.loads
+                for name in loads.names:
+                    loads.set_rates(name, rates)
 
     def note_output(self, name: str, num_tokens: int) -> None:
         """A generation of a program called ``name`` has ended."""
@@ -81,11 +85,11 @@ class Placer:
     def apply(self, engine: str, events: CacheEvents) -> Applied:
         """As ``CacheIndex.apply``; of an engine that is gone nothing is kept."""
         with self._lock:
-            return self._index.apply(engine, events) if engine in self._fits else "ok"
+            return self._index.apply(engine, events) if engine in self._engines else "ok"
 
     def restore(self, engine: str, snapshot: CacheSnapshot) -> Applied:
         with self._lock:
-            return self._index.restore(engine, snapshot) if engine in self._fits else "ok"
+            return self._index.restore(engine, snapshot) if engine in self._engines else "ok"
 
     # -- what it is asked ---------------------------------------------------------------------------------------------
 

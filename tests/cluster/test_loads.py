@@ -3,7 +3,15 @@
 import random
 
 import pytest
-from phloem.cluster.loads import DEFAULT_RATES, UNKNOWN_OUTPUT, OutputLengths, Rates, RatesFit
+from phloem.cluster.loads import (
+    DEFAULT_RATES,
+    UNKNOWN_OUTPUT,
+    Booking,
+    Loads,
+    OutputLengths,
+    Rates,
+    RatesFit,
+)
 
 
 class Metrics:
@@ -30,7 +38,7 @@ class Metrics:
 def test_rates_are_found_from_reports_with_different_loads(true):
     engine, fit = Metrics(true, seed=1), RatesFit()
     for i in range(60):
-        fit.note(engine.run(200, prompts=(i % 4) / 4))
+        fit.note("a", engine.run(200, prompts=(i % 4) / 4))
     found = fit.rates
     assert found.prefill_s_per_token == pytest.approx(true.prefill_s_per_token, rel=0.2)
     # Of a step with eight rows; its two parts are told apart only by how loads differ.
@@ -43,14 +51,44 @@ def test_a_change_of_speed_is_learned_and_a_restart_begins_anew():
     for rates in (Rates(2e-4, 0.02, 1e-3), Rates(4e-4, 0.04, 2e-3)):
         engine = Metrics(rates, seed=2)  # the counts begin at 0 again
         for i in range(60):
-            fit.note(engine.run(200, prompts=(i % 4) / 4))
+            fit.note("a", engine.run(200, prompts=(i % 4) / 4))
         assert fit.rates.prefill_s_per_token == pytest.approx(rates.prefill_s_per_token, rel=0.2)
 
 
 def test_an_idle_engine_keeps_the_rates_that_were_given():
     fit = RatesFit()
     zero = {"steps": 0, "forward_rows": 0, "forward_tokens": 0, "step_seconds": 0.0}
-    assert fit.note(zero) == fit.note(zero) == DEFAULT_RATES
+    assert fit.note("a", zero) == fit.note("a", zero) == DEFAULT_RATES
+
+
+def test_engines_of_one_kind_share_their_rates():
+    true = Rates(2e-4, 0.02, 1e-3)
+    both, alone = RatesFit(), RatesFit()
+    first, second = Metrics(true, seed=3), Metrics(true, seed=4)
+    for i in range(30):
+        report = first.run(200, prompts=(i % 4) / 4)
+        alone.note("a", report)
+        both.note("a", report)
+        both.note("b", second.run(200, prompts=(i % 3) / 4))
+    of_both, of_one = (fit.rates.step_s + 8 * fit.rates.row_s for fit in (both, alone))
+    assert of_both == pytest.approx(of_one, rel=0.1)
+
+
+def test_expectations_that_are_wrong_everywhere_say_nothing_against_one_engine():
+    loads = Loads()
+    for name in ("a", "b", "c"):
+        loads.add(name, max_rows=16)
+    for i in range(20):  # only "a" has had work, and all of it took ten times as long as the first rates say
+        booking = Booking("a", 1, 0.1, 10.0, float(i), 0.0, 0.01)
+        loads.book(booking)
+        loads.finish(booking, i + 2.0, made=10)
+    assert loads.slowness(22.0) == pytest.approx([1.0, 1.0, 1.0], abs=1e-6)
+    for i in range(20):  # "b" took half of that
+        booking = Booking("b", 1, 0.1, 10.0, float(i), 0.0, 0.01)
+        loads.book(booking)
+        loads.finish(booking, i + 1.0, made=10)
+    a, b, c = loads.slowness(22.0)
+    assert b < c < a
 
 
 def test_outputs_are_predicted_by_name_within_their_bound():
