@@ -31,7 +31,7 @@ from .flags import (
 )
 from .progress import Bars, Progress, progress_bars
 from .protocol.errors import EngineLost, PhloemError, UnknownModel
-from .runtime.config import EngineConfig
+from .runtime.config import EngineConfig, choose_cpu_isa
 from .runtime.weights.aliases import ALIASES
 
 _MODELS = f"an alias ({', '.join(ALIASES)}), a .gguf file, a folder with config.json, or a Hugging Face name"
@@ -106,7 +106,7 @@ def _engine(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
     from .runtime.process import run_engine
 
-    how = f"precision {config.precision}"
+    how = _how_it_runs(config)
     with _loading_bars(lambda url: f"phloem runs {args.model} at {url}, {how}") as (progress, on_ready):
         return run_engine(config, args.url, on_ready=on_ready, progress=progress)
 
@@ -115,6 +115,17 @@ def _top(args: argparse.Namespace) -> int:
     from .top import show_fleet
 
     return show_fleet(args.url, api_key=_api_key(args), every_s=args.interval, is_once=args.once)
+
+
+def _how_it_runs(config: EngineConfig) -> str:
+    how = f"precision {config.precision}"
+    return how if config.device != "cpu" else f"{how}, CPU kernels of {_isa_name(config)}"
+
+
+def _isa_name(config: EngineConfig) -> str:
+    from .cpu_isa import available
+
+    return available()[0].name if config.cpu_isa == "auto" else config.cpu_isa
 
 
 def _grammar(args: argparse.Namespace) -> int:
@@ -151,6 +162,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
+    choose_cpu_isa(config)
     from .runtime.engine import EngineCore
     from .runtime.profiling import Load, Spans, profile_lines, run_load, watch
 

@@ -9,12 +9,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from . import cpu_isa
 from .runtime.weights.aliases import ALIASES
 from .runtime.weights.home import default_home
 from .runtime.weights.pull import is_pulled
 
 _PACKAGES = ("phloem", "torch", "triton", "numba", "numpy", "tokenizers", "pyzmq", "msgspec")
-_CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
+_CPU_FLAGS = (
+    *("avx2", "avx_vnni", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve"),
+)
 
 
 def report() -> dict[str, Mapping[str, str]]:
@@ -72,6 +76,7 @@ def _kernels() -> dict[str, str]:
     except ImportError as error:
         return {"torch": f"cannot be imported: {error}"}
     return {
+        "CPU kernels": _isas(),
         "torch's CPU level": torch.backends.cpu.get_cpu_capability(),
         "torch threads": str(torch.get_num_threads()),
         "4-bit CPU linears": _yes(hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")),
@@ -79,6 +84,12 @@ def _kernels() -> dict[str, str]:
         "numba": _numba(),
         "CUDA": _cuda(),
     }
+
+
+def _isas() -> str:
+    best, *others = cpu_isa.available()
+    also = f"; --cpu-isa also takes {', '.join(one.name for one in others)}" if others else ""
+    return f"{best.name} ({best.about}){also}"
 
 
 def _numba() -> str:

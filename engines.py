@@ -29,7 +29,7 @@ from .protocol.errors import DeadlineExceeded, InvalidParams, Unsupported
 from .protocol.messages import Delta, Done, GenMeta, Welcome
 from .protocol.program_call import OpFailed, ProgramCall, ProgramEvent, SubmitRefused
 from .protocol.sampling import SamplingParams
-from .runtime.config import EngineConfig, Progress
+from .runtime.config import EngineConfig, Progress, choose_cpu_isa
 from .runtime.engine_socket import EngineSocket
 from .runtime.process import EngineProcess, serve_engine
 from .runtime.process.launcher import ENGINE_TIMEOUT_S
@@ -329,9 +329,10 @@ class Engine(Connection):
     """An engine on a thread of this process, behind the same messages."""
 
     def __init__(self, model: str | EngineConfig | ServerArgs | None = None, **options: Any) -> None:
+        self.config = make_config(model, options)
+        choose_cpu_isa(self.config)
         from .runtime.engine import ready_engine
 
-        self.config = make_config(model, options)
         self._start(ready_engine(self.config), cache_events_url=self.config.cache_events_url)
 
     @classmethod

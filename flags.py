@@ -45,6 +45,7 @@ ENGINE_HELP = {
     "gpu_memory_fraction": "share of a GPU's memory that the engine may take",
     "seed": "sampling seed of requests without one",
     "num_threads": "CPU threads; 0: one per core",
+    "cpu_isa": "instruction set of the CPU kernels, to compare; auto is the best that this machine has",
     "client_timeout_s": "seconds after which a silent client's programs are cancelled",
     "log_level": "least severe log messages written to stderr",
 }

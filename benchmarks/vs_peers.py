@@ -3,8 +3,9 @@
     python -m benchmarks.vs_peers --out benchmarks/results/vs_peers.json
     python -m benchmarks.vs_peers --model qwen2.5-coder-1.5b --peers phloem,openvino --only single,concurrent
 
-Peers are what is installed: ``--llama-server`` (or $LLAMA_SERVER) is the path of llama.cpp's server, built with
-``-DGGML_NATIVE=ON``; ``--openvino-python`` ($OPENVINO_PYTHON) a Python that has openvino-genai;
+Peers are what is installed: ``--llama-server`` (or $LLAMA_SERVER) is the path of llama.cpp's server, built for the same
+instruction set as ours: ``-DGGML_NATIVE=ON``, or for ``--cpu-isa avx2`` ``-DGGML_NATIVE=OFF -DGGML_AVX2=ON
+-DGGML_FMA=ON -DGGML_F16C=ON``; ``--openvino-python`` ($OPENVINO_PYTHON) a Python that has openvino-genai;
 ``--transformers-python`` ($TRANSFORMERS_PYTHON) one that has transformers, gguf and accelerate, by default this one.
 One engine runs at a time; each repeat meets an empty cache. What ``--out`` holds already is kept, so a table can be
 made in slices. On a machine that others use too the figures mean nothing: engines differ in how much they lose.
@@ -25,6 +26,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from phloem import cpu_isa
 
 from . import RESULTS, header
 from .quality import measure_quality
@@ -63,6 +66,18 @@ BARS = {
         Bar("concurrent", "openvino", 1.0),
         Bar("json-schema", "openvino", 1.3),
         Bar("classification", "openvino", 8.0),
+    ),
+}
+
+
+# Of the small model, forced to an instruction set or on a CPU that has no better one.
+ISA_BARS = {
+    "avx2": (
+        Bar("single", "llama.cpp", 1.0),
+        Bar("concurrent", "llama.cpp", 2.0),
+        Bar("shared-prefix", "llama.cpp", 5.0),
+        Bar("classification", "llama.cpp", 5.0),
+        Bar("json-schema", "llama.cpp", 2.0),
     ),
 }
 
@@ -164,7 +179,7 @@ class Run:
         found = []
         for _ in range(args.repeats):
             if peer == "phloem":
-                flags = ["--num-threads", str(args.threads), *shlex.split(args.server_args)]
+                flags = ["--num-threads", str(args.threads), "--cpu-isa", args.cpu_isa, *shlex.split(args.server_args)]
                 with own_server(args.model, flags) as url:
                     found.append(asyncio.run(ask_server(url, args.model, workload, 1, count)))
             elif peer == "llama.cpp":
@@ -212,7 +227,11 @@ def speed(figures: dict[str, Any]) -> float:
     return float((figures["requests"] if figures["workload"] == "json-schema" else figures["output_tokens"]) / wall)
 
 
-def table(model: str, results: dict[str, dict[str, Any]]) -> Iterator[str]:
+def bars(model: str, isa: str) -> tuple[Bar, ...]:
+    return ISA_BARS.get(isa, BARS[SMALL]) if model == SMALL else BARS.get(model, ())
+
+
+def table(model: str, isa: str, results: dict[str, dict[str, Any]]) -> Iterator[str]:
     peers = [peer for peer in PEERS if any(peer in row for row in results.values())]
     yield f"\n{model}: tok/s (median), seconds for the whole, TTFT p50"
     yield f"{'work':<16}" + "".join(f"{peer:>34}" for peer in peers)
@@ -220,7 +239,7 @@ def table(model: str, results: dict[str, dict[str, Any]]) -> Iterator[str]:
         if row := results.get(workload):
             yield f"{workload:<16}" + "".join(f"{cell(row.get(peer)):>34}" for peer in peers)
     yield f"\n{'bar':<44}{'must be':>10}{'is':>8}"
-    for bar in BARS.get(model, ()):
+    for bar in bars(model, isa):
         row = results.get(bar.workload, {})
         if "phloem" not in row or bar.peer not in row:
             yield f"{named(bar):<44}{bar.factor:>10}{'-':>8}   not measured"
@@ -262,12 +281,20 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=0, help="requests of each workload, for a quick look; 0: all")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
     parser.add_argument("--quality-tokens", type=int, default=4096, help="tokens of text that quality is measured on")
+    parser.add_argument(
+        "--cpu-isa",
+        choices=[one.name for one in cpu_isa.available()],
+        default=cpu_isa.available()[0].name,
+        help="our instruction set (default: %(default)s)",
+    )
     parser.add_argument("--llama-server", default=os.environ.get("LLAMA_SERVER"))
     parser.add_argument("--openvino-python", default=os.environ.get("OPENVINO_PYTHON"))
     parser.add_argument("--transformers-python", default=os.environ.get("TRANSFORMERS_PYTHON"))
     parser.add_argument("--server-args", default="", help="more arguments for our server, in one string")
-    parser.add_argument("--out", type=Path, default=RESULTS / "vs_peers.json", help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="(default: vs_peers.json for avx512_vnni, else vs_peers-ISA.json)")
     args = parser.parse_args(argv)
+    if args.out is None:
+        args.out = RESULTS / ("vs_peers.json" if args.cpu_isa == "avx512_vnni" else f"vs_peers-{args.cpu_isa}.json")
     for option, known in (("only", parts), ("peers", PEERS)):
         names = [name.strip() for name in getattr(args, option).split(",")]
         if unknown := [name for name in names if name not in known]:
@@ -285,7 +312,7 @@ def main(argv: list[str] | None = None) -> int:
     path = resolve_model(args.model)
     run = Run(args, path)
     held: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"models": {}}
-    held |= header()
+    held |= header() | {"cpu_isa": args.cpu_isa}
     entry = held["models"].setdefault(args.model, {"workloads": {}})
     print(*(f"{key}: {value}" for key, value in held.items() if key != "models"), sep="\n")
     missing = [peer for peer in args.peers if peer not in run.commands]
@@ -307,7 +334,7 @@ def main(argv: list[str] | None = None) -> int:
     if "quality" in args.only:
         entry["quality"] = [asdict(q) for q in measure_quality(path, ["auto"], args.quality_tokens, args.threads)]
         save()
-    print(*table(args.model, entry["workloads"]), sep="\n")
+    print(*table(args.model, args.cpu_isa, entry["workloads"]), sep="\n")
     for q in entry.get("quality", ()):
         print(
             f"quality of precision {q['precision']} ({q['describe']}): perplexity {q['perplexity']:.3f}, float32's "

@@ -5,6 +5,9 @@ from typing import Literal
 
 import msgspec
 
+from ..cpu_isa import CpuIsa, Isa, IsaError, choose
+from ..protocol.errors import InvalidParams
+
 Progress = Callable[[str, int, int], None]  # the activity, the parts done, the parts in total
 Precision = Literal["auto", "float32", "bfloat16", "int4", "int16", "fp8"]
 
@@ -29,6 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     steps as CUDA graphs and ``overlap`` runs a step's host work while the device computes the next step; neither
     changes an answer. ``gpu_memory_fraction``: the engine's part of the GPU's memory; slots fill what weights and steps
     leave. ``grammar_engine``: the compiler of grammars; the other two are extras and support fewer grammars.
+    ``cpu_isa``: the instruction set of the CPU kernels, ``auto`` the best one; another is for comparisons.
     """
 
     model: str
@@ -63,5 +67,17 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     gpu_memory_fraction: float = 0.9
     seed: int = 0
     num_threads: int = 0
+    cpu_isa: CpuIsa = "auto"
     client_timeout_s: float = 30.0
     log_level: str = "warning"
+
+
+def choose_cpu_isa(config: EngineConfig) -> Isa:
+    """The process's instruction set, as the config names it. Call it before torch is imported.
+
+    Raises InvalidParams where this machine, or this process, cannot use it.
+    """
+    try:
+        return choose(config.cpu_isa)
+    except IsaError as error:
+        raise InvalidParams(str(error), where="cpu_isa") from None

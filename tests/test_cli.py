@@ -67,6 +67,7 @@ def test_serve_takes_every_setting_of_the_engine(model: str, served: Served) -> 
                 "cache_format": "int8",
                 "eviction": "lru",
                 "order": "shortest",
+                "cpu_isa": "portable",
                 "adapters": {"poet": "adapters/poet=1"},
                 "tenant_weights": {"garden": 2.0, "a=b": 1.0},
             }.get(field.name, type(value)(7) if isinstance(value, int | float) else "other")

@@ -3,10 +3,16 @@
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import phloem
 import pytest
 from phloem import cpu_isa
 from phloem.cpu_isa import ISAS, IsaError, best, choose, restricted
+from phloem.doctor import report
+from phloem.protocol.errors import InvalidParams
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 
@@ -46,6 +52,20 @@ def test_another_set_cannot_be_chosen_later() -> None:
         pytest.skip("there is no other set")
     with pytest.raises(IsaError, match=r"this process uses \w+; choose it in a new process"):
         choose("portable")
+
+
+@pytest.mark.skipif(not X86, reason="an x86 machine lacks a set of Arm's")
+@pytest.mark.parametrize("start", [phloem.Engine, phloem.Runtime])
+def test_an_engine_refuses_a_set_that_the_machine_lacks(start: Callable[..., Any], tiny_model_path: Path) -> None:
+    with pytest.raises(InvalidParams, match="cpu_isa='neon_i8mm': this machine lacks") as caught:
+        start(str(tiny_model_path), cpu_isa="neon_i8mm")
+    assert caught.value.where == "cpu_isa"
+
+
+def test_an_engine_and_doctor_name_the_set(tiny_model_path: Path) -> None:
+    with phloem.Engine(str(tiny_model_path), num_slots=64, max_seq_len=64) as engine:
+        assert engine.info()["cpu_isa"] == cpu_isa.isa().name
+    assert report()["kernels"]["CPU kernels"].startswith(cpu_isa.available()[0].name)
 
 
 FORCED = """

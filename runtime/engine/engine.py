@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ... import constrained
+from ...cpu_isa import isa
 from ...protocol.cache_events import encode_cache_snapshot
 from ...protocol.errors import ErrorInfo, PhloemError, ProtocolError
 from ...protocol.messages import (
@@ -304,6 +305,7 @@ class EngineCore:
             "kv_bytes": self.kv.size_bytes,
             "precision": self.config.precision,
             "products": self.model.describe(),
+            "cpu_isa": isa().name,
             "kv_dtype": str(self.kv.dtype).removeprefix("torch."),
             "metrics": self.metrics(),
         }

@@ -13,7 +13,7 @@ import msgspec
 from ... import kernels
 from ...protocol.errors import InvalidParams
 from ...radix_cache import DiskTier, HostTier, Tiers
-from ..config import EngineConfig, Progress
+from ..config import EngineConfig, Progress, choose_cpu_isa
 from ..executor import Accelerator
 from ..executor.accelerator import accelerator_of
 from ..memory import KVBlocks, KVPool, return_freed_memory
@@ -54,6 +54,7 @@ def load_parts(
 
     Raises UnknownModel, InvalidParams and the errors of a broken file, each naming what is wrong."""
     scheduling = scheduler_config(config)
+    isa = choose_cpu_isa(config)
     kernels.set_threads(config.num_threads)
     path = resolve_model(config.model)
     tokenizer = load_tokenizer(path)
@@ -81,6 +82,7 @@ def load_parts(
     kv = KVPool.for_model(shape, num_slots=num_slots + spare, dtype=model.kv_dtype, device=model.device)
     log.info("%s: context %d, %d KV slots", path.name, context_len, num_slots)
     log.info("precision %s: %s; keys and values %s", config.precision, model.describe(), model.kv_dtype)
+    log.info("CPU kernels of %s (%s)", isa.name, isa.about)
     tiers = make_tiers(config, path, model, kv)
     return EngineParts(
         path, model, tokenizer, template, kv, context_len, num_slots, scheduling, tiers, drafter, accelerator

@@ -17,7 +17,7 @@ import zmq
 from ...protocol.address import ServerKeys
 from ...protocol.errors import EngineLost, InternalError, PhloemError
 from ...protocol.messages import Answer, ClientMessage, Closed, Query, Rejected, RuntimeMessage, Submit, Welcome
-from ..config import EngineConfig, Progress
+from ..config import EngineConfig, Progress, choose_cpu_isa
 from ..engine_socket import EngineSocket, Inbox, Outbox
 from .cache_publisher import CachePublisher
 from .garbage import Garbage
@@ -173,6 +173,7 @@ def run_engine(
 
 
 def _real_engine(config: EngineConfig, progress: Progress | None) -> EngineLike:
+    choose_cpu_isa(config)
     from ..engine import ready_engine
 
     return ready_engine(config, progress)
