@@ -8,6 +8,7 @@ loads anything and never guesses: what it writes is scripted by ``reply(prompt, 
 
 The chat template is ChatML with invented ids (``SPECIAL_TEXT``); ``Special`` appends their readable form to the prompt.
 A ``Gen`` writes one piece of each candidate per step, so streams, cancels and several clients interleave.
+Tokens that it brings (``Gen.drawn``) are written anew: they are the same.
 A sequence whose op failed accepts no more: its later ops fail as DependencyFailed, only ``Close`` still ends well.
 """
 
@@ -194,6 +195,9 @@ class StringEngine:
             program.accepted[op.op] = op
             sequence.queue.append(op)
         out.append((client_id, messages.Accepted(program=submit.program)))
+        for op_id, error in submit.failed.items():
+            op = program.accepted[op_id]
+            self._fail(key, program, program.sequences[op.seq], op, errors.from_info(error), out)
 
     def _cancel(self, client_id: bytes, cancel: messages.Cancel, out: Outbox) -> None:
         key = (client_id, cancel.program)

@@ -95,7 +95,7 @@ def streamed(deltas: Sequence[m.Delta], n: int) -> list[tuple[str, tuple[int, ..
     return found
 
 
-def check_all_cuts(driver: Driver, gen: o.Gen, *, most: int = 15) -> int:
+def check_all_cuts(driver: Driver, gen: o.Gen, *, most: int = 9) -> int:
     """Begin ``gen`` anew from each point of its stream, or from ``most`` of them; returns the number of points."""
     ops = program(gen)
     whole = driver.run(ops)
@@ -138,13 +138,17 @@ def test_a_stream_goes_on_from_every_point(driver: Driver, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"speculative": "off"}, {"jump_forward": False}, {"num_slots": 500, "max_running": 4, "prefill_chunk": 16}],
+    ("ahead", "options"),
+    [
+        (True, {"speculative": "off"}),
+        (True, {"jump_forward": False}),
+        (False, {"speculative": "off", "jump_forward": False}),
+        (False, {"num_slots": 500, "max_running": 4, "prefill_chunk": 16}),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("ahead", [True, False])
 def test_it_goes_on_however_steps_are_made(
-    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], ahead: bool
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool, options: dict[str, object]
 ) -> None:
     monkeypatch.setattr(vectorised_decode, "MIN_ROWS", 1)
     engine = engine_of(tiny_model_path, StandIn() if ahead else None, **({"num_slots": 8000} | options))
