@@ -94,8 +94,8 @@ class FleetClient:
     ``on_lost(engine, error)`` is called once for each engine whose line ends by itself, on the fleet's thread.
     ``seed`` makes the seeds of generations without one; None: they are random.
 
-    A program that has lost its engine twice in a row without progress between is failed with ``EngineLost`` that names
-    it, if it was alone on the second. Otherwise it is replayed alone on an engine before it is blamed.
+    A program that has lost two engines without progress between, each of which it had for itself, is failed with
+    ``EngineLost`` that names it. One that has lost two with others on them is replayed alone before it is blamed.
     """
 
     def __init__(
@@ -656,7 +656,10 @@ class FleetClient:
             run.lost = cause
             if not engine.is_draining:
                 progress = run.journal.progress
-                run.strikes = run.strikes + 1 if progress == run.mark else 1
+                if progress != run.mark:
+                    run.strikes = run.strikes_alone = 0
+                run.strikes += 1
+                run.strikes_alone += len(orphans) == 1
                 run.mark = progress
         for run in orphans:
             if run.is_cancelled:
@@ -664,7 +667,7 @@ class FleetClient:
             elif not run.journal.is_whole:
                 reason = f"program {run.program!r} had more than {self._limits.max_journal_bytes:,} bytes to replay"
                 self._end_run(run, run.lost_error(f"{reason}, or the fleet's journals had grown too large together"))
-            elif run.strikes >= 2 and len(orphans) == 1:
+            elif run.strikes_alone >= 2:
                 self._poison(run)
             else:
                 run.is_suspect = run.strikes >= 2
@@ -709,7 +712,7 @@ class FleetClient:
         self._poisoned.append(run.program)
         logger.error("program %s has ended %d engines in a row and is not tried again", run.program, run.strikes)
         text = f"program {run.program!r} was on {run.strikes} engines in a row that ended before it made progress"
-        self._end_run(run, run.lost_error(f"{text}, on the last one alone; it is not tried again"))
+        self._end_run(run, run.lost_error(f"{text}, {run.strikes_alone} times alone; it is not tried again"))
 
     def _move_all(self, engine: Member) -> None:
         """Take programs off an engine that is drained, if there is another one for them."""

@@ -41,7 +41,11 @@ class Member:
 
 
 class Run:
-    """A program of the fleet. ``mark``: its progress when it last lost an engine; ``strikes``: losses since then."""
+    """A program of the fleet.
+
+    ``mark``: its progress when it last lost an engine. ``strikes``: engines lost without progress since,
+    ``strikes_alone`` of which ran nothing else.
+    """
 
     __slots__ = (
         "accepted_s",
@@ -63,6 +67,7 @@ class Run:
         "num_made",
         "program",
         "strikes",
+        "strikes_alone",
         "trial_s",
         "waiting_s",
     )
@@ -84,7 +89,7 @@ class Run:
         self.backoff_s = self.not_before_s = self.waiting_s = self.trial_s = 0.0
         self.lost: PhloemError | None = None
         self.mark = -1
-        self.strikes = 0
+        self.strikes = self.strikes_alone = 0
 
     def lost_error(self, text: str) -> EngineLost:
         return EngineLost(f"{text}: {self.lost.message}" if self.lost is not None else text)
