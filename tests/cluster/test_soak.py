@@ -55,6 +55,7 @@ def test_kills_at_random_moments_lose_and_repeat_nothing(tiny_model_path: Path, 
     policy = RestartPolicy(max_restarts=10 * NUM_KILLS + 10, backoff_s=0.0)
     running: dict[int, Asked] = {}
     wrong: dict[int, object] = {}
+    killed: set[int] = set()
     num_run = num_kills = 0
     longest_pause_s = 0.0
     with Supervisor(config, tokenize=lambda ops: [], replicas=NUM_REPLICAS, policy=policy) as supervisor:
@@ -73,9 +74,11 @@ def test_kills_at_random_moments_lose_and_repeat_nothing(tiny_model_path: Path, 
                     break
                 assert events.acquire(timeout=WAIT_S), "nothing comes any more"
                 longest_pause_s = max(longest_pause_s, time.monotonic() - waited_s)
-            ready = [replica for replica in supervisor.replicas() if replica.state == "ready"]
+            ready = [one.pid for one in supervisor.replicas() if one.state == "ready" and one.pid not in killed]
             if num_kills < NUM_KILLS and ready:
-                os.kill(rng.choice(ready).pid, signal.SIGKILL)
+                pid = rng.choice(ready)
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
                 num_kills += 1
                 if num_kills % 10 == 0:
                     log.info("%d kills, %d programs, %.0f s", num_kills, num_run, time.monotonic() - began_s)
