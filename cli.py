@@ -83,7 +83,7 @@ def _serve(args: argparse.Namespace) -> int:
     from .cluster.restarts import RestartPolicy
     from .runtime.server import serve
 
-    how = f"precision {config.precision}" + (f", {args.replicas} replicas" if args.replicas > 1 else "")
+    how = _how_it_runs(config) + (f", {args.replicas} replicas" if args.replicas > 1 else "")
     with _loading_bars(lambda url: f"phloem serves {args.model} at {url}, {how} (Ctrl-C ends it)") as (
         progress,
         on_ready,
