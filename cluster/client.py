@@ -36,6 +36,7 @@ from ..protocol.errors import (
     Cancelled,
     DeadlineExceeded,
     EngineLost,
+    InternalError,
     InvalidParams,
     InvalidRequest,
     Overloaded,
@@ -95,7 +96,7 @@ class FleetClient:
     ``seed`` makes the seeds of generations without one; None: they are random.
 
     A program that has lost two engines without progress between, each of which it had for itself, is failed with
-    ``EngineLost`` that names it. One that has lost two with others on them is replayed alone before it is blamed.
+    ``InternalError`` that names it. One that has lost two with others on them is replayed alone before it is blamed.
     """
 
     def __init__(
@@ -586,7 +587,10 @@ class FleetClient:
             self._follow()
         with self._lock:
             has_ready = bool(self._ready())
+            is_trying = bool(self._suspects) or any(engine.trial is not None for engine in self._engines.values())
         for run in list(self._waiting):
+            if is_trying and has_ready and not run.is_suspect:
+                run.waiting_s += TICK_S  # the wait for an engine is not counted while suspects have it for themselves
             deadline_s = run.journal.deadline_s
             if deadline_s is not None and run.accepted_s is not None and now_s - run.accepted_s >= deadline_s:
                 self._end_run(run, DeadlineExceeded(f"program {run.program!r} passed its deadline of {deadline_s} s"))
@@ -712,7 +716,8 @@ class FleetClient:
         self._poisoned.append(run.program)
         logger.error("program %s has ended %d engines in a row and is not tried again", run.program, run.strikes)
         text = f"program {run.program!r} was on {run.strikes} engines in a row that ended before it made progress"
-        self._end_run(run, run.lost_error(f"{text}, {run.strikes_alone} times alone; it is not tried again"))
+        why = "" if run.lost is None else f": {run.lost.message}"
+        self._end_run(run, InternalError(f"{text}, {run.strikes_alone} times alone; it is not tried again{why}"))
 
     def _move_all(self, engine: Member) -> None:
         """Take programs off an engine that is drained, if there is another one for them."""

@@ -175,7 +175,7 @@ def test_a_program_that_ends_its_engine_twice_alone_is_failed_by_name(
         fleet.settle(host)
         fleet.settle(fleet.add(poison="boom"))
         result = asked.result()
-        assert str(result[1]).startswith(f"EngineLost: program {asked.call.program!r} was on 2 engines in a row")
+        assert str(result[1]).startswith(f"InternalError: program {asked.call.program!r} was on 2 engines in a row")
         report = fleet.client.query("fleet")
         assert report["poisoned"] == 1 and list(report["poisoned_programs"]) == [asked.call.program]
         fleet.add()
