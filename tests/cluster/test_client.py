@@ -41,7 +41,8 @@ def engines(tiny_model_path: Path) -> Iterator[list[EngineCore]]:
 
 
 def stream(text: str, *, max_tokens: int = 60) -> list[AnyOp]:
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    """Without drafts, so that the engine takes at least ``max_tokens`` steps."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, speculative=False)
     return [
         o.Text(op=0, seq=0, text=text),
         o.Gen(op=1, seq=0, params=params, stream=True),

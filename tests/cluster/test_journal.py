@@ -193,8 +193,8 @@ def test_cancelled_ops_stay_cancelled_and_the_others_are_right(engines: list[Eng
 
 
 def stream_of(engines: list[EngineCore], max_bytes: int = MANY) -> Rig:
-    """A program that streams, with some of its text delivered."""
-    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    """A program that streams, with some of its text delivered; without drafts, so a step makes one token."""
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, speculative=False)
     ops: list[AnyOp] = [o.Text(op=0, seq=0, text="x" * 40), o.Gen(op=1, seq=0, params=params, stream=True)]
     rig = Rig(engines, [m.Submit("p", [*ops, o.Close(op=2, seq=0)])], max_bytes=max_bytes)
     rig.send_part()
