@@ -768,4 +768,5 @@ class FleetClient:
             poisoned_programs=tuple(self._poisoned),
             engines_lost=self._num_lost,
             journals_bytes=sum(run.journal.num_bytes for run in runs),
+            known_blocks=self._placer.num_known_blocks,
         )

@@ -100,6 +100,26 @@ class CacheIndex:
     def engines(self) -> tuple[str, ...]:
         return tuple(self._engines)
 
+    def seen(self, engine: str) -> tuple[int, int]:
+        """The engine's epoch, and the number of its newest event that is known; 0 and -1 before there was one."""
+        known = self._engines.get(engine)
+        return (0, -1) if known is None else (known.epoch, known.seq)
+
+    def claims(self) -> dict[str, dict[Tier, set[bytes]]]:
+        """All blocks that are claimed, by engine and tier. Walks over every name, and counts none as used."""
+        found: dict[str, dict[Tier, set[bytes]]] = {}
+        for engine, known in self._engines.items():
+            found[engine] = {
+                tier: {
+                    name
+                    for table in (self._young, self._old)
+                    for name, bits in table.items()
+                    if bits >> (3 * known.number + at) & 1
+                }
+                for tier, at in TIERS.items()
+            }
+        return found
+
     @property
     def num_bytes(self) -> int:
         """An upper bound of the memory that the index takes, from the sizes of its tables and its widest integer."""

@@ -82,6 +82,11 @@ class Placer:
         with self._lock:
             self._lengths.note(name, num_tokens)
 
+    @property
+    def num_known_blocks(self) -> int:
+        with self._lock:
+            return len(self._index)
+
     def apply(self, engine: str, events: CacheEvents) -> Applied:
         """As ``CacheIndex.apply``; of an engine that is gone nothing is kept."""
         with self._lock:

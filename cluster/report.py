@@ -26,6 +26,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
 class FleetReport(msgspec.Struct, frozen=True):
     """``placements``: programs by the reason for their engine. ``poisoned``: how many were given up as the cause of
     lost engines, ``poisoned_programs`` the last of them. ``engines_lost`` counts lines that ended by themselves.
+    ``known_blocks``: distinct blocks of KV cache that the engines are known to hold.
     """
 
     replicas: tuple[ReplicaReport, ...]
@@ -37,6 +38,7 @@ class FleetReport(msgspec.Struct, frozen=True):
     poisoned_programs: tuple[str, ...]
     engines_lost: int
     journals_bytes: int
+    known_blocks: int
 
 
 def ask_all(engines: Sequence[Member], what: str, timeout_s: float) -> dict[str, Any]:

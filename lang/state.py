@@ -269,16 +269,23 @@ class ProgramState:
         return self.stats()
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """``text_iter`` for ``async for``. ``return_meta_data``: items are (text, meta information or None)."""
+        """``text_iter`` for ``async for``.
+
+        ``return_meta_data``: items are (text, meta information or None). The last item always has the meta
+        information; its text is empty if the engine's report comes after the last piece of text.
+        """
         program, sequence = self.program, self._sequence
         changed = program.changed
         if var_name is not None:
             if changed is not None and not program.is_inside:
                 await changed.wait_for_async(lambda: var_name in sequence.variables or program.is_over)
             value = sequence.value(var_name)
+            is_reported = False
             async for chunk in _chunks_of_async(program, value):
-                done = all(leaf.is_done for leaf in value.leaves())
-                yield (chunk, _meta(value) if done else None) if return_meta_data else chunk
+                is_reported = all(leaf.is_done for leaf in value.leaves())
+                yield (chunk, _meta(value) if is_reported else None) if return_meta_data else chunk
+            if return_meta_data and not is_reported:
+                yield "", _meta(value)
             return
         if return_meta_data:
             raise InvalidRequest("return_meta_data needs the name of a variable: text_async_iter('x', True)")

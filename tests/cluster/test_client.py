@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from phloem.cluster.client import FleetLimits
-from phloem.cluster.placer import Placed
+from phloem.cluster.placer import Placed, Placer
 from phloem.protocol import errors
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
@@ -343,8 +343,7 @@ def test_a_program_goes_where_its_prompt_is_cached(engines: list[EngineCore], tm
         for _ in range(2):
             fleet.add(events_url="tcp://127.0.0.1:*")
         Asked(fleet.client, stream(prompt, max_tokens=2)).result()
-        placer = fleet.client._placer
-        wait_until(lambda: len(placer._index) > 10)
+        wait_until(lambda: fleet.client.query("fleet")["known_blocks"] > 10)
         for _ in range(4):
             Asked(fleet.client, stream(prompt, max_tokens=2)).result()
         assert fleet.client.query("fleet")["placements"]["prefix"] == 4
@@ -396,15 +395,16 @@ def test_a_program_moves_between_its_turns_where_that_is_worth_it(
     with fleet_of(engines, tmp_path) as fleet:
         fleet.add()
         fleet.add()
-        placer = fleet.client._placer
         homes: list[str] = []
 
-        def away(ops: object, name: str, history_tokens: int, home: str, names: list[str], now_s: float) -> Placed:
+        def away(
+            _: Placer, ops: object, name: str, history_tokens: int, home: str, names: list[str], now_s: float
+        ) -> Placed:
             homes.append(home)
             assert history_tokens > 8 * len(homes)
             return Placed(next(name for name in names if name != home), "moved", None)
 
-        monkeypatch.setattr(placer, "replace", away)
+        monkeypatch.setattr(Placer, "replace", away)
 
         def go_on(event: object) -> None:
             if isinstance(event, m.Done) and event.op in (1, 3):

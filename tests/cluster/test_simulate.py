@@ -19,7 +19,6 @@ from phloem.cluster.simulate import (
 from phloem.cluster.traces import TimedCall, Trace
 from phloem.runtime.planning import HARDWARE, SHAPES, step_time
 from phloem.runtime.scheduler import PlanRow, StepPlan
-from phloem.tests.cluster.test_index import claims
 
 SHAPE = replace(SHAPES["llama-3.1-8b"], weight_bits=16)
 SLOTS = 40_000
@@ -141,11 +140,8 @@ def test_with_events_lost_the_index_recovers_by_snapshots(clock):
     simulation, run = simulate(chat(24, 4.0, random.Random(2)), clock, rule, faults=faults, slots=6_000)
     pooled = pooled_hit_rate(run.calls, 12_000)
     assert hit_rate(run.calls) > 0.8 * pooled
-    names = {
-        engine.name: {name for node in engine.cache._tree.nodes() for name in node.names or ()}
-        for engine in simulation.engines
-    }
-    known = claims(rule.index)
+    names = {engine.name: set(engine.cache.blocks().device) for engine in simulation.engines}
+    known = rule.index.claims()
     assert {engine: tiers["device"] for engine, tiers in known.items()} == names
 
 

@@ -79,9 +79,10 @@ def test_what_the_engine_refuses_is_a_status_and_the_engines_own_message(serve):
 
 
 def test_a_client_that_goes_away_has_its_program_cancelled(serve):
-    # its 128 tokens would take longer than wait_until waits
-    server = serve(StringEngine(reply=lambda prompt, op: " word" * 100000, step_s=0.1))
-    with server.http.stream("POST", "/v1/programs", json={"program": "p", "ops": OPS}) as response:
+    server = serve(StringEngine(reply=lambda prompt, op: " word" * 100_000, step_s=0.1, context_len=1_000_000))
+    endless = [*OPS]
+    endless[1] = OPS[1] | {"params": {"max_tokens": 100_000}}  # 10,000 s
+    with server.http.stream("POST", "/v1/programs", json={"program": "p", "ops": endless}) as response:
         next(response.iter_lines())
         wait_until(lambda: server.engine.programs == ["p"])
     wait_until(lambda: not server.engine.programs)
