@@ -9,8 +9,11 @@
 ``--data``: one JSON a line with ``id``, ``text`` (a schema) and ``tests`` ([{text, valid}]), as JSONSchemaBench and
 MaskBench have them. ``--suite``: a folder of the JSON-Schema-Test-Suite. A valid instance has to be allowed token by
 token and to end, else it counts as *over*-constrained; an invalid one has to be refused somewhere, else as *under*.
-Times are of the thread, less what reading its clock costs. Each grammar is walked twice: *first* is the first time it
-is met, *seen* the second. ``--peers`` measures llguidance and xgrammar in the same way, where they are installed.
+Times are of the thread, less what reading its clock costs. Each text is walked twice. *First* are all masks of the
+first walk, in the order of the text, also those that an earlier text or place has made; *seen* are those of the second
+walk. Accepts are timed in the first walk. Each schema's slowest mask and slowest accept are kept with the text before
+them; the slowest of all schemas are printed. ``--peers`` measures llguidance and xgrammar in the same way, where they
+are installed.
 """
 
 import argparse
@@ -25,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from phloem.constrained import Vocabulary
-from phloem.runtime.tokenizer import load_tokenizer
+from phloem.runtime.tokenizer import Tokenizer, load_tokenizer
 from phloem.runtime.weights.resolve import resolve_model
 
 from . import RESULTS, header
@@ -49,6 +52,19 @@ class Wrong:
         return f"{self.name}: {'over' if self.is_valid else 'under'}: {self.instance[:80]}"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Slow:
+    """The slowest mask or accept of a grammar, and the text before it."""
+
+    us: float
+    what: str
+    name: str
+    before: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.us:>9,.0f} us  {self.name}: {len(self.before):,} characters ...{self.before[-60:]!r}"
+
+
 @dataclass(slots=True)
 class Tally:
     """Verdicts and times of one engine on one set of grammars. Times are of the thread, in microseconds."""
@@ -60,6 +76,7 @@ class Tally:
     accept_us: list[float] = field(default_factory=list)
     refusals: list[tuple[str, str]] = field(default_factory=list)
     wrong: list[Wrong] = field(default_factory=list)
+    slowest: list[Slow] = field(default_factory=list)  # one mask and one accept of each grammar
 
     def report(self) -> dict[str, Any]:
         return {
@@ -68,14 +85,21 @@ class Tally:
             "mask_first_us": percentiles(self.first_us),
             "mask_seen_us": percentiles(self.seen_us),
             "accept_us": percentiles(self.accept_us),
+            "grammars_with_a_mask_above": {
+                f"{ms} ms": sum(s.what == "mask" and s.us > 1e3 * ms for s in self.slowest) for ms in SLOW_MS
+            },
         }
+
+    def note_slowest(self, name: str, slow: dict[str, tuple[float, str]]) -> None:
+        self.slowest += [Slow(round(us, 1), what, name, before) for what, (us, before) in slow.items()]
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
     if not values:
         return {}
     data = np.array(values)
-    found = {"mean": data.mean(), **{f"p{q}": np.percentile(data, q) for q in (50, 90, 99)}, "max": data.max()}
+    quantiles = {f"p{q}": np.percentile(data, q) for q in (50, 90, 99, 99.9)}
+    found = {"mean": data.mean(), **quantiles, "max": data.max()}
     return {name: round(float(value), 3) for name, value in found.items()}
 
 
@@ -87,6 +111,7 @@ def _clock_cost_ns() -> int:
 
 
 CLOCK_COST_NS = _clock_cost_ns()
+SLOW_MS = (1, 2, 5, 10, 100)
 
 
 def walk(make: Callable[[], Walker], tokens: list[int], masks_us: list[float], accepts_us: list[float]) -> bool:
@@ -109,9 +134,7 @@ Case = tuple[str, str, str, list[tuple[str, bool]]]  # name, kind, grammar, inst
 CaseSet = tuple[list[Case], dict[str, str]]  # and the options of its JSON schemas
 
 
-def measure(
-    engine: Engine, cases: Iterable[Case], encode: Callable[[str], list[int]], options: dict[str, str]
-) -> Tally:
+def measure(engine: Engine, cases: Iterable[Case], tokenizer: Tokenizer, options: dict[str, str]) -> Tally:
     tally = Tally()
     verdicts = tally.verdicts
     for name, kind, text, instances in cases:
@@ -131,9 +154,18 @@ def measure(
         tally.compile_us.append((time.thread_time_ns() - begin) / 1e3)
         verdicts["grammars"] += 1
         right = True
+        slow: dict[str, tuple[float, str]] = {}
         for instance, valid in instances:
-            tokens = encode(instance)
+            tokens = tokenizer.encode(instance)
+            num_masks, num_accepts = len(tally.first_us), len(tally.accept_us)
             taken = walk(make, tokens, tally.first_us, tally.accept_us)
+            for what, times in (("mask", tally.first_us[num_masks:]), ("accept", tally.accept_us[num_accepts:])):
+                at = max(range(len(times)), key=times.__getitem__, default=-1)
+                if at >= 0 and times[at] > slow.get(what, (0.0, ""))[0]:
+                    slow[what] = (
+                        times[at],
+                        b"".join(tokenizer.token_bytes[t] for t in tokens[:at]).decode(errors="replace"),
+                    )
             walk(make, tokens, tally.seen_us, [])
             verdict = "correct" if taken == valid else "over" if valid else "under"
             verdicts[verdict] += 1
@@ -141,6 +173,7 @@ def measure(
                 right = False
                 tally.wrong.append(Wrong(name, text, instance, valid))
         verdicts["grammars without a wrong verdict"] += right
+        tally.note_slowest(name, slow)
     return tally
 
 
@@ -183,6 +216,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=1 << 30, help="at most so many schemas of --data")
     parser.add_argument("--peers", action="store_true", help="measure llguidance and xgrammar too")
     parser.add_argument("--details", action="store_true", help="print every refusal and wrong verdict")
+    parser.add_argument("--slowest", type=int, default=10, help="print so many slowest masks and accepts (default: 10)")
     parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results/constrained.json")
     parser.add_argument(
         "--walks", type=int, default=0, help="so many random walks through each schema of --data instead"
@@ -209,27 +243,29 @@ def main() -> None:
         sets["suite"] = list(suite_cases(args.suite)), {"property_order": "any", "format": "annotate", "numbers": "any"}
     figures: dict[str, Any] = header()
     for engine in engines(tokenizer, args.peers):
-        for title, report in measure_sets(engine, sets, tokenizer.encode, details=args.details):
+        for title, report in measure_sets(engine, sets, tokenizer, details=args.details, slowest=args.slowest):
             figures.setdefault(title, {})[engine.name] = report
     if args.save:
         save("constrained.json", figures)
 
 
 def measure_sets(
-    engine: Engine, sets: dict[str, CaseSet], encode: Callable[[str], list[int]], *, details: bool
+    engine: Engine, sets: dict[str, CaseSet], tokenizer: Tokenizer, *, details: bool, slowest: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The figures of each set, which are printed too."""
     warm = engine.compile("regex", "[a-c]{2}", {})()  # the compiled walks are loaded here, not timed
     warm.fill()
-    warm.accept(encode("a")[0])
+    warm.accept(tokenizer.encode("a")[0])
     gc.collect()
     gc.disable()  # a server collects between steps, not within one
     for title, (cases, options) in sets.items():
-        tally = measure(engine, cases, encode, options)
+        tally = measure(engine, cases, tokenizer, options)
         report = tally.report()
         print(f"\n{engine.name}, {title}")
         for key, values in report.items():
             print(f"  {key:14}", "  ".join(f"{name} {value}" for name, value in values.items()))
+        for slow in sorted(tally.slowest, reverse=True)[:slowest]:
+            print(f"    {slow}")
         if details:
             for line in [*(f"{name}: {why[:200]}" for name, why in tally.refusals), *map(str, tally.wrong)]:
                 print(f"    {line}")
