@@ -1,5 +1,6 @@
 """Measurements of Phloem. Each prints the machine, the commit and the command, and writes its figures as JSON."""
 
+import json
 import os
 import platform
 import shlex
@@ -14,7 +15,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def header() -> dict[str, Any]:
-    """Where and how a figure was made: machine, versions, commit and command."""
+    """Where and how a figure was measured: machine, versions, commit and command."""
     return {
         "machine": machine(),
         "commit": commit(),
@@ -25,13 +26,26 @@ def header() -> dict[str, Any]:
     }
 
 
+def print_header(**more: Any) -> dict[str, Any]:
+    """Print ``header`` and ``more`` line by line, and return them."""
+    about = header() | more
+    print("\n".join(f"{key}: {value}" for key, value in about.items()))
+    return about
+
+
+def save(path: Path, report: dict[str, Any]) -> None:
+    """Write ``report`` to ``path`` as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
 def machine() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{_processor()}, {cores} cores, {platform.system()} {platform.machine()}"
 
 
 def commit() -> str:
-    """The short commit, with ``+`` when files that it tracks have changed since."""
+    """The short commit hash; ``+`` follows it if a tracked file has uncommitted changes."""
     root = Path(__file__).parent.parent
     try:
         git = ["git", "-C", str(root)]

@@ -10,8 +10,9 @@ Points = Sequence[tuple[float, float]]
 
 
 def line_chart(title: str, x_label: str, y_label: str, lines: Mapping[str, Points], *, note: str = "") -> str:
-    """Both axes begin at 0, so that what is proportional looks so. The first line's points are labelled with their y.
-    ``note``: under the title, where and how it was measured.
+    """The SVG of a line chart. Both axes begin at 0. The first line's points are labelled with their y value.
+
+    ``note`` stands under the title and says where and how the figures were measured.
     """
     top_x = nice(max((x for points in lines.values() for x, _ in points), default=1.0))
     top_y = nice(max((y for points in lines.values() for _, y in points), default=1.0))

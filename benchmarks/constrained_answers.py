@@ -1,9 +1,9 @@
-"""JSON answers of a real model under many schemas: are all valid, what do masks cost, what does jumping forward save.
+"""JSON answers of a real model under many schemas: whether all are valid, the cost of masks, the gain of jump-forward.
 
-The same prompts run free, masked, and masked with jump-forward, in turns, ``concurrent`` at a time and each from an
-empty cache. Each free answer has as many tokens as the masked one, so that as many run together at every step and both
-do the same work but for the masks; which of the two masked ways comes first alternates. Drafts are off in all three.
-Compiling is part of it: each schema is met for the first time in the first two batches. Never looks at what is said.
+The same prompts run in three ways: without a grammar, with masks, and with masks and jump-forward. The ways take turns.
+Each starts with an empty cache and runs ``concurrent`` answers at once, without drafts. An answer without a grammar has
+as many tokens as the masked one, so both ways do the same work except for the masks. The order of the two masked ways
+alternates. The times include compiling each schema, which the first two batches do. Nobody judges what answers say.
 """
 
 import json
@@ -50,7 +50,7 @@ SUBJECTS = (
 
 
 def schemas(count: int = 30) -> list[dict[str, Any]]:
-    """Objects of three to six of the fields, and a few other shapes, no two alike."""
+    """Distinct schemas: objects of three to six of the fields, and a few other shapes."""
     names = list(FIELDS)
     out: list[dict[str, Any]] = []
     for i in range(count):
@@ -76,7 +76,7 @@ def prompts(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @dataclass(slots=True)
 class Turns:
-    """What each way took over all batches, and its tokens."""
+    """The seconds and tokens of each way, by batch."""
 
     seconds: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
@@ -95,14 +95,14 @@ class Turns:
 
 
 def measure_answers(model: str, *, answers: int = 300, concurrent: int = 16, max_tokens: int = 400) -> dict[str, Any]:
-    """Figures of one run; ratios are of tokens a second: medians over batches, and over all batches together."""
+    """Figures of one run. Ratios compare tokens per second: the median over batches, and all batches together."""
     asked = list(prompts(answers))
     plain, jumping = phloem.Engine(model, jump_forward=False), phloem.Engine(model, jump_forward=True)
     invalid: list[str] = []
     turns = Turns()
     rows = 0
     try:
-        for engine in (plain, jumping):  # compiled walks and kernels are loaded here, not timed
+        for engine in (plain, jumping):  # load compiled walks and kernels before the timed part
             engine.generate(asked[0][0], grammar=_grammar(asked[0][1]), max_tokens=max_tokens, temperature=0.7, seed=1)
         for turn, begin in enumerate(range(0, answers, concurrent)):
             batch = asked[begin : begin + concurrent]
@@ -164,7 +164,7 @@ def _grammar(schema: dict[str, Any]) -> GrammarSpec:
 def _run(
     engine: Any, batch: list[tuple[str, dict[str, Any]]], seed: int, counts: list[int], *, masked: bool
 ) -> tuple[list[Any], float]:
-    """The answers, all at once, and the seconds they took."""
+    """The answers to requests sent at once, and the seconds until the last answer."""
     from concurrent.futures import ThreadPoolExecutor
 
     def one(i: int) -> Any:

@@ -1,4 +1,4 @@
-"""What a fleet's client costs over a plain one: the time to the first token, the time of a token, and of a delta.
+"""The overhead of ``FleetClient`` over ``Client``: time to first token, time per token, and time per delta.
 
 The same requests go through a ``Client`` and a ``FleetClient`` with one engine, in turns, to the same engine process.
 Wall times are noisy on a busy machine; the processor time of the client's process bounds what the fleet adds.
@@ -23,7 +23,7 @@ from phloem.runtime.config import EngineConfig
 from phloem.runtime.process import EngineProcess
 
 NUM_TOKENS = 48
-BATCH = 4  # requests of a client in a row, whose times are averaged
+BATCH = 4  # requests of one client in a row; the mean of their times is one value
 LABELS = {
     "first_s": "to the first token",
     "token_s": "each later token",
@@ -33,7 +33,7 @@ FIRST_TOKEN_BAR_S = 1e-3
 
 
 def request(client: Client | FleetClient, number: int) -> dict[str, float]:
-    """Of one stream: seconds to the first token, seconds of each later token, and this process's processor seconds."""
+    """Of one stream: seconds to the first token, mean seconds of a later token, and this process's CPU seconds."""
     over = threading.Event()
     times: list[float] = []
 
@@ -59,20 +59,20 @@ def request(client: Client | FleetClient, number: int) -> dict[str, float]:
 
 
 def in_turns(clients: dict[str, Client | FleetClient], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """By client, the mean times of ``rounds`` batches each. Who goes first changes with every round."""
+    """The mean times of ``rounds`` batches, by client. The client that goes first changes with every round."""
     found: dict[str, dict[str, list[float]]] = {name: {what: [] for what in LABELS} for name in clients}
     names = list(clients)
     for number in range(-1, rounds):
         names.reverse()
         for name in names:
             batch = [request(clients[name], number) for _ in range(BATCH)]
-            for what in LABELS if number >= 0 else ():  # the others warm up
+            for what in LABELS if number >= 0 else ():  # the first requests warm up
                 found[name][what].append(statistics.mean(times[what] for times in batch))
     return found
 
 
 def delta_s(take: Callable[[m.Delta], object], *, times: int = 50_000) -> float:
-    """Processor seconds of one call, the best of five."""
+    """CPU seconds of one call, the best of five."""
     delta = m.Delta("p", 1, " tree", (4321,))
     best = float("inf")
     for _ in range(5):
@@ -91,7 +91,7 @@ def journal_delta_s() -> float:
 
 
 def measure_overhead(model: str, rounds: int) -> dict[str, Any]:
-    """Prints a table; ``rounds`` batches of requests through each client."""
+    """Send ``rounds`` batches of requests through each client and print a table."""
     with EngineProcess(EngineConfig(model=model)) as process:
         fleet = FleetClient(tokenize=lambda ops: [])
         fleet.add("0", process.connect())

@@ -1,21 +1,21 @@
-"""Placement rules compared on a simulated fleet: the same traces, engines and predicted step times, and no model.
+"""Placement rules compared on a simulated fleet, without a model: equal traces, engines and predicted step times.
 
     python -m benchmarks.fleet_sim [--quick] [--save] [--trace NAME] [--engines N]
     python -m benchmarks.fleet_sim --hour [--save]          1,000 engines and an hour of a trace
 
-Engines: an 8-billion-parameter model with 16-bit weights on one L40S, as ``runtime.planning`` predicts its steps.
-Hit rate: the share of prompt tokens that were not computed. ``pooled``: one cache with the slots of all engines, which
-serves the same calls one after another. Load: the busiest engine's seconds of work over the mean. Latency: of a call,
-from its arrival to its last token.
+Each engine is one L40S that runs an 8-billion-parameter model with 16-bit weights; ``runtime.planning`` predicts its
+step times. Hit rate: the share of prompt tokens that a cache held. ``pooled``: one cache with the slots of all engines
+serves the same calls one after another. Load: the busiest engine's seconds of work, divided by the mean. Latency: from
+the arrival of a call to its last token.
 
-Rules: ``ours`` places programs (``cluster.placement``). The others place each call as a request of its own, as the
-gateways that use them do: round robin; the fewest running requests; the longest prefix; and SGLang's gateway: the
-longest prefix where it covers 30% of the prompt, else the engine that was sent the fewest tokens, but the fewest
-requests while loads are 64 and 1.5 times apart. Their knowledge of caches is our index, which is exact, not a guess.
+Rules: ``ours`` places programs (``cluster.placement``). The others place each call as an independent request, as
+gateways do: round robin; fewest running requests; longest prefix; and the rule of SGLang's gateway. That rule picks the
+engine with the longest prefix if the prefix covers 30% of the prompt, else the engine that was sent the fewest tokens.
+While the numbers of running requests differ by 64 and by a factor of 1.5, it picks the engine with the fewest. The
+other rules read cache contents from our index, which is exact; real gateways estimate them.
 """
 
 import argparse
-import json
 import random
 import resource
 import time
@@ -40,18 +40,18 @@ from phloem.cluster.simulate import (
 from phloem.cluster.traces import Paths, TimedCall, Trace, read_mooncake
 from phloem.runtime.planning import HARDWARE, SHAPES
 
-from . import RESULTS, header
+from . import RESULTS, print_header, save
 from .traces import _arrivals, _length, agents, chat, few_shot, http_chat, rag, tree_of_thought
 
 NUM_SLOTS = 60_000
-SIZES = {8: 1.0, 64: 0.25}  # engines, and the share of each trace's programs for each engine
+SIZES = {8: 1.0, 64: 0.25}  # number of engines -> the share of each trace's programs that an engine gets
 HIT_BAR, LOAD_BAR, HOUR_BAR_S = 0.95, 1.2, 600.0
 HIT_TRACES = ("chat", "agents", "few_shot")
 MOONCAKE = Path(__file__).parent / "data" / "mooncake_sample.jsonl"
 
 
 def hot_prefix(n: int, rate: float, rng: random.Random) -> Trace:
-    """Single questions below one prompt of 3,000 tokens, the same for all."""
+    """Single questions that share one prompt of 3,000 tokens."""
     paths, programs = Paths(), []
     for i, program in enumerate(_arrivals("hot", n, rate, rng)):
         path = paths.add(paths.add((), "hot", 3000), f"question {i}", _length(rng, 80))
@@ -61,11 +61,11 @@ def hot_prefix(n: int, rate: float, rng: random.Random) -> Trace:
 
 
 def mooncake(n: int, rate: float, rng: random.Random) -> Trace:
-    """Our sample in Mooncake's format: 400 calls in four minutes, sent by as many users as make ``n`` calls."""
+    """Our sample in Mooncake's format: 400 calls in four minutes, copied with more users until it has ``n`` calls."""
     return read_mooncake(MOONCAKE, copies=max(1, n // 400))
 
 
-# name: (maker, programs for each engine, programs a second for each engine)
+# name: (generator, programs per engine, programs per second and engine)
 TRACES: dict[str, tuple[Callable[[int, float, random.Random], Trace], int, float]] = {
     "chat": (chat, 80, 1.0),
     "http_chat": (http_chat, 80, 1.0),
@@ -77,7 +77,8 @@ TRACES: dict[str, tuple[Callable[[int, float, random.Random], Trace], int, float
     "mooncake": (mooncake, 200, 0.0),
     "chat_faults": (chat, 80, 1.0),
 }
-# In "chat_faults" an engine dies for 20 s, another is four times slower for 30 s, and all lose a fifth of their events.
+# In "chat_faults" one engine is down for 20 s, another is four times slower for 30 s, and every engine loses a fifth of
+# its cache events.
 DIES, SLOW = EngineFault(0, 30.0, 20.0, "dies"), EngineFault(1, 20.0, 30.0, "slow", slowness=4.0)
 EVENT_LOSS = 0.2
 
@@ -125,7 +126,7 @@ class RoundRobin:
 
 
 class LeastLoaded(RoundRobin):
-    """The fewest running requests."""
+    """The engine with the fewest running requests."""
 
     def choose(self, ask: Ask) -> str:
         return self.least_loaded()
@@ -133,7 +134,7 @@ class LeastLoaded(RoundRobin):
 
 @dataclass
 class PureAffinity(RoundRobin):
-    """The longest cached prefix; the fewest requests among equals."""
+    """The engine with the longest cached prefix; among equals, the one with the fewest requests."""
 
     index: CacheIndex | None = field(default_factory=CacheIndex)
 
@@ -255,7 +256,7 @@ def check_bars(made: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def hour(num_engines: int = 1000) -> dict[str, Any]:
-    """An hour of agents over many engines, in one process."""
+    """Simulate an hour of agents on many engines, in one process."""
     rate = 0.004 * num_engines
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     trace = agents(int(3600 * rate), rate, random.Random(1))
@@ -282,27 +283,25 @@ def hour(num_engines: int = 1000) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a quarter of each trace")
+    parser.add_argument("--quick", action="store_true", help="run a quarter of each trace")
     parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
-    parser.add_argument("--trace", choices=sorted(TRACES), action="append", help="only this one; may be repeated")
-    parser.add_argument("--engines", type=int, action="append", choices=SIZES, help="only so many; may be repeated")
-    parser.add_argument("--hour", action="store_true", help="only the hour of 1,000 engines")
+    parser.add_argument("--trace", choices=sorted(TRACES), action="append", help="run this trace; may be repeated")
+    parser.add_argument("--engines", type=int, action="append", choices=SIZES, help="fleet size; may be repeated")
+    parser.add_argument("--hour", action="store_true", help="run the hour on 1,000 engines instead")
     options = parser.parse_args()
-    about = header()
-    path = RESULTS / ("fleet_sim_hour.json" if options.hour else "fleet_sim.json")
-    print("\n".join(f"{key}: {value}" for key, value in about.items()))
+    about = print_header()
     made: dict[str, Any] = {}
     if options.hour:
         made["hour"] = hour()
         if options.save:
-            path.write_text(json.dumps({**about, "figures": made}, indent=1) + "\n")
+            save(RESULTS / "fleet_sim_hour.json", {**about, "figures": made})
     else:
         for size in options.engines or SIZES:
             scale = SIZES[size] * (0.25 if options.quick else 1.0)
             for name in options.trace or TRACES:
                 made[f"{name}, {size}"] = compare(name, size, scale=scale)
                 if options.save:
-                    path.write_text(json.dumps({**about, "figures": made}, indent=1) + "\n")
+                    save(RESULTS / "fleet_sim.json", {**about, "figures": made})
         print("\nbars missed:", *(check_bars(made) or ["none"]), sep="\n  ")
 
 

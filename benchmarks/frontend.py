@@ -1,10 +1,10 @@
-"""What the language itself costs: time per generation with a model that answers at once, and messages per run.
+"""The cost of the language itself: time per generation with a model that answers at once, and messages per run.
 
     python -m benchmarks.frontend              # everything, on one core
     python -m benchmarks.frontend --runs 500   # quicker
 
-``instant`` answers inside the call; ``slow`` takes 50 ms per generation. No model is loaded. What was imported before
-the measurement is kept from the garbage collector (``gc.freeze``), which would else walk all of torch now and then.
+``instant`` answers inside the call; ``slow`` takes 50 ms per generation. No model is loaded. ``gc.freeze`` excludes
+imported modules from garbage collection; otherwise a collection would scan all of torch during a measurement.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from phloem.lang.backend.phloem_backend import PhloemBackend
 from phloem.protocol import messages, ops
 from phloem.protocol.program_call import ProgramCall
 
-from . import header
+from . import print_header
 
 GEN_S = 0.05
 
@@ -58,7 +58,7 @@ class Instant:
 
 
 class InstantApi(BaseBackend):
-    """The same as a third party's backend: one call per generation."""
+    """A third party's backend that answers at once: one call per generation."""
 
     precache_in_batch = False
 
@@ -67,7 +67,7 @@ class InstantApi(BaseBackend):
 
 
 class InstantAsyncApi(InstantApi):
-    """The same for an event loop."""
+    """``InstantApi`` for an event loop."""
 
     async def generate_async(self, s: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
         return " ok", {}
@@ -116,7 +116,7 @@ def branching(s: Any, question: str) -> None:
 
 
 def per_gen_us(run: Callable[[], Any], num_gens: int, repeats: int) -> tuple[list[float], list[float]]:
-    """(by the clock, of it computing by this process): where other programs share the core the two differ."""
+    """(wall time, CPU time of this process): the two differ when other programs use the core."""
     run()
     clock, computing = [], []
     for _ in range(repeats):
@@ -138,8 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    about = header()
-    print("\n".join(f"{name}: {value}" for name, value in about.items()))
+    print_header()
     gc.collect()
     gc.freeze()
 
@@ -188,7 +187,7 @@ def main() -> None:
 
 
 def measure_thousand(repeats: int) -> None:
-    """A thousand programs at once on an API that takes its time."""
+    """Run a thousand programs at once on an API that takes 50 ms per generation."""
     ideal_s = 3 * GEN_S
     print(
         f"\n1,000 programs of 3 gens, {GEN_S * 1e3:.0f} ms per gen (ideal {ideal_s:.2f} s): median (lowest to highest)"

@@ -1,12 +1,12 @@
 """All figures of a GPU in one command: each kernel is checked and timed, then the engine runs.
 
     python -m benchmarks.gpu --out DIR                        # all parts, in under nine minutes
-    python -m benchmarks.gpu --out DIR attention engine       # some
+    python -m benchmarks.gpu --out DIR attention engine       # two parts
     python -m benchmarks.gpu --out DIR --smoke                # toy sizes through Triton's interpreter, without a GPU
 
-A kernel is checked against the plain-torch reference in float64 inputs' arithmetic, then timed beside its roofline: the
-time that moving its bytes or computing its products takes at the rates measured on this very machine. What could not be
-measured is left empty, never estimated. Writes ``gpu.json`` and ``gpu.md``.
+The benchmark checks a kernel against the plain-torch reference on float64 copies of its inputs, then times it beside
+its roofline: the time to move its bytes or to compute its products at the rates measured on this machine. A figure
+that could not be measured stays empty. Writes ``gpu.json`` and ``gpu.md``.
 """
 
 # ruff: noqa: E402 (the interpreter has to be chosen before a kernel is imported)
@@ -27,10 +27,10 @@ from typing import Any
 
 SMOKE = "--smoke" in sys.argv
 if SMOKE:
-    os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # set before any kernel is imported
 try:
     import phloem
-except ImportError:  # run from a checkout that nobody has installed
+except ImportError:  # the checkout may not be installed
     _folder = tempfile.mkdtemp()
     os.symlink(Path(__file__).resolve().parents[1], Path(_folder) / "phloem")
     sys.path.insert(0, _folder)
@@ -48,21 +48,21 @@ TRIALS = 15
 
 @dataclass(frozen=True)
 class Figure:
-    """One line. Times are milliseconds, medians; ``roofline_ms`` at this machine's measured rates."""
+    """One line of the report. Times are median milliseconds; ``roofline_ms`` uses this machine's measured rates."""
 
     part: str
     case: str
-    error: float | None  # largest, against the reference, relative to the largest result
+    error: float | None  # largest error against the reference, relative to the largest result
     ms: float | None = None
     roofline_ms: float | None = None
     bound: str = ""
-    other: str = ""  # the machine's own library on the same work
+    other: str = ""  # the vendor's library on the same work
     other_ms: float | None = None
     note: str = ""
 
     @property
     def share(self) -> float | None:
-        """Of the roofline."""
+        """The roofline's time divided by the measured one."""
         return None if self.ms is None or self.roofline_ms is None else self.roofline_ms / self.ms
 
 
@@ -77,7 +77,7 @@ class Bench:
         self.machine = roofline.H200 if smoke else self._measured()
 
     def _measured(self) -> roofline.DeviceSpec:
-        """Copy bandwidth of 4 GiB and bfloat16 products of 8192 x 8192, by this machine's own libraries."""
+        """The rates of copying 4 GiB and of bfloat16 products of 8192 x 8192, with the vendor's libraries."""
         source = torch.empty(1 << 30, dtype=torch.int32, device=self.device).random_()
         target = torch.empty_like(source)
         copy = 2 * source.numel() * 4 / (self.time(lambda: target.copy_(source)) / 1e3)
@@ -86,7 +86,7 @@ class Bench:
         return roofline.DeviceSpec(torch.cuda.get_device_name(), copy, flops)
 
     def time(self, call: Callable[[], object]) -> float:
-        """Median milliseconds; the second-level cache is overwritten before every trial."""
+        """Median milliseconds. The L2 cache is overwritten before every trial."""
         call()
         torch.cuda.synchronize()
         flush = torch.empty(64 << 20, dtype=torch.int32, device=self.device)
@@ -113,7 +113,7 @@ class Bench:
         other_call: Callable[[], object] | None = None,
         note: str = "",
     ) -> None:
-        """Check and time one case. ``expected`` None: too large for the reference, which checks a smaller case."""
+        """Check and time one case. ``expected`` is None if the case is too large for the reference."""
         error = None
         if expected is not None:
             found, wanted = _float(call()), _float(expected())
@@ -142,7 +142,7 @@ def _float(x: Any) -> torch.Tensor:
 
 
 def decode_attention(bench: Bench) -> None:
-    """GQA, one query a row, at the bars' shapes; then a prefix that all rows share."""
+    """Grouped-query decode attention with one query a row, at the shapes of the bars; then with a shared prefix."""
     heads, kv_heads, size = (32, 8, 128) if not bench.smoke else (4, 2, 16)
     cases = [(256, 1024), (256, 8192), (32, 8192), (1, 8192)] if not bench.smoke else [(3, 40), (1, 70)]
     for rows, length in cases:
@@ -268,11 +268,11 @@ def elementwise(bench: Bench) -> None:
 
 
 def engine(bench: Bench) -> None:
-    """Published shapes with random weights: 256 requests at once, a lone stream, a mixture of experts."""
+    """Published shapes with random weights: 256 requests at once, one stream, and a mixture of experts."""
     from .gpu_engine import TOYS, WORKLOADS, serve
 
     if bench.smoke:
-        # A graph of the stand-in's holds the calls of kernels, not what the interpreter does in them.
+        # A stand-in graph records calls of kernels, not the interpreter's operations inside them.
         from phloem.tests.runtime.executor.stand_in import traced
 
         with using(traced(triton_backend())):
@@ -295,7 +295,7 @@ def engine(bench: Bench) -> None:
             for figure in figures:
                 bench.figures.append(figure)
                 print(_line(figure), flush=True)
-        gc.collect()  # the next model needs the memory
+        gc.collect()  # free the memory for the next model
         torch.cuda.empty_cache()
 
 
@@ -351,7 +351,7 @@ def report(bench: Bench, about: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _backend(smoke: bool) -> Iterator[None]:
-    """Under the interpreter tensors lie on the CPU, whose own kernels are not meant here."""
+    """The Triton backend. Under the interpreter tensors lie on the CPU, so the device would select the CPU kernels."""
     if not smoke:
         yield
         return

@@ -1,8 +1,8 @@
-"""The engine at work on published shapes with random weights, for ``benchmarks.gpu``. Never invents a time.
+"""The engine on published shapes with random weights, for ``benchmarks.gpu``.
 
-A workload is run twice on one engine, with other prompts each time: the first makes the graphs and compiles what is
-not compiled. Its roofline is the time that the machine needs to read each step's weights and every token's context
-from memory and to compute the prompts, at the rates measured on it.
+Each workload runs twice on one engine, with different prompts. The first run captures graphs and compiles kernels; the
+second is timed. The roofline is the time to read each step's weights and every token's context from memory and to
+compute the prompts, at the machine's measured rates.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Lengths are drawn with seed 0, each between two bounds; all requests come at once."""
+    """Requests that arrive at once. Their lengths are drawn with seed 0, each between two bounds."""
 
     shape: str
     num_requests: int
     prompt: tuple[int, int]
     output: tuple[int, int]
-    compares: bool = False  # also without overlap
+    compares: bool = False  # also run without overlap
 
 
 WORKLOADS = (
@@ -57,7 +57,7 @@ TOYS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``step_ms``: the median; ``host_ms``: of a step, what was not spent waiting for the device. None was timed: 0."""
+    """``step_ms``: median time of a step. ``host_ms``: its part that did not wait for the device. 0: none was timed."""
 
     case: str
     num_tokens: int
@@ -77,13 +77,13 @@ def serve(workload: Workload, spec: DeviceSpec, *, is_smoke: bool) -> list[Resul
         engine = _engine(path, workload, is_smoke=is_smoke)
     results = []
     gc.collect()
-    gc.freeze()  # as the engine's own process does
+    gc.freeze()  # as the engine process does
     try:
         warm_ups = 0 if is_smoke else 1
         for round_, overlaps in enumerate((*[True] * (warm_ups + 1), *[False] * workload.compares)):
             engine.loop.overlaps = overlaps
             most = min(10_001, engine.vocab_size)
-            prompts = [[(token + round_) % most for token in prompt] for prompt in first]  # nothing may be cached
+            prompts = [[(token + round_) % most for token in prompt] for prompt in first]  # start with an empty cache
             found = _run(engine, workload, prompts, lengths, spec)
             if round_ >= warm_ups:
                 results.append(found)
@@ -94,7 +94,7 @@ def serve(workload: Workload, spec: DeviceSpec, *, is_smoke: bool) -> list[Resul
 
 
 def requests(workload: Workload) -> tuple[list[list[int]], list[int]]:
-    """Prompts and numbers of tokens to make: for 256 requests the very ones of nano-vllm's benchmark."""
+    """Prompts and numbers of tokens to generate. With 256 requests they equal those of nano-vllm's benchmark."""
     rng = random.Random(0)
     prompts = [
         [rng.randint(0, 10_000) for _ in range(rng.randint(*workload.prompt))] for _ in range(workload.num_requests)
@@ -103,9 +103,9 @@ def requests(workload: Workload) -> tuple[list[list[int]], list[int]]:
 
 
 def least_seconds(config: ModelConfig, prompts: list[list[int]], lengths: list[int], spec: DeviceSpec) -> float:
-    """In bfloat16: each token's context read, each step's weights read, and the prompts computed."""
+    """The roofline in bfloat16: read each token's context and each step's weights, and compute the prompts."""
     contexts = sum(len(p) * n + n * (n - 1) // 2 for p, n in zip(prompts, lengths, strict=True))
-    # As many rows decode in a step as have not ended by then.
+    # A step decodes the rows that have not ended by then.
     running = [sum(length > step for length in lengths) for step in range(max(lengths))]
     weights = sum(weight_count(config, rows) for rows in running) * 2
     products = 2 * weight_count(config, 1) * sum(map(len, prompts))
@@ -172,7 +172,7 @@ def _run(
 
 
 def weight_count(config: ModelConfig, rows: int) -> float:
-    """The weights that a step of ``rows`` tokens reads: of experts, those that so many tokens are expected to take."""
+    """The weights that a step of ``rows`` tokens reads, with the expected number of experts that the tokens select."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     blocks: float = 3 * hidden * inner

@@ -1,6 +1,4 @@
-"""Cases of ``benchmarks.gpu`` beyond one decoder layer's own: packed weights, 8-bit pools, shared prefixes, experts and
-adapters. Never started by itself.
-"""
+"""Cases of ``benchmarks.gpu``: quantized products, shared prefixes, 8-bit pools, experts, adapters, fused norms."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def quantized_products(bench: Bench) -> None:
-    """The gate and up projection of Llama-3-8B for a row, a batch and a prompt; beside it cuBLAS in bfloat16."""
+    """The gate and up projection of Llama-3-8B for a row, a batch and a prompt; compared with cuBLAS in bfloat16."""
     width_in, width_out = (4096, 28_672) if not bench.smoke else (256, 40)
     dense = bench.randn(width_out, width_in) / width_in**0.5
     for kind in ("int4", "int8", "fp8"):
@@ -52,7 +50,7 @@ def _packed(dense: Tensor, kind: str) -> QuantizedWeight:
 
 
 def shared_prefix(bench: Bench) -> None:
-    """64 children of one prefix of 8,192 tokens, one new token each; beside it the kernel that reads it 64 times."""
+    """64 children of one prefix of 8,192 tokens, one new token each; compared with a kernel that reads it 64 times."""
     children, prefix, own = (64, 8192, 64) if not bench.smoke else (3, 520, 5)
     inputs, size = _rows(bench, [prefix + own] * children, [1] * children)
     table = inputs[3]
@@ -81,7 +79,7 @@ def shared_prefix(bench: Bench) -> None:
 
 
 def fp8_pool(bench: Bench) -> None:
-    """Decoding over keys and values of 8 bits; beside it the same in the activations' type."""
+    """Decode attention over 8-bit keys and values; compared with a pool in the activations' type."""
     for rows, length in ((256, 1024), (256, 8192), (3, 700)) if not bench.smoke else ((3, 40),):
         inputs, size = _rows(bench, [length] * rows, [1] * rows)
         q, k, v, *tables = inputs
@@ -100,7 +98,7 @@ def fp8_pool(bench: Bench) -> None:
 
 
 def experts(bench: Bench) -> None:
-    """A mixture as Qwen3-30B-A3B's: 8 of 128 experts; beside it the reference, which runs all of them."""
+    """A mixture as Qwen3-30B-A3B's: 8 of 128 experts; compared with the reference, which runs all experts."""
     hidden, inner, count, top_k = (2048, 768, 128, 8) if not bench.smoke else (24, 20, 5, 2)
     gate_up = bench.randn(count, 2 * inner, hidden) / hidden**0.5
     down = bench.randn(count, hidden, inner) / inner**0.5
@@ -130,7 +128,7 @@ def experts(bench: Bench) -> None:
 
 
 def adapters(bench: Bench) -> None:
-    """Low-rank adapters of rank 16 on a 4,096-wide product: rows of a batch have different ones, and some none."""
+    """Adapters of rank 16 on a product of width 4,096. Rows of a batch use different adapters, and some use none."""
     width, rank, count = (4096, 16, 32) if not bench.smoke else (48, 8, 3)
     down, up = bench.randn(count, rank, width) / width**0.5, bench.randn(count, width, rank)
     for rows in (64, 4096) if not bench.smoke else (9,):
@@ -141,7 +139,7 @@ def adapters(bench: Bench) -> None:
         bench.add(
             "adapters",
             f"{rows:,} x {width:,}, {count} of rank {rank}",
-            partial(triton_backend().add_adapters, y.clone(), *inputs, scales=scales),  # in place: checked once
+            partial(triton_backend().add_adapters, y.clone(), *inputs, scales=scales),  # in place: run once
             partial(reference.add_adapters, y, *inputs, scales=scales),
             roofline.add_adapters(
                 rows, width, width, rank=rank, adapters=min(rows, count), element=bench.dtype.itemsize
@@ -150,7 +148,7 @@ def adapters(bench: Bench) -> None:
 
 
 def fused_norms(bench: Bench) -> None:
-    """Head norms, rope and KV write in one kernel, and the gate by gelu; beside it one after the other."""
+    """Head norms, rope and KV write in one kernel, and the gelu gate; compared with separate kernels."""
     rows, inner = (4096, 14_336) if not bench.smoke else (3, 40)
     heads, kv_heads, size = (32, 8, 128) if not bench.smoke else (3, 1, 16)
     element, device = bench.dtype.itemsize, bench.device
@@ -196,7 +194,7 @@ def fused_norms(bench: Bench) -> None:
 
 
 def _rows(bench: Bench, kv_lens: list[int], num_queries: list[int]) -> tuple[tuple[Tensor, ...], dict[str, int]]:
-    """Inputs of ``paged_attention`` over slots in random order, and the heads' shape."""
+    """Inputs of ``paged_attention`` with slots in random order, and the shape of its heads."""
     size = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
     if bench.smoke:
         size = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}

@@ -1,10 +1,10 @@
-"""What a step costs the host: everything but the model, whose results are made up and there at once.
+"""The host's cost of a step: everything except the model. A stand-in returns constant results at once.
 
     python -m benchmarks.host_work --rows 256
 
-On a GPU the host's part of a step is hidden while it is shorter than the device's (``docs/gpu.md``). It needs no GPU to
-be measured: the loop runs one step ahead as on one, over a stand-in, with a model that computes nothing. Times are
-processor time, which other programs on the machine disturb less.
+On a GPU the host's part of a step is hidden while it is shorter than the device's part (``docs/gpu.md``). Measuring it
+needs no GPU: the loop runs one step ahead of a stand-in device whose model computes nothing. Times are CPU times,
+because other programs on the machine change them less than wall times.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .shapes import write_shape
 
 STEPS = 200
 LETTERS = range(97, 123)
-KINDS = (  # what all sequences do: name, grammar, whether their text is streamed
+KINDS = (  # what all sequences do: name, grammar, whether their deltas are streamed
     ("free text", "", False),
     ("a grammar each", "[a-z]*", False),
     ("a grammar, all in step", "[a-z]{900}", False),
@@ -49,14 +49,14 @@ class Nothing:
 
 
 class Idle(StandIn):
-    """A device whose graphs give the same at every replay."""
+    """A device whose graphs give the same result at every replay."""
 
     def capture(self, run: Callable[[], torch.Tensor]) -> tuple[StandInGraph, torch.Tensor]:
         return Nothing(), run()
 
 
 def measure(num_rows: int, *, grammar: str, stream: bool = False) -> tuple[float, float]:
-    """Milliseconds of a decode step of ``num_rows`` sequences: median and least. Each draws letters at random."""
+    """Milliseconds of a decode step of ``num_rows`` sequences: median and least. Each sequence draws random letters."""
     with tempfile.TemporaryDirectory() as folder:
         path = write_shape("Qwen3-0.6B", Path(folder), is_toy=True)
         config = EngineConfig(
@@ -119,7 +119,7 @@ def main() -> None:
     for rows in arguments.rows:
         for name, grammar, stream in KINDS:
             middle, least = measure(rows, grammar=grammar, stream=stream)
-            print(f"{rows:>4} rows, {name:<24} {middle:6.2f} ms a step, at best {least:.2f}")
+            print(f"{rows:>4} rows, {name:<24} {middle:6.2f} ms a step, best {least:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How grammars that are hard to compile or to follow delay other requests: the gaps between the tokens of a stream.
+"""The delay of other requests by grammars that are hard to compile or to follow: the gaps between tokens of a stream.
 
     python -m benchmarks.hostile_grammars [--data schemas.jsonl] [--save]
 
-One client streams text all the time. Beside it each grammar is asked for twice; with ``--data`` then all its schemas,
-four at a time. Times are what the streaming client sees, in milliseconds between two pieces of text. Never looks at
-answers: that a grammar is refused, or given up on the way, is as good as that it is followed.
+One client streams text all the time. Another client requests each grammar twice, and with ``--data`` all its schemas,
+four at a time. Times are milliseconds between two pieces of text at the streaming client. The answers under grammars
+are not judged: the server may refuse a grammar or stop an answer.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import phloem
 from phloem.constrained import GrammarSpec
 from phloem.protocol.errors import PhloemError
 
-from . import RESULTS, header
+from . import RESULTS, header, save
 
 PROMPT = "Tell a long story about a lighthouse. "
 QUIET_S = 4.0  # before and after, alone
@@ -70,7 +70,7 @@ GRAMMARS = {name: GrammarSpec("json_schema", json.dumps(schema)) for name, schem
 
 
 class Listener:
-    """Streams one answer after the other, and notes how long each piece of text took to come, and beside what."""
+    """Streams one answer after the other. Records the gaps between pieces of text by the grammar that ran beside."""
 
     def __init__(self, runtime: phloem.Runtime) -> None:
         self.beside = "alone"
@@ -120,7 +120,7 @@ def measure(model: str, data: Path | None) -> dict[str, dict[str, float]]:
 
 
 def _ask(runtime: phloem.Runtime, grammar: GrammarSpec, seed: int) -> None:
-    with contextlib.suppress(PhloemError):  # as good as an answer, here
+    with contextlib.suppress(PhloemError):  # a refusal is fine here
         runtime.generate("Say: ", grammar=grammar, max_tokens=60, temperature=1.0, seed=seed)
 
 
@@ -143,7 +143,7 @@ def main() -> None:
     for name, row in found.items():
         print(f"{name:30} {row['pieces']:>7} {row['p50']:>8} {row['p99']:>8} {row['max']:>8}")
     if args.save:
-        (RESULTS / "hostile_grammars.json").write_text(json.dumps(header() | {"gaps_ms": found}, indent=2) + "\n")
+        save(RESULTS / "hostile_grammars.json", header() | {"gaps_ms": found})
 
 
 if __name__ == "__main__":

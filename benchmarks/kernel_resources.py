@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernel_resources --out benchmarks/results/kernel_resources.md
 
-Registers are of a thread, shared memory of a block; a spilled register would be kept in local memory, and none may be.
+Registers are counted per thread, shared memory per block. A spilled register lies in local memory; no kernel may spill.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _FLAGS = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_PIECES", "IS_AFTER_PIECES")
 
 @dataclass(frozen=True)
 class Build:
-    """One specialization: ``types`` by argument (``*`` a pointer), pointers and ints in ``aligned`` divisible by 16."""
+    """One specialization. ``types`` by argument, ``*`` marks a pointer. Those in ``aligned`` are divisible by 16."""
 
     name: str
     kernel: Any
@@ -69,7 +69,7 @@ def attention_builds(config: Config) -> Iterator[Build]:
             yield attention_build(f"attention {kind} {model} window, cap", shape, heads, ("HAS_WINDOW", "HAS_SOFT_CAP"))
     for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
         yield attention_build(f"attention {kind} Llama-3-8B fp8 pool", shape, llama, pool="*u8")
-    # A shared prefix, and what is left to the rows: of one token, and of several.
+    # A shared prefix, and the rows' suffixes: of one token, and of several.
     for kind, shape, flag in (
         ("prefix", config.shared, "HAS_PIECES"),
         ("suffix of one token", config.decode, "IS_AFTER_PIECES"),
@@ -119,7 +119,7 @@ def attention_build(
 
 
 def builds(arch: int) -> Iterator[Build]:
-    """Every kernel at the configurations shipped for ``arch``."""
+    """A build of every kernel with each configuration shipped for ``arch``."""
     config = CONFIGS[arch]
     yield from attention_builds(config)
     yield from product_builds(config)
@@ -191,7 +191,7 @@ def builds(arch: int) -> Iterator[Build]:
 
 
 def logit_builds() -> Iterator[Build]:
-    """From logits to tokens; the same on every architecture."""
+    """Builds of the kernels from logits to tokens; every architecture has the same."""
     sizes = dict.fromkeys(("num_rows", "vocab_size", "logits_stride"), "i32")
     yield Build(
         "sample",
@@ -291,7 +291,7 @@ def _blocks(shape: ProductConfig) -> dict[str, Any]:
 
 
 def resources(build: Build, arch: int) -> Resources:
-    """Compiles ``build`` for ``arch``; needs no GPU."""
+    """Compile ``build`` for ``arch`` and return its resources. Needs no GPU."""
     names = build.kernel.arg_names
     signature = {name: "constexpr" if name in build.constants else build.types[name] for name in names}
     aligned = [name for name in names if signature[name].startswith("*") or name in build.aligned]
@@ -314,7 +314,7 @@ def resources(build: Build, arch: int) -> Resources:
 
 def table(archs: tuple[int, ...]) -> str:
     lines = [
-        "# What the Triton kernels take of a GPU",
+        "# Registers and shared memory of the Triton kernels",
         "",
         "Made by `python -m benchmarks.kernel_resources` with Triton "
         + triton.__version__

@@ -1,27 +1,25 @@
-"""What each CPU kernel costs in one step of SmolLM2-135M's shapes, by rows.
+"""Time of each CPU kernel in one step of SmolLM2-135M's shapes, by number of rows.
 
     python -m benchmarks.kernels_cpu [PART ...] [--team own|torch] [--threads N] [--rows 1 4 16 256] [--save]
 
-Parts: linears, head, small_ops, attention, sampling; all by default. Milliseconds for all 30 layers, the best of the
-repeats, with the median in brackets: a busy machine shows in the difference. Every layer has weights and keys of its
-own, so they come from memory as in a real step, not from a cache. With ``--team own`` torch has one thread, so look at
-its products (int4, oneDNN) with ``--team torch``.
+Parts: linears, head, small_ops, attention, sampling; all by default. Times are milliseconds for all 30 layers: the best
+of the repeats, and the median in brackets, which is much larger on a busy machine. Every layer has its own weights and
+keys, so they are read from memory as in a real step, not from a cache. ``--team own`` leaves torch one thread: measure
+torch's products (int4, oneDNN) with ``--team torch``.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from phloem import kernels
 from phloem.kernels.linear import PackedLinear, Precision, dequantize
 
-from . import RESULTS, header
+from . import RESULTS, print_header, save
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 30, 576, 1536, 9, 3, 64, 49_152
 SHAPES = {
@@ -31,7 +29,7 @@ SHAPES = {
     "down": (HIDDEN, INNER),
 }
 CONTEXTS = ((1, 100), (1, 1000), (1, 4000), (4, 100), (16, 100), (16, 1200))  # rows x tokens of context
-SHARED = ((16, 1200, 1100), (16, 700, 600))  # rows x tokens of context, of which so many are the same for all
+SHARED = ((16, 1200, 1100), (16, 700, 600))  # rows x tokens of context, and the tokens that all rows share
 PREFILLS = ((256, 256), (256, 1000), (256, 4000))  # new tokens x tokens of context
 
 Figures = dict[str, tuple[float, float]]  # name -> (best, median) milliseconds
@@ -92,7 +90,7 @@ def head(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
 
 
 def small_ops(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
-    """What lies between the products of every layer: two norms with residual, rope with the KV write, silu-mul."""
+    """The ops between the products of every layer: two norms with residual, rope with the KV write, silu-mul."""
     weight, cos_sin = torch.randn(HIDDEN), torch.randn(4096, HEAD_DIM)
     caches = torch.zeros(2, 8192, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
     each: dict[str, Figures] = {"rms_norm, twice": {}, "rope_write_kv": {}, "silu_mul": {}}
@@ -120,7 +118,7 @@ def repeated(work: Callable[[], object], times: int) -> Callable[[], None]:
 
 
 def attention(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
-    """Decoding and chunks of prefill, slots scattered; ``rows`` is not used."""
+    """Decode rows and prefill chunks over scattered slots; ``rows`` is not used."""
     for dtype in (torch.bfloat16, torch.float32):
         figures: Figures = {}
         cases = [(r, n, 1, 0) for r, n in CONTEXTS] + [(r, n, 1, shared) for r, n, shared in SHARED]
@@ -148,7 +146,7 @@ def attention(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
 
 
 def sampling(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
-    """One step's sampling, of logits as peaked as a model's."""
+    """One step's sampling, from logits that are as peaked as a model's."""
     cuts = {
         "greedy": (0.0, -1, 1.0, 0.0),
         "temperature": (0.8, -1, 1.0, 0.0),
@@ -185,15 +183,13 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART", help=", ".join(PARTS))
     options.add_argument("--threads", type=int, default=0, help="0: one per core")
-    options.add_argument("--team", choices=["own", "torch"], default="own", help="whose threads the kernels run on")
+    options.add_argument("--team", choices=["own", "torch"], default="own", help="thread pool that runs the kernels")
     options.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 256])
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
     chosen = options.parse_args()
     choose = kernels.set_kernel_threads if chosen.team == "own" else kernels.set_threads
-    report: dict[str, Any] = header() | {"team": chosen.team, "threads": choose(chosen.threads)}
-    for key, value in report.items():
-        print(f"{key}: {value}")
+    report = print_header(team=chosen.team, threads=choose(chosen.threads))
     kernels.warm_up()
     torch.manual_seed(0)
     timer = Timer(chosen.repeats)
@@ -205,10 +201,7 @@ def main() -> None:
             cells = (f"{key}: {best:.2f} ({median:.2f})" for key, (best, median) in figures.items())
             print(f"  {label:<20} " + "   ".join(cells), flush=True)
     if chosen.save:
-        path = RESULTS / "kernels_cpu.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(report, indent=1) + "\n")
-        print(f"\nwritten to {path}")
+        save(RESULTS / "kernels_cpu.json", report)
 
 
 if __name__ == "__main__":

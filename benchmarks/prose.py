@@ -125,5 +125,5 @@ NOTES = (
 
 
 def shared_guide() -> str:
-    """An instruction of about 600 tokens, the same for every note."""
+    """An instruction of about 600 tokens, shared by all notes."""
     return GUIDE + "\n\n".join(DOCUMENT.split("\n\n")[:3])

@@ -1,16 +1,15 @@
-"""What a precision costs in quality: perplexity, agreement with float32, and where greedy texts part.
+"""The quality of each precision: perplexity, agreement with float32, and the tokens at which greedy texts diverge.
 
     python -m benchmarks.quality [--model smollm2] [--precisions auto int16 bfloat16] [--tokens 4096]
     python -m benchmarks.quality --greedy 20 --precisions auto int16 [--sensitivity]
 
-The text is English prose of this repository, in windows of 1,024 tokens, each from an empty context. ``--greedy``
-continues prompts with float32's own choices, and lists each place where the other precision would choose differently,
-with float32's margin between its two best logits: any difference but a near-tie would be a fault, not rounding.
-``--sensitivity`` does so for ``int16`` with the inputs of one kind of product rounded to 8 bits, kind by kind.
+The text is English prose of this repository, in windows of 1,024 tokens, each with an empty context. ``--greedy``
+continues prompts with float32's choices and lists each position where the other precision would choose another token,
+with float32's margin between its two best logits. A near-tie is rounding; a difference with a larger margin is a fault.
+``--sensitivity`` repeats this for ``int16`` and rounds the inputs of one kind of product at a time to 8 bits.
 """
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -32,17 +31,17 @@ from phloem.runtime.models import Model, load_model
 from phloem.runtime.tokenizer import Tokenizer, load_chat_template, load_tokenizer
 from phloem.runtime.weights.resolve import resolve_model
 
-from . import header
+from . import print_header, save
 from .prose import DOCUMENT, NOTES, QUESTIONS, SUBJECTS, shared_guide
 
 WINDOW, CHUNK = 1024, 256
-NEAR_TIE = 0.05  # of the two best logits, in float32
+NEAR_TIE = 0.05  # largest margin between float32's two best logits that counts as a near-tie
 NEW_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """``top1``: how often the likeliest token is float32's. ``cpu_s`` of all threads, to see what it costs."""
+    """``top1``: the share of positions with float32's likeliest token. ``cpu_s``: CPU seconds of all threads."""
 
     precision: str
     describe: str
@@ -55,7 +54,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """A place where the precision's likeliest token, after the same tokens, is not float32's."""
+    """A position where, after the same tokens, the precision's likeliest token is not float32's."""
 
     prompt: int
     position: int
@@ -70,8 +69,8 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class GreedyText:
-    """``tokens``: a prompt and float32's continuation; from ``first`` on they are its choices ``best``, which beat
-    ``second`` by ``margins``. The last choice may end the text and is then no token of it.
+    """``tokens``: a prompt and float32's continuation. ``best``: float32's choices for the positions from ``first`` on;
+    ``margins``: their logits less those of ``second``. The last choice may be the end token: ``tokens`` leaves it out.
     """
 
     first: int
@@ -93,7 +92,7 @@ class Reader:
         self.table = self.slots.int().view(1, -1)
 
     def logits(self, tokens: torch.Tensor, start: int = 0) -> Iterator[torch.Tensor]:
-        """float32 [n, V] of up to 256 positions at a time; what lies before ``start`` has been read already."""
+        """float32 [n, V] of up to 256 positions at a time. The KV of the positions before ``start`` is in the pool."""
         for first in range(start, len(tokens), CHUNK):
             piece = tokens[first : first + CHUNK]
             n = len(piece)
@@ -186,7 +185,7 @@ def greedy_texts(path: Path, num_prompts: int, threads: int = 0) -> list[GreedyT
 
 
 def partings(reader: Reader, texts: Sequence[GreedyText], tokenizer: Tokenizer) -> tuple[list[Parting], float]:
-    """(every place where the reader would have written another token, the error of the margins as root mean square)."""
+    """(every position where the reader would choose another token, the margins' error as root mean square)."""
     found, squares = [], []
     for i, text in enumerate(texts):
         logits = torch.cat(list(reader.logits(text.tokens)))[text.first - 1 :][: len(text.best)]
@@ -201,7 +200,7 @@ def partings(reader: Reader, texts: Sequence[GreedyText], tokenizer: Tokenizer) 
 
 
 class CoarseInput(PackedLinear):
-    """A product whose x is rounded to 8 bits before, with a scale for every 32 neighbours."""
+    """A product that first rounds x to 8 bits, with a scale for every 32 neighbours."""
 
     def __init__(self, product: PackedLinear) -> None:
         vars(self).update(vars(product))
@@ -247,7 +246,7 @@ def sensitivity(
 
 
 def compared(path: Path, args: argparse.Namespace) -> Iterator[tuple[str, list[Parting], float]]:
-    """(what was compared with float32, where it parts, the error of its margins), one after the other."""
+    """For each precision or kind of product: (name, positions that differ from float32, error of its margins)."""
     texts = greedy_texts(path, args.greedy, args.threads)
     tokenizer = load_tokenizer(path)
     for precision in args.precisions:
@@ -273,15 +272,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--precisions", nargs="+", default=["auto", "int16", "bfloat16"])
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--greedy", type=int, default=0, metavar="N", help="compare greedy texts of N prompts instead")
-    parser.add_argument("--sensitivity", action="store_true", help="with --greedy: 8 bits by kind of product, too")
+    parser.add_argument("--sensitivity", action="store_true", help="with --greedy: also 8 bits by kind of product")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--out", type=Path, help="write the figures there as JSON")
+    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args(argv)
     if not 0 <= args.greedy <= len(SUBJECTS):
         parser.error(f"--greedy {args.greedy}: there are {len(SUBJECTS)} prompts")
     path = resolve_model(args.model)
-    report: dict[str, Any] = header()
-    print(*(f"{key}: {value}" for key, value in report.items()), sep="\n")
+    report = print_header()
     faults = 0
     if args.greedy:
         for name, found, error in compared(path, args):
@@ -289,12 +287,12 @@ def main(argv: list[str] | None = None) -> int:
             faults += num_faults
             report[name] = {"margin_error": error, "partings": [asdict(parting) for parting in found]}
             print(
-                f"\n{name}: {len(found)} partings in {args.greedy} texts of up to {NEW_TOKENS} tokens, {num_faults} "
-                f"of them no near-ties; margins differ by {error:.4f} (root mean square)",
+                f"\n{name}: {len(found)} differences in {args.greedy} texts of up to {NEW_TOKENS} tokens, {num_faults} "
+                f"of them not near-ties; margins differ by {error:.4f} (root mean square)",
                 flush=True,
             )
             for p in found:
-                kind = "near-tie" if p.is_near_tie else "NO NEAR-TIE"
+                kind = "near-tie" if p.is_near_tie else "NOT A NEAR-TIE"
                 print(
                     f"  prompt {p.prompt:>2} token {p.position:>3}: {p.reference!r} or {p.other!r}, "
                     f"margin {p.margin:.3f} {kind}"
@@ -308,8 +306,7 @@ def main(argv: list[str] | None = None) -> int:
                 flush=True,
             )
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        save(args.out, report)
     return 1 if faults else 0
 
 

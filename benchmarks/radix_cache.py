@@ -1,26 +1,24 @@
-"""The radix cache's cost on the host: tokens matched and inserted per second, and cost against the cache's size.
+"""The radix cache on the host: tokens matched and inserted per second, and the time of operations by cache size.
 
     python -m benchmarks.radix_cache [--quick] [--save]
 
 Throughput: prompts of 1,000 tokens that share 500 with others; a round is acquire, extend, commit, release.
-Size: the same round, and one token of decoding for 64 leases, in a cache that already holds 10 thousand to 10 million
-tokens; once with slots to spare and once full, so that each round evicts as many tokens as it takes slots.
-Times are CPU times of the process, so that other programs on the machine change them little.
+Size: the same round, and one decoded token for 64 leases, in a cache that already holds 10 thousand to 10 million
+tokens. It runs once with free slots and once with a full cache, where each round evicts as many tokens as it adds.
+Times are CPU times of the process, because other programs on the machine change them less than wall times.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from phloem.radix_cache import RadixCache
 
-from . import RESULTS, header
+from . import RESULTS, print_header, save
 
 PROMPT_LEN = 1000
 SHARED_LEN = 500
@@ -29,7 +27,7 @@ VOCAB_SIZE = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Seconds of one round over repeats."""
+    """Seconds of one round: median, best and worst of the repeats."""
 
     median_s: float
     best_s: float
@@ -72,7 +70,7 @@ def timed(work: Callable[[], None]) -> float:
 
 
 def throughput(repeats: int, num_prompts: int) -> dict[str, Spread]:
-    """Seconds of match + insert of one prompt."""
+    """Seconds to match and insert one prompt."""
     kinds = ("new prompts", "known prompts", "new prompts, events on")
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for repeat in range(repeats):
@@ -96,9 +94,9 @@ def filled(num_tokens: int, *, spare: int) -> tuple[RadixCache, Prompts]:
 
 
 def rounds(num_tokens: int, *, repeats: int, num_prompts: int) -> dict[str, Spread]:
-    """Seconds of one prompt (with slots to spare, and full), and of one more token for each of 64 leases."""
+    """Seconds for one prompt (with free slots, and with a full cache), and for one more token of each of 64 leases."""
     result: dict[str, Spread] = {}
-    for name, spare in (("prompt, room to spare", repeats * num_prompts * PROMPT_LEN), ("prompt, cache full", 0)):
+    for name, spare in (("prompt, free slots", repeats * num_prompts * PROMPT_LEN), ("prompt, cache full", 0)):
         cache, prompts = filled(num_tokens, spare=spare)
         if name == "prompt, cache full":
             for tokens in prompts.make(50):
@@ -135,15 +133,13 @@ def rounds(num_tokens: int, *, repeats: int, num_prompts: int) -> dict[str, Spre
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--quick", action="store_true", help="up to one million tokens, few repeats")
+    options.add_argument("--quick", action="store_true", help="measure up to one million tokens, with few repeats")
     options.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
     chosen = options.parse_args()
     repeats, num_prompts = (3, 50) if chosen.quick else (15, 50)
     sizes = (10_000, 100_000, 1_000_000) if chosen.quick else (10_000, 100_000, 1_000_000, 10_000_000)
 
-    report: dict[str, Any] = header()
-    for key, value in report.items():
-        print(f"{key}: {value}")
+    report = print_header()
     print(f"\nmatch + insert at {PROMPT_LEN:,}-token prompts, {SHARED_LEN} of them shared (median, worst .. best):")
     report["throughput_tokens_per_s"] = {}
     for name, s in throughput(3 * repeats, 300).items():
@@ -160,10 +156,7 @@ def main() -> None:
         for name, s in found.items():
             print(f"  {size:>10,}  {name:<32} {s.median_s * 1e6:8.1f}  {s.best_s * 1e6:8.1f} .. {s.worst_s * 1e6:.1f}")
     if chosen.save:
-        path = RESULTS / "radix_cache.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(report, indent=1) + "\n")
-        print(f"\nwritten to {path}")
+        save(RESULTS / "radix_cache.json", report)
 
 
 if __name__ == "__main__":

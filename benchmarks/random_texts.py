@@ -1,7 +1,8 @@
-"""Random texts from a schema's masks: tokens drawn freely for a while, then the shortest way found to the end.
+"""Random texts from a schema's masks: random tokens for a while, then the shortest completion that a search finds.
 
-Every token goes through the mask, the ones of the way to the end too: a mask that forbids what can be completed, or
-allows what cannot, is found. Never asks the reference; ``walk_schemas`` does, of each text.
+Every token passes the mask, those of the completion too. So the walk finds masks that forbid a token of a valid
+completion, and masks that allow a token after which no completion exists. ``walk_schemas`` also gives each text to
+``jsonschema``.
 """
 
 import heapq
@@ -19,12 +20,12 @@ from phloem.constrained.machine.walk import ENDS
 
 PLAIN = bytes([*range(0x21, 0x5C), *range(0x5D, 0x7F), 0x20, 0x80, 0x90, 0xA0, 0xBF])
 UNHEARD_OF = b'"no such property":'
-MAX_TRIED = 20_000  # configurations looked at for the next step of the way to the end
+MAX_TRIED = 20_000  # configurations that the search for the next step of a completion visits
 MAX_TOKENS = 6_000
 
 
 class RandomTexts:
-    """Texts of one grammar of JSON. ``names`` are property names that it may require."""
+    """Random texts of one JSON grammar. ``names``: the property names that the grammar may require."""
 
     def __init__(self, grammar: CompiledGrammar, names: Iterable[str]) -> None:
         self.grammar = grammar
@@ -35,7 +36,7 @@ class RandomTexts:
         self.longest = min(16, max(map(len, self.ids)))
 
     def draw(self, rng: random.Random) -> tuple[str, str | None]:
-        """A text, and why it is none (None: it is one)."""
+        """(a text, None), or (the text so far, the reason why it is not a complete text of the grammar)."""
         matcher = self.grammar.matcher()
         out = bytearray()
         problem = self._wander(matcher, rng, out) or self._finish(matcher, out)
@@ -80,7 +81,7 @@ class RandomTexts:
         return "unfinished"
 
     def _way_on(self, machine: Machine, start: int, alphabet: bytes) -> bytes | None:
-        """Bytes to the end, out of a value, or to the next property it may need."""
+        """The bytes to the end of the text, out of the current value, or to a property that may be required."""
         depth_of = machine.stack_depths
         configs = machine.configs
         start_depth = depth_of[configs[start][2]]
@@ -94,7 +95,7 @@ class RandomTexts:
                 any_other = machine.advance_bytes(config, UNHEARD_OF)
                 for name in self.names:
                     if machine.advance_bytes(config, name) not in (-1, any_other):
-                        self.names.remove(name)  # the last to be tried next time
+                        self.names.remove(name)  # try this name last next time
                         self.names.append(name)
                         return way + name
             for byte in self._bytes_of(machine, configs[config][0], alphabet):
@@ -106,14 +107,14 @@ class RandomTexts:
 
     @staticmethod
     def _bytes_of(machine: Machine, state: int, alphabet: bytes) -> list[int]:
-        """One byte for each way a state goes on."""
+        """One byte for each transition of a state."""
         row = machine.row(state)
         found = {int(row[byte]): byte for byte in reversed(alphabet) if row[byte] > 0}
         return [*found.values(), *(b",]}" if machine.arrays[ENDS][state] else b"")]
 
 
 def property_names(schema: Any) -> list[str]:
-    """The names that a schema mentions, those in lists that may require them first."""
+    """The property names in a schema; names in lists that may require them come first."""
     return list(dict.fromkeys((*_required(schema), *_described(schema))))
 
 
@@ -148,7 +149,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def walk_schemas(vocabulary: Vocabulary, cases: Iterable[tuple[str, str]], walks: int, order: str) -> Counter[str]:
-    """Random texts of every schema (name, text); each has to satisfy jsonschema. Prints those that do not."""
+    """Draw texts of every schema (name, text), and print each text that ``jsonschema`` refuses."""
     import jsonschema
 
     found: Counter[str] = Counter()
@@ -181,6 +182,6 @@ def walk_schemas(vocabulary: Vocabulary, cases: Iterable[tuple[str, str]], walks
 
 
 def _note_twins(pairs: list[tuple[str, Any]], twins: list[bool]) -> dict[str, Any]:
-    """JSON lets an object write a name twice; names that no keyword mentions are not kept track of."""
+    """Note whether an object has a name twice. JSON allows it, and grammars only track names that a keyword has."""
     twins.append(len({k for k, _ in pairs}) < len(pairs))
     return dict(pairs)

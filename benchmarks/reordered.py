@@ -1,4 +1,4 @@
-"""JSON values with their properties in an order that a grammar takes: whether order alone is why one was refused."""
+"""Reorder the properties of JSON values, to find out whether a grammar refuses a value only because of their order."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -8,12 +8,12 @@ from phloem.constrained import Vocabulary, compile
 from phloem.constrained.machine import Machine
 
 REFUSED = -1
-MAX_TRIED = 20_000  # properties written in search of an order
+MAX_TRIED = 20_000  # properties that the search may write
 IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 
 def is_order_alone(vocabulary: Vocabulary, schema: str, text: str, options: dict[str, str]) -> bool:
-    """Whether the grammar of a schema takes the value of a JSON text in some order of its properties."""
+    """Whether the grammar of a schema accepts the value of a JSON text in some order of its properties."""
     grammar = compile("json_schema", schema, vocabulary, **options)
     value = json.loads(text)
     config, found = Reordering(grammar.machine, json.loads(schema)).write(grammar.start, value)
@@ -32,7 +32,7 @@ class Reordering:
         self._num_tried = 0
 
     def write(self, config: int, value: Any, schemas: Iterable[Any] | None = None) -> tuple[int, str]:
-        """Where the value leads from a configuration, and its text; ``REFUSED`` if no order was found."""
+        """The configuration after the value, and the value's text; ``REFUSED`` if no order is accepted."""
         applied = list(self._applied([self.root] if schemas is None else schemas))
         if isinstance(value, dict) and value:
             names = [name for schema in applied for name in schema.get("properties", ())]
@@ -78,7 +78,7 @@ class Reordering:
         return self.machine.advance_bytes(config, text.encode()) if config != REFUSED else REFUSED
 
     def _applied(self, schemas: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        """The schemas and those that they apply to the same value, each once."""
+        """The schemas, and the subschemas that they apply to the same value, each once."""
         todo, seen = [*schemas], set()
         for schema in todo:
             if not isinstance(schema, dict) or id(schema) in seen:

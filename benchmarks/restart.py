@@ -1,8 +1,8 @@
-"""What a killed engine costs: how long streams pause, and how long it takes until the next engine is ready.
+"""The cost of a killed engine: the pause of each stream, and the time until the next engine is ready.
 
 ``python -m benchmarks.restart [--model smollm2] [--replicas 1 2] [--rounds 3] [--out FILE]``. In each round streams
-begin, the engine with most of them is killed (SIGKILL), and each stream's longest gap between two pieces of text after
-that is its pause. The texts must equal those of an undisturbed run.
+begin, then SIGKILL ends the engine with most of them. The pause of a stream is its longest gap between two pieces of
+text after the kill. The texts must equal those of a run without a kill.
 """
 
 import argparse
@@ -21,15 +21,15 @@ from typing import Any
 import phloem
 from phloem.cluster.supervisor import Replica
 
-from . import header
+from . import header, save
 
-STREAMS, TOKENS, KILL_AFTER = 8, 200, 5  # pieces of text, each of a token or more
+STREAMS, TOKENS, KILL_AFTER = 8, 200, 5  # pieces of text, each of one token or more
 LIMIT_S = 300.0
 PROMPTS = [f"Write a short story about tree number {i}." for i in range(STREAMS)]
 
 
 async def streams(runtime: phloem.Runtime, kill: Callable[[], None] | None) -> tuple[list[str], list[float], float]:
-    """The texts, the longest gap of each stream after the kill, and when the kill was."""
+    """The texts, the longest gap of each stream after the kill, and the time of the kill."""
     times: list[list[float]] = [[] for _ in PROMPTS]
     killed_s = 0.0
 
@@ -89,7 +89,7 @@ def wait_ready(runtime: phloem.Runtime) -> None:
 
 
 def wait_epoch(runtime: phloem.Runtime, victim: Replica) -> float:
-    """When the engine after ``victim`` became ready."""
+    """The time at which the engine that replaces ``victim`` became ready."""
     end_s = time.perf_counter() + LIMIT_S
     while time.perf_counter() < end_s:
         now = next(replica for replica in runtime.fleet() if replica.name == victim.name)
@@ -109,7 +109,7 @@ def main() -> None:
     report = header() | {"streams": STREAMS, "runs": [measure(args.model, n, args.rounds) for n in args.replicas]}
     print(json.dumps(report, indent=1))
     if args.out is not None:
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        save(args.out, report)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The least bytes and flops of each kernel, and the time that a device needs for them.
 
-Bytes count each input and output once, as if repeated reads came from a cache; a multiply-add is two flops.
+Bytes count each input and output once, as if a cache served repeated reads. A multiply-add is two flops.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """A device: bytes/s of a memory copy, and flops/s of bfloat16 matrix products, both measured."""
+    """A device's measured rates: bytes/s of a memory copy, and flops/s of bfloat16 matrix products."""
 
     name: str
     copy: float
@@ -25,7 +25,7 @@ class Work:
     flops: float = 0.0
 
     def seconds(self, device: DeviceSpec) -> float:
-        """The roofline: the slower of moving and computing."""
+        """The roofline: the larger of the times to move the bytes and to compute the flops."""
         return max(self.bytes / device.copy, self.flops / device.flops)
 
     def bound(self, device: DeviceSpec) -> str:
@@ -42,7 +42,7 @@ def attention(
     element: int = 2,
     window: int = 0,
 ) -> Work:
-    """Rows of ``kv_lens`` tokens, the last ``num_queries`` of which are queries. ``element``: bytes of a number."""
+    """Rows of ``kv_lens`` tokens; the last ``num_queries`` of each are queries. ``element``: bytes per number."""
     keys = seen = 0
     for length, queries in zip(kv_lens, num_queries, strict=True):
         first = length - queries  # the first query's position; it sees first + 1 keys
@@ -79,7 +79,7 @@ def silu_mul(rows: int, width: int, *, element: int = 2) -> Work:
     return Work(3 * rows * width * element, 5.0 * rows * width)
 
 
-_WEIGHT_BYTES = {"int4": 0.5 + 4 / 32, "int8": 1 + 2 / 32, "fp8": 1 + 4 / 128}  # with scales, and offsets for int4
+_WEIGHT_BYTES = {"int4": 0.5 + 4 / 32, "int8": 1 + 2 / 32, "fp8": 1 + 4 / 128}  # including scales, and offsets for int4
 
 
 def quantized_product(rows: int, width_in: int, width_out: int, *, kind: str, element: int = 2) -> Work:
@@ -89,27 +89,27 @@ def quantized_product(rows: int, width_in: int, width_out: int, *, kind: str, el
 
 
 def mix_experts(tokens: int, *, hidden: int, inner: int, top_k: int, taken: int, element: int = 2) -> Work:
-    """``taken``: the number of different experts used; each one's weights are read once."""
+    """``taken``: the number of distinct experts that the tokens use. The weights of each are read once."""
     moved = element * (3 * hidden * inner * taken + 2 * tokens * hidden) + 8 * tokens * top_k
     return Work(moved, 6.0 * tokens * top_k * hidden * inner)
 
 
 def add_adapters(tokens: int, width_in: int, width_out: int, *, rank: int, adapters: int, element: int = 2) -> Work:
-    """``adapters``: the number of different adapters; every token has one."""
+    """``adapters``: the number of distinct adapters. Every token uses one."""
     moved = element * (adapters * rank * (width_in + width_out) + tokens * (width_in + 2 * width_out)) + 12 * tokens
     return Work(moved, 2.0 * tokens * rank * (width_in + width_out))
 
 
 def apply_bitmask(rows: int, vocab_size: int, *, forbidden: float = 1.0) -> Work:
-    """``forbidden``: the share of tokens that is overwritten; allowed ones are not touched."""
+    """``forbidden``: the share of tokens whose logits are overwritten. Logits of allowed tokens are not read."""
     return Work(rows * (vocab_size / 8 + 4 * vocab_size * forbidden))
 
 
 def sample(rows: int, vocab_size: int) -> Work:
-    """Logits come from memory once; the later passes over a row are the L2 cache's."""
+    """Logits are read from memory once; the L2 cache serves the later passes over a row."""
     return Work(4.0 * rows * vocab_size + 60.0 * rows, 10.0 * rows * vocab_size)
 
 
 def penalties(rows: int, vocab_size: int, *, seen: int) -> Work:
-    """``seen``: different tokens a row; the table of counts is cleared, then read, and only seen logits are touched."""
+    """``seen``: distinct tokens per row. The kernel clears and reads the table of counts and changes seen logits."""
     return Work(rows * (8.0 * vocab_size + 12.0 * seen))

@@ -2,9 +2,9 @@
 
     python -m benchmarks.scaling [PART ...] [--model smollm2] [--quick] [--out FILE] [--images docs/images]
 
-Parts: batch, context, cached, head, memory, start; all by default. Steps are timed in this process, without a server;
-a point is the median of its steps, with their best beside it. Cached tokens are put into the tree without being
-computed: a step must not notice them. Memory and start-up are those of fresh processes.
+Parts: batch, context, cached, head, memory, start; all by default. Steps are timed in this process, without a server.
+A point is the median of its steps, with the best beside it. Cached tokens are inserted into the tree without being
+computed: the time of a step must not depend on them. Memory and start-up times are those of fresh processes.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from phloem.runtime.executor import SampleRow
 from phloem.runtime.profiling import Load, run_load
 from phloem.runtime.scheduler import PlanRow, StepPlan
 
-from . import RESULTS, header
+from . import RESULTS, header, save
 from .chart import line_chart
 from .serving import free_port, stop
 
@@ -52,7 +52,7 @@ def batch(args: argparse.Namespace) -> list[Point]:
     engine = engine_of(args.model)
     points = []
     for rows in BATCHES[:: 3 if args.quick else 1]:
-        new_tokens = NEW_TOKENS + rows // 2  # the rows must all have begun before the first ends
+        new_tokens = NEW_TOKENS + rows // 2  # the last row must begin before the first one ends
         points.append({"x": rows, **step_ms(engine, Load(rows, 100, new_tokens))})
         show("rows", points[-1])
     engine.close()
@@ -92,7 +92,7 @@ def cached(args: argparse.Namespace) -> list[Point]:
 
 
 def head(args: argparse.Namespace) -> list[Point]:
-    """A grammar allows ten tokens: the whole head, and only the blocks with these, in turns."""
+    """A grammar allows ten tokens: compute the whole head, and only the blocks with these tokens, in turns."""
     engine = engine_of(args.model)
     executor, points = engine.executor, []
     mask = np.zeros(-(-engine.vocab_size // 32), dtype=np.uint32)
@@ -122,8 +122,9 @@ def head(args: argparse.Namespace) -> list[Point]:
 
 
 def memory(args: argparse.Namespace) -> list[Point]:
-    """The most that an engine's process has had resident (VmHWM), after each of its stages; it computes and answers as
-    one that was started by a server. Library pages and the interpreter count, files that were only read do not.
+    """Peak resident memory (VmHWM) of an engine process after each stage, with the settings of a server's engine.
+
+    It includes the pages of libraries and of the interpreter, but not the page cache of files that were read.
     """
     command = [sys.executable, "-m", "phloem.benchmarks.scaling", "--inner-memory", "--model", args.model]
     found = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -143,7 +144,7 @@ def inner_memory(args: argparse.Namespace) -> None:
     stages["ready"] = resident()
     run_load(engine, Load(16, 200, NEW_TOKENS))
     stages["16 rows served"] = resident()
-    for cache in (*engine.kv.k, *engine.kv.v):  # memory is taken when it is first written
+    for cache in (*engine.kv.k, *engine.kv.v):  # the system allocates memory when it is first written
         cache[:MEMORY_TOKENS] = 1.0
     run_load(engine, Load(16, 200, NEW_TOKENS))
     kv_bytes = engine.kv.size_bytes // engine.kv.num_slots * MEMORY_TOKENS
@@ -152,14 +153,14 @@ def inner_memory(args: argparse.Namespace) -> None:
 
 
 def resident() -> dict[str, float]:
-    """Bytes: the most so far, and now; of these the process's own, and pages of files (libraries)."""
+    """Bytes of resident memory: the peak, the current value, its anonymous part, and its pages of files (libraries)."""
     names = {"VmHWM": "peak_bytes", "VmRSS": "now_bytes", "RssAnon": "own_bytes", "RssFile": "library_bytes"}
     lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
     return {names[key[:-1]]: int(rest[0]) * 1024 for key, *rest in lines if key[:-1] in names}
 
 
 def start(args: argparse.Namespace) -> list[Point]:
-    """From starting the server's process to the first token of a streamed answer, twice: the second finds caches."""
+    """Seconds from the start of a server process to the first streamed token, twice; the second start finds caches."""
     points: list[Point] = []
     for turn in (1, 2):
         port = free_port()
@@ -195,7 +196,7 @@ PARTS = {"batch": batch, "context": context, "cached": cached, "head": head, "me
 CHARTS = {
     "batch": ("Decode step against the batch, contexts of 100 tokens", "rows"),
     "context": ("Decode step of one row against its context", "tokens of context"),
-    "cached": ("Decode step of 4 rows against what else is cached", "tokens in the cache"),
+    "cached": ("Decode step of 4 rows against the number of cached tokens", "tokens in the cache"),
 }
 
 
@@ -205,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--quick", action="store_true", help="every third point")
     parser.add_argument("--out", type=Path, default=RESULTS / "scaling.json")
-    parser.add_argument("--images", type=Path, help="write a chart of each part there")
+    parser.add_argument("--images", type=Path, help="write a chart of each part to this folder")
     parser.add_argument("--inner-memory", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if unknown := [part for part in args.parts if part not in PARTS]:
@@ -219,8 +220,7 @@ def main(argv: list[str] | None = None) -> int:
     for part in args.parts or PARTS:
         print(f"\n{part}")
         report[part] = PARTS[part](args)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        save(args.out, report)
         if args.images and part in CHARTS:
             title, label = CHARTS[part]
             lines = {f"{kind} step": [(p["x"], p[kind]) for p in report[part]] for kind in ("median", "best")}

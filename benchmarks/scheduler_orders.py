@@ -1,19 +1,18 @@
-"""The scheduler's orders compared on calls of very unequal length: seconds from arrival to end.
+"""The scheduler's orders compared on calls of very different lengths: seconds from arrival to end.
 
     python -m benchmarks.scheduler_orders [--quick] [--save] [--load X]
 
-The real scheduler and cache in the simulation of ``benchmarks.scheduler_sim``; calls of ``traces.mixed``. ``known``:
-each call gives the number of its tokens. ``predicted``: each gives 8,192 as its bound, and the scheduler learns lengths
-by program. One run is short of rows (16 rows, slots for all), the other of slots (64 rows).
+The simulation of ``benchmarks.scheduler_sim`` runs the real scheduler and cache on calls of ``traces.mixed``.
+``known``: each call states its number of tokens. ``predicted``: each call states 8,192 as its bound, and the scheduler
+learns lengths by program. Rows are scarce in one run (16 rows, slots for all), slots in the other (64 rows).
 """
 
 import argparse
-import json
 import random
 import statistics
 from typing import Any
 
-from . import RESULTS, header
+from . import RESULTS, print_header, save
 from .scheduler_sim import Setting, Simulation, hit_rate
 from .traces import mixed
 
@@ -26,7 +25,7 @@ SETTINGS = (
     Setting("shortest remaining, known", "program_aware", "shortest_remaining", 1, True, "known"),
 )
 NUM_CALLS, CALLS_PER_S = 3000, 9.0
-POOLS = {"rows": (16, 200_000), "slots": (64, 12_000)}  # what is short: rows, slots
+POOLS = {"rows": (16, 200_000), "slots": (64, 12_000)}  # the scarce resource: (rows, slots)
 
 
 def figures(simulation: Simulation) -> dict[str, Any]:
@@ -70,18 +69,15 @@ def compare(pool: str, *, num_calls: int, rate: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler_orders", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the calls")
+    parser.add_argument("--quick", action="store_true", help="run a tenth of the calls")
     parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
-    parser.add_argument("--load", type=float, default=1.0, help="the arrival rate times this")
+    parser.add_argument("--load", type=float, default=1.0, help="factor for the arrival rate")
     options = parser.parse_args()
-    about = header()
-    print("\n".join(f"{key}: {value}" for key, value in about.items()))
+    about = print_header()
     num_calls = NUM_CALLS // 10 if options.quick else NUM_CALLS
     made = {pool: compare(pool, num_calls=num_calls, rate=CALLS_PER_S * options.load) for pool in POOLS}
     if options.save:
-        path = RESULTS / "scheduler_orders.json"
-        path.write_text(json.dumps({**about, "load": options.load, "figures": made}, indent=1) + "\n")
-        print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
+        save(RESULTS / "scheduler_orders.json", {**about, "load": options.load, "figures": made})
 
 
 if __name__ == "__main__":

@@ -3,19 +3,18 @@
     python -m benchmarks.scheduler_sim [--quick] [--save] [--trace NAME] [--load X]
     python -m benchmarks.scheduler_sim --host-cost [--save]
 
-A step takes BASE_S + TOKEN_S * tokens + CONTEXT_S * tokens of context read, about an 8-billion-parameter model on one
-large GPU. Hit rate: the share of prompt tokens that were not computed (recomputation after a preemption counts).
+A step takes BASE_S + TOKEN_S * tokens + CONTEXT_S * tokens of context read, about the time of an 8-billion-parameter
+model on one large GPU. Hit rate: the share of prompt tokens that were not computed. Tokens that are computed again
+after a preemption count as computed.
 
-``optimum``: the same run with a cache that knows the future: it evicts by Belady's rule, first the tokens that are
-needed furthest in the future, by the times of the program-aware run. ``alone``: Belady's rule for one call at a time
-with the whole pool, an upper bound for concurrent calls. ``infinite``: no eviction. The optimum knows which question
-comes next, which no rule can know of random calls; ``known`` is a rule that knows the mean frequency of each prefix,
-from other draws of the same trace.
+``optimum``: the same run with Belady's rule. The cache evicts the tokens that are needed furthest in the future, by the
+times of the program-aware run. ``alone``: Belady's rule for one call at a time with the whole pool, an upper bound for
+concurrent calls. ``infinite``: no eviction. The optimum knows the next question, which no real policy can predict for
+random calls. ``known``: a policy that knows the mean frequency of each prefix, from other draws of the same trace.
 """
 
 import argparse
 import heapq
-import json
 import random
 import statistics
 import time
@@ -31,7 +30,7 @@ from phloem.radix_cache import POLICIES, Policy, RadixCache
 from phloem.radix_cache.node import RadixNode
 from phloem.runtime.scheduler import Scheduler, SchedulerConfig, Sequence, TokenBuffer
 
-from . import RESULTS, header
+from . import RESULTS, print_header, save
 from .traces import TRACES
 
 BASE_S, TOKEN_S, CONTEXT_S = 8e-3, 20e-6, 25e-9
@@ -44,7 +43,7 @@ DRAWN_ALONE = ("few_shot", "rag")  # traces whose calls are drawn independently
 class Setting:
     """One policy. ``is_program_aware``: sequences stay parked between calls, and the cache knows programs.
 
-    ``bounds`` names the bounds that a call gives for its length, in ``BOUNDS``.
+    ``bounds``: a key of ``BOUNDS``, the bound that each call states for its length.
     """
 
     name: str
@@ -55,7 +54,7 @@ class Setting:
     bounds: str = "twice"
 
 
-BOUNDS: dict[str, Callable[[int], tuple[int, int]]] = {  # the bounds that a call of n tokens gives
+BOUNDS: dict[str, Callable[[int], tuple[int, int]]] = {  # name -> the bound that a call of n tokens states
     "twice": lambda n: (0, 2 * n),
     "known": lambda n: (n, n),
     "unknown": lambda n: (0, 8192),
@@ -74,7 +73,7 @@ CLAIRVOYANT = Setting("clairvoyant", "lru", "oldest_program", 1, False)
 
 
 class Simulation:
-    """Discrete events: a call arrives when the calls before it have ended; a step takes its modelled time."""
+    """Discrete events. A call arrives when the calls before it have ended; a step takes its modelled time."""
 
     def __init__(
         self,
@@ -186,7 +185,7 @@ class Simulation:
         if made + 1 < call.num_new:
             return
         call.end_s = self.now_s
-        call.computed = seq.num_run - made  # of the prompt, recomputation after preemptions included
+        call.computed = seq.num_run - made  # prompt tokens, including those computed again after preemptions
         scheduler, program = self.scheduler, call.program
         self._num_left[program.name] -= 1
         goes_on = any(later.program is program and later.line == call.line for later in call.before)
@@ -207,7 +206,7 @@ class Simulation:
 class Needs:
     """When each span will be needed. ``at``: for each call the time at which a run served it, or its place in an order.
 
-    Another run serves calls at other times, so ``serve`` marks a use as past, not a clock.
+    Another run serves calls at other times. So a use is past when ``serve`` says so, not when its time has come.
     """
 
     def __init__(self, trace: Trace, calls: list[TimedCall], at: list[float]) -> None:
@@ -223,14 +222,14 @@ class Needs:
             self._num_served[span.index] += 1
 
     def furthest(self, leaf: RadixNode, age: float) -> tuple[float, ...]:
-        """Belady's rule as a policy: evict the leaf that is needed furthest in the future."""
+        """Belady's rule as an eviction policy: evict the leaf that is needed furthest in the future."""
         index = bisect_right(self._firsts, leaf.tokens.item(-1)) - 1
         uses, num_served = self._uses[index], self._num_served[index]
         return (-uses[num_served] if num_served < len(uses) else float("-inf"), leaf.last_use)
 
 
 def by_law(trace: Trace, others: list[Trace]) -> Policy:
-    """Evict the leaf that ``others``, draws of the same trace, need least often."""
+    """An eviction policy: evict the leaf that ``others``, draws of the same trace, need least often."""
     firsts = [span.first for span in trace.paths.spans]
     uses: Counter[tuple[str, ...]] = Counter()
     for other in others:
@@ -245,7 +244,7 @@ def by_law(trace: Trace, others: list[Trace]) -> Policy:
 
 
 def belady_hit_rate(trace: Trace, calls: list[TimedCall], num_slots: int) -> float:
-    """One call at a time, in the order given, each with the whole pool."""
+    """The hit rate of Belady's rule when calls run one at a time, in the given order, each with the whole pool."""
     needs = Needs(trace, calls, [float(i) for i in range(len(calls))])
     cache = RadixCache(num_slots, policy=needs.furthest)
     found = asked = 0
@@ -351,7 +350,7 @@ def compare(
 
 
 def check_bars(made: dict[str, Any]) -> list[str]:
-    """The bars missed: 96% of the optimum, better than LRU + first come, no wait longer than the bound."""
+    """The bars missed: 96% of the optimum, better than LRU + first come, and no wait longer than the bound."""
     faults = []
     for trace, pools in made.items():
         for pool, result in pools.items():
@@ -370,7 +369,7 @@ def check_bars(made: dict[str, Any]) -> list[str]:
 
 
 def host_cost(*, repeats: int = 5, **case: Any) -> dict[str, Any]:
-    """For each step the quickest of several equal runs, to leave out other work of the machine."""
+    """Times of each step: the best of several equal runs, because other programs on the machine slow some steps."""
     runs = [step_times(**case) for _ in range(repeats)]
     times_s = sorted(map(min, zip(*(times_s for times_s, _, _ in runs), strict=True)))
     return {
@@ -385,9 +384,10 @@ def host_cost(*, repeats: int = 5, **case: Any) -> dict[str, Any]:
 def step_times(
     *, num_slots: int, max_running: int, ends: float, order: str = "oldest_program", num_steps: int = 400
 ) -> tuple[list[float], float, int]:
-    """CPU seconds of ``plan`` and ``complete``, 256 running and 1,000 waiting; in each step a share ``ends`` ends.
+    """CPU seconds of ``plan`` and ``complete`` with 256 running and 1,000 waiting sequences.
 
-    Also the median of running sequences, and how many waited at the end.
+    In each step the share ``ends`` of the running sequences ends. Also returns the median number of running sequences,
+    and the number that wait at the end.
     """
     cache = RadixCache(num_slots)
     config = SchedulerConfig(max_running=max_running, max_step_tokens=8192, prefill_chunk=2048, order=order)
@@ -450,14 +450,13 @@ def show_host_cost() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of each trace, its rate and its pool")
+    parser.add_argument("--quick", action="store_true", help="run a tenth of each trace, with a tenth of rate and pool")
     parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
-    parser.add_argument("--trace", choices=sorted(TRACES), action="append", help="only this one; may be repeated")
-    parser.add_argument("--load", type=float, default=1.0, help="arrival rates times this")
+    parser.add_argument("--trace", choices=sorted(TRACES), action="append", help="run this trace; may be repeated")
+    parser.add_argument("--load", type=float, default=1.0, help="factor for the arrival rates")
     parser.add_argument("--host-cost", action="store_true", help="time the scheduler itself instead")
     options = parser.parse_args()
-    about = header()
-    print("\n".join(f"{key}: {value}" for key, value in about.items()))
+    about = print_header()
     if options.host_cost:
         name, made = "scheduler_host_cost", show_host_cost()
     else:
@@ -472,9 +471,7 @@ def main() -> None:
             }
         print("\nbars missed:", *(check_bars(made) or ["none"]), sep="\n  ")
     if options.save:
-        path = RESULTS / f"{name}.json"
-        path.write_text(json.dumps({**about, "figures": made}, indent=1) + "\n")
-        print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
+        save(RESULTS / f"{name}.json", {**about, "figures": made})
 
 
 if __name__ == "__main__":

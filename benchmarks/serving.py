@@ -3,8 +3,9 @@
     python -m benchmarks.serving                                    # starts our server with the default model
     python -m benchmarks.serving --url http://127.0.0.1:8080 --no-extensions --label llama-server
 
-Every request streams. The client keeps each network chunk with its time and reads them when the answer has ended, so
-that it costs the server little. Time to first token counts from sending the request to the chunk with the first text.
+Every request streams. The client stores each network chunk with its time and parses the chunks after the answer has
+ended, so it takes little CPU time from the server. Time to first token: from sending the request to the chunk with the
+first text.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import Any, Protocol
 import httpx
 import msgspec
 
-from . import RESULTS, header
+from . import RESULTS, print_header, save
 from .prose import DOCUMENT, NOTES, QUESTIONS, SUBJECTS, shared_guide
 
 SCHEMA = {
@@ -57,7 +58,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Figures:
-    """One workload. ``tokens_per_s``: output tokens over the wall time of the whole workload, one value per repeat."""
+    """One workload. ``tokens_per_s``: output tokens divided by the wall time of the workload, one value per repeat."""
 
     workload: str
     requests: int
@@ -74,7 +75,7 @@ class Figures:
 
 
 class Asked(Protocol):
-    """What a workload sends its requests to."""
+    """A server or engine that answers a workload's requests."""
 
     async def ask(self, messages: Messages, max_tokens: int, *, to_the_end: bool = False, **more: Any) -> Answer: ...
 
@@ -82,8 +83,10 @@ class Asked(Protocol):
 
 
 class Target:
-    """A server under test. ``extensions``: whether it takes ``ignore_eos`` and, unless ``can_flush`` says no, drops its
-    cache when told to. ``keep_alive``: whether connections are used again; some servers close them while they are.
+    """A server under test.
+
+    ``extensions``: the server takes ``ignore_eos``. ``can_flush``: it also empties its cache on request.
+    ``keep_alive``: connections are used again. Turn it off for a server that closes connections which carry a request.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Target:
         self.model = model
 
     async def ask(self, messages: Messages, max_tokens: int, *, to_the_end: bool = False, **more: Any) -> Answer:
-        """One chat completion. ``to_the_end``: not to stop before ``max_tokens``, where the server can be told so."""
+        """One chat completion. ``to_the_end``: ask a server with extensions not to stop before ``max_tokens``."""
         body = {
             "model": self.model,
             "messages": messages,
@@ -131,7 +134,7 @@ class Target:
 
 
 def read_answer(chunks: list[tuple[float, bytes]]) -> Answer:
-    """The answer in a stream's network chunks: (seconds, bytes). Its tokens are counted where no usage is sent."""
+    """The answer in a stream's network chunks: (seconds, bytes). Without usage in the stream, texts count as tokens."""
     texts: list[str] = []
     times: list[float] = []
     usage: dict[str, Any] = {}
@@ -159,7 +162,7 @@ def read_answer(chunks: list[tuple[float, bytes]]) -> Answer:
     )
 
 
-# -- workloads: the answers to all requests, at most `concurrency` under way ------------------------------------------
+# -- workloads: the answers to all requests, at most `concurrency` at a time ------------------------------------------
 
 
 async def at_once(concurrency: int, tasks: list[Callable[[], Awaitable[Any]]]) -> list[Any]:
@@ -198,7 +201,7 @@ async def shared_prefix(target: Asked, count: int) -> list[Answer]:
 
 
 async def classification(target: Asked, count: int) -> list[Answer]:
-    """Notes behind one instruction of about 600 tokens, 4 tokens each, 16 at once."""
+    """Notes after one instruction of about 600 tokens, 4 tokens each, 16 at once."""
     prompts = [[{"role": "system", "content": shared_guide()}, *user(f"The note: {note}")] for note in NOTES[:count]]
     return await at_once(16, [lambda p=p: target.ask(p, 4, to_the_end=True) for p in prompts])
 
@@ -228,7 +231,7 @@ async def chats(target: Asked, count: int) -> list[Answer]:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``count`` requests, or chats, of which ``concurrency`` are under way at once."""
+    """``count`` requests or chats, ``concurrency`` at a time."""
 
     concurrency: int
     count: int
@@ -246,7 +249,7 @@ WORKLOADS = {
 
 
 async def measure(target: Asked, name: str, repeats: int, *, count: int = 0) -> Figures:
-    """Each repeat begins with an empty cache where the server can be told so. ``count`` 0: the workload's own."""
+    """Each repeat begins with an empty cache if the server can flush it. ``count`` 0: the workload's own count."""
     workload = WORKLOADS[name]
     answers: list[Answer] = []
     figures = Figures(name, requests=0, concurrency=workload.concurrency)
@@ -272,7 +275,7 @@ async def measure(target: Asked, name: str, repeats: int, *, count: int = 0) -> 
 
 
 def follows_schema(text: str) -> bool:
-    """Whether ``text`` is what ``SCHEMA`` asks for (checked here by hand: the benchmark needs no validator)."""
+    """Whether ``text`` satisfies ``SCHEMA``. Checked by hand, so the benchmark needs no validator."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError:
@@ -303,7 +306,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def own_server(model: str, args: list[str]) -> Iterator[str]:
-    """Our server in a process of its own, until the block ends; gives its address."""
+    """Run our server in its own process until the block ends; yields its address."""
     port = free_port()
     with started([sys.executable, "-m", "phloem", "serve", model, "--port", str(port), *args], port) as url:
         yield url
@@ -311,7 +314,7 @@ def own_server(model: str, args: list[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def started(command: list[str], port: int, *, output: int | None = None) -> Iterator[str]:
-    """A server that answers at ``/health`` of ``port``, until the block ends; gives its address."""
+    """Run a server that answers ``/health`` on ``port`` until the block ends; yields its address."""
     url = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
@@ -365,14 +368,14 @@ async def run(target: Target, names: list[str], repeats: int) -> list[Figures]:
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--url", help="a running server; without it ours is started")
+    parser.add_argument("--url", help="a running server; without it the benchmark starts ours")
     parser.add_argument("--model", default="smollm2", help="the model to start, or to ask for at --url")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma-separated: " + ", ".join(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=1, help="runs of each workload")
-    parser.add_argument("--no-extensions", action="store_true", help="send standard OpenAI fields alone")
+    parser.add_argument("--no-extensions", action="store_true", help="send only standard OpenAI fields")
     parser.add_argument("--api-key", help="sent as a bearer token")
     parser.add_argument("--server-args", default="", help="more arguments for our server, in one string")
-    parser.add_argument("--label", default="phloem", help="names the result file")
+    parser.add_argument("--label", default="phloem", help="label in the name of the result file")
     parser.add_argument("--out", type=Path, help="the result file (default benchmarks/results/serving-LABEL.json)")
     args = parser.parse_args(argv)
     args.workloads = [name.strip() for name in args.workloads.split(",")]
@@ -385,15 +388,13 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parsed(argv)
-    top = header()
-    print(*(f"{key}: {value}" for key, value in top.items()), sep="\n")
+    about = print_header()
     server = contextlib.nullcontext(args.url) if args.url else own_server(args.model, shlex.split(args.server_args))
     with server as url:
         target = Target(url, extensions=not args.no_extensions, model=args.model, api_key=args.api_key)
         found = asyncio.run(run(target, args.workloads, args.repeats))
     out = args.out or RESULTS / f"serving-{args.label}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({**top, "workloads": [asdict(f) for f in found]}, indent=1) + "\n")
+    save(out, {**about, "workloads": [asdict(f) for f in found]})
     print(f"written: {out}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Published models as their configs, to be run with random weights. Speed does not depend on what weights say."""
+"""Configs of published models, to run with random weights. Speed does not depend on the values of weights."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ _TOY = {
 
 
 def write_shape(name: str, folder: Path, *, is_toy: bool = False) -> Path:
-    """``folder`` with the config of the shape and a tokenizer of as many tokens; ``is_toy``: the same, but tiny."""
+    """Write the shape's config and a tokenizer with its vocabulary size to ``folder``. ``is_toy``: a tiny variant."""
     from phloem.tests.runtime.models.tiny import IM_END, IM_START, write_byte_tokenizer
 
     config = {**SHAPES[name], "bos_token_id": IM_START, "eos_token_id": IM_END}

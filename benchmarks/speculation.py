@@ -1,14 +1,14 @@
-"""Drafts off against on: copying, JSON, code edits, chat, and sixteen chats at once, in one engine, taking turns.
+"""Decoding with drafts and without: copying, JSON, code edits, chat, and sixteen chats at once, in one engine.
 
     python -m benchmarks.speculation                                                     # SmolLM2, about a minute
     python -m benchmarks.speculation --model qwen2.5-coder-1.5b --repeats 1 --max-tokens 96            # about 2
     python -m benchmarks.speculation --model qwen2.5-coder-1.5b --draft-model qwen2.5-coder-0.5b \
         --repeats 1 --max-tokens 96 --only code chat                                                   # about 1
 
-Greedy. Each answer meets an empty cache and drafters that have seen none of its text, and is made without drafts and
-with, one after the other, in alternating order. A shorter run before prepares kernels and learns costs. Tokens per
-second are of decoding alone, and of the whole for the load. With a draft model its guesses are also forced for a while,
-and what they would gain is reckoned from what they are worth and cost.
+Greedy. Each answer starts with an empty cache and drafters that have seen none of its text. It runs once without drafts
+and once with them, in alternating order. A shorter run before warms up kernels and learns the costs of steps. Tokens
+per second count decoding alone; for the load of sixteen they count the whole time. With a draft model, a second part
+forces its drafts and computes the gain of longer chains from the acceptance rate and the costs.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from ..protocol.sampling import SamplingParams
 from ..runtime.config import EngineConfig
 from ..runtime.engine import EngineCore
 from ..runtime.speculative import ModelDrafter, Speculation, StepCosts
-from . import RESULTS, header
+from . import RESULTS, header, save
 from .prose import DOCUMENT
 
 CODE = '''def total_price(items, tax_rate):
@@ -80,7 +80,7 @@ LOAD = [f"Write a short paragraph about {subject}." for subject in (
 
 @dataclass(slots=True)
 class Figures:
-    """One workload. Of each repeat the tokens per second without drafts and with them."""
+    """One workload. ``off`` and ``on``: tokens per second of each repeat, without and with drafts."""
 
     workload: str
     off: list[float] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Figures:
 
     @property
     def ratio(self) -> float:
-        """The median over repeats of on / off, each of neighbours in time."""
+        """The median over repeats of on / off; the two of a repeat ran one after the other."""
         return statistics.median(on / off for on, off in zip(self.on, self.off, strict=True))
 
 
@@ -176,10 +176,12 @@ def measure(engine: EngineCore, workload: str, *, repeats: int, max_tokens: int)
 
 @dataclass(slots=True)
 class Arithmetic:
-    """A draft model alone: ``share`` of its guesses come true, each takes ``cost`` of the target's step, and a step
-    that verifies k of them takes ``steps[k]`` of one without. Chains of k then run at ``gains[k]`` of the speed:
+    """The speed of chains of k drafts from a draft model, relative to decoding without drafts.
 
-        (1 + share + .. + share^k) / (steps[k] + k * cost)
+        gains[k] = (1 + share + .. + share^k) / (steps[k] + k * cost)
+
+    ``share``: the share of accepted drafts. ``cost``: the time of one draft, and ``steps[k]``: the time of a step that
+    verifies k drafts, both relative to a step without drafts.
     """
 
     workload: str
@@ -189,8 +191,8 @@ class Arithmetic:
     gains: list[float]
 
 
-def reckon(engine: EngineCore, drafter: ModelDrafter, workload: str, *, max_tokens: int) -> Arithmetic:
-    """Force the drafter's guesses on a workload's questions, and reckon what chains of 0 to 6 gain."""
+def chain_gains(engine: EngineCore, drafter: ModelDrafter, workload: str, *, max_tokens: int) -> Arithmetic:
+    """Verify every draft on a workload's questions, and compute the gain of chains of 0 to 6 drafts."""
     learnt = engine.loop.speculation
     assert learnt is not None
     right, judged = drafter.num_right, drafter.num_judged
@@ -207,7 +209,7 @@ def reckon(engine: EngineCore, drafter: ModelDrafter, workload: str, *, max_toke
 
 
 class _Forced(StepCosts):
-    """A token is worth an hour and its row nothing: whatever can be guessed is run."""
+    """Costs under which every draft pays: a decode step takes an hour, and a draft's row takes no time."""
 
     def __init__(self, *, slope: float) -> None:
         super().__init__(slope=slope)
@@ -260,18 +262,17 @@ def main(argv: list[str] | None = None) -> None:
         for drafter in engine.loop.speculation.drafters:
             if isinstance(drafter, ModelDrafter):
                 names = [name for name in args.only if name in WORKLOADS]
-                arithmetic += [reckon(engine, drafter, name, max_tokens=args.max_tokens // 2) for name in names]
+                arithmetic += [chain_gains(engine, drafter, name, max_tokens=args.max_tokens // 2) for name in names]
     for a in arithmetic:
         gains = ", ".join(f"{k}: {gain:.2f}" for k, gain in enumerate(a.gains))
         print(
-            f"{a.workload}: {a.share:.0%} of the draft model's guesses are right, each takes {a.cost:.2f} of a step; "
-            f"speed by length of its chains: {gains}"
+            f"{a.workload}: {a.share:.0%} of the model's drafts are accepted, each takes {a.cost:.2f} of a step; "
+            f"speed by length of chain: {gains}"
         )
-    RESULTS.mkdir(exist_ok=True)
     kind = args.draft_model.split(":")[0].replace("/", "_")
     name = f"speculation_{args.model.replace('/', '_')}{'_with_' + kind if kind else ''}.json"
     kept = {**found, "figures": [asdict(f) for f in figures], "arithmetic": [asdict(a) for a in arithmetic]}
-    (RESULTS / name).write_text(json.dumps(kept, indent=1))
+    save(RESULTS / name, kept)
     engine.close()
 
 

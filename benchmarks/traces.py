@@ -23,7 +23,7 @@ def chat(n: int, rate: float, rng: random.Random) -> Trace:
 
 
 def http_chat(n: int, rate: float, rng: random.Random) -> Trace:
-    """The same conversations from clients that send the whole text each time: each turn is a new program."""
+    """The same conversations from clients that send the whole text every turn: each turn is a new program."""
     conversations = chat(n, rate, rng)
     programs = []
     for conversation in conversations.programs:
@@ -70,7 +70,7 @@ def tree_of_thought(n: int, rate: float, rng: random.Random) -> Trace:
 
 
 def agents(n: int, rate: float, rng: random.Random) -> Trace:
-    """Agents of 4 to 14 steps below one of 3 long tool descriptions; a tool takes 0.2 to 8 s and answers at length."""
+    """Agents of 4 to 14 steps below one of 3 long tool descriptions. A tool takes 0.2 to 8 s; its answers are long."""
     paths, programs = Paths(), []
     for i, program in enumerate(_arrivals("agents", n, rate, rng)):
         path = paths.add(paths.add((), f"tools {i % 3}", 1500), f"{i} task", _length(rng, 100))
@@ -85,7 +85,7 @@ def agents(n: int, rate: float, rng: random.Random) -> Trace:
 
 
 def rag(n: int, rate: float, rng: random.Random) -> Trace:
-    """Questions over 3 of 300 documents, drawn by Zipf's law, the more popular first, below one instruction."""
+    """Questions about 3 of 300 documents, drawn by Zipf's law, popular ones first, below one instruction."""
     paths, programs = Paths(), []
     weights = [1 / (k + 1) for k in range(300)]
     lengths = [_length(rng, 500) for _ in range(300)]
@@ -99,7 +99,7 @@ def rag(n: int, rate: float, rng: random.Random) -> Trace:
 
 
 def mixed(n: int, rate: float, rng: random.Random) -> Trace:
-    """Single calls of three functions: half make titles, a third answers, a sixth reports of very unequal length."""
+    """Single calls of three functions: half write titles, a third answers, a sixth reports of varying length."""
     paths, programs = Paths(), []
     for i, program in enumerate(_arrivals("mixed", n, rate, rng)):
         program.kind, mean = rng.choices((("title", 10), ("answer", 120), ("report", 900)), (3, 2, 1))[0]
@@ -110,7 +110,7 @@ def mixed(n: int, rate: float, rng: random.Random) -> Trace:
 
 
 TRACES: dict[str, tuple[Callable[[int, float, random.Random], Trace], int, float, tuple[int, int]]] = {
-    # name: (maker, programs, programs per second, slots of the pool: roomy and tight)
+    # name: (generator, programs, programs per second, slots of the pool: roomy and tight)
     # A roomy pool holds the tokens of running programs and popular ones, but not those of ended programs.
     "chat": (chat, 1200, 4.0, (200_000, 120_000)),
     "http_chat": (http_chat, 1200, 4.0, (200_000, 120_000)),

@@ -3,12 +3,12 @@
     python -m benchmarks.vs_peers --out benchmarks/results/vs_peers.json
     python -m benchmarks.vs_peers --model qwen2.5-coder-1.5b --peers phloem,openvino --only single,concurrent
 
-Peers are what is installed: ``--llama-server`` (or $LLAMA_SERVER) is the path of llama.cpp's server, built for the same
-instruction set as ours: ``-DGGML_NATIVE=ON``, or for ``--cpu-isa avx2`` ``-DGGML_NATIVE=OFF -DGGML_AVX2=ON
--DGGML_FMA=ON -DGGML_F16C=ON``; ``--openvino-python`` ($OPENVINO_PYTHON) a Python that has openvino-genai;
-``--transformers-python`` ($TRANSFORMERS_PYTHON) one that has transformers, gguf and accelerate, by default this one.
-One engine runs at a time; each repeat meets an empty cache. What ``--out`` holds already is kept, so a table can be
-made in slices. On a machine that others use too the figures mean nothing: engines differ in how much they lose.
+Installed peers are measured. ``--llama-server`` (or $LLAMA_SERVER): the path of llama.cpp's server, built for the same
+instruction set as ours, with ``-DGGML_NATIVE=ON``, or for ``--cpu-isa avx2`` with ``-DGGML_NATIVE=OFF -DGGML_AVX2=ON
+-DGGML_FMA=ON -DGGML_F16C=ON``. ``--openvino-python`` ($OPENVINO_PYTHON): a Python with openvino-genai.
+``--transformers-python`` ($TRANSFORMERS_PYTHON): a Python with transformers, gguf and accelerate; this one by default.
+One engine runs at a time, and each repeat starts with an empty cache. Figures that ``--out`` already holds are kept, so
+several runs can fill one table. Use an idle machine: other programs slow the engines by different factors.
 """
 
 import argparse
@@ -29,20 +29,20 @@ from typing import Any
 
 from phloem import cpu_isa
 
-from . import RESULTS, header
+from . import RESULTS, header, save
 from .quality import measure_quality
 from .serving import WORKLOADS, Answer, Figures, Messages, Target, free_port, measure, own_server, started
 
 PEERS = ("phloem", "llama.cpp", "openvino", "transformers")
 SCRIPTS = {"openvino": "openvino_genai_peer.py", "transformers": "transformers_peer.py"}
 SMALL = "smollm2"
-SLOW_PEER = {"shared-prefix", "json-schema", "chats"}  # of transformers: no cache between calls, no grammars
-COUNTS = {"concurrent": 16, "classification": 16, "json-schema": 16}  # of models bigger than the small one
+SLOW_PEER = {"shared-prefix", "json-schema", "chats"}  # transformers has no cache between calls and no grammars
+COUNTS = {"concurrent": 16, "classification": 16, "json-schema": 16}  # workloads of models larger than the small one
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Our speed over the peer's must be at least ``factor``; of ``first_token`` our time may be that much of theirs."""
+    """Our speed is at least ``factor`` times the peer's; with ``first_token`` our time is at most so much of theirs."""
 
     workload: str
     peer: str
@@ -70,7 +70,7 @@ BARS = {
 }
 
 
-# Of the small model, forced to an instruction set or on a CPU that has no better one.
+# Bars of the small model for one instruction set, either forced or the best that the CPU has.
 ISA_BARS = {
     "avx2": (
         Bar("single", "llama.cpp", 1.0),
@@ -125,7 +125,7 @@ class Piped:
         return Answer(cached_tokens=0, **answer)
 
     async def flush(self) -> None:
-        """Nothing to tell it: a fresh process is what has an empty cache."""
+        """Does nothing: a fresh process has an empty cache."""
 
 
 @contextlib.asynccontextmanager
@@ -151,7 +151,7 @@ def llama_server(path: str, model: Path, threads: int) -> Iterator[str]:
 
 
 async def ask_server(url: str, model: str, name: str, repeats: int, count: int) -> Figures:
-    """``flush_cache`` is ours alone; ``ignore_eos`` both take."""
+    """Only our server has ``flush_cache``; ours and llama.cpp's take ``ignore_eos``."""
     target = Target(url, extensions=True, model=model, can_flush=False, keep_alive=False)
     await target.ask([{"role": "user", "content": "Say hello."}], 8)
     figures = await measure(target, name, repeats, count=count)
@@ -166,14 +166,14 @@ async def ask_pipe(command: list[str], name: str, count: int) -> tuple[Figures, 
 
 
 class Run:
-    """What one invocation measures; ``results`` is what the file holds."""
+    """The measurements of one invocation. ``results``: the figures in the file."""
 
     def __init__(self, args: argparse.Namespace, path: Path) -> None:
         self.args, self.path = args, path
         self.commands = installed(args)
 
     def one(self, peer: str, workload: str) -> Figures:
-        """Every repeat in a fresh process: none finds what the one before has cached."""
+        """Run every repeat in a fresh process, so that each starts with an empty cache."""
         args = self.args
         count = args.count or (0 if args.model == SMALL else COUNTS.get(workload, 0))
         found = []
@@ -193,7 +193,7 @@ class Run:
 
 
 def joined(runs: list[Figures]) -> Figures:
-    """The median of the runs' times; counts are of one run, except ``valid``, the least of them."""
+    """The medians of the runs' times. Counts are those of one run; ``valid`` is the smallest."""
     first = runs[0]
     first.tokens_per_s = [rate for run in runs for rate in run.tokens_per_s]
     first.wall_s = [wall for run in runs for wall in run.wall_s]
@@ -205,7 +205,7 @@ def joined(runs: list[Figures]) -> Figures:
 
 
 def installed(args: argparse.Namespace) -> dict[str, str]:
-    """Of each peer that is there, what starts it."""
+    """The installed peers, each with the function that starts it."""
     found = {"phloem": sys.executable}
     if args.llama_server:
         found["llama.cpp"] = args.llama_server
@@ -222,7 +222,7 @@ def installed(args: argparse.Namespace) -> dict[str, str]:
 
 
 def speed(figures: dict[str, Any]) -> float:
-    """Of work whose tokens are counted, tokens per second; of answers that end when they will, answers per second."""
+    """Tokens per second if the number of tokens is fixed; answers per second if the model ends its answers."""
     wall = statistics.median(figures["wall_s"])
     return float((figures["requests"] if figures["workload"] == "json-schema" else figures["output_tokens"]) / wall)
 
@@ -280,7 +280,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each workload by each engine")
     parser.add_argument("--count", type=int, default=0, help="requests of each workload, for a quick look; 0: all")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
-    parser.add_argument("--quality-tokens", type=int, default=4096, help="tokens of text that quality is measured on")
+    parser.add_argument("--quality-tokens", type=int, default=4096, help="tokens of text to measure quality on")
     parser.add_argument(
         "--cpu-isa",
         choices=[one.name for one in cpu_isa.available()],
@@ -319,10 +319,6 @@ def main(argv: list[str] | None = None) -> int:
     if missing:
         print(f"not installed: {', '.join(missing)}")
 
-    def save() -> None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(held, indent=1) + "\n")
-
     for workload in args.only:
         for peer in args.peers if workload != "quality" else ():
             if peer in missing or (peer == "transformers" and workload in SLOW_PEER):
@@ -330,10 +326,10 @@ def main(argv: list[str] | None = None) -> int:
             found = asdict(run.one(peer, workload))
             entry["workloads"].setdefault(workload, {})[peer] = {**found, "commit": held["commit"]}
             print(f"{workload:<16}{peer:<14}{cell(found)}", flush=True)
-            save()
+            save(args.out, held)
     if "quality" in args.only:
         entry["quality"] = [asdict(q) for q in measure_quality(path, ["auto"], args.quality_tokens, args.threads)]
-        save()
+        save(args.out, held)
     print(*table(args.model, args.cpu_isa, entry["workloads"]), sep="\n")
     for q in entry.get("quality", ()):
         print(

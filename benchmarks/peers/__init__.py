@@ -1,4 +1,4 @@
-"""Other engines behind one line protocol, each run by the Python it is installed in. They import nothing of Phloem.
+"""Other engines behind one line protocol, each run by the Python that has it installed. They do not import Phloem.
 
 Started as ``PYTHON openvino_genai_peer.py MODEL.gguf THREADS``, a peer first writes ``{"ready": "name version"}`` on
 stdout. Each line on stdin is then a request: ``id, messages, max_tokens, to_the_end, schema`` (JSON Schema or null);

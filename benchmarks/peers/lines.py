@@ -1,4 +1,4 @@
-"""A peer's end of the line protocol: requests as they come in, answers as they are said. See ``benchmarks.peers``."""
+"""A peer's end of the line protocol: reads requests and writes answers. See ``benchmarks.peers``."""
 
 import json
 import os
@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 
-Requests = queue.Queue[tuple[float, dict] | None]  # each with the time it came; None: no more will
+Requests = queue.Queue[tuple[float, dict] | None]  # (arrival time, request); None: no further request
 
 
 def take_stdout() -> Callable[[dict], None]:
-    """What says an answer. From now on nothing that a library prints reaches the answers."""
+    """A function that writes an answer. It takes stdout over, so a library's prints go to stderr from now on."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -24,7 +24,7 @@ def take_stdout() -> Callable[[dict], None]:
 
 
 def read_requests() -> Requests:
-    """Filled by a thread, so that a request's time is that of its arrival."""
+    """A queue that a thread fills from stdin, with the arrival time of each request."""
     incoming: Requests = queue.Queue()
 
     def read() -> None:

@@ -60,7 +60,7 @@ class Request:
         self.handle = pipeline.add_request(self.id, ids, config)
 
     def take(self) -> bool:
-        """Takes the tokens that there are; whether the request is over."""
+        """Take the tokens generated so far. Returns whether the request has ended."""
         while self.handle.can_read():
             self.last_s = time.perf_counter() - self.start_s
             self.first_s = self.first_s or self.last_s

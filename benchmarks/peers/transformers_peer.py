@@ -1,4 +1,4 @@
-"""Hugging Face ``generate`` in bfloat16, what has come in together in one batch. See ``benchmarks.peers``."""
+"""Hugging Face ``generate`` in bfloat16; requests that arrive together run as one batch. See ``benchmarks.peers``."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ import transformers
 from lines import read_requests, take_stdout  # beside this script
 
 MAX_BATCH = 16
-GATHER_S = 0.03  # requests that belong together come within this time
+GATHER_S = 0.03  # time to wait for further requests of a batch
 
 
 def main() -> None:
