@@ -1,13 +1,14 @@
-"""What a fleet costs on the host.
+"""What a fleet costs on the host, and how well its simulation predicts it.
 
     python -m benchmarks.fleet index [--save]
     python -m benchmarks.fleet overhead [--model smollm2] [--rounds 60] [--save]
+    python -m benchmarks.fleet real [--model smollm2] [--talks 60] [--rate 0.8] [--seeds 1 2 3] [--save]
 
 ``index``: one match of a prompt of 1,000 tokens among 1 to 1,000 engines, in three cases: every engine holds all of the
 prompt, each holds another part of it (the slowest case), and none holds any. Then the time of an event of one block,
 and the bytes that a name takes, counted by the index and allocated by Python.
 
-``overhead``: see ``fleet_overhead``.
+``overhead``: see ``fleet_overhead``. ``real``: see ``fleet_real``.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from phloem.radix_cache import block_names
 
 from . import RESULTS, header
 from .fleet_overhead import measure_overhead
+from .fleet_real import measure_real
 
 PROMPT_LEN, BLOCK_LEN = 1000, 64  # the engine's blocks
 MATCH_BAR_S = 100e-6
@@ -124,12 +126,23 @@ def main() -> None:
     overhead = parsers.add_parser("overhead", help="what the client costs over that of one engine")
     overhead.add_argument("--model", default="smollm2")
     overhead.add_argument("--rounds", type=int, default=60)
+    real = parsers.add_parser("real", help="two real engines against their simulation")
+    real.add_argument("--model", default="smollm2")
+    real.add_argument("--talks", type=int, default=60, help="conversations of a run")
+    real.add_argument("--rate", type=float, default=0.8, help="conversations that begin in a second")
+    real.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="the first one fits the step times")
     for one in parsers.choices.values():
         one.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
     options = parser.parse_args()
     about = header()
     print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
-    made = measure_index() if options.what == "index" else measure_overhead(options.model, options.rounds)
+    match options.what:
+        case "index":
+            made = measure_index()
+        case "overhead":
+            made = measure_overhead(options.model, options.rounds)
+        case _:
+            made = measure_real(options.model, num_talks=options.talks, rate=options.rate, seeds=options.seeds)
     if options.save:
         path = RESULTS / f"fleet_{options.what}.json"
         path.write_text(json.dumps({**about, "figures": made}, indent=1) + "\n")

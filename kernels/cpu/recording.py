@@ -2,7 +2,8 @@
 
 While a ``Recording`` is open on this thread, every compiled kernel adds its call to it, and torch's allocations come
 from the recording's ``Arena``, so addresses stay valid. torch may make views. Anything else that torch computes is no
-kernel call and would be missing from a replay: the first such op's name is kept in ``foreign``.
+kernel call and would be missing from a replay: the first such op's name is kept in ``foreign``, as is the name of a
+kernel whose call must not be replayed (``forbid_replay``).
 """
 
 from __future__ import annotations
@@ -141,6 +142,13 @@ class Recording:
 
 def open_recording() -> Recording | None:
     return _open.get()
+
+
+def forbid_replay(name: str) -> None:
+    """Called by a kernel that takes memory which a tape would not keep: an open recording becomes unusable."""
+    recording = _open.get()
+    if recording is not None and recording.foreign is None:
+        recording.foreign = name
 
 
 def scratch(name: str, size: int, dtype: torch.dtype) -> Tensor:

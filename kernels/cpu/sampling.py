@@ -20,6 +20,7 @@ from torch import Tensor
 from ..batch import SampleBatch, Sampled
 from .edits import check_range
 from .entry import TASK, THREAD, counters, entry
+from .recording import forbid_replay
 from .tensors import team_size
 from .vector import (
     LANES,
@@ -70,6 +71,7 @@ def sample(logits: Tensor, batch: SampleBatch, *, mask: Tensor | None = None, ro
         masked = np.arange(len(mask)) if rows is None else rows.numpy()
         check_range("row", torch.from_numpy(masked), num_rows)
         words[masked] = mask.data_ptr() + 4 * mask.stride(0) * np.arange(len(mask))
+    forbid_replay("sample")  # a tape does not keep numpy's arrays
     call = SampleCall(
         logits.data_ptr(),
         logits.stride(0),

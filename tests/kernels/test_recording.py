@@ -53,6 +53,13 @@ def test_a_product_with_weights_in_a_librarys_own_layout_is_computation() -> Non
     assert recording.foreign is not None
 
 
+def test_a_draw_takes_memory_that_a_tape_would_not_keep() -> None:
+    logits = torch.randn(2, 64)
+    with Recording(Arena()) as recording:
+        kernels.sample(logits, kernels.SampleBatch.greedy(2))
+    assert recording.foreign == "sample"
+
+
 def test_memory_grows_while_a_recording_is_open() -> None:
     arena = Arena()
     with Recording(arena) as recording:
