@@ -89,6 +89,7 @@ def test_kills_at_random_moments_lose_and_repeat_nothing(tiny_model_path: Path, 
                     wrong[number] = [
                         (key, found.get(key), expected.get(key)) for key in keys if found.get(key) != expected.get(key)
                     ]
+                    log.error("program %d: found and expected: %s", number, wrong[number])
         report = fleet.query("fleet")
         wait_until(lambda: all(replica.state == "ready" for replica in supervisor.replicas()))
         wait_until(lambda: is_settled(supervisor.metrics()))
