@@ -237,10 +237,11 @@ def main() -> None:
         print("  ".join(f"{name} {count:,}" for name, count in sorted(found.items())))
         return
     sets: dict[str, CaseSet] = {"own grammars": (list(own_cases()), {})}
+    given = {"whitespace": "flexible", "numbers": "any"}  # texts that others wrote
     if args.data:
-        sets["data"] = list(bench_cases(args.data, args.limit)), {"property_order": args.order, "numbers": "any"}
+        sets["data"] = list(bench_cases(args.data, args.limit)), {"property_order": args.order, **given}
     if args.suite:
-        sets["suite"] = list(suite_cases(args.suite)), {"property_order": "any", "format": "annotate", "numbers": "any"}
+        sets["suite"] = list(suite_cases(args.suite)), {"property_order": "any", "format": "annotate", **given}
     figures: dict[str, Any] = header()
     for engine in engines(tokenizer, args.peers):
         for title, report in measure_sets(engine, sets, tokenizer, details=args.details, slowest=args.slowest):

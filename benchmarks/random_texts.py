@@ -18,7 +18,7 @@ from phloem.constrained import CompiledGrammar, GrammarError, Matcher, Vocabular
 from phloem.constrained.machine import Machine
 from phloem.constrained.machine.walk import ENDS
 
-PLAIN = bytes([*range(0x21, 0x5C), *range(0x5D, 0x7F), 0x20, 0x80, 0x90, 0xA0, 0xBF])
+PLAIN = bytes([*range(0x21, 0x5C), *range(0x5D, 0x7F), 0x20, 0x09, 0x0A, 0x80, 0x90, 0xA0, 0xBF])
 UNHEARD_OF = b'"no such property":'
 MAX_TRIED = 20_000  # configurations that the search for the next step of a completion visits
 MAX_TOKENS = 6_000
@@ -91,14 +91,16 @@ class RandomTexts:
             depth, length, config, way = heapq.heappop(heap)
             if way and (depth < start_depth or machine.may_end(config)):
                 return way
-            if (not way or way[-1:] in b"{,") and machine.advance_bytes(config, b"}") < 0:
+            spaces = machine.spaces_before(config)
+            is_before_name = not way or way[-1:] in b"{, \n\t"
+            if is_before_name and not spaces and machine.advance_bytes(config, b"}") < 0:
                 any_other = machine.advance_bytes(config, UNHEARD_OF)
                 for name in self.names:
                     if machine.advance_bytes(config, name) not in (-1, any_other):
                         self.names.remove(name)  # try this name last next time
                         self.names.append(name)
                         return way + name
-            for byte in self._bytes_of(machine, configs[config][0], alphabet):
+            for byte in (*self._bytes_of(machine, configs[config][0], alphabet), *spaces):
                 following = machine.advance_bytes(config, bytes([byte]))
                 if following >= 0 and following not in seen:
                     seen.add(following)
@@ -110,7 +112,7 @@ class RandomTexts:
         """One byte for each transition of a state."""
         row = machine.row(state)
         found = {int(row[byte]): byte for byte in reversed(alphabet) if row[byte] > 0}
-        return [*found.values(), *(b",]}" if machine.arrays[ENDS][state] else b"")]
+        return [*found.values(), *(b",]} \n" if machine.arrays[ENDS][state] else b"")]
 
 
 def property_names(schema: Any) -> list[str]:

@@ -96,7 +96,8 @@ def check(
 ) -> GrammarReport:
     """Compile a grammar as ``compile`` does, on a machine of its own, and report what serving it would meet.
 
-    Without a vocabulary every byte is a token. ``texts`` are examples to be judged. Raises ``GrammarError``.
+    Without a vocabulary every byte is a token. ``texts`` are examples to be judged: JSON in any white space, unless
+    the option ``whitespace`` is given. Raises ``GrammarError``.
     """
     vocabulary = byte_vocabulary() if vocabulary is None else vocabulary
     spec = GrammarSpec(kind, text, options)
@@ -116,6 +117,9 @@ def check(
     )
     overlaps, not_compared = _overlaps(spec)
     dead, unused = _dead_and_unused(spec, compiler)
+    judging = grammar
+    if kind in ("json", "json_schema", "structural_tags"):
+        judging = compiler.compile(GrammarSpec(kind, text, {"whitespace": "flexible", **options}))
     return GrammarReport(
         spec,
         overlaps,
@@ -129,7 +133,7 @@ def check(
         compile_s,
         times,
         limits,
-        tuple(_judge(grammar, each) for each in texts),
+        tuple(_judge(judging, each) for each in texts),
     )
 
 

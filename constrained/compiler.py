@@ -164,7 +164,7 @@ def compiler_of(vocabulary: Vocabulary) -> Compiler:
 def compile(kind: GrammarKind, text: str, vocabulary: Vocabulary, **options: str | int | bool) -> CompiledGrammar:
     """Compile a grammar for a vocabulary; see ``GrammarSpec`` for the text of each kind.
 
-    Options of ``json_schema``: ``property_order`` (schema, any), ``whitespace`` (flexible, compact), ``format``
+    Options of ``json_schema``: ``property_order`` (schema, any), ``whitespace`` (flexible, neat, compact), ``format``
     (enforce, annotate), ``numbers`` (canonical: integers without point and exponent, others with 17 decimals at most;
     any), ``on_unsupported`` (refuse, check_after); the first of each is the default. Raises ``GrammarError``.
     """

@@ -55,6 +55,11 @@ def compile_with(peer: "Peer", spec: GrammarSpec, vocabulary: Vocabulary) -> Pee
     for name in spec.options:
         if name != "whitespace" or spec.kind not in ("json", "json_schema"):
             raise GrammarError(f"option {name!r} is not known to grammar engine {peer.name!r}")
+    white_space = spec.options.get("whitespace", "flexible")
+    if white_space not in ("flexible", "compact"):
+        raise GrammarError(
+            f"option whitespace is {white_space!r}; grammar engine {peer.name!r} knows 'flexible' and 'compact'"
+        )
     kind, text = spec.kind, spec.text
     if kind == "choices":
         kind, text = "regex", "|".join(re.escape(choice) for choice in json.loads(text))

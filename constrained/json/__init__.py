@@ -40,7 +40,8 @@ class JsonSchemas:
         """As ``start``, but the state before a value inside another text."""
         schemas, root, unenforced = self._compile(text, options)
         with self._machine.lock:
-            return schemas.values.value(root), unenforced
+            root_layout = schemas.values.layouts.root
+            return schemas.values.value(root, layout=root_layout, space=root_layout.first), unenforced
 
     def _compile(self, text: str, options: dict[str, str]) -> tuple[Schemas, int, list[str]]:
         style = tuple(options[name] for name in ("property_order", "whitespace", "format", "numbers"))
@@ -51,7 +52,7 @@ class JsonSchemas:
                     self._machine,
                     self._scalars,
                     any_order=options["property_order"] == "any",
-                    flexible=options["whitespace"] == "flexible",
+                    white_space=options["whitespace"],
                     canonical=options["numbers"] == "canonical",
                     enforce_formats=options["format"] == "enforce",
                 )

@@ -15,8 +15,10 @@ from ..spec import GrammarTooComplex
 from .documents import read_json
 from .formulas import FALSE, TRUE, Leaf
 from .inner_values import InnerValues
+from .layouts import Layout
 
 CLOSE = 1 << 30  # the result where the closing bracket stands in the place of the first item
+OPENED = 1 << 29  # OPENED + i: the result where white space before the first item chose layout i of ``Layouts.all``
 Answers = Callable[[int], bool]
 
 
@@ -44,7 +46,7 @@ class Arrays:
         self.values = values
         self.formulas = values.formulas
         self._plans: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
-        self._contexts: dict[int, tuple[int, ...]] = {}  # by the state after an item
+        self._places: dict[int, tuple[tuple[int, ...], Layout]] = {}  # by the state after an item
 
     # -- leaves ---------------------------------------------------------------------------------------------------
 
@@ -247,37 +249,45 @@ class Arrays:
         """The condition on the first item of an array."""
         return self._plan((formula,))[0]
 
-    def open(self, context: tuple[int, ...]) -> int:
-        """The row code of ``[``; 0 if no array satisfies the formula."""
+    def open(self, context: tuple[int, ...], around: Layout) -> int:
+        """The row code of ``[`` in the layout ``around`` it; 0 if no array satisfies the formula."""
         if not self.alive(context[0]):
             return 0
-        must, observed = self._plan(context)
-        if not self.values.satisfiable(must):
-            must, observed = FALSE, ()
-        state = self.values.value(must, observed, or_close=self.ends(context[0]))
-        return self.values.machine.push(self._frame(context), state)
+        return self._first(context, self.values.layouts.inside(around)[0], around)
 
-    def _frame(self, context: tuple[int, ...]) -> int:
+    def _first(self, context: tuple[int, ...], layout: Layout, choices: Layout | None = None) -> int:
+        """The row code that leads to the first item. ``choices``: see ``Values.value``."""
+        values = self.values
+        must, observed = self._plan(context)
+        if not values.satisfiable(must):
+            must, observed, choices = FALSE, (), None
+        or_close = layout.may_be_empty and self.ends(context[0])
+        state = values.value(must, observed, layout=layout, space=layout.first, choices=choices, or_close=or_close)
+        return values.machine.push(self._frame(context, layout), state)
+
+    def _frame(self, context: tuple[int, ...], layout: Layout) -> int:
         machine = self.values.machine
-        key = ("array", self.values.style, context)
+        key = ("array", layout, context)
         is_unique = any(leaf[0] == "unique" for _, leaf in self.formulas.leaves(*context))
         reader = UniqueItems(self, context) if is_unique else None
         return machine.frame(
-            key, lambda: machine.add_frame(lambda result: self._returns(context, result), reader=reader)
+            key, lambda: machine.add_frame(lambda result: self._returns(context, layout, result), reader=reader)
         )
 
     def _result(self, context: tuple[int, ...]) -> int:
         bits = sum(1 << i for i, formula in enumerate(context[1:]) if self.ends(formula))
         return self.values.machine.end_state(self.values.machine.result(bits))
 
-    def _returns(self, context: tuple[int, ...], result: int) -> int:
+    def _returns(self, context: tuple[int, ...], layout: Layout, result: int) -> int:
         if result == CLOSE:
             return self._result(context)
+        if result >= OPENED:
+            return self._first(context, self.values.layouts.all[result - OPENED])
         _, observed = self._plan(context)
         bits = self.values.machine.bits(result)
         known = {schema: bool(bits >> i & 1) for i, schema in enumerate(observed)}
         after = tuple(self._step(f, lambda a: a != FALSE and known.get(a, True)) for f in context)
-        return self._after(after)
+        return self._after(after, layout)
 
     def after_value(self, state: int, value: int) -> int:
         """The state instead of ``state`` after an item that equals ``value`` (a formula); 0 if it repeats an item."""
@@ -287,26 +297,28 @@ class Arrays:
                 return self.formulas.leaf(*leaf)
             return FALSE if value in leaf[1] else self.unique(tuple(sorted((*leaf[1], value))))
 
-        context = tuple(self.formulas.replace(formula, change) for formula in self._contexts[state])
-        return self._after(context) if context[0] != FALSE else 0
+        context, layout = self._places[state]
+        context = tuple(self.formulas.replace(formula, change) for formula in context)
+        return self._after(context, layout) if context[0] != FALSE else 0
 
     def may_go_on(self, must: int) -> bool:
         """Whether, whatever the next item is, another one can follow it, of each kind that items may be of."""
         demand, _ = self._plan((self._step(must, lambda asked: True),))
         return self.values.has_another_of_each_kind(demand)
 
-    def _after(self, context: tuple[int, ...]) -> int:
+    def _after(self, context: tuple[int, ...], layout: Layout) -> int:
         """The state after an item."""
         machine, values = self.values.machine, self.values
 
         def fill(row: np.ndarray) -> None:
             must, observed = self._plan(context)
             if values.satisfiable(must):
-                row[ord(",")] = machine.push(self._frame(context), values.value(must, observed))
+                state = values.value(must, observed, layout=layout, space=layout.after_comma)
+                row[ord(",")] = machine.push(self._frame(context, layout), state)
             if self.ends(context[0]):
-                row[ord("]")] = self._result(context)
+                values.layouts.close(row, layout, ord("]"), self._result(context))
 
-        key = ("after item", values.style, context)
-        state = machine.state(key, lambda: machine.add_state(fill, space=values.space))
-        self._contexts[state] = context
+        key = ("after item", layout, context)
+        state = machine.state(key, lambda: machine.add_state(fill, space=layout.before_mark))
+        self._places[state] = context, layout
         return state

@@ -7,6 +7,7 @@ from ..expressions import Expressions
 from ..machine import Machine
 from .documents import Json
 from .formulas import Formulas
+from .layouts import Layout, Layouts
 from .scalars import Scalars
 
 Kind = Literal["null", "true", "false", "string", "number", "array", "object"]
@@ -21,8 +22,7 @@ class InnerValues(Protocol):
     ex: Expressions
     formulas: Formulas
     scalars: Scalars
-    style: object
-    space: int
+    layouts: Layouts
 
     def expression(self, formula: int, kind: Kind) -> int:
         """The language of the formula's strings (their content) or numbers."""
@@ -56,6 +56,22 @@ class InnerValues(Protocol):
         """The formula that a value equals ``value``."""
         ...
 
-    def value(self, must: int, observers: tuple[int, ...] = (), *, or_close: bool = False) -> int:
-        """The state before a value that satisfies ``must``; its result has a bit for each observer it satisfies."""
+    def layout_of(self, must: int, around: Layout) -> Layout:
+        """``around``, or the plain layout if no value that satisfies the formula has a bracket."""
+        ...
+
+    def value(
+        self,
+        must: int,
+        observers: tuple[int, ...] = (),
+        *,
+        layout: Layout,
+        space: int,
+        choices: Layout | None = None,
+        or_close: bool = False,
+    ) -> int:
+        """The state before a value that satisfies ``must``; its result has a bit for each observer it satisfies.
+
+        ``layout`` is that of the bracket around the value, ``space`` the white space before it.
+        """
         ...

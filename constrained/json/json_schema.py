@@ -30,7 +30,7 @@ class Schemas:
         machine: Machine,
         scalars: Scalars,
         *,
-        flexible: bool,
+        white_space: str,
         any_order: bool,
         canonical: bool,
         enforce_formats: bool,
@@ -42,7 +42,7 @@ class Schemas:
             scalars,
             self._nodes,
             self._read,
-            flexible=flexible,
+            white_space=white_space,
             any_order=any_order,
             canonical=canonical,
         )

@@ -4,6 +4,7 @@ import numpy as np
 
 from .completions import Completions, ObjectContext
 from .inner_values import InnerValues
+from .layouts import Layout
 from .names import NameTrie
 from .properties import NamePartition, Properties
 from .scalars import one_of_tagged
@@ -21,46 +22,52 @@ class Objects:
         self.properties = Properties(values, any_order=any_order)
         self.completions = Completions(values, self.properties)
         self._tries: dict[NamePartition, NameTrie] = {}
-        self._beginnings: dict[ObjectContext, int] = {}
+        self._beginnings: dict[tuple[ObjectContext, Layout], int] = {}
 
-    def open(self, formulas: tuple[int, ...]) -> int:
-        """The row code of ``{``; 0 if no object satisfies the first formula. The other formulas are observers."""
+    def open(self, formulas: tuple[int, ...], around: Layout) -> int:
+        """The row code of ``{`` in the layout ``around`` it; 0 if no object satisfies the first formula. The other
+        formulas are observers."""
         formulas = (self.completions.settled(formulas[0]), *formulas[1:])
         partition = self.properties.partition(formulas)
         context = ObjectContext(partition, 0, formulas)
         if not self.completions.is_alive(partition, 0, formulas[0]):
             return 0
-        machine, values = self.values.machine, self.values
+        machine, layouts = self.values.machine, self.values.layouts
+        layout = layouts.inside(around)[0]
 
         def fill(row: np.ndarray) -> None:
-            row[QUOTE] = self._begin_name(context)
+            row[QUOTE] = self._begin_name(context, layout)
+            if row[QUOTE]:
+                layouts.choose(row, around, key, lambda chosen: self._before_name(context, chosen, chosen.first))
             if self.properties.ends(formulas[0]):
-                row[ord("}")] = self._result(context)
+                layouts.close(row, layout, ord("}"), self._result(context))
 
-        key = ("open object", values.style, context)
-        return machine.state(key, lambda: machine.add_state(fill, space=values.space))
+        key = ("open object", around, context)
+        return machine.state(key, lambda: machine.add_state(fill, space=layout.first))
 
     def _result(self, context: ObjectContext) -> int:
         bits = sum(1 << i for i, formula in enumerate(context.formulas[1:]) if self.properties.ends(formula))
         return self.values.machine.end_state(self.values.machine.result(bits))
 
-    def _begin_name(self, context: ObjectContext) -> int:
+    def _begin_name(self, context: ObjectContext, layout: Layout) -> int:
         """The row code of the quote before a name; 0 if no further property is allowed."""
-        found = self._beginnings.get(context)
+        found = self._beginnings.get((context, layout))
         if found is None:
-            found = self._beginnings[context] = self._make_beginning(context)
+            found = self._beginnings[context, layout] = self._make_beginning(context, layout)
         return found
 
-    def _make_beginning(self, context: ObjectContext) -> int:
+    def _make_beginning(self, context: ObjectContext, layout: Layout) -> int:
         names, others = self.completions.allowed(context)
         if not names and not others:
             return 0
         machine, partition = self.values.machine, context.partition
         if partition.patterns:
-            return self._begin_patterned(context, names, others)
+            return self._begin_patterned(context, layout, names, others)
         trie = self._trie(partition)
         filter_at = trie.filter(names, bool(others))
-        frame = machine.add_frame(lambda result: self._colon(context, result, names, others), filter_at=filter_at)
+        frame = machine.add_frame(
+            lambda result: self._colon(context, layout, result, names, others), filter_at=filter_at
+        )
         return machine.push(frame, trie.start)
 
     def _trie(self, partition: NamePartition) -> NameTrie:
@@ -71,7 +78,7 @@ class Objects:
             )
         return found
 
-    def _begin_patterned(self, context: ObjectContext, names: int, others: tuple[int, ...]) -> int:
+    def _begin_patterned(self, context: ObjectContext, layout: Layout, names: int, others: tuple[int, ...]) -> int:
         ex, partition = self.ex, context.partition
         machine, values = self.values.machine, self.values
         words = [n.encode() for n in partition.names]
@@ -83,7 +90,7 @@ class Objects:
                 *[self._other_names(partition, words, cls) for cls in others],
             )
         must = ex.alive(must)
-        frame = machine.add_frame(lambda result: self._colon(context, machine.bits(result), names, others))
+        frame = machine.add_frame(lambda result: self._colon(context, layout, machine.bits(result), names, others))
         return machine.push(frame, values.scalars.key(must, one_of_tagged(ex, words), partition.patterns))
 
     def _other_names(self, partition: NamePartition, words: list[bytes], cls: int) -> int:
@@ -92,22 +99,23 @@ class Objects:
         marks = [p if bits >> i & 1 else self.ex.complement(p) for i, p in enumerate(partition.patterns)]
         return self.ex.intersect(self.ex.text_without(self.ex.one_of(words)), *marks)
 
-    def _colon(self, context: ObjectContext, cls: int, names: int, others: tuple[int, ...]) -> int:
+    def _colon(self, context: ObjectContext, layout: Layout, cls: int, names: int, others: tuple[int, ...]) -> int:
         """The row code after a name's closing quote."""
         allowed = names >> (cls - 1) & 1 if 1 <= cls <= len(context.partition.names) else cls in others
         if not allowed:
             return 0
         machine, values = self.values.machine, self.values
         must, observed = self.completions.allowed_demand(context, cls)
-        frame = machine.add_frame(lambda result: self._after(context, cls, observed, result))
+        frame = machine.add_frame(lambda result: self._after(context, layout, cls, observed, result))
+        inner = values.layout_of(must, layout)
 
         def fill(row: np.ndarray) -> None:
-            row[ord(":")] = values.value(must, observed)
+            row[ord(":")] = values.value(must, observed, layout=inner, space=inner.after_colon)
 
-        key = ("colon", values.style, must, observed)  # the same in every object; what differs is the frame
-        return machine.push(frame, machine.state(key, lambda: machine.add_state(fill, space=values.space)))
+        key = ("colon", inner, must, observed)  # the same in every object; what differs is the frame
+        return machine.push(frame, machine.state(key, lambda: machine.add_state(fill, space=inner.before_mark)))
 
-    def _after(self, context: ObjectContext, cls: int, observed: tuple[int, ...], result: int) -> int:
+    def _after(self, context: ObjectContext, layout: Layout, cls: int, observed: tuple[int, ...], result: int) -> int:
         """The state after a property's value."""
         partition = context.partition
         formulas = self.completions.after_plain(context, cls) or self._after_any(context, cls, observed, result)
@@ -115,13 +123,13 @@ class Objects:
         machine, values = self.values.machine, self.values
 
         def fill(row: np.ndarray) -> None:
-            if self._begin_name(following):
-                row[ord(",")] = self._before_name(following)
+            if self._begin_name(following, layout):
+                row[ord(",")] = self._before_name(following, layout, layout.after_comma)
             if self.properties.ends(formulas[0]):
-                row[ord("}")] = self._result(following)
+                values.layouts.close(row, layout, ord("}"), self._result(following))
 
-        key = ("after property", values.style, following)
-        return machine.state(key, lambda: machine.add_state(fill, space=values.space))
+        key = ("after property", layout, following)
+        return machine.state(key, lambda: machine.add_state(fill, space=layout.before_mark))
 
     def _after_any(self, context: ObjectContext, cls: int, observed: tuple[int, ...], result: int) -> tuple[int, ...]:
         partition = context.partition
@@ -137,11 +145,11 @@ class Objects:
             *[self.properties.step(f, partition, cls, true | certain) for f in context.formulas[1:]],
         )
 
-    def _before_name(self, context: ObjectContext) -> int:
-        machine, values = self.values.machine, self.values
+    def _before_name(self, context: ObjectContext, layout: Layout, space: int) -> int:
+        machine = self.values.machine
 
         def fill(row: np.ndarray) -> None:
-            row[QUOTE] = self._begin_name(context)
+            row[QUOTE] = self._begin_name(context, layout)
 
-        key = ("before name", values.style, context)
-        return machine.state(key, lambda: machine.add_state(fill, space=values.space))
+        key = ("before name", layout, space, context)
+        return machine.state(key, lambda: machine.add_state(fill, space=space))

@@ -9,12 +9,13 @@ from collections.abc import Callable, Hashable, Sequence, Set
 import numpy as np
 
 from ..expressions import NOTHING
-from ..machine import COMPACT, FLEXIBLE, Machine
+from ..machine import Machine
 from ..spec import GrammarTooComplex
-from .arrays import CLOSE, Arrays
+from .arrays import CLOSE, OPENED, Arrays
 from .documents import Json
 from .formulas import FALSE, TRUE
 from .inner_values import KINDS, Kind
+from .layouts import Layout, Layouts
 from .numbers import Numbers
 from .objects import Objects
 from .scalars import Scalars
@@ -34,7 +35,7 @@ class Values:
         schemas: SchemaNodes,
         read: Callable[[int, Kind], int],
         *,
-        flexible: bool,
+        white_space: str,
         any_order: bool,
         canonical: bool,
     ) -> None:
@@ -47,10 +48,8 @@ class Values:
         self.formulas = schemas.formulas
         self._read = read
         self.canonical = canonical  # integers are spelled one way only
-        self.space = FLEXIBLE if flexible else COMPACT
-        self.style = (
-            object()
-        )  # in the keys of states, so that another ``Values``, with other formulas, does not share them
+        # A layout is in the keys of states, so that another ``Values``, with other formulas, does not share them.
+        self.layouts = Layouts(machine, white_space)
         self.arrays = Arrays(self)
         self.objects = Objects(self, any_order=any_order)
         self._expanded: dict[tuple[int, Kind], int] = {}
@@ -258,27 +257,54 @@ class Values:
 
     # -- states ---------------------------------------------------------------------------------------------------
 
-    def value(self, must: int, observers: tuple[int, ...] = (), *, or_close: bool = False) -> int:
-        """The state before a value; with ``or_close`` a ``]`` may stand in its place (result ``CLOSE``)."""
-        key = ("value", self.style, must, observers, or_close)
+    def layout_of(self, must: int, around: Layout) -> Layout:
+        """``around``, or the plain layout if no value that satisfies the formula has a bracket."""
+        has_brackets = self.expand(must, "array") != FALSE or self.expand(must, "object") != FALSE
+        return around if has_brackets else self.layouts.plain
+
+    def value(
+        self,
+        must: int,
+        observers: tuple[int, ...] = (),
+        *,
+        layout: Layout,
+        space: int,
+        choices: Layout | None = None,
+        or_close: bool = False,
+    ) -> int:
+        """The state before a value.
+
+        ``layout`` is that of the bracket around the value, ``space`` the white space before it. The first item of an
+        array: with ``or_close`` a ``]`` may stand in its place (result ``CLOSE``); with ``choices``, the layout around
+        the array, white space may choose another layout inside it (result ``OPENED`` + its number).
+        """
+        layout = self.layout_of(must, layout)
+        key = ("value", layout, space, must, observers, choices, or_close)
 
         def fill(row: np.ndarray) -> None:
             try:
-                self._fill_value(row, must, observers, or_close)
+                self._fill_value(row, must, observers, layout)
             except GrammarTooComplex as error:
                 raise error.at(self._pointer(must)) from None
+            if or_close:
+                row[ord("]")] = self.machine.end_state(CLOSE)
+            if choices is not None:
+                self.layouts.choose(
+                    row, choices, "array", lambda chosen: self.machine.end_state(OPENED + chosen.number)
+                )
 
-        return self.machine.state(key, lambda: self.machine.add_state(fill, space=self.space))
+        return self.machine.state(key, lambda: self.machine.add_state(fill, space=space))
 
     def prepare(self, must: int, *, most: int) -> None:
         """Make the rows of the value and of the first values inside it, ``most`` values in all, outermost first."""
         machine = self.machine
         queue, seen = [must], {must}
+        layout = self.layouts.root
         for formula in queue:
             if most <= 0:
                 return
             most -= 1
-            row = machine.row(self.value(formula))
+            row = machine.row(self.value(formula, layout=layout, space=layout.first))
             try:
                 inner = self._prepare_inside(formula, row)
             except GrammarTooComplex as error:
@@ -299,9 +325,7 @@ class Values:
             inner.append(self.arrays.first_demand(array))
         return inner
 
-    def _fill_value(self, row: np.ndarray, must: int, observers: tuple[int, ...], or_close: bool) -> None:
-        if or_close:
-            row[ord("]")] = self.machine.end_state(CLOSE)
+    def _fill_value(self, row: np.ndarray, must: int, observers: tuple[int, ...], layout: Layout) -> None:
         kind: Kind
         for kind in ("null", "true", "false"):
             if self.expand(must, kind) == TRUE:
@@ -322,10 +346,10 @@ class Values:
             self.scalars.fill_number(row, number, watched)
         array = self.expand(must, "array")
         if array != FALSE:
-            row[ord("[")] = self.arrays.open((array, *[self.expand(o, "array") for o in observers]))
+            row[ord("[")] = self.arrays.open((array, *[self.expand(o, "array") for o in observers]), layout)
         members = self.expand(must, "object")
         if members != FALSE:
-            row[ord("{")] = self.objects.open((members, *[self.expand(o, "object") for o in observers]))
+            row[ord("{")] = self.objects.open((members, *[self.expand(o, "object") for o in observers]), layout)
 
     def accept_root(self, must: int) -> tuple[int, int]:
         """The state and the root frame of a text that is one value that satisfies the formula."""
@@ -333,7 +357,7 @@ class Values:
         done = machine.state("done", lambda: machine.add_state(None, accepting=True))
         frame = machine.frame("root", lambda: machine.add_frame(lambda result: done))
         state = machine.state(
-            ("root value", self.style, must),
-            lambda: machine.add_state(lambda row: self._fill_value(row, must, (), False)),
+            ("root value", self.layouts.root, must),
+            lambda: machine.add_state(lambda row: self._fill_value(row, must, (), self.layouts.root)),
         )
         return state, frame

@@ -4,9 +4,23 @@ Builders of grammars add states and frames to a ``Machine``; ``Masks`` makes the
 """
 
 from .item_texts import ItemReader
-from .machine import COMPACT, FLEXIBLE, MASK_WORK, Machine
+from .machine import MASK_WORK, Machine
 from .masks import SHORT_TOKEN, Masks
 from .parser_sets import Lexer
 from .walk import UNBOUNDED
+from .white_space import COMPACT, FLEXIBLE, ONE_SPACE, indent, new_line
 
-__all__ = ["COMPACT", "FLEXIBLE", "MASK_WORK", "SHORT_TOKEN", "UNBOUNDED", "ItemReader", "Lexer", "Machine", "Masks"]
+__all__ = [
+    "COMPACT",
+    "FLEXIBLE",
+    "MASK_WORK",
+    "ONE_SPACE",
+    "SHORT_TOKEN",
+    "UNBOUNDED",
+    "ItemReader",
+    "Lexer",
+    "Machine",
+    "Masks",
+    "indent",
+    "new_line",
+]

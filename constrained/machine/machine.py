@@ -30,6 +30,7 @@ from . import walk
 from .item_texts import ItemReader
 from .parser_sets import LazyState
 from .walk import PUSH
+from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
 
 Fill = Callable[[np.ndarray], None]
 Returns = Callable[[int], int]
@@ -38,20 +39,6 @@ DEAD_STATE = 0
 MASK_WORK = 100_000  # fuel for one mask: 0.1 to 0.2 s, during which other texts wait
 MAX_CONFIGS = 1_000_000
 MAX_EDGES = 1_000_000
-MAX_INDENT = 40
-# The white space that may stand before a state's bytes: none, or one space, or a line end and up to MAX_INDENT
-# characters of indentation. The value is the state in which the white space automaton starts.
-COMPACT, FLEXIBLE = 0, 1
-_SPACE_STATES = 5 + MAX_INDENT
-
-
-def _space_automaton() -> np.ndarray:
-    delta = np.zeros((_SPACE_STATES, 8), dtype=np.uint8)  # classes: 1 space, 2 tab, 3 line feed, 4 carriage return
-    delta[FLEXIBLE, 1], delta[FLEXIBLE, 3], delta[FLEXIBLE, 4] = 2, 4, 3
-    delta[3, 3] = 4
-    for i in range(4, _SPACE_STATES - 1):
-        delta[i, 1] = delta[i, 2] = i + 1
-    return delta
 
 
 def _fill_one_byte(byte: int, state: int, row: np.ndarray) -> None:
@@ -97,7 +84,7 @@ class Machine:
         for slot, dtype in (
             (walk.ENDS, np.int32),  # result + 1, 0 for none
             (walk.FINAL, np.uint8),
-            (walk.SPACE, np.uint8),
+            (walk.SPACE, np.uint16),
             (walk.LOCAL, np.int32),
             (walk.COUNTED, np.uint8),
             (walk.LAZY, np.uint8),
@@ -114,10 +101,8 @@ class Machine:
         self.set_array(walk.FILTERS, np.zeros(4096, np.uint8))
         self._resize_hash(1 << 16)
         self._afters: dict[int, int] = {}  # the same entries as the hash table, for Python
-        self.set_array(walk.SPACE_DELTA, _space_automaton())
-        classes = np.zeros(256, np.uint8)
-        classes[[32, 9, 10, 13]] = (1, 2, 3, 4)
-        self.set_array(walk.SPACE_CLASS, classes)
+        self.set_array(walk.SPACE_DELTA, space_automaton())
+        self.set_array(walk.SPACE_CLASS, space_classes())
         self.inside_string: dict[int, int] = {}
         self.counted_states: set[int] = set()
         self.twins: dict[int, Callable[[], int]] = {}
@@ -180,7 +165,7 @@ class Machine:
         """A new state. Without ``fill`` every byte is refused.
 
         ``ends``: the value may end here with this result. ``final``: it ends here at once.
-        ``space``: the white space allowed before the state's bytes (``COMPACT``, ``FLEXIBLE``).
+        ``space``: the white space before the state's bytes, a code of ``white_space``.
         ``local``: the index that a frame's filter looks up.
         ``counted``: 1 between two characters of a string whose characters are counted in aux, 2 within a character.
         ``accepting``: the text may end here.
@@ -395,6 +380,10 @@ class Machine:
         """The state in which a value has just ended."""
         return self.state(("end", result), lambda: self.add_state(None, ends=result, final=True))
 
+    def result_of(self, state: int) -> int:
+        """The result with which a value may end in the state; -1 if none may."""
+        return int(self.arrays[walk.ENDS][state]) - 1
+
     # -- configurations -------------------------------------------------------------------------------------------
 
     @property
@@ -523,9 +512,13 @@ class Machine:
         for at, byte in enumerate(data):
             waiting = self.item_stacks[stack]
             if waiting == stack and waiting and self._ends_before(state, byte):  # such as a number
-                text = self.item_text(item) + data[begin:at]
-                after = self.after(self.stack_frames[stack], int(self.arrays[walk.ENDS][state]) - 1)
-                state, aux, stack, waiting = self._after_item(waiting, after, text), 0, self.stack_parents[stack], 0
+                after = self.after(self.stack_frames[stack], self.result_of(state))
+                if after >= PUSH:  # the white space before the first item has chosen another frame
+                    stack = self.stack(int(self.arrays[walk.ACT_FRAME][after - PUSH]), self.stack_parents[stack])
+                    state, aux, waiting = int(self.arrays[walk.ACT_STATE][after - PUSH]), 0, stack
+                else:
+                    text = self.item_text(item) + data[begin:at]
+                    state, aux, stack, waiting = self._after_item(waiting, after, text), 0, self.stack_parents[stack], 0
             stepped = self._follow(state, aux, stack, -1, np.array([byte], np.uint8))
             if stepped is None:
                 return -1
@@ -534,7 +527,7 @@ class Machine:
                 continue
             if waiting:
                 text = self.item_text(item) + data[begin : at + 1]
-                if text.strip() != b"]":  # an array without items
+                if text.strip() not in (b"", b"]"):  # white space that chose a layout, or an array without items
                     state, aux, stack = self._after_item(waiting, state, text), 0, self.stack_parents[waiting]
                     if state == DEAD_STATE:
                         return -1
@@ -572,6 +565,12 @@ class Machine:
             state, aux, stack, _ = self.configs[config]
             after = self._follow(state, aux, stack, -1, np.frombuffer(data, np.uint8))
             return -1 if after is None else self.config(*after)
+
+    def spaces_before(self, config: int) -> bytes:
+        """The bytes of white space of which one has to come before the state's own bytes; none where none has to."""
+        state, aux, _, _ = self.configs[config]
+        space = int(self.arrays[walk.SPACE][state])
+        return needed_spaces(aux or space) if space else b""
 
     def may_end(self, config: int) -> bool:
         """Whether the text may end here."""

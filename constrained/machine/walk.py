@@ -6,6 +6,7 @@ resumes the walk there.
 
     transition of (state, aux, stack) by a byte:
       white space where the state allows it     -> the white space automaton, held in aux
+      another byte where it asks for more       -> refused
       delta[state, byte] = another state        -> go there
       delta[state, byte] >= PUSH                -> push a frame, go to its start
       delta[state, byte] < 0, the state may end -> pop: continue in after[frame, result] with the same byte
@@ -57,6 +58,11 @@ def _pointer(typingctx, address, like):
 @nb.njit(inline="always")
 def _u8(address):
     return nb.carray(_pointer(address, np.uint8(0)), (1,))  # type: ignore[call-arg]
+
+
+@nb.njit(inline="always")
+def _u16(address):
+    return nb.carray(_pointer(address, np.uint16(0)), (1,))  # type: ignore[call-arg]
 
 
 @nb.njit(inline="always")
@@ -120,7 +126,7 @@ def _transition(control, s, aux, k, byte):
     delta = _i32(control[DELTA])
     ends = _i32(control[ENDS])
     final = _u8(control[FINAL])
-    space = _u8(control[SPACE])
+    space = _u16(control[SPACE])
     counted = _u8(control[COUNTED])
     space_class = _u8(control[SPACE_CLASS])
     stack_frame = _i32(control[STACK_FRAME])
@@ -128,12 +134,14 @@ def _transition(control, s, aux, k, byte):
     is_taken = False  # whether the byte has been taken; then only states that end their value at once are left
     while not is_taken or final[s] != 0:
         if not is_taken:
-            cls = space_class[byte]
-            if cls > 0 and space[s] > 0:
-                at = aux if aux > 0 else np.int64(space[s])
-                aux2 = np.int64(_u8(control[SPACE_DELTA])[at * 8 + cls])
-                if aux2 > 0:
+            if space[s] > 0:
+                at = 8 * (aux if aux > 0 else np.int64(space[s]))
+                cls = space_class[byte]
+                aux2 = np.int64(_u16(control[SPACE_DELTA])[at + cls])
+                if cls > 0 and aux2 > 0:
                     return OK, s, aux2, k
+                if _u16(control[SPACE_DELTA])[at] == 0:
+                    return DEAD, s, aux, k
             code = delta[s * 256 + byte]
             if code > 0:
                 count = counted[s]
@@ -292,7 +300,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     delta = _i32(control[DELTA])
     state_ends = _i32(control[ENDS])
     final = _u8(control[FINAL])
-    space = _u8(control[SPACE])
+    space = _u16(control[SPACE])
     counted = _u8(control[COUNTED])
     stack_frame = _i32(control[STACK_FRAME])
     frame_filter = _i64(control[FRAME_FILTER])

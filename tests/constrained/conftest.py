@@ -80,7 +80,7 @@ def completion(matcher: Matcher) -> bytes:
     """Bytes that end the text, least nested first: that there are some at every step is what no dead end means."""
     machine = matcher.grammar.machine
     start = matcher._configs[-1]
-    plain = bytes(b for b in range(0x20, 0x7F) if b != 0x5C) + b"\x80\x90\xa0\xbf"
+    plain = bytes(b for b in range(0x20, 0x7F) if b != 0x5C) + b"\n\t\x80\x90\xa0\xbf"
     for alphabet in (plain, plain + b"\\", bytes(range(256))):
         seen = {machine.configs[start][:3]}  # how an item under way was written matters little for how it may end
         queue = [(0, 0, start, b"")]

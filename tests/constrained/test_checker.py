@@ -102,3 +102,9 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_as_by_compile() -> None:
         check("json_schema", "{}", colour="red")
     with pytest.raises(GrammarTooComplex, match="the limit is"):
         check("regex", "a" * (5 << 20))
+
+
+def test_example_texts_are_judged_in_any_white_space_unless_the_option_is_given() -> None:
+    schema, text = '{"type": "array"}', "[1\n, 2 ]"
+    assert check("json_schema", schema, texts=[text]).is_accepting
+    assert not check("json_schema", schema, texts=[text], whitespace="neat").is_accepting

@@ -72,6 +72,8 @@ def test_choices_are_compiled_as_a_regex(peer: Words, vocabulary: Vocabulary) ->
 def test_an_option_that_the_peer_does_not_know_is_refused_by_name(peer: Words, vocabulary: Vocabulary) -> None:
     with pytest.raises(GrammarError, match="option 'property_order' is not known to grammar engine 'words'"):
         compile_with(peer, GrammarSpec("json_schema", "{}", {"property_order": "any"}), vocabulary)
+    with pytest.raises(GrammarError, match="whitespace is 'neat'; grammar engine 'words' knows 'flexible' and 'comp"):
+        compile_with(peer, GrammarSpec("json_schema", "{}", {"whitespace": "neat"}), vocabulary)
 
 
 def test_the_end_is_allowed_exactly_where_the_peer_may_end(peer: Words, vocabulary: Vocabulary) -> None:

@@ -10,4 +10,4 @@ def schemas(vocabulary: Vocabulary) -> Schemas:
     """Schemas on a machine of their own, properties in any order."""
     machine = Machine(vocabulary)
     scalars = Scalars(machine)
-    return Schemas(machine, scalars, flexible=False, any_order=True, canonical=False, enforce_formats=False)
+    return Schemas(machine, scalars, white_space="compact", any_order=True, canonical=False, enforce_formats=False)
