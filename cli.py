@@ -133,7 +133,7 @@ def _grammar(args: argparse.Namespace) -> int:
 
     kind: Any = args.kind or _KINDS_BY_SUFFIX.get(args.file.suffix)
     if kind is None:
-        return _complain(f"{args.file}: its name does not say what kind of grammar it is; add --kind")
+        return _complain(f"{args.file}: the file's suffix names no kind of grammar; add --kind")
     vocabulary = None
     if args.model is not None:
         from .runtime.tokenizer import load_tokenizer
@@ -169,11 +169,11 @@ def _bench(args: argparse.Namespace) -> int:
     engine = EngineCore(config)
     try:
         load = Load(1, 8, 2, grammar=args.grammar)
-        run_load(engine, load)  # compiles what is not compiled yet
+        run_load(engine, load)  # compiles kernels
         results = []
         for rows in args.rows:
             load = Load(rows, args.prompt_tokens, args.new_tokens, args.shared_tokens, args.grammar)
-            run_load(engine, load)  # fills what is kept between steps of one shape
+            run_load(engine, load)  # warm-up: captures steps of this shape
             results.append((load, run_load(engine, load)))
         if args.profile is not None:
             watch(engine, spans := Spans())
@@ -209,7 +209,7 @@ def _plan(args: argparse.Namespace) -> int:
         try:
             shape = ModelShape.of_file(args.shape, open_weights(resolve_model(args.shape)))
         except UnknownModel as error:
-            raise UnknownModel(f"{error}; shapes known without their weights: {', '.join(SHAPES)}") from None
+            raise UnknownModel(f"{error}; shapes that need no weights: {', '.join(SHAPES)}") from None
     if args.weight_bits or args.hardware != "cpu":
         shape = replace(shape, weight_bits=args.weight_bits or 16, eight_bit_share=0.0)
     if args.hardware == "cpu":
@@ -246,7 +246,7 @@ def _train_drafter(args: argparse.Namespace) -> int:
     from .runtime.engine import EngineCore
     from .runtime.training import QUESTIONS, collect, train_eagle
 
-    if not args.out.absolute().parent.is_dir():  # better now than after minutes of training
+    if not args.out.absolute().parent.is_dir():  # fail before minutes of training
         return _complain(f"--out {args.out}: there is no folder {args.out.absolute().parent}")
     documents = []
     for path in args.text:
@@ -263,8 +263,8 @@ def _train_drafter(args: argparse.Namespace) -> int:
         engine.close()
     print(
         f"{report.steps} steps in {report.seconds:.0f} s on {corpus.num_tokens:,} tokens: loss {report.first_loss:.2f} "
-        f"-> {report.last_loss:.2f}; on texts held out the head says what the model says in {report.first:.0%}, "
-        f"after its own features in {report.second:.0%}\n{args.out}: use it with --draft-model eagle:{args.out}"
+        f"-> {report.last_loss:.2f}; on held-out texts the head predicts {report.first:.0%} of the model's tokens, and "
+        f"{report.second:.0%} from its own features\n{args.out}: use it with --draft-model eagle:{args.out}"
     )
     return _OK
 
@@ -274,7 +274,7 @@ def _api_key(args: argparse.Namespace) -> str | None:
 
 
 def _resolved_config(args: argparse.Namespace) -> EngineConfig:
-    """The engine config that the flags give. On a terminal, missing models are fetched first, with a progress bar."""
+    """The engine config of the flags. Fetches a missing model first; a terminal shows a progress bar."""
     from .runtime.weights.resolve import resolve_model
 
     values = {field.name: getattr(args, field.name) for field in msgspec.structs.fields(EngineConfig)}
@@ -289,7 +289,7 @@ def _resolved_config(args: argparse.Namespace) -> EngineConfig:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="phloem",
-        description="A language for programs that call a language model many times, and the runtime made for them.",
+        description="A language for programs that call a language model many times, and a runtime for such programs.",
     )
     parser.add_argument("--version", action="version", version=f"phloem {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -310,7 +310,7 @@ def _add_pull(commands: Any) -> None:
     pull = commands.add_parser(
         "pull",
         help="fetch a model",
-        description="Fetch a model into $PHLOEM_HOME (default ~/.cache/phloem) and print where it is.",
+        description="Fetch a model into $PHLOEM_HOME (default ~/.cache/phloem) and print its path.",
     )
     pull.add_argument("model", metavar="NAME", help=_MODELS)
     pull.set_defaults(run=_pull)
@@ -321,24 +321,24 @@ def _add_serve(commands: Any) -> None:
 
     policy = RestartPolicy()
     serve = commands.add_parser(
-        "serve", help="serve a model over HTTP", description="Serve a model: OpenAI's API and Phloem's own."
+        "serve", help="serve a model over HTTP", description="Serve a model with OpenAI's API and Phloem's own API."
     )
     serve.add_argument("model", metavar="MODEL", help=_MODELS)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument("--port", type=parse_port, default=8000, help="port to listen on (default: %(default)s)")
     serve.add_argument("--api-key", help="refuse requests without this key (default: $PHLOEM_API_KEY, or none)")
-    serve.add_argument("--model-name", help="the model's name in requests (default: what MODEL says)")
+    serve.add_argument("--model-name", help="the model's name in requests (default: MODEL)")
     cors = serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
-    cors.help = "a web page's origin that may ask; may be given again"
+    cors.help = "origin of web pages that may send requests; may be repeated"
     fleet = serve.add_argument_group("replicas")
     fleet.add_argument(
         "--replicas", type=parse_at_least_one, default=1, metavar="N", help="engine processes (default: %(default)s)"
     )
     timeout = fleet.add_argument("--step-timeout-s", type=parse_duration, metavar="SECONDS")
-    timeout.help = "an engine that is silent for longer is killed and started again (default: %(default)g)"
+    timeout.help = "restart an engine that sends nothing for this long (default: %(default)g)"
     timeout.default = policy.step_timeout_s
     restarts = fleet.add_argument("--max-restarts", type=parse_count, metavar="N")
-    restarts.help = "restarts of a replica within 10 minutes, after which it has failed (default: %(default)s)"
+    restarts.help = "mark a replica as failed after this many restarts in 10 minutes (default: %(default)s)"
     restarts.default = policy.max_restarts
     add_engine_flags(serve)
     serve.set_defaults(run=_serve)
@@ -360,31 +360,35 @@ def _add_top(commands: Any) -> None:
     top = commands.add_parser(
         "top",
         help="watch a server's replicas",
-        description="Show a server's replicas, their load and their restarts, again and again. Ctrl-C ends it.",
+        description="Show a server's replicas, their load and their restarts, and refresh the view until Ctrl-C.",
     )
     top.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8000", help="default: %(default)s")
     top.add_argument("--api-key", help="the server's key (default: $PHLOEM_API_KEY, or none)")
     top.add_argument(
-        "--interval", type=parse_duration, default=1.0, metavar="SECONDS", help="between views (default: %(default)g)"
+        "--interval",
+        type=parse_duration,
+        default=1.0,
+        metavar="SECONDS",
+        help="time between two views (default: %(default)g)",
     )
-    top.add_argument("--once", action="store_true", help="show it once and end")
+    top.add_argument("--once", action="store_true", help="print one view and exit")
     top.set_defaults(run=_top)
 
 
 def _add_bench(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
-        help="run a load in this process and say how fast",
-        description="Run sequences of random tokens in this process, without a server: what the engine itself takes.",
+        help="measure the engine's speed in this process",
+        description="Run sequences of random tokens in this process, without a server, and print the engine's speed.",
     )
     bench.add_argument("model", metavar="MODEL", help=_MODELS)
     bench.add_argument("--rows", type=parse_at_least_one, nargs="+", default=[1, 16], help="sequences at once")
-    bench.add_argument("--prompt-tokens", type=parse_at_least_one, default=100, metavar="N", help="of each sequence")
-    bench.add_argument("--shared-tokens", type=parse_count, default=0, metavar="N", help="of them the same for all")
-    bench.add_argument("--new-tokens", type=parse_at_least_one, default=64, metavar="N", help="that each generates")
+    bench.add_argument("--prompt-tokens", type=parse_at_least_one, default=100, metavar="N", help="tokens of a prompt")
+    bench.add_argument("--shared-tokens", type=parse_count, default=0, metavar="N", help="of these, shared by all")
+    bench.add_argument("--new-tokens", type=parse_at_least_one, default=64, metavar="N", help="tokens to generate")
     bench.add_argument("--grammar", action="store_true", help="answers follow a JSON schema and may end earlier")
     profile = bench.add_argument("--profile", nargs="?", type=Path, const=Path(), metavar="TRACE.json")
-    profile.help = "show where a step's time goes; with a file name, write Chrome traces beside it, TRACE-ROWS.json"
+    profile.help = "print the time of each part of a step; with a file name, also write Chrome traces TRACE-ROWS.json"
     add_engine_flags(bench)
     bench.set_defaults(run=_bench)
 
@@ -393,16 +397,16 @@ def _add_train_drafter(commands: Any) -> None:
     train = commands.add_parser(
         "train-drafter",
         help="train a head that drafts tokens for a model",
-        description="Train an EAGLE-style head on what the model itself says, and on given text, in minutes.",
+        description="Train an EAGLE-style head on text that the model generates, and on given text, in minutes.",
     )
     train.add_argument("model", metavar="MODEL", help=_MODELS)
-    train.add_argument("--out", type=Path, required=True, metavar="HEAD.safetensors", help="where it is written")
-    train.add_argument("--text", type=Path, nargs="*", default=[], metavar="FILE", help="text to train on as well")
-    train.add_argument("--tokens", type=parse_at_least_one, default=40_000, metavar="N", help="of text to train on")
+    train.add_argument("--out", type=Path, required=True, metavar="HEAD.safetensors", help="file to write")
+    train.add_argument("--text", type=Path, nargs="*", default=[], metavar="FILE", help="more text to train on")
+    train.add_argument("--tokens", type=parse_at_least_one, default=40_000, metavar="N", help="tokens to train on")
     train.add_argument(
-        "--minutes", type=parse_duration, default=5.0, metavar="M", help="of training, after the text is made"
+        "--minutes", type=parse_duration, default=5.0, metavar="M", help="training time, after text is generated"
     )
-    train.add_argument("--max-seq-len", type=parse_count, default=0, metavar="N", help="of the model that is run")
+    train.add_argument("--max-seq-len", type=parse_count, default=0, metavar="N", help="limit; 0: the model's own")
     train.set_defaults(run=_train_drafter)
 
 
@@ -412,45 +416,41 @@ def _add_plan(commands: Any) -> None:
     plan = commands.add_parser(
         "plan",
         help="predict speed and size of a deployment",
-        description="Predict, from a model's shape and a machine's rates, batch, speed and the replicas needed.",
+        description="Predict batch size, speed and number of replicas from a model's shape and a machine's rates.",
     )
     plan.add_argument("shape", metavar="SHAPE", help=f"one of {', '.join(SHAPES)}, or any MODEL")
+    plan.add_argument("--hardware", choices=["cpu", *HARDWARE], default="cpu", help="cpu: this machine, measured once")
+    plan.add_argument("--isl", type=parse_at_least_one, default=1000, metavar="TOKENS", help="length of a prompt")
+    plan.add_argument("--osl", type=parse_at_least_one, default=200, metavar="TOKENS", help="length of an answer")
     plan.add_argument(
-        "--hardware", choices=["cpu", *HARDWARE], default="cpu", help="cpu: this machine's, measured once"
-    )
-    plan.add_argument("--isl", type=parse_at_least_one, default=1000, metavar="TOKENS", help="of a prompt")
-    plan.add_argument("--osl", type=parse_at_least_one, default=200, metavar="TOKENS", help="of an answer")
-    plan.add_argument(
-        "--ttft-s", type=parse_time_limit, default=float("inf"), metavar="SECONDS", help="to the first token"
+        "--ttft-s", type=parse_time_limit, default=float("inf"), metavar="SECONDS", help="limit of time to first token"
     )
     plan.add_argument(
-        "--tpot-s", type=parse_time_limit, default=float("inf"), metavar="SECONDS", help="from token to token"
+        "--tpot-s", type=parse_time_limit, default=float("inf"), metavar="SECONDS", help="limit of time per token"
     )
+    plan.add_argument("--rate", type=parse_rate, default=0.0, metavar="N", help="requests per second to serve; 0: any")
     plan.add_argument(
-        "--rate", type=parse_rate, default=0.0, metavar="N", help="requests a second that must be served; 0: any"
-    )
-    plan.add_argument(
-        "--cached-share", type=parse_cached_share, default=0.0, metavar="SHARE", help="of prompts found in the cache"
+        "--cached-share", type=parse_cached_share, default=0.0, metavar="SHARE", help="cached share of a prompt"
     )
     plan.add_argument("--weight-bits", type=int, choices=[4, 8, 16, 32], help="default: 4 on a CPU, 16 elsewhere")
     plan.add_argument("--num-threads", type=parse_count, default=0, metavar="N", help="CPU threads; 0: one per core")
-    plan.add_argument("--measure-again", action="store_true", help="do not use what was measured on this CPU before")
+    plan.add_argument("--measure-again", action="store_true", help="measure this CPU again")
     plan.set_defaults(run=_plan)
 
 
 def _add_grammar(commands: Any) -> None:
     grammar = commands.add_parser(
         "grammar",
-        help="check a grammar or schema before it is served",
-        description="Compile a grammar and print what overlaps, what can never match, how many tokens may come first, "
-        "how near it is to each limit, and whether example texts are accepted (exit code 2 if one is not).",
+        help="check a grammar or schema",
+        description="Compile a grammar and print overlaps, rules that never match, the number of allowed first tokens, "
+        "the use of each limit, and whether example texts are accepted (exit code 2 if one is not).",
     )
     grammar.add_argument("file", metavar="FILE", type=Path, help="the grammar's text")
     grammar.add_argument(
-        "--kind", choices=GRAMMAR_KINDS, help="default: by the file's name (.json, .lark, .ebnf, .gbnf, .regex)"
+        "--kind", choices=GRAMMAR_KINDS, help="default: by the file's suffix (.json, .lark, .ebnf, .gbnf, .regex)"
     )
-    grammar.add_argument("--text", action="append", default=[], help="an example text to be judged; may be repeated")
-    grammar.add_argument("--model", metavar="MODEL", help="whose tokens to use (default: every byte is a token)")
+    grammar.add_argument("--text", action="append", default=[], help="example text to check; may be repeated")
+    grammar.add_argument("--model", metavar="MODEL", help="model with the tokens (default: every byte is a token)")
     grammar.add_argument(
         "--option",
         action="append",
@@ -483,7 +483,7 @@ def _set_up_logging(level: str) -> None:
 
 @contextmanager
 def _loading_bars(greeting: Callable[[str], str]) -> Iterator[tuple[Progress, Callable[[str], None]]]:
-    """``(progress, on_ready)``: bars while the model loads, and a callback that replaces them by the greeting."""
+    """``(progress, on_ready)``: progress bars of the loading, and a callback that replaces them with the greeting."""
     bars = Bars("count")
 
     def ready(url: str) -> None:

@@ -206,7 +206,7 @@ def test_a_grammar_takes_options_and_its_tokens_are_those_of_the_model(
     ("name", "text", "message"),
     [
         ("bad.regex", "(a", "bad.regex: regex '(a', character 2: '(' is never closed"),
-        ("bad.txt", "a", "bad.txt: its name does not say what kind of grammar it is; add --kind"),
+        ("bad.txt", "a", "bad.txt: the file's suffix names no kind of grammar; add --kind"),
         ("gone.lark", None, "gone.lark: No such file or directory"),
     ],
 )

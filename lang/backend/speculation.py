@@ -17,11 +17,11 @@ from ..sampling_params import SglSamplingParams
 from ..values import Leaf
 from .executor import Ahead, StreamExecutor
 
-MAX_TRIES = 3  # of a chat model's turn
+MAX_TRIES = 3  # requests for one turn of a chat model
 
 
 class Caller(Protocol):
-    """The session that makes the calls and keeps their texts."""
+    """The session that sends the calls and keeps their texts."""
 
     def params_of(self, node: GenNode) -> SglSamplingParams: ...
 
@@ -34,7 +34,7 @@ Steps = Generator[GenNode, Any, None]  # yields the calls to make, receives thei
 
 
 def complete(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
-    """A gen of a completion model."""
+    """A gen of a completion model: take its text from what an earlier call generated, or call the model."""
     params = caller.params_of(node)
     num_ahead = executor.num_api_spec_tokens
     assert num_ahead is not None
@@ -61,7 +61,7 @@ def complete(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
 
 
 def converse(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
-    """A gen of a chat model: the first one of a turn requests the whole turn, the others are read from it."""
+    """A gen of a chat model. The first gen of a turn requests the whole turn; the others take their text from it."""
     planned = executor.planned
     if planned is None:
         parts = [executor.text_[executor.cur_role_begin_pos :], *_rest_of_turn(executor.queue)]
@@ -71,8 +71,8 @@ def converse(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
                 continue
             if not _is_plain(caller.params_of(part), part):
                 raise InvalidRequest(
-                    f"gen({part.leaf.name!r}): num_api_spec_tokens makes all gens of a turn from one answer, "
-                    "so they take stop and sampling parameters; leave out n, grammars and log-probabilities"
+                    f"gen({part.leaf.name!r}): num_api_spec_tokens reads all gens of a turn from one answer, so they "
+                    "take only stop and sampling parameters; remove n, grammars and log-probabilities"
                 )
             if caller.params_of(part).without_ends() != drawn_by:
                 raise InvalidRequest(
@@ -89,8 +89,8 @@ def converse(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
             if attempt == MAX_TRIES:
                 wanted = "".join(p if isinstance(p, str) else f"{{{p.leaf.name}}}" for p in parts)
                 raise PhloemError(
-                    f"the model's turn differs from the program's after {MAX_TRIES} tries: expected {wanted!r}, but "
-                    f"got {written!r}; show the form in an example, give each gen a stop, or use one gen a turn"
+                    f"the model's turn does not match the program after {MAX_TRIES} tries: expected {wanted!r}, but "
+                    f"got {written!r}; show the form in an example, give each gen a stop, or use one gen per turn"
                 )
         executor.planned = planned
         caller.charge(meta)
@@ -104,7 +104,7 @@ def converse(caller: Caller, executor: StreamExecutor, node: GenNode) -> Steps:
 
 
 def match_turn(parts: Sequence[str | GenNode], text: str, caller: Caller) -> dict[int, str] | None:
-    """The text of each gen by the id of its leaf; None without a match. Leading blanks do not count."""
+    """The text of each gen by the id of its leaf; None if ``text`` does not match. Ignores leading blanks."""
     found: dict[int, str] = {}
     at = 0
     parts = [part for part in parts if part != ""]
@@ -157,7 +157,7 @@ def _is_plain(params: SglSamplingParams, node: GenNode) -> bool:
 
 
 def _asked(node: GenNode, max_tokens: int) -> GenNode:
-    """The same call with ``max_tokens`` and no stop."""
+    """The gen's call with ``max_tokens`` and without a stop."""
     overrides = {**node.defaults, **node.gen.overrides, "max_tokens": max_tokens}
     overrides.pop("stop", None)
     gen = msgspec.structs.replace(node.gen, overrides=overrides)

@@ -25,7 +25,7 @@ class Strict(BaseModel):
 
 
 def unserved(*neutral: Any) -> AfterValidator:
-    """A validator for a field that the server does not serve: only null and the ``neutral`` values pass."""
+    """A validator for a field that the server does not support: it accepts only null and the ``neutral`` values."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if value is None or value in neutral:
@@ -38,7 +38,7 @@ def unserved(*neutral: Any) -> AfterValidator:
 
 
 def fault(message: str, param: str) -> PydanticCustomError:
-    """An error between fields; ``param`` is the one to change."""
+    """An error about several fields; ``param`` is the field to change."""
     return PydanticCustomError("conflict", "{message}", {"message": message, "param": param})
 
 
@@ -62,7 +62,7 @@ _JSON_TYPES: dict[Any, Any] = {tuple[str, ...]: str | list[str], tuple[int, ...]
 
 
 def _with_rows(name: str, base: type[Strict], rows: _Rows, *, has_defaults: bool) -> Any:
-    """``base`` with a field for each row. Without ``has_defaults``, and for a list or a dict, null is the default."""
+    """``base`` with a field per row; lists and dicts, and all rows if not ``has_defaults``, default to null."""
     made: dict[str, Any] = {}
     for theirs, row in rows.items():
         kind = _JSON_TYPES.get(row.type, row.type)
@@ -72,7 +72,7 @@ def _with_rows(name: str, base: type[Strict], rows: _Rows, *, has_defaults: bool
 
 
 def _given(request: Strict, rows: _Rows) -> dict[str, Any]:
-    """The parameters that ``request`` sets, under our names."""
+    """The parameters that ``request`` sets, by our names."""
     values = {row.name: getattr(request, theirs) for theirs, row in rows.items() if row.part == "params"}
     return {
         name: as_strings(value) if isinstance(value, str | list) else value
@@ -82,7 +82,7 @@ def _given(request: Strict, rows: _Rows) -> dict[str, Any]:
 
 
 class _Grammars(Strict):
-    """The grammar that an answer follows: one of the first three fields."""
+    """The fields of a grammar that an answer follows; a request sets one of the first three."""
 
     regex: str | None = None
     json_schema: dict[str, Any] | bool | str | None = None
@@ -106,7 +106,7 @@ class OpenAISampling(_with_rows("OpenAIFields", _Grammars, _OPENAI, has_defaults
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     cache_salt: str | None = None
     tenant: str | None = None
-    user: str | None = None  # the tenant where none is named
+    user: str | None = None  # names the tenant if the request names none
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> "OpenAISampling":
@@ -115,11 +115,11 @@ class OpenAISampling(_with_rows("OpenAIFields", _Grammars, _OPENAI, has_defaults
         return self
 
     def sampling(self, *, max_tokens: int) -> SamplingParams:
-        """The parameters sent to the engine; each endpoint has its own default of ``max_tokens``."""
+        """The parameters for the engine. ``max_tokens``: the endpoint's default."""
         return SamplingParams(**{**_given(self, _OPENAI), "max_tokens": max_tokens})
 
     def settings(self, name: str, *, adapter: str = "") -> ProgramSettings:
-        """The program settings. ``name``: the name that the metrics count such requests under."""
+        """The program settings. ``name``: the label of these requests in the metrics."""
         return ProgramSettings(
             tenant=self.tenant or self.user or "",
             priority=self.priority or 0,
@@ -144,7 +144,7 @@ def as_strings(value: str | list[Any]) -> tuple[Any, ...]:
 
 
 def one_grammar(given: dict[str, Any], options: dict[str, str | int | bool] | None) -> GrammarSpec | None:
-    """The grammar among the fields ``given`` (field -> value); more than one is an error, and options without any."""
+    """The grammar among the fields ``given``: field -> value. Raises InvalidRequest for two, or options without one."""
     found = {name: value for name, value in given.items() if value is not None}
     if len(found) > 1:
         names = ", ".join(found)
@@ -331,12 +331,12 @@ class ChatRequest(OpenAISampling):
     tools: list[ToolEntry] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
-    # accepted, and nothing follows from it
+    # accepted and ignored: they describe the request, not the answer
     metadata: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
-    # understood and not served
+    # known fields of the API that the server does not support
     audio: Annotated[Any, unserved()] = None
     function_call: Annotated[Any, unserved("none", "auto")] = None
     functions: Annotated[Any, unserved([])] = None
@@ -379,7 +379,7 @@ class ChatRequest(OpenAISampling):
 
     @property
     def names(self) -> dict[str, str]:
-        """Maps this endpoint's parameter names to ours where they differ."""
+        """Our parameter names -> this endpoint's, where they differ."""
         return {"max_tokens": "max_completion_tokens"} if self.max_completion_tokens is not None else {}
 
     @property
@@ -403,7 +403,7 @@ class CompletionRequest(OpenAISampling):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
     parse_special: bool | None = None
-    # understood and not served
+    # known fields of the API that the server does not support
     suffix: Annotated[Any, unserved("")] = None
 
     @model_validator(mode="after")
@@ -436,7 +436,7 @@ def as_prompts(value: str | list[str] | list[int] | list[list[int]], name: str) 
 
 class NativeSampling(_with_rows("NativeFields", _Grammars, _NATIVE, has_defaults=True)):  # type: ignore[misc]
     n: Annotated[int, Field(ge=1)] = 1
-    # understood and not served
+    # known fields of the API that the server does not support
     structural_tag: Annotated[Any, unserved()] = None
     custom_params: Annotated[Any, unserved({})] = None
     no_stop_trim: Annotated[Any, unserved(False)] = None
@@ -444,7 +444,7 @@ class NativeSampling(_with_rows("NativeFields", _Grammars, _NATIVE, has_defaults
     stream_interval: Annotated[Any, unserved(1)] = None
 
     def sampling(self, request: "GenerateRequest") -> SamplingParams:
-        """The parameters sent to the engine, with those that stand beside these in ``request``."""
+        """The parameters for the engine, including those at the top level of ``request``."""
         return SamplingParams(**_given(self, _NATIVE), **_given(request, _BESIDE_NATIVE))
 
 
@@ -461,7 +461,7 @@ class GenerateRequest(_with_rows("BesideSampling", Strict, _BESIDE_NATIVE, has_d
     cache_salt: str = ""
     tenant: str = ""
     lora_path: str | None = None
-    # understood and not served
+    # known fields of the API that the server does not support
     image_data: Annotated[Any, unserved()] = None
     video_data: Annotated[Any, unserved()] = None
     audio_data: Annotated[Any, unserved()] = None
@@ -512,7 +512,7 @@ class GenerateRequest(_with_rows("BesideSampling", Strict, _BESIDE_NATIVE, has_d
 
 
 def with_logprobs(params: SamplingParams, top: int | None, *, start: int = -1) -> SamplingParams:
-    """``params`` with log-probabilities if ``top`` is a number, the alternatives per token."""
+    """``params`` with log-probabilities of ``top`` alternatives per token; unchanged if ``top`` is None."""
     if top is None:
         return params
     return msgspec.structs.replace(params, return_logprob=True, top_logprobs_num=top, logprob_start_len=start)

@@ -189,7 +189,7 @@ def test_a_turn_with_an_unsupported_expression_is_refused_by_name():
     def typed(s):
         s += assistant(gen("a", regex="x"))
 
-    with pytest.raises(errors.InvalidRequest, match=r"gen\('a'\).*leave out n, grammars"):
+    with pytest.raises(errors.InvalidRequest, match=r"gen\('a'\).*remove n, grammars"):
         typed.run(backend=Chat("x"))["a"]
 
     @function(num_api_spec_tokens=50)
