@@ -3,6 +3,8 @@
 from phloem import function
 from phloem.lang.backend.base_backend import BaseBackend
 
+ENDLESS = " w" * 50_000  # at one word a step of 2 ms or more it lasts longer than any test
+
 
 class Fake(BaseBackend):
     """Answers " <last word>"; fails where the text holds ``bad``."""

@@ -6,7 +6,7 @@ import pytest
 from phloem import function, gen
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.protocol import errors
-from phloem.tests.lang.fakes import echo
+from phloem.tests.lang.fakes import ENDLESS, echo
 
 
 @function
@@ -102,10 +102,10 @@ def test_a_sync_program_runs_in_a_loop_too(connect):
 
 
 def test_cancelling_the_task_cancels_the_program(connect):
-    backend = connect(reply=lambda prompt, op: " w" * 500, step_s=0.005)
+    backend = connect(reply=lambda prompt, op: ENDLESS, step_s=0.005)
 
     async def main():
-        task = asyncio.create_task(ask.run("q", backend=backend))
+        task = asyncio.create_task(ask.run("q", backend=backend, max_new_tokens=100_000))
         while not backend.client.engine.programs:  # until the program runs at the engine
             await asyncio.sleep(0.001)
         task.cancel()
@@ -121,24 +121,23 @@ def test_cancel_ends_a_run_or_one_value_and_keeps_the_text_so_far(connect):
     def body(s):
         s += "q" + gen("a") + gen("b")
 
-    backend = connect(reply=lambda prompt, op: " w" * 500, step_s=0.002)
-    s = body.run(backend=backend, stream=True)
+    backend = connect(reply=lambda prompt, op: ENDLESS, step_s=0.002)
+    s = body.run(backend=backend, stream=True, max_new_tokens=100_000)
     assert next(s.text_iter("a")) == " w"
     s.cancel("a")
     with pytest.raises(errors.Cancelled):
         s["a"]
     assert s.text(partial=True).startswith("q w")
-    s = body.run(backend=backend)
+    s = body.run(backend=backend, max_new_tokens=100_000)
     s.cancel()
     with pytest.raises(errors.Cancelled):
         s["b"]
     s.stats()
 
 
-class Slow(BaseBackend):
+class Endless(BaseBackend):
     async def generate_async(self, s, sampling_params):
-        await asyncio.sleep(0.05)
-        return " ok", {}
+        await asyncio.Event().wait()
 
 
 def test_a_deadline_ends_programs_on_every_backend(connect):
@@ -146,9 +145,9 @@ def test_a_deadline_ends_programs_on_every_backend(connect):
     def body(s):
         s += "q" + gen("a") + gen("b")
 
-    backend = connect(reply=lambda prompt, op: " w" * 500, step_s=0.005)
-    for chosen, deadline_s in ((backend, 0.05), (Slow(), 0.02)):
-        s = body.run(backend=chosen, deadline_s=deadline_s)
+    backend = connect(reply=lambda prompt, op: ENDLESS, step_s=0.005)
+    for chosen, deadline_s in ((backend, 0.05), (Endless(), 0.02)):
+        s = body.run(backend=chosen, deadline_s=deadline_s, max_new_tokens=100_000)
         with pytest.raises(errors.DeadlineExceeded):
             s["a"]
         s.stats()

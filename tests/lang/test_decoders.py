@@ -8,6 +8,7 @@ import pytest
 from phloem import assistant, best_of, function, gen, sample, select, vote
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.protocol import errors, ops
+from phloem.tests.lang.fakes import ENDLESS
 
 
 class Scripted(BaseBackend):
@@ -328,8 +329,8 @@ def test_cancelling_a_decision_cancels_what_it_waits_for(connect):
     def body(s):
         s += vote(gen("x"), 3, on="x")
 
-    backend = connect(reply=lambda prompt, op: " w" * 300, step_s=0.002)
-    s = body.run(backend=backend, max_new_tokens=300)
+    backend = connect(reply=lambda prompt, op: ENDLESS, step_s=0.002)
+    s = body.run(backend=backend, max_new_tokens=100_000)
     s.cancel("x")
     with pytest.raises(errors.Cancelled):
         s["x"]

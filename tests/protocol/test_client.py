@@ -23,6 +23,7 @@ from phloem.tests.runtime.wire import (
     failures,
     served,
     talking,
+    wait_until,
     welcome,
 )
 
@@ -237,14 +238,16 @@ def test_an_on_event_may_submit_and_cancel_and_close_but_not_wait(tmp_path):
 
 def test_a_slow_handler_gets_fewer_deltas_and_the_whole_text(tmp_path):
     text = "".join(f" {i}" for i in range(6000))
-    with talking(StringEngine(reply=lambda prompt, op: text), f"ipc://{tmp_path}/s") as client:
+    engine = StringEngine(reply=lambda prompt, op: text)
+    with talking(engine, f"ipc://{tmp_path}/s") as client:
         deltas: list[str] = []
         done = threading.Event()
 
         def slow(message: m.RuntimeMessage) -> None:
             if isinstance(message, m.Delta):
                 deltas.append(message.text)
-                time.sleep(0.0005)
+                if len(deltas) == 1:
+                    wait_until(lambda: not engine.programs)  # the engine ends the program in the meantime
             elif isinstance(message, m.Closed):
                 done.set()
 
@@ -319,13 +322,14 @@ def test_a_silent_engine_is_lost_after_its_time(talk):
     assert failures(messages)[0] == "EngineLost" and "silent for" in messages[0].error.message
 
 
-@pytest.mark.parametrize("talk", [{"engine_timeout_s": 2.0}], indirect=True)
 def test_an_engine_that_answers_pings_is_not_silent(talk):
     heard = talk.submit(ask())
-    end_s = time.monotonic() + 2.5  # longer than the time after which silence counts
-    while time.monotonic() < end_s:
+    for _ in range(3):
         talk.engine.hear(m.Ping)
+        answered_s = time.monotonic()
         talk.engine.say(m.Pong())
+        # silence counts from the oldest unanswered ping: with this one answered, from a later one
+        wait_until(lambda since_s=answered_s: talk.client.silent_s < time.monotonic() - since_s)
     assert heard.rest() == []
 
 
@@ -409,9 +413,14 @@ def test_nobody_at_an_address_is_an_error_not_a_wait(tmp_path):
 def test_an_engine_that_starts_later_is_found(tmp_path):
     url = f"ipc://{tmp_path}/s"
     made: list[Client] = []
-    thread = threading.Thread(target=lambda: made.append(Client(url)))
+    nobody_answered = threading.Event()
+
+    def engine_alive() -> None:  # asked after each turn without an answer
+        nobody_answered.set()
+
+    thread = threading.Thread(target=lambda: made.append(Client(url, engine_alive=engine_alive)))
     thread.start()
-    time.sleep(0.3)
+    assert nobody_answered.wait(WAIT_S)
     with served(StringEngine(), url):
         thread.join(WAIT_S)
         assert made[0].query("info")

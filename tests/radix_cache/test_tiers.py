@@ -269,7 +269,7 @@ def test_a_disk_error_is_logged_and_changes_nothing_else(tmp_path, caplog):
 def test_a_slow_disk_drops_writes_and_does_not_block(tmp_path, monkeypatch):
     gate = threading.Event()
     disk = disk_tier(tmp_path)
-    monkeypatch.setattr(disk, "write", lambda name, block: gate.wait(10))
+    monkeypatch.setattr(disk, "write", lambda name, block: gate.wait(300))
     tiers = Tiers(
         save=lambda slots: [bytes(BLOCK_BYTES)] * len(slots),
         load=lambda slots, blocks: None,
