@@ -1,6 +1,7 @@
 """Grammar text to a compiled grammar, with a cache by content."""
 
 import json
+import re
 import threading
 from collections import OrderedDict
 
@@ -19,6 +20,8 @@ MAX_TEXT_BYTES = 4 << 20
 # Longer grammars get a machine of their own, so that their compilation holds no other grammar's lock.
 PRIVATE_SCHEMA_BYTES = 256 << 10
 PRIVATE_BYTES = 16 << 10  # of other kinds of grammar
+# A reference to a meta-schema, or a meta-schema: these ask for unique items.
+REFERS_TO_STANDARD = re.compile(r'"\$?(ref|id|dynamicRef|recursiveRef)"\s*:\s*"https?:\\?/\\?/json-schema\.org')
 
 
 class Workshop:
@@ -149,7 +152,9 @@ class Compiler:
 
 def _reads_items(spec: GrammarSpec) -> bool:
     """Whether the grammar may have to compare items: such grammars share a machine that keeps the items' texts."""
-    return spec.kind in ("json_schema", "structural_tags") and '"uniqueItems"' in spec.text
+    if spec.kind not in ("json_schema", "structural_tags"):
+        return False
+    return '"uniqueItems"' in spec.text or REFERS_TO_STANDARD.search(spec.text) is not None
 
 
 def compiler_of(vocabulary: Vocabulary) -> Compiler:

@@ -2,16 +2,18 @@
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from ..spec import GrammarError
+from .standard import standard_document
 
 Json = Any
 MAX_MAGNITUDE = 400  # exponent of ten; a number is spelled out digit by digit
 MAX_DEPTH = 200
+RECURSIVE = ""  # the name under which a resource with ``$recursiveAnchor`` stands among the dynamic anchors
 KNOWN_DIALECTS = r"https?://(json-schema\.org/(draft[-/][0-9-]+/(hyper-)?)?schema|spec\.openapis\.org/oas/)"
 
 ONE = ("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties", "additionalItems",
@@ -21,13 +23,38 @@ MAPS = ("properties", "patternProperties", "definitions", "$defs", "dependentSch
 
 
 @dataclass(frozen=True, slots=True)
+class Dialect:
+    """What ``$schema`` says about the schemas of a resource."""
+
+    uri: str
+
+    @property
+    def ref_stands_alone(self) -> bool:
+        """Whether ``$ref`` makes the keywords beside it mean nothing."""
+        return any(f"draft-0{n}" in self.uri for n in "34567")
+
+    @property
+    def is_draft4(self) -> bool:
+        """Whether ``id`` names a resource, and an integer has no point."""
+        return "draft-04" in self.uri or "draft-03" in self.uri
+
+    @property
+    def is_known(self) -> bool:
+        return not self.uri or re.match(KNOWN_DIALECTS, self.uri) is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
-    """A schema inside a document. ``scope``: the resources entered on the way, which dynamic references search."""
+    """A schema inside a document.
+
+    ``scope``: the resources entered on the way whose dynamic anchors no resource before them has.
+    """
 
     schema: Json = field(compare=False, hash=False)
     pointer: str
     base: str
     scope: tuple[str, ...] = ()
+    dialect: Dialect = Dialect("")
 
 
 def read_json(text: str) -> Json:
@@ -62,40 +89,34 @@ def escape(part: str) -> str:
 
 
 class Document:
-    """The subschemas of a document by URI. Raises GrammarError for a part that is not a schema."""
+    """The subschemas of a document by URI. Raises GrammarError for a part that is not a schema.
+
+    References to documents of the standard add these to it.
+    """
 
     def __init__(self, root: Json, *, keeps_unique_items: bool = True) -> None:
         """Without ``keeps_unique_items`` that keyword is not enforced."""
         self.root = root
         self.keeps_unique_items = keeps_unique_items
-        dialect = root.get("$schema", "") if isinstance(root, dict) else ""
-        self.dialect = dialect = dialect if isinstance(dialect, str) else ""
-        self.ref_stands_alone = any(f"draft-0{n}" in dialect for n in "34567")
-        self.is_draft4 = "draft-04" in dialect or "draft-03" in dialect
         self.resources: dict[str, Place] = {}
         self.anchors: dict[tuple[str, str], Place] = {}
         self.dynamic: dict[tuple[str, str], Place] = {}
+        self.dynamic_names: dict[str, set[str]] = {}  # by resource
         self.places: list[Place] = []
         self._resolved: dict[tuple[str, str, tuple[str, ...], bool], Place] = {}
-        self._index(root, "#", "", 0)
-        self.resources.setdefault("", Place(root, "#", self._base_of(root, "")))
-        self.root_place = Place(root, "#", self._base_of(root, ""), (self._base_of(root, ""),) if self.dynamic else ())
+        self.root_place = self._index_root(Place(root, "#", ""))
+        self.resources.setdefault("", self.root_place)
 
-    @property
-    def is_of_known_dialect(self) -> bool:
-        return not self.dialect or re.match(KNOWN_DIALECTS, self.dialect) is not None
+    def _index_root(self, root: Place) -> Place:
+        """Index a whole document. Its root, with its own URI, dialect and scope."""
+        uri = root.schema.get("$schema") if isinstance(root.schema, dict) else None
+        if isinstance(uri, str):
+            root = replace(root, dialect=Dialect(uri))
+        self._index(root, 0)
+        return self._entered(_own(root), ())
 
-    def _id(self, schema: Json) -> str | None:
-        found = schema.get("id" if self.is_draft4 else "$id") if isinstance(schema, dict) else None
-        return found if isinstance(found, str) else None
-
-    def _base_of(self, schema: Json, base: str) -> str:
-        found = self._id(schema)
-        if found is None or (self.ref_stands_alone and "$ref" in schema):
-            return base
-        return urldefrag(urljoin(base, found)).url
-
-    def _index(self, schema: Json, pointer: str, base: str, depth: int) -> None:
+    def _index(self, place: Place, depth: int) -> None:
+        schema, pointer, outer = place.schema, place.pointer, place.base
         if not isinstance(schema, dict):
             if not isinstance(schema, bool):
                 shown = json.dumps(schema, default=str)[:40]
@@ -103,99 +124,139 @@ class Document:
             return
         if depth > MAX_DEPTH:
             raise GrammarError(f"the schema nests deeper than {MAX_DEPTH}", where=pointer)
-        found = self._id(schema)
+        place = _own(place)
+        base = place.base
+        found = _id(schema, place.dialect)
         if found is not None:
-            outer = base
-            base = self._base_of(schema, base)
             if base != outer or depth == 0:
-                self.resources.setdefault(base, Place(schema, pointer, base))
+                self.resources.setdefault(base, place)
             fragment = urldefrag(found).fragment
             if fragment:
-                self.anchors.setdefault((base, fragment), Place(schema, pointer, base))
-        for key, table in (("$anchor", self.anchors), ("$dynamicAnchor", self.dynamic)):
-            name = schema.get(key)
-            if isinstance(name, str):
-                place = Place(schema, pointer, base)
-                table.setdefault((base, name), place)
-                self.anchors.setdefault((base, name), place)
-        self.places.append(Place(schema, pointer, base))
+                self.anchors.setdefault((base, fragment), place)
+        name = schema.get("$anchor")
+        if isinstance(name, str):
+            self.anchors.setdefault((base, name), place)
+        name = schema.get("$dynamicAnchor")
+        if isinstance(name, str):
+            self.anchors.setdefault((base, name), place)
+            self._add_dynamic(base, name, place)
+        if schema.get("$recursiveAnchor") is True and (base != outer or depth == 0):
+            self._add_dynamic(base, RECURSIVE, place)
+        self.places.append(place)
         for key, value in schema.items():
             if key in MAPS or key == "dependencies":
                 if not isinstance(value, dict):
                     raise GrammarError(f"{key} must be an object", where=pointer)
                 for name, inner in value.items():
                     if key != "dependencies" or not isinstance(inner, list):
-                        self._index(inner, f"{pointer}/{key}/{escape(name)}", base, depth + 1)
+                        self._index(_below(place, inner, f"{key}/{escape(name)}"), depth + 1)
             elif key in LISTS or (key == "items" and isinstance(value, list)):
                 if not isinstance(value, list):
                     raise GrammarError(f"{key} must be a list", where=pointer)
                 for i, inner in enumerate(value):
-                    self._index(inner, f"{pointer}/{key}/{i}", base, depth + 1)
+                    self._index(_below(place, inner, f"{key}/{i}"), depth + 1)
             elif key in ONE or key == "items":
-                self._index(value, f"{pointer}/{key}", base, depth + 1)
+                self._index(_below(place, value, key), depth + 1)
 
-    def resolve(self, reference: str, place: Place, *, dynamic: bool = False) -> Place:
-        """The schema that a reference at ``place`` leads to. Raises GrammarError if it leads outside the document."""
-        key = (reference, place.base, place.scope, dynamic)
-        found = self._resolved.get(key)
+    def _add_dynamic(self, base: str, name: str, place: Place) -> None:
+        if (base, name) not in self.dynamic:
+            self.dynamic[base, name] = place
+            self.dynamic_names.setdefault(base, set()).add(name)
+
+    def resolve(self, place: Place, key: str) -> Place:
+        """The schema that the reference under ``key`` of the schema at ``place`` leads to.
+
+        Raises GrammarError if it leads to a document that is not of the standard.
+        """
+        reference = place.schema[key]
+        known = (reference, place.base, place.scope, key != "$ref")
+        found = self._resolved.get(known)
         if found is None:
-            found = self._resolved[key] = self._resolve(reference, place, dynamic)
+            found = self._resolved[known] = self._entered(self._resolve(reference, place, key), place.scope)
         return found
 
-    def _resolve(self, reference: str, place: Place, dynamic: bool) -> Place:
+    def _resolve(self, reference: str, place: Place, key: str) -> Place:
         url, fragment = urldefrag(urljoin(place.base, reference))
         if reference.startswith("#"):
             url, fragment = place.base, reference[1:]
         fragment = unquote(fragment)
-        target = self.resources.get(url)
+        target = self._resource(url)
         if target is None:
             raise GrammarError(
-                f"$ref {reference!r} leads outside the schema; only references within it are followed",
+                f"$ref {reference!r} leads outside the schema; only references within it, and to the meta-schemas of "
+                "JSON Schema's drafts 4 to 2020-12, are followed",
                 where=place.pointer,
             )
         if not fragment:
-            found = target
-        elif fragment.startswith("/"):
-            found = self._pointed(target, fragment, reference, place)
-        else:
-            anchored = self.anchors.get((target.base, fragment))
-            if anchored is None:
-                raise GrammarError(f"$ref {reference!r}: the schema has no such anchor", where=place.pointer)
-            found = anchored
-            if dynamic and (target.base, fragment) in self.dynamic:
-                for resource in place.scope:
-                    if (resource, fragment) in self.dynamic:
-                        found = self.dynamic[(resource, fragment)]
-                        break
-        return self.enter(found, place)
+            return self._outermost(target, RECURSIVE, place) if key == "$recursiveRef" else target
+        if fragment.startswith("/"):
+            return self._pointed(target, fragment, reference, place)
+        anchored = self.anchors.get((target.base, fragment))
+        if anchored is None:
+            raise GrammarError(f"$ref {reference!r}: the schema has no such anchor", where=place.pointer)
+        return self._outermost(anchored, fragment, place) if key == "$dynamicRef" else anchored
 
-    def enter(self, found: Place, origin: Place) -> Place:
-        """``found`` with the scope of a reference from ``origin``."""
-        if not self.dynamic:
+    def _resource(self, url: str) -> Place | None:
+        found = self.resources.get(url)
+        if found is None:
+            root = standard_document(url)
+            if root is not None:
+                found = self._index_root(Place(root, f"{url}#", url))
+                self.resources.setdefault(url, found)
+        return found
+
+    def _outermost(self, found: Place, name: str, place: Place) -> Place:
+        """``found``, or if that is a dynamic anchor, the outermost one of its name in the scope of ``place``."""
+        if (found.base, name) not in self.dynamic:
             return found
-        scope = origin.scope if found.base in origin.scope else (*origin.scope, found.base)
-        return Place(found.schema, found.pointer, found.base, scope)
+        return next((self.dynamic[base, name] for base in place.scope if (base, name) in self.dynamic), found)
 
-    def child(self, schema: Json, pointer: str, place: Place) -> Place:
-        """The place of a subschema of the schema at ``place``."""
-        base = self._base_of(schema, place.base)
-        scope = place.scope
-        if self.dynamic and base not in scope:
-            scope = (*scope, base)
-        return Place(schema, pointer, base, scope)
+    def _entered(self, place: Place, scope: tuple[str, ...]) -> Place:
+        """The place, entered from a schema with this scope."""
+        names = self.dynamic_names.get(place.base)
+        if names is not None and not all(any((base, name) in self.dynamic for base in scope) for name in names):
+            scope = (*scope, place.base)
+        return replace(place, scope=scope) if scope != place.scope else place
+
+    def child(self, schema: Json, path: str, place: Place) -> Place:
+        """The place of a subschema of the schema at ``place``; ``path`` leads from one to the other."""
+        return self._entered(_own(_below(place, schema, path)), place.scope)
 
     def _pointed(self, target: Place, fragment: str, reference: str, place: Place) -> Place:
-        at, base, pointer = target.schema, target.base, target.pointer
+        found, at = target, target.schema
         for part in fragment[1:].split("/"):
             part = part.replace("~1", "/").replace("~0", "~")
-            pointer = f"{pointer}/{escape(part)}"
             if isinstance(at, dict) and part in at:
                 at = at[part]
             elif isinstance(at, list) and part.isdecimal() and int(part) < len(at):
                 at = at[int(part)]
             else:
-                raise GrammarError(f"$ref {reference!r}: there is nothing at {pointer}", where=place.pointer)
-            base = self._base_of(at, base)
+                there = f"{found.pointer}/{escape(part)}"
+                raise GrammarError(f"$ref {reference!r}: there is nothing at {there}", where=place.pointer)
+            found = _own(_below(found, at, escape(part)))
         if not isinstance(at, (dict, bool)):
             raise GrammarError(f"$ref {reference!r} does not lead to a schema", where=place.pointer)
-        return Place(at, pointer, base)
+        return found
+
+
+def _own(place: Place) -> Place:
+    """A subschema's place as the schema around it gives it, with its own URI and dialect if it is a resource."""
+    schema = place.schema
+    if not isinstance(schema, dict) or ("$id" not in schema and "id" not in schema):
+        return place
+    dialect = place.dialect
+    if isinstance(schema.get("$schema"), str):
+        dialect = Dialect(schema["$schema"])
+    found = _id(schema, dialect)
+    if found is None or (dialect.ref_stands_alone and "$ref" in schema):
+        return place
+    return Place(schema, place.pointer, urldefrag(urljoin(place.base, found)).url, place.scope, dialect)
+
+
+def _id(schema: Json, dialect: Dialect) -> str | None:
+    found = schema.get("id" if dialect.is_draft4 else "$id") if isinstance(schema, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _below(place: Place, schema: Json, path: str) -> Place:
+    return Place(schema, f"{place.pointer}/{path}", place.base, place.scope, place.dialect)

@@ -60,8 +60,10 @@ class Schemas:
                 self._check(document, place)
         key = hashlib.sha256(text.encode()).hexdigest()
         unsupported: list[tuple[str, str]] = []  # what, where
-        if not document.is_of_known_dialect:
-            unsupported.append((f"the dialect $schema {document.dialect!r}", "#/$schema"))
+        dialects = {place.dialect: place for place in [*document.resources.values(), document.root_place]}
+        for dialect, place in dialects.items():
+            if not dialect.is_known:
+                unsupported.append((f"the dialect $schema {dialect.uri!r}", f"{place.pointer}/$schema"))
         with lock:
             root = self._nodes.node(document, key, document.root_place)
             if any("uniqueItems" in place.schema for place in document.places):
@@ -83,7 +85,7 @@ class Schemas:
     def _check(self, document: Document, place: Place) -> None:
         """Raise GrammarError if a keyword of one schema is malformed, or its value cannot be enforced."""
         schema, where = place.schema, place.pointer
-        if "$ref" in schema and document.ref_stands_alone:
+        if "$ref" in schema and place.dialect.ref_stands_alone:
             check_keyword("$ref", schema["$ref"], f"{where}/$ref")
             self._nodes.target(document, place, "$ref")
             return
@@ -110,8 +112,8 @@ class Schemas:
 
     def _read(self, schema: int, kind: Kind) -> int:
         """The formula of leaves that a schema, by its number, means for values of one kind."""
-        document, _, place = self._nodes.nodes[schema]
-        if not has_type(place.schema, kind) and not ("$ref" in place.schema and document.ref_stands_alone):
+        _, _, place = self._nodes.nodes[schema]
+        if not has_type(place.schema, kind) and not ("$ref" in place.schema and place.dialect.ref_stands_alone):
             return FALSE
         key = (schema, kind)
         if key in self._reading:

@@ -40,6 +40,7 @@ class Numbers:
         self.fraction = ex.union(EMPTY, ex.concat(self.point, ex.repeat(self.digit, 1, None)))
         self.plain = ex.concat(sign, self.natural, self.fraction)
         self.plain_integer = ex.concat(sign, self.natural, self.zeros)
+        self.pointless_integer = ex.concat(sign, self.natural)  # the integers of draft 4
         mark = ex.bytes_in(1 << ord("e") | 1 << ord("E"))
         below_309 = ex.union(
             ex.repeat(self.digit, 1, 2),

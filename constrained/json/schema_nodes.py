@@ -4,7 +4,6 @@ import json
 
 from ..expressions import Expressions
 from ..regex_syntax import compile_regex
-from ..spec import GrammarError
 from .documents import Document, Json, Place
 from .formats import FORMATS
 from .formulas import FALSE, TRUE, Formulas
@@ -31,7 +30,7 @@ class SchemaNodes:
         if schema is False:
             return FALSE
         simple = _simple_key(schema)
-        identity: object = ("simple", simple) if simple is not None else (key, place)
+        identity: object = ("simple", simple, place.dialect.is_draft4) if simple is not None else (key, place)
         found = self._ids.get(identity)
         if found is None:
             found = self._ids[identity] = len(self.nodes)
@@ -65,11 +64,7 @@ class SchemaNodes:
 
     def target(self, document: Document, place: Place, key: str) -> Place:
         """Where the reference under ``key`` leads."""
-        if key == "$recursiveRef" and any(p.schema.get("$recursiveAnchor") for p in document.places):
-            raise GrammarError(
-                "$recursiveRef with $recursiveAnchor is not supported; write $dynamicRef", where=place.pointer
-            )
-        return document.resolve(place.schema[key], place, dynamic=key == "$dynamicRef")
+        return document.resolve(place, key)
 
     def pattern(self, pattern: str, where: str) -> int:
         """The expression of the texts in which the pattern matches somewhere."""

@@ -53,8 +53,8 @@ class SchemaReader:
 
     def sub(self, schema: Json, *path: str | int) -> int:
         """The formula of a subschema."""
-        pointer = "/".join([self.place.pointer, *[escape(str(p)) for p in path]])
-        return self.schemas.node(self.document, self.key, self.document.child(schema, pointer, self.place))
+        inner = "/".join([escape(str(p)) for p in path])
+        return self.schemas.node(self.document, self.key, self.document.child(schema, inner, self.place))
 
     def optional(self, key: str) -> int:
         """The formula of the subschema under a keyword; TRUE if there is none."""
@@ -67,7 +67,7 @@ class SchemaReader:
     def read(self) -> int:
         """The formula of leaves that the values satisfy."""
         schema = self.schema
-        if "$ref" in schema and self.document.ref_stands_alone:
+        if "$ref" in schema and self.place.dialect.ref_stands_alone:
             return self.inside(self.target("$ref"))
         parts: list[int] = []
         if "const" in schema:
@@ -210,14 +210,14 @@ class SchemaReader:
         types = types if isinstance(types, list) else [types]
         integer = "integer" in types and "number" not in types
         low, high = number_bounds(schema)
+        parts = [numbers.pointless_integer] if integer and self.place.dialect.is_draft4 else []
         if "multipleOf" in schema:
-            expr = numbers.multiple_of(Decimal(schema["multipleOf"]), integer=integer)
-            if low is not None or high is not None:
-                expr = self.schemas.ex.intersect(expr, numbers.between(low, high, integer=integer))
-            return self.formulas.leaf("number", expr)
+            parts.append(numbers.multiple_of(Decimal(schema["multipleOf"]), integer=integer))
         if low is not None or high is not None:
-            return self.formulas.leaf("number", numbers.between(low, high, integer=integer))
-        return self.formulas.leaf("number", numbers.integer) if integer else TRUE
+            parts.append(numbers.between(low, high, integer=integer))
+        if not parts:
+            return self.formulas.leaf("number", numbers.integer) if integer else TRUE
+        return self.formulas.leaf("number", self.schemas.ex.intersect(*parts))
 
     def _array(self) -> list[int]:
         schema, arrays = self.schema, self.values.arrays
@@ -313,7 +313,7 @@ class SchemaReader:
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
             if key in schema:
                 found = self._join(found, self._cases_of(self.target(key)))
-        if "$ref" in schema and self.document.ref_stands_alone:
+        if "$ref" in schema and self.place.dialect.ref_stands_alone:
             return found
         for i, branch in enumerate(schema.get("allOf", ())):
             found = self._join(found, self._cases_of(self.sub(branch, "allOf", i)))

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 from phloem.constrained import GrammarError, Vocabulary, compile
-from phloem.constrained.json.documents import Document, read_json
+from phloem.constrained.json.documents import Document, Place, read_json
 
 from ..conftest import takes
 
@@ -56,16 +56,19 @@ def test_references_lead_to_their_schemas(reference: str, pointer: str) -> None:
         },
     }
     document = Document(root)
-    assert document.resolve(reference, document.root_place).pointer == pointer
+    place = Place({"$ref": reference}, "#/here", document.root_place.base)
+    assert document.resolve(place, "$ref").pointer == pointer
 
 
 def test_a_dynamic_reference_leads_to_the_outermost_anchor() -> None:
     tree = {"$id": "tree", "$dynamicAnchor": "node", "items": {"$dynamicRef": "#node"}}
     strict = {"$id": "https://x/strict", "$dynamicAnchor": "node", "$ref": "tree", "$defs": {"tree": tree}}
     document = Document(strict)
-    inner = document.resolve("tree", document.root_place)
-    assert document.resolve("#node", inner, dynamic=True).pointer == "#"
-    assert document.resolve("#node", inner).pointer == "#/$defs/tree"
+    inner = document.resolve(document.root_place, "$ref")
+    items = document.child(tree["items"], "items", inner)
+    assert document.resolve(items, "$dynamicRef").pointer == "#"
+    plain = document.child({"$ref": "#node"}, "items", inner)
+    assert document.resolve(plain, "$ref").pointer == "#/$defs/tree"
 
 
 @pytest.mark.parametrize(

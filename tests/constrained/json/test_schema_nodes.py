@@ -1,5 +1,3 @@
-import pytest
-from phloem.constrained import GrammarError
 from phloem.constrained.json.documents import Document, Place
 from phloem.constrained.json.formulas import FALSE, TRUE
 from phloem.constrained.json.json_schema import Schemas
@@ -36,10 +34,3 @@ def test_keywords_show_which_schemas_surely_have_a_value(schemas: Schemas) -> No
     assert not nodes.is_surely_satisfiable(number({"enum": [1]}))
     assert nodes.kinds_first(number({"type": "array"})) == ("array",)
     assert nodes.pointer(number({"type": "integer", "minimum": 2})) == "#"
-
-
-def test_a_recursive_anchor_is_refused_with_the_way_out(schemas: Schemas) -> None:
-    with pytest.raises(
-        GrammarError, match=r"\$recursiveRef with \$recursiveAnchor is not supported; write \$dynamicRef"
-    ):
-        schemas.compile('{"$recursiveAnchor": true, "items": {"$recursiveRef": "#"}}', check_after=False)
