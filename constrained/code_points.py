@@ -2,6 +2,7 @@
 
 import functools
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Iterable
 
 Ranges = tuple[tuple[int, int], ...]  # sorted, disjoint, not touching; ends inclusive
@@ -43,6 +44,20 @@ def intersection(left: Ranges, right: Ranges) -> Ranges:
         else:
             j += 1
     return tuple(out)
+
+
+def clip(ranges: Ranges, low: int, high: int) -> Ranges:
+    """The part of the set from ``low`` to ``high``, both inclusive. Costs a bisection and the part's length."""
+    first = bisect_left(ranges, (low,))
+    if first and ranges[first - 1][1] >= low:
+        first -= 1
+    last = bisect_left(ranges, (high + 1,), first)
+    part = ranges[first:last]
+    if part and part[0][0] < low:
+        part = ((low, part[0][1]), *part[1:])
+    if part and part[-1][1] > high:
+        part = (*part[:-1], (part[-1][0], high))
+    return part
 
 
 def without_surrogates(ranges: Ranges) -> Ranges:

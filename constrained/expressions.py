@@ -11,7 +11,7 @@ from math import gcd
 
 import numpy as np
 
-from .code_points import ANY, Ranges, intersection
+from .code_points import ANY, Ranges, clip, intersection
 from .fuel import Fuel
 from .spec import GrammarTooComplex
 
@@ -129,7 +129,7 @@ class Expressions:
                 low |= (1 << (min(b, 0x7F) + 1)) - (1 << a)
         if not ranges or ranges[-1][1] < 0x80:
             return self.bytes_in(low)
-        high = intersection(ranges, ((0x80, 0x10FFFF),)) if self._continuations else ()
+        high = clip(ranges, 0x80, 0x10FFFF) if self._continuations else ()
         for lo, hi, base, shift in UTF8_LEADS:
             for lead in range(base | lo >> shift, (base | hi >> shift) + 1):
                 if not self.available >> lead & 1:
@@ -143,7 +143,7 @@ class Expressions:
             return self._ids[node]
         edges = (low ^ (low << 1)) & FULL
         for lo, hi, base, shift in UTF8_LEADS:
-            for a, b in intersection(high, ((lo, hi),)):
+            for a, b in clip(high, lo, hi):
                 first, last = base | a >> shift, base | b >> shift
                 edges |= 3 << first | 3 << last
         return self._make(node, False, True, True, edges & FULL)
@@ -418,7 +418,7 @@ class Expressions:
                     return NOTHING
                 width = 1 << 6 * (node[2] - 1)
                 base = (byte & 0x3F) * width
-                part = intersection(node[1], ((base, base + width - 1),))
+                part = clip(node[1], base, base + width - 1)
                 return self._tail(tuple((a - base, b - base) for a, b in part), node[2] - 1)
             case "cat":
                 first = self._concat(self.derive(node[1], byte), node[2])
@@ -458,7 +458,7 @@ class Expressions:
                     continue
                 if at + width - 1 < lo:
                     continue
-                part = intersection(ranges, ((max(at, lo), min(at + width - 1, hi)),))
+                part = clip(ranges, max(at, lo), min(at + width - 1, hi))
                 return self._tail(tuple((a - at, b - at) for a, b in part), shift // 6)
         return NOTHING
 

@@ -5,7 +5,7 @@ import json
 from ..expressions import Expressions
 from ..regex_syntax import compile_regex
 from .documents import Document, Json, Place
-from .formats import FORMATS
+from .formats import format_language
 from .formulas import FALSE, TRUE, Formulas
 from .inner_values import Kind
 from .keywords import ANNOTATIONS, FIRST_KINDS, OBSTACLES, SURE_KEYWORDS
@@ -20,7 +20,8 @@ class SchemaNodes:
         self.enforce_formats = enforce_formats
         self.nodes: list[tuple[Document, str, Place]] = []  # with the key of the document
         self._ids: dict[object, int] = {}
-        self._regexes: dict[tuple[str, bool], int] = {}  # by pattern and whether it is anchored
+        self._patterns: dict[str, int] = {}
+        self._formats: dict[str, int] = {}
 
     def node(self, document: Document, key: str, place: Place) -> int:
         """The formula that a value satisfies the schema at ``place``."""
@@ -68,17 +69,16 @@ class SchemaNodes:
 
     def pattern(self, pattern: str, where: str) -> int:
         """The expression of the texts in which the pattern matches somewhere."""
-        return self._regex(pattern, where, anchored=False)
+        found = self._patterns.get(pattern)
+        if found is None:
+            found = self._patterns[pattern] = compile_regex(pattern, self.ex, anchored=False, where=where, ecma=True)
+        return found
 
     def format(self, name: str) -> int:
         """The expression of the texts of a format in ``FORMATS``."""
-        return self._regex(FORMATS[name], "", anchored=True)
-
-    def _regex(self, pattern: str, where: str, *, anchored: bool) -> int:
-        found = self._regexes.get((pattern, anchored))
+        found = self._formats.get(name)
         if found is None:
-            found = compile_regex(pattern, self.ex, anchored=anchored, where=where, ecma=True)
-            self._regexes[pattern, anchored] = found
+            found = self._formats[name] = format_language(name, self.ex)
         return found
 
 
