@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 
 from .ebnf import compile_ebnf
+from .endings import Endings
 from .grammar import CompiledGrammar
 from .json import JsonSchemas
 from .lark_grammar import compile_lark
@@ -30,6 +31,7 @@ class Workshop:
     def __init__(self, vocabulary: Vocabulary, max_states: int) -> None:
         self.machine = Machine(vocabulary, max_states=max_states)
         self.masks = Masks(self.machine)
+        self.endings = Endings(self.masks)
         self.schemas = JsonSchemas(self.machine)
 
     @property
@@ -110,7 +112,7 @@ class Compiler:
             shop.masks.of(start)  # so the first mask is ready when it is asked for
         except RecursionError:
             raise GrammarTooComplex(f"the {spec.kind} grammar nests too deep") from None
-        return CompiledGrammar(spec, machine, shop.masks, start, tuple(unchecked))
+        return CompiledGrammar(spec, machine, shop.masks, shop.endings, start, tuple(unchecked))
 
     @staticmethod
     def _tags(spec: GrammarSpec, shop: Workshop, options: dict[str, str], unchecked: list[str]) -> int:

@@ -8,14 +8,15 @@ may end, those that may come after it begin as well. A configuration
 is one state of the machine, made when first met.
 """
 
+import heapq
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
 from .expressions import EMPTY, NOTHING
 from .machine import Lexer, Masks
-from .productions import ContextFreeGrammar, reduced
+from .productions import ContextFreeGrammar, Symbol, reduced
 from .spec import GrammarTooComplex
 
 Item = tuple[int, int, int]  # production, dot, origin set; OWN for the set itself
@@ -93,6 +94,9 @@ class ParserState:
     def threads(self) -> tuple["Parser", tuple[tuple[int, Lexer], ...]]:
         return self._parser, self.configuration.running
 
+    def ending(self, word_of: Callable[[int], bytes]) -> bytes:
+        return self._parser.ending(self.configuration, word_of)
+
 
 class Parser:
     """The states of one grammar on a machine."""
@@ -116,6 +120,8 @@ class Parser:
         self._after: dict[tuple[int, int], int] = {}
         self._shapes: dict[tuple[int, int], int] = {}
         self._shape_ids: dict[Hashable, int] = {}
+        self._shortest: dict[int, bytes] = {}  # by rule
+        self._finished: dict[tuple[int, int], bytes | None] = {}  # by rule and the set where it began
         lexemes = {value for _, symbols in self.productions for kind, value in symbols if kind == "lexeme"}
         masks.lazy.prepare(sorted(lexemes), self.ignored)
         start = frozenset((p, 0, OWN) for p in self.by_rule[0])
@@ -256,6 +262,71 @@ class Parser:
             found = self._advanced[key] = frozenset(items)
         return found
 
+    # -- endings --------------------------------------------------------------------------------------------------
+
+    def ending(self, configuration: Configuration, word_of: Callable[[int], bytes]) -> bytes:
+        """A shortest text after ``configuration``, but for lexemes to be ignored that have not begun."""
+        if configuration.accepts:
+            return b""
+        if not self._shortest:
+            self._find_shortest(word_of)
+        found: list[bytes] = []
+        for number, lexer in configuration.running:
+            at = self.sets[number]
+            for lexeme, rest in lexer:
+                items = [(p, d + 1, o) for scan in (at.scan, at.predicted.scan) for p, d, o in scan.get(lexeme, ())]
+                if lexeme in self.ignored:
+                    items += at.kernel
+                for production, dot, origin in items:
+                    rule, symbols = self.productions[production]
+                    after = self._finish(rule, number if origin == OWN else origin, word_of)
+                    if after is not None:
+                        found.append(word_of(rest) + self._spelled(symbols[dot:], word_of) + after)
+        return min(found, key=_short_first)
+
+    def _find_shortest(self, word_of: Callable[[int], bytes]) -> None:
+        """A shortest text of each rule, the rules with the shortest first (Knuth 1977)."""
+        shortest = self._shortest
+        while len(shortest) < len(self.by_rule):
+            texts: dict[int, bytes] = {}
+            for rule, symbols in self.productions:
+                if rule not in shortest and all(kind == "lexeme" or value in shortest for kind, value in symbols):
+                    text = self._spelled(symbols, word_of)
+                    texts[rule] = min(texts.get(rule, text), text, key=_short_first)
+            least = min(map(len, texts.values()))
+            shortest.update((rule, text) for rule, text in texts.items() if len(text) == least)
+
+    def _spelled(self, symbols: Iterable[Symbol], word_of: Callable[[int], bytes]) -> bytes:
+        return b"".join([self._shortest[value] if kind == "rule" else word_of(value) for kind, value in symbols])
+
+    def _finish(self, rule: int, number: int, word_of: Callable[[int], bytes]) -> bytes | None:
+        """A shortest text after a rule that began in set ``number`` and is complete (Dijkstra 1959)."""
+        key = (rule, number)
+        if key in self._finished:
+            return self._finished[key]
+        queue: list[tuple[int, bytes, int, int]] = [(0, b"", rule, number)]
+        seen: set[tuple[int, int]] = set()
+        found: bytes | None = None
+        while queue:
+            _, text, rule, number = heapq.heappop(queue)
+            if rule <= 0:  # the start's own rule, or a text that is known to the end
+                found = text
+                break
+            if (rule, number) in seen:
+                continue
+            seen.add((rule, number))
+            if (rule, number) in self._finished:
+                known = self._finished[rule, number]
+                if known is not None:
+                    heapq.heappush(queue, (len(text) + len(known), text + known, -1, 0))
+                continue
+            for production, dot, origin in self.sets[number].waiting_for(rule):
+                outer, symbols = self.productions[production]
+                whole = text + self._spelled(symbols[dot + 1 :], word_of)
+                heapq.heappush(queue, (len(whole), whole, outer, number if origin == OWN else origin))
+        self._finished[key] = found
+        return found
+
     # -- states ---------------------------------------------------------------------------------------------------
 
     def _row(self, lexer: Lexer) -> LexerRow:
@@ -326,3 +397,7 @@ class Parser:
             return low, high, 0
         pending = (tuple(sorted(ended)), tuple(sorted(set(going_on))))
         return low, high, self._state(pending)
+
+
+def _short_first(text: bytes) -> tuple[int, bytes]:
+    return len(text), text

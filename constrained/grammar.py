@@ -5,10 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .endings import Endings, pack
 from .machine import Machine, Masks
 from .spec import GrammarError, GrammarSpec
 
 _MASK_TYPE = np.dtype(np.uint32)
+MARGIN = 48  # tokens, and those of the shortest text, that one token may add to what a text needs; see ``Matcher``
+_NEVER = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +21,27 @@ class CompiledGrammar:
     spec: GrammarSpec
     machine: Machine
     masks: Masks
+    endings: Endings
     start: int
     unchecked: tuple[str, ...] = ()
 
-    def matcher(self) -> "Matcher":
-        return Matcher(self)
+    @property
+    def least_tokens(self) -> int | None:
+        """The fewest tokens of a text, or a few more; None if no short text was found, so that no text is closed."""
+        ending = self.endings.of(self.start)
+        return None if ending is None else ending.num_tokens
+
+    def matcher(self, *, max_tokens: int | None = None) -> "Matcher":
+        """A matcher of a new text, which is complete within ``max_tokens``.
+
+        Raises ValueError if ``max_tokens`` is less than ``least_tokens``.
+        """
+        matcher = Matcher(self)
+        if max_tokens is not None and (least := self.least_tokens) is not None:
+            if max_tokens < least:
+                raise ValueError(f"max_tokens={max_tokens}: the shortest text of the grammar has {least} tokens")
+            matcher.limit_rest(max_tokens)
+        return matcher
 
     def after(self, text: bytes) -> "CompiledGrammar":
         """The grammar of ``text`` followed by a text of this one."""
@@ -39,9 +58,29 @@ def fill_masks(matchers: Sequence["Matcher"], rows: np.ndarray) -> None:
 
 
 class Matcher:
-    """One text being written. Cheap to clone and to roll back. An error names its place and stays until a rollback."""
+    """One text being written. Cheap to clone and to roll back. An error names its place and stays until a rollback.
 
-    __slots__ = ("_configs", "_finished", "_known", "_machine", "_masks", "error", "grammar")
+    With a limit of tokens, masks allow only tokens after which a short ending (``Endings``) still fits. That is looked
+    at only where the limit is near: a token is taken to add at most ``MARGIN`` tokens, and those of the grammar's
+    shortest text, to what the text needs. Where a token far from the limit adds so much more that no ending fits, the
+    limit is given up.
+    """
+
+    __slots__ = (
+        "_closed_from",
+        "_configs",
+        "_finished",
+        "_free_until",
+        "_given_up_from",
+        "_known",
+        "_limit",
+        "_machine",
+        "_margin",
+        "_masks",
+        "_plans",
+        "error",
+        "grammar",
+    )
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self.grammar = grammar
@@ -51,6 +90,26 @@ class Matcher:
         self._known = grammar.masks.known
         self._configs = [grammar.start]
         self._finished = False
+        self._limit = self._free_until = _NEVER  # of tokens; of tokens up to which masks are not looked at
+        self._margin = 0
+        self._closed_from = self._given_up_from = _NEVER  # tokens accepted before the first mask with fewer tokens, ...
+        self._plans: dict[int, tuple[int, ...]] = {}  # by the tokens accepted: an ending that has begun
+
+    def limit_rest(self, max_tokens: int) -> None:
+        """Limit the rest of the text to ``max_tokens``."""
+        self._limit = self.num_tokens + max_tokens
+        self._free_until = self.num_tokens
+        self._margin = MARGIN + (self.grammar.least_tokens or 0)
+
+    @property
+    def free_until(self) -> int:
+        """The number of tokens up to which the limit changes no mask."""
+        return self._free_until
+
+    @property
+    def is_closed_early(self) -> bool:
+        """Whether the limit took tokens out of a mask from which a token was accepted."""
+        return self._closed_from < _NEVER
 
     @property
     def num_tokens(self) -> int:
@@ -69,7 +128,7 @@ class Matcher:
         a grammar found too complex here is such an error.
         """
         known = self._known.young.get(self._configs[-1])
-        if known is None or self._finished or self.error is not None:
+        if known is None or self._finished or self.error is not None or len(self._configs) > self._free_until:
             known = self.mask()
         if row.dtype != _MASK_TYPE:
             row = row.view(np.uint32)
@@ -79,7 +138,8 @@ class Matcher:
         """The mask itself, read-only and shared; see ``fill_mask``."""
         if not self._finished and self.error is None:
             try:
-                return self._masks.of(self._configs[-1])
+                row = self._masks.of(self._configs[-1])
+                return self._closing_mask() if self._is_short() else row
             except GrammarError as error:
                 self.error = f"at position {self.num_tokens}: {error}"
         return self._only_end()
@@ -94,6 +154,8 @@ class Matcher:
         if token_id == vocabulary.eos:
             if not self._machine.may_end(self._configs[-1]):
                 return self._refuse(token_id, "the text may not end here")
+            if self._is_short() and self._limit > self.num_tokens:
+                self._closed_from = min(self._closed_from, self.num_tokens)
             self._finished = True
             return True
         if not 0 <= token_id < len(vocabulary):
@@ -104,8 +166,62 @@ class Matcher:
             return self._refuse(token_id, str(error))
         if following < 0:
             return self._refuse(token_id, "the grammar does not allow it")
+        if self._is_short():
+            if not self._closing_mask()[token_id >> 5] >> (token_id & 31) & 1:
+                return self._refuse(token_id, f"no ending fits into the {self._limit} tokens after it")
+            self._closed_from = min(self._closed_from, self.num_tokens)
+            plan = self._plans.get(self.num_tokens)
+            if plan is not None and plan[0] == token_id:
+                self._plans[self.num_tokens + 1] = plan[1:]
         self._configs.append(following)
         return True
+
+    # -- near the limit -----------------------------------------------------------------------------------------------
+
+    def _is_short(self) -> bool:
+        """Whether the limit takes tokens out of this mask."""
+        made = len(self._configs) - 1
+        if made < self._free_until or self._finished:
+            return False
+        left = self._limit - made
+        if left <= 0:
+            return True
+        endings, config = self.grammar.endings, self._configs[-1]
+        if made not in self._plans:
+            ending = endings.of(config)
+            if ending is None or ending.num_tokens > left:
+                self._given_up_from, self._free_until = made, _NEVER
+                return False
+            slack = left - ending.num_tokens - self._margin
+            if slack > 0:  # while a token adds a quarter of the margin on average, there is time until then
+                self._free_until = made + 1 + 4 * slack // (4 + self._margin)
+                return False
+        return endings.most_after(config) >= left
+
+    def _closing_mask(self) -> np.ndarray:
+        """The mask where ``_is_short``."""
+        made = len(self._configs) - 1
+        left, config = self._limit - made, self._configs[-1]
+        if left <= 0:
+            return self._only_end()
+        endings = self.grammar.endings
+        allowed = endings.costs_after(config) < left
+        if not allowed.any():
+            ending = endings.of(config)
+            if made not in self._plans and ending is not None:
+                self._plans[made] = endings.tokens_of(ending)
+            allowed[self._plans[made][0]] = True
+        return pack(allowed)
+
+    def _only_token(self) -> int:
+        """The one token that the mask allows; -1 if there are more."""
+        if not self._is_short():
+            return self._masks.only_token(self._configs[-1])
+        words = np.flatnonzero(row := self._closing_mask())
+        word = int(row[words[0]])
+        return int(words[0]) * 32 + word.bit_length() - 1 if len(words) == 1 and word & (word - 1) == 0 else -1
+
+    # -- more than one token ------------------------------------------------------------------------------------------
 
     def follow(self, states: Sequence[int]) -> None:
         """Take tokens by the ``state`` after each, as another matcher of the grammar had it."""
@@ -130,6 +246,16 @@ class Matcher:
             n -= 1
         if n:
             del self._configs[-n:]
+        made = len(self._configs) - 1
+        if self._limit < _NEVER:
+            self._free_until = min(self._free_until, made)
+            if self._given_up_from <= made:
+                self._free_until = _NEVER
+            else:
+                self._given_up_from = _NEVER
+            if self._closed_from >= made:
+                self._closed_from = _NEVER
+            self._plans = {at: plan for at, plan in self._plans.items() if at <= made}
 
     def clone(self) -> "Matcher":
         twin = Matcher.__new__(Matcher)
@@ -137,6 +263,9 @@ class Matcher:
         twin._masks, twin._known = self._masks, self._known
         twin._configs = self._configs.copy()
         twin._finished = self._finished
+        twin._limit, twin._free_until, twin._margin = self._limit, self._free_until, self._margin
+        twin._closed_from, twin._given_up_from = self._closed_from, self._given_up_from
+        twin._plans = self._plans.copy()
         return twin
 
     def _only_end(self) -> np.ndarray:
@@ -153,14 +282,15 @@ class Matcher:
         out: list[int] = []
         if self._finished or self.error is not None:
             return out
-        config = self._configs[-1]
         eos = self._machine.vocabulary.eos
-        while len(out) < 1024:
-            only = self._masks.only_token(config)
-            if only < 0 or only == eos:
-                break
-            out.append(only)
-            config = self._machine.advance(config, only)
+        try:
+            while len(out) < 1024:
+                only = self._only_token()
+                if only < 0 or only == eos or not self.accept(only):
+                    break
+                out.append(only)
+        finally:
+            self.rollback(len(out))
         return out
 
     def is_accepting(self) -> bool:
@@ -170,13 +300,18 @@ class Matcher:
         return self._finished or self._machine.may_end(self._configs[-1])
 
     def must_end(self) -> bool:
-        """Whether nothing but the end token may follow, so that the text is complete without it."""
+        """Whether nothing but the end token may follow, so that the text is complete without it.
+
+        That the limit of tokens is reached does not count.
+        """
         if not self.is_accepting():
             return False
         if self._finished:
             return True
         try:
-            return self._masks.only_token(self._configs[-1]) == self._machine.vocabulary.eos
+            at_limit = len(self._configs) > self._limit
+            only = self._masks.only_token(self._configs[-1]) if at_limit else self._only_token()
+            return only == self._machine.vocabulary.eos
         except GrammarError:
             return False  # ``mask`` reports the error
 

@@ -271,7 +271,12 @@ class Arrays:
         is_unique = any(leaf[0] == "unique" for _, leaf in self.formulas.leaves(*context))
         reader = UniqueItems(self, context) if is_unique else None
         return machine.frame(
-            key, lambda: machine.add_frame(lambda result: self._returns(context, layout, result), reader=reader)
+            key,
+            lambda: machine.add_frame(
+                lambda result: self._returns(context, layout, result),
+                reader=reader,
+                decides=bool(self._plan(context)[1]),
+            ),
         )
 
     def _result(self, context: tuple[int, ...]) -> int:

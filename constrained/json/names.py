@@ -19,11 +19,11 @@ class NameTrie:
 
     def __init__(self, machine: Machine, other: int, names: tuple[str, ...]) -> None:
         self.machine = machine
-        spelled = [json.dumps(name, ensure_ascii=False)[1:-1].encode() for name in names]
-        self._sorted = np.array(sorted(range(len(names)), key=spelled.__getitem__), np.int32)
-        data = np.frombuffer(b"".join(spelled) + b"\0", np.uint8)
-        offsets = np.concatenate([[0], np.cumsum([len(s) for s in spelled])]).astype(np.int64)
-        num_empty = sum(not s for s in spelled)  # the empty name ends at the root
+        words = [spelled(name) for name in names]
+        self._sorted = np.array(sorted(range(len(names)), key=words.__getitem__), np.int32)
+        data = np.frombuffer(b"".join(words) + b"\0", np.uint8)
+        offsets = np.concatenate([[0], np.cumsum([len(word) for word in words])]).astype(np.int64)
+        num_empty = sum(not word for word in words)  # the empty name ends at the root
         node_byte, depth, end, first, count, _, _ = flat_trie(data, offsets, self._sorted[num_empty:])
         # Node 0 is the root. The names under node n are those of sorted positions [_first[n], _last[n]).
         self.num_nodes = len(node_byte) + 1
@@ -95,6 +95,11 @@ class NameTrie:
                 allowed[1:] = sums[self._last] > sums[self._first]
             found = self._filters[key] = self.machine.add_filter(allowed)
         return found
+
+
+def spelled(name: str) -> bytes:
+    """The bytes of a name between its quotes."""
+    return json.dumps(name, ensure_ascii=False)[1:-1].encode()
 
 
 def _parents(depth: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ import numpy as np
 from .completions import Completions, ObjectContext
 from .inner_values import InnerValues
 from .layouts import Layout
-from .names import NameTrie
+from .names import NameTrie, spelled
 from .properties import NamePartition, Properties
 from .scalars import one_of_tagged
 
@@ -66,7 +66,9 @@ class Objects:
         trie = self._trie(partition)
         filter_at = trie.filter(names, bool(others))
         frame = machine.add_frame(
-            lambda result: self._colon(context, layout, result, names, others), filter_at=filter_at
+            lambda result: self._colon(context, layout, result, names, others),
+            filter_at=filter_at,
+            closing=lambda: self._closing_name(context, names),
         )
         return machine.push(frame, trie.start)
 
@@ -90,8 +92,25 @@ class Objects:
                 *[self._other_names(partition, words, cls) for cls in others],
             )
         must = ex.alive(must)
-        frame = machine.add_frame(lambda result: self._colon(context, layout, machine.bits(result), names, others))
+        frame = machine.add_frame(
+            lambda result: self._colon(context, layout, machine.bits(result), names, others),
+            closing=lambda: self._closing_name(context, names),
+        )
         return machine.push(frame, values.scalars.key(must, one_of_tagged(ex, words), partition.patterns))
+
+    def _closing_name(self, context: ObjectContext, names: int) -> bytes:
+        """The property to write next where the object is to end soon: the first required one, else the first one.
+
+        Where only other names are left, the number of properties that are missing is one, so that no name comes twice.
+        """
+        index = context.partition.index
+        leaves = [leaf for _, leaf in self.formulas.leaves(context.formulas[0])]
+        required = sum({1 << index[leaf[1]] for leaf in leaves if leaf[0] == "has"}) & names
+        chosen = required & -required or names & -names
+        if chosen:
+            return spelled(context.partition.names[chosen.bit_length() - 1]) + b'"'
+        missing = max((leaf[1] for leaf in leaves if leaf[0] == "minp"), default=0)
+        return b'%d"' % missing if missing > 1 else b""
 
     def _other_names(self, partition: NamePartition, words: list[bytes], cls: int) -> int:
         """The expression of the names of a class other than the listed ones."""
@@ -106,7 +125,9 @@ class Objects:
             return 0
         machine, values = self.values.machine, self.values
         must, observed = self.completions.allowed_demand(context, cls)
-        frame = machine.add_frame(lambda result: self._after(context, layout, cls, observed, result))
+        frame = machine.add_frame(
+            lambda result: self._after(context, layout, cls, observed, result), decides=bool(observed)
+        )
         inner = values.layout_of(must, layout)
 
         def fill(row: np.ndarray) -> None:

@@ -155,7 +155,8 @@ class Scalars:
             row[ord("u")] = self._code_point(exprs, spelling, "")
 
         return machine.state(
-            ("escape", exprs, spelling), lambda: machine.add_state(fill, counted=2 if spelling.counted else 0)
+            ("escape", exprs, spelling),
+            lambda: machine.add_state(fill, counted=2 if spelling.counted else 0, detour=True),
         )
 
     def _controls(self, exprs: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -198,7 +199,9 @@ class Scalars:
                 row[byte] = self._code_point(exprs, spelling, digits + digit)
 
         key = ("code point", exprs, spelling, digits)
-        return machine.state(key, lambda: machine.add_state(fill, counted=2 if spelling.counted else 0))
+        return machine.state(
+            key, lambda: machine.add_state(fill, counted=2 if spelling.counted else 0, detour=not digits)
+        )
 
     # -- numbers --------------------------------------------------------------------------------------------------
 

@@ -107,6 +107,9 @@ class Machine:
         self.counted_states: set[int] = set()
         self.twins: dict[int, Callable[[], int]] = {}
         self.item_readers: dict[int, ItemReader] = {}  # by frame
+        self.closings: dict[int, Callable[[], bytes]] = {}  # by frame; see ``add_frame``
+        self.deciding: set[int] = set()  # frames; see ``add_frame``
+        self.detours: set[int] = set()  # states; see ``add_state``
         self.all_sole = True  # whether every reader is_sole
 
         self.set_array(walk.TOKEN_BYTES, vocabulary.token_bytes)
@@ -161,6 +164,7 @@ class Machine:
         accepting: bool = False,
         inside_string: int = -1,
         loops: bool = False,
+        detour: bool = False,
     ) -> int:
         """A new state. Without ``fill`` every byte is refused.
 
@@ -171,6 +175,7 @@ class Machine:
         ``accepting``: the text may end here.
         ``inside_string``: a state that allows the same tokens within a string; the state itself if it is the first.
         ``loops``: every character of a string that needs no escape leads back to this state.
+        ``detour``: ``Endings`` tries it only where no other state is left.
         """
         state = self.num_states
         if state >= self.hard_limit:
@@ -194,6 +199,8 @@ class Machine:
         if accepting:
             self.accepting.add(state)
             arrays[walk.ACCEPTING][state] = 1
+        if detour:
+            self.detours.add(state)
         if loops:
             arrays[walk.LOOPS][state] = 1
         if inside_string >= 0:
@@ -241,18 +248,32 @@ class Machine:
         return found
 
     def add_frame(
-        self, returns: Returns, *, low: int = 0, high: int = 0, filter_at: int = -1, reader: ItemReader | None = None
+        self,
+        returns: Returns,
+        *,
+        low: int = 0,
+        high: int = 0,
+        filter_at: int = -1,
+        reader: ItemReader | None = None,
+        closing: Callable[[], bytes] | None = None,
+        decides: bool = False,
     ) -> int:
         """A new frame; ``returns(result)`` is the state, or the push, after a value that ended with ``result``.
 
         ``low`` and ``high`` bound the characters of a counted string. ``filter_at``: see ``add_filter``. A
-        ``reader`` sees the value's text too, and replaces the state that ``returns`` names.
+        ``reader`` sees the value's text too, and replaces the state that ``returns`` names. For ``Endings``:
+        ``decides`` says that what has to follow may depend on the result; ``closing`` marks the frame of a property
+        name; it gives the name, with its quote, to write where the text is to end soon (b"": the shortest one).
         """
         frame = len(self._returns)
         self._returns.append(returns)
         if reader is not None:
             self.item_readers[frame] = reader
             self.all_sole = self.all_sole and reader.is_sole
+        if closing is not None:
+            self.closings[frame] = closing
+        if decides:
+            self.deciding.add(frame)
         if frame >= len(self.arrays[walk.FRAME_FILTER]):
             self._grow(walk.FRAME_FILTER, frame + 1, -1)
             self._grow(walk.FRAME_LOW, frame + 1)
@@ -280,6 +301,10 @@ class Machine:
             self.arrays[walk.ACT_FRAME][action] = frame
             self.arrays[walk.ACT_STATE][action] = state
         return PUSH + action
+
+    def action(self, code: int) -> tuple[int, int]:
+        """The frame and the state of a row code that ``push`` made."""
+        return int(self.arrays[walk.ACT_FRAME][code - PUSH]), int(self.arrays[walk.ACT_STATE][code - PUSH])
 
     def add_filter(self, allowed: np.ndarray) -> int:
         """The offset of a frame's filter: ``allowed[local]`` says whether states of that local number are allowed."""
@@ -318,6 +343,16 @@ class Machine:
             row[low:high] = target or walk.REFUSED
             if self._any_missing:
                 row[low:high][self._missing[low:high]] = walk.REFUSED
+
+    def supply(self, status: int) -> None:
+        """Make the entry that a compiled walk lacked."""
+        control = self.control
+        if status == walk.MISS_ROW:
+            self.entry(int(control[walk.MISS_A]), int(control[walk.MISS_B]))
+        elif status == walk.MISS_AFTER:
+            self.after(int(control[walk.MISS_A]), int(control[walk.MISS_B]))
+        else:
+            raise GrammarTooComplex("one token opens too many nested values")
 
     def after(self, frame: int, result: int) -> int:
         """``returns(result)`` of ``frame``, remembered: a state, or a push that replaces the frame."""
@@ -439,7 +474,7 @@ class Machine:
         control[walk.STACK_LIMIT] = len(self.arrays[walk.STACK_FRAME]) - 1
         control[walk.LOWEST] = 1 << 40
 
-    def _keep_stack(self, stack: int) -> int:
+    def keep_stack(self, stack: int) -> int:
         """The lasting stack equal to a stack that a compiled walk has pushed."""
         kept = len(self.stack_frames)
         if stack < kept:
@@ -453,16 +488,6 @@ class Machine:
         for frame in reversed(frames):
             at = self.stack(frame, at)
         return at
-
-    def _supply(self, status: int) -> None:
-        """Make the entry that a compiled walk lacked."""
-        control = self.control
-        if status == walk.MISS_ROW:
-            self.entry(int(control[walk.MISS_A]), int(control[walk.MISS_B]))
-        elif status == walk.MISS_AFTER:
-            self.after(int(control[walk.MISS_A]), int(control[walk.MISS_B]))
-        else:
-            raise GrammarTooComplex("one token opens too many nested values")
 
     def advance(self, config: int, token: int) -> int:
         """The configuration after a token; -1 if the grammar refuses it."""
@@ -493,10 +518,10 @@ class Machine:
             if status == walk.DEAD:
                 return None
             state, aux = int(control[walk.OUT_STATE]), int(control[walk.OUT_AUX])
-            stack = self._keep_stack(int(control[walk.OUT_STACK]))
+            stack = self.keep_stack(int(control[walk.OUT_STACK]))
             if status == walk.OK:
                 return state, aux, stack
-            self._supply(status)
+            self.supply(status)
 
     def _remember(self, config: int, token: int, out: int) -> int:
         if len(self._edges) > MAX_EDGES:
@@ -584,7 +609,7 @@ class Machine:
                     if state in self.accepting or (lazy is not None and lazy.accepts()):
                         found = True
                         break
-                    result = int(self.arrays[walk.ENDS][state]) - 1
+                    result = self.result_of(state)
                     if result < 0 or stack == 0 or (aux and self.arrays[walk.SPACE][state]):
                         break
                     state = self.after(self.stack_frames[stack], result)

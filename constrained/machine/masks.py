@@ -56,7 +56,7 @@ class Masks:
         self._barriers: dict[int, int] = {}
         self._inside: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._texts: tuple[np.ndarray, np.ndarray] | None = None
-        self._open_barrier = self._barrier_of(0)
+        self._open_barrier = self.barrier_of(0)
         self.walker = TrieWalker(machine)
         self.lazy = LazyMasks(machine, self.walker, capacity)
 
@@ -171,7 +171,7 @@ class Masks:
     def _compute(self, state: int, aux: int, stack: int) -> tuple[np.ndarray, int]:
         """The mask without the end token, and the number of top frames that it depends on."""
         machine = self.machine
-        barrier = self._barrier_of(machine.stack_frames[stack])
+        barrier = self.barrier_of(machine.stack_frames[stack])
         twin = machine.twins.get(state)
         if twin is not None:
             state = twin()
@@ -190,7 +190,7 @@ class Masks:
         self.walker.from_exits(inner.trie, mask, inner.exits, targets)
         return mask, machine.stack_depths[stack] - int(control[walk.LOWEST]) + 1
 
-    def _barrier_of(self, frame: int) -> int:
+    def barrier_of(self, frame: int) -> int:
         """The frame that stops walks in place of all frames with the same filter and bounds."""
         found = self._barriers.get(frame)
         if found is None:
@@ -212,9 +212,8 @@ class Masks:
             state = machine.after(machine.stack_frames[stack], result)
             stack = machine.stack_parents[stack]
             if state >= PUSH:
-                action = state - PUSH
-                stack = machine.stack(int(machine.arrays[walk.ACT_FRAME][action]), stack)
-                state = int(machine.arrays[walk.ACT_STATE][action])
+                frame, state = machine.action(state)
+                stack = machine.stack(frame, stack)
                 control[walk.SCRATCH] = max(int(control[walk.SCRATCH]), len(machine.stack_frames))
             if state == 0 or not machine.arrays[walk.FINAL][state]:
                 return state, stack

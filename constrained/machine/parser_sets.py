@@ -1,6 +1,6 @@
 """What the parser of a context-free grammar offers to the machine: Earley sets, and states made of them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 Lexer = tuple[tuple[int, int], ...]  # (lexeme, the expression left of it), sorted
@@ -43,4 +43,8 @@ class LazyState(Protocol):
 
     def threads(self) -> tuple[Sets, tuple[tuple[int, Lexer], ...]]:
         """The parser, and the lexemes under way as (set in which they began, what is left of them)."""
+        ...
+
+    def ending(self, word_of: Callable[[int], bytes]) -> bytes:
+        """Bytes that complete the text; ``word_of`` gives a shortest text of an expression."""
         ...

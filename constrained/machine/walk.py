@@ -447,3 +447,93 @@ def regions_at(control, starts, nodes, state, out):
                 out[n, 2] = out[n, 3] = out[n, 4] = 0
                 n += 1
     return n
+
+
+# The kinds of ``steps_from``.
+NEXT_STATE, LEFT, PUSHED, REPLACED = range(4)
+
+
+@nb.njit(cache=True)
+def steps_from(control, s, aux, k, low, high, out):
+    """The steps by a byte in [low, high); of neighbouring ones to the same place only the first. ``out`` [256, 4] has
+
+        byte, NEXT_STATE, state, aux      within the value
+        byte, LEFT, result, 0             the byte ends the value and pops a barrier frame
+        byte, PUSHED, state, frame        to a state above a new frame
+        byte, REPLACED, state, frame      to a state above a frame that took the place of the top one
+
+    Returns their number, or ``-1 - status`` if an entry was missing.
+    """
+    stack_frame = _i32(control[STACK_FRAME])
+    stack_parent = _i32(control[STACK_PARENT])
+    n = 0
+    for byte in range(low, high):
+        status, s2, aux2, k2 = _transition(control, s, aux, k, np.int64(byte))
+        if status == OK:
+            if k2 == k:
+                kind, a, b = NEXT_STATE, s2, aux2
+            else:
+                kind, a, b = PUSHED if stack_parent[k2] == k else REPLACED, s2, np.int64(stack_frame[k2])
+        elif status == EXIT_AFTER:
+            kind, a, b = LEFT, control[MISS_B], np.int64(0)
+        elif status in (DEAD, EXIT):
+            continue
+        else:
+            return -1 - status
+        if n > 0 and out[n - 1, 1] == kind and out[n - 1, 2] == a and out[n - 1, 3] == b:
+            continue
+        out[n, 0], out[n, 1], out[n, 2], out[n, 3] = byte, kind, a, b
+        n += 1
+    return n
+
+
+@nb.njit(cache=True)
+def token_places(control, trie, mask, at, path, groups, places, num_places, table):
+    """Where each token of ``mask`` leads: ``places[groups[token]]`` [n, 3] is its (state, aux, stack).
+
+    ``path`` [depths, 3] holds the places on the way to node ``at``, from which the walk goes on; ``table`` finds equal
+    places. Returns (node, number of places, status): the last node's successor and OK, or the node where an entry was
+    missing, or where ``places`` was full (SHORT_OF_REGIONS).
+    """
+    node_byte = _u8(trie[T_BYTE])
+    depths = _i32(trie[T_DEPTH])
+    ends = _i32(trie[T_END])
+    first = _i32(trie[T_FIRST])
+    count = _i32(trie[T_COUNT])
+    order = _i32(trie[T_ORDER])
+    loops = _u8(control[LOOPS])
+    slots = len(table) - 1
+    while at < trie[T_NODES]:
+        d = np.int64(depths[at])
+        s, aux, k = path[d - 1, 0], path[d - 1, 1], path[d - 1, 2]
+        byte = np.int64(node_byte[at])
+        if loops[s] == 0 or byte < 0x20 or byte >= 0x80 or byte == 0x22 or byte == 0x5C:
+            status, s, aux, k = _transition(control, s, aux, k, byte)
+            if status == DEAD:
+                at = np.int64(ends[at])
+                continue
+            if status != OK:
+                return at, num_places, status
+        path[d, 0], path[d, 1], path[d, 2] = s, aux, k
+        group = -1
+        for i in range(first[at], first[at] + count[at]):
+            token = order[i]
+            if mask[token >> 5] >> np.uint32(token & 31) & np.uint32(1) == 0:
+                continue
+            if group < 0:
+                slot = (s * 0x9E3779B1 + aux * 0x85EBCA6B + k * 0xC2B2AE35) & slots
+                while table[slot] >= 0:
+                    found = table[slot]
+                    if places[found, 0] == s and places[found, 1] == aux and places[found, 2] == k:
+                        break
+                    slot = (slot + 1) & slots
+                if table[slot] < 0:
+                    if num_places >= len(places):
+                        return at, num_places, SHORT_OF_REGIONS
+                    table[slot] = num_places
+                    places[num_places, 0], places[num_places, 1], places[num_places, 2] = s, aux, k
+                    num_places += 1
+                group = table[slot]
+            groups[token] = group
+        at += 1
+    return at, num_places, OK

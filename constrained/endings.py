@@ -1,0 +1,503 @@
+"""Short endings: for each configuration, bytes that complete the text, and the fewest tokens that spell them.
+
+An ending is found by a search over bytes (Dijkstra 1959) inside one value at a time. Where a byte opens a value, the
+search steps over that value by its own shortest text, found by the same search and kept (as in Knuth 1977); so the work
+is that of the values met, not of their combinations. Every byte of an ending is a token by itself, since languages
+leave out other bytes, so every ending can be spelled; ``spell`` finds the spelling with the fewest tokens.
+
+Some choices keep a search small. They make some endings longer than the shortest, never wrong:
+    the next property of an object is the first required one (``closing`` of ``Machine.add_frame``);
+    a string has escapes only where nothing else leads on (``detour`` of ``Machine.add_state``);
+    a value has its shortest text, unless what follows depends on which text it is (``decides``): then the shortest
+    text for each of the first ``FEW`` results is tried;
+    items of arrays with ``uniqueItems`` are chosen one after the other, each as short as the items before it allow.
+"""
+
+import heapq
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+
+from .machine import MASK_WORK, Masks, walk
+from .machine.recent import Recent
+from .machine.walk import PUSH
+from .spec import GrammarTooComplex
+
+MAX_BYTES = 1 << 14  # of an ending
+MAX_STEPS = 4_000  # places visited for one ending, or for those after all tokens of a mask
+FEW = 8
+MAX_STEPS_FOR_FEW = 300
+FAR = 2_048  # tokens that an ending is taken to need if it was not found
+NOT_ALLOWED = 1 << 30
+COSTS_KEPT = 64  # configurations whose costs are kept for each token
+
+_ITEM_ENDS = frozenset(b",]")
+ACCEPTED = -1  # the result where the whole text may end
+# A node of a search: bytes, the word so far, the kind, and by kind
+#   _AT: state, aux, the frame of the name under way (0: none)      _ENDED: result, 0, 0
+#   _INSIDE: state, frame, the bytes still to come at least; before a value that is stepped over
+# Words are kept inverted, so that of equally short ones the one with the higher bytes comes first: "]" before "0".
+_AT, _INSIDE, _ENDED = range(3)
+_INVERTED = bytes(range(255, -1, -1))
+_Node = tuple[int, bytes, int, int, int, int]
+
+
+class Ending(NamedTuple):
+    """``word`` completes the text; ``costs[i]`` tokens spell ``word[i:]``, int32 [len(word) + 1]."""
+
+    word: bytes
+    costs: np.ndarray
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.costs[0])
+
+
+_NO_BYTES = Ending(b"", np.zeros(1, np.int32))
+
+
+class Leave(NamedTuple):
+    """A way out of a value: its text's length, the result, the text with its bytes inverted."""
+
+    length: int
+    result: int
+    word: bytes
+
+
+class _Level(NamedTuple):
+    """What a search has found: the ways out of at most ``limit`` bytes."""
+
+    limit: int
+    leaves: tuple[Leave, ...]
+
+
+class Endings:
+    """The endings of one machine's configurations. Thread-safe: the machine's lock is held."""
+
+    def __init__(self, masks: Masks) -> None:
+        self._masks = masks
+        self._machine = masks.machine
+        vocabulary = masks.vocabulary
+        trie = vocabulary.trie
+        self._trie = trie.node_byte, trie.node_end, trie.num_tokens
+        self._roots = np.full(256, -1, np.int32)
+        at = 0
+        while at < trie.num_nodes:
+            self._roots[trie.node_byte[at]] = at
+            at = int(trie.node_end[at])
+        self._ids: dict[bytes, int] = {}
+        self._known: dict[int, Ending | None] = {}
+        self._levels: dict[tuple[int, int, int, int, bool], _Level] = {}
+        self._chosen: dict[int, tuple[bytes, int, int]] = {}  # by the frame of a property name
+        self._most: dict[int, int] = {}
+        self._costs: Recent[int, np.ndarray] = Recent(COSTS_KEPT)
+        self._steps = np.zeros((256, 4), np.int64)
+        self._path = np.zeros((trie.max_depth + 2, 3), np.int64)
+        self._places = np.zeros((1024, 3), np.int64)
+        self._num_steps = self._last_step = 0
+        self._active: set[tuple[int, int, int, int, bool]] = set()
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def of(self, config: int) -> Ending | None:
+        """A short ending of the text; None if none was found within the limits."""
+        found = self._known.get(config)
+        if found is None and config not in self._known:
+            machine = self._machine
+            with machine.lock, machine.fuel.at_most(MASK_WORK):
+                found = self._try(config)
+        return found
+
+    def _try(self, config: int) -> Ending | None:
+        self._last_step = self._num_steps + MAX_STEPS
+        try:
+            return self._find(config)
+        except (GrammarTooComplex, RecursionError):
+            self._known[config] = None
+            return None
+
+    def tokens_of(self, ending: Ending) -> tuple[int, ...]:
+        """The tokens that spell an ending, as few as there can be."""
+        if not self._ids:
+            vocabulary = self._masks.vocabulary
+            for token in range(len(vocabulary) - 1, -1, -1):
+                if vocabulary.is_text[token]:
+                    self._ids[vocabulary.tokens[token]] = token
+        word, costs = ending
+        out: list[int] = []
+        at = 0
+        while at < len(word):
+            end = min(len(word), at + self._masks.vocabulary.trie.max_depth)
+            while costs[end] != costs[at] - 1 or word[at:end] not in self._ids:
+                end -= 1
+            out.append(self._ids[word[at:end]])
+            at = end
+        return tuple(out)
+
+    def most_after(self, config: int) -> int:
+        """How many tokens a text may still need after any one token that the mask allows, by ``costs_after``."""
+        found = self._most.get(config)
+        if found is None:
+            with self._machine.lock:
+                _, found = self._after(config)
+            self._most[config] = found
+        return found
+
+    def costs_after(self, config: int) -> np.ndarray:
+        """int32 [V]: how many tokens end the text after each token; NOT_ALLOWED for those the mask does not allow."""
+        found = self._costs.get(config)
+        if found is None:
+            with self._machine.lock:
+                found, _ = self._after(config)
+            self._costs.put(config, found)
+        return found
+
+    # -- after each token -----------------------------------------------------------------------------------------
+
+    def _after(self, config: int) -> tuple[np.ndarray, int]:
+        """``costs_after`` and ``most_after``."""
+        mask = self._masks.of(config)
+        vocabulary = self._masks.vocabulary
+        groups, configs = self._configs_after(config, mask)
+        costs = np.full(len(configs) + 1, NOT_ALLOWED, np.int32)  # the last one is that of the tokens without a group
+        most_steps = self._num_steps + MAX_STEPS
+        with self._machine.fuel.at_most(MASK_WORK):
+            for i, following in enumerate(configs):
+                ending = self._known.get(following)
+                if ending is None and following not in self._known and self._num_steps < most_steps:
+                    ending = self._try(following)
+                costs[i] = FAR if ending is None else ending.num_tokens
+        out = costs[groups]
+        if mask[vocabulary.eos >> 5] >> np.uint32(vocabulary.eos & 31) & 1:
+            out[vocabulary.eos] = 0
+        return out, int(costs[:-1].max(initial=0))
+
+    def _configs_after(self, config: int, mask: np.ndarray) -> tuple[np.ndarray, list[int]]:
+        """Which of some configurations each token of the mask leads to, int32 [V], -1 for others; and these."""
+        machine = self._machine
+        groups, places = self._places_after(config, mask)
+        if not machine.item_readers:
+            return groups, [machine.config(state, aux, machine.keep_stack(stack)) for state, aux, stack in places]
+        # What follows an item depends on its text: tokens that may end one are followed one by one, of the others one
+        # of each group.
+        tokens = np.flatnonzero(groups >= 0)
+        may_end = np.array([not _ITEM_ENDS.isdisjoint(self._masks.vocabulary.tokens[t]) for t in tokens], bool)
+        alone = tokens[may_end]
+        groups[alone] = -1
+        _, firsts = np.unique(groups[groups >= 0], return_index=True)
+        configs: list[int] = []
+        renumbered = np.full(len(places), -1, np.int32)
+        rest = np.flatnonzero(groups >= 0)
+        for token in rest[firsts].tolist():
+            renumbered[groups[token]] = len(configs)
+            configs.append(machine.advance(config, token))
+        groups[rest] = renumbered[groups[rest]]
+        numbers: dict[int, int] = {}
+        for token in alone.tolist():
+            following = machine.advance(config, token)
+            if following not in numbers:
+                numbers[following] = len(configs)
+                configs.append(following)
+            groups[token] = numbers[following]
+        return groups, configs
+
+    def _places_after(self, config: int, mask: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
+        """As ``_configs_after``, with places (state, aux, stack) whose stacks are valid until the next walk."""
+        machine = self._machine
+        trie = self._masks.walker.whole
+        groups = np.full(len(self._masks.vocabulary), -1, np.int32)
+        machine.begin()
+        self._path[0] = machine.configs[config][:3]
+        at = num_places = 0
+        table = np.full(8 * len(self._places), -1, np.int32)
+        while True:
+            at, num_places, status = walk.token_places(
+                machine.control, trie, mask, at, self._path, groups, self._places, num_places, table
+            )
+            if status == walk.OK:
+                return groups, self._places[:num_places].tolist()
+            if status == walk.SHORT_OF_REGIONS:
+                self._places = np.concatenate([self._places, np.zeros_like(self._places)])
+                table = np.full(8 * len(self._places), -1, np.int32)
+                groups[:] = -1
+                at = num_places = 0
+                machine.begin()
+                continue
+            scratch = int(machine.control[walk.SCRATCH])
+            with machine.fuel.at_most(MASK_WORK):
+                machine.supply(status)
+            machine.control[walk.SCRATCH] = scratch
+
+    # -- one ending ---------------------------------------------------------------------------------------------------
+
+    def _find(self, config: int) -> Ending | None:
+        """The ending of a configuration: out of its value, then out of the values around it, one after the other."""
+        machine = self._machine
+        path: list[tuple[int, bytes]] = []
+        ending: Ending | None = None
+        while config not in self._known:
+            ways = self._ways_out(config)
+            if len(ways) == 1 and ways[0][1] >= 0:
+                path.append((config, ways[0][0]))
+                config = ways[0][1]
+                continue
+            best: Ending | None = None
+            for word, following in ways:
+                rest = _NO_BYTES if following < 0 else self._find(following)
+                if rest is not None and (best is None or len(word) + len(rest.word) < len(best.word)):
+                    best = self._joined(word, rest)
+            if best is not None and machine.item_readers:
+                best = self._with_items(config, best)
+            self._known[config] = best
+        ending = self._known[config]
+        for at, word in reversed(path):
+            if ending is not None:
+                ending = self._joined(word, ending)
+                if machine.item_readers:
+                    ending = self._with_items(at, ending)
+            self._known[at] = ending
+        return ending
+
+    def _joined(self, word: bytes, rest: Ending) -> Ending:
+        if not word:
+            return rest
+        whole = word + rest.word
+        costs = np.concatenate([np.zeros(len(word), np.int32), rest.costs])
+        spell(*self._trie, self._roots, np.frombuffer(whole, np.uint8), len(word), costs)
+        return Ending(whole, costs)
+
+    def _with_items(self, config: int, ending: Ending) -> Ending | None:
+        """The ending, chosen anew from the first item on that begins in it: which items may follow depends on those
+        before it."""
+        machine, word = self._machine, ending.word
+        at = config
+        for i in range(len(word)):
+            at = machine.advance_bytes(at, word[i : i + 1])
+            if at < 0:
+                return None
+            _, _, stack, item = machine.configs[at]
+            if not item and stack and machine.item_stacks[stack] == stack and word[i] in b"[,":
+                rest = self._find(at)
+                return None if rest is None else self._joined(word[: i + 1], rest)
+        return ending if machine.may_end(at) else None
+
+    def _ways_out(self, config: int) -> list[tuple[bytes, int]]:
+        """Texts that lead out of the value under way, each with the configuration behind it; -1 where the whole text
+        may end."""
+        machine = self._machine
+        state, aux, stack, _ = machine.configs[config]
+        lazy = machine.lazy.get(state)
+        if lazy is not None:
+            return [(lazy.ending(self._word_of), -1)]
+        within = machine.stack_frames[stack] if machine.stack_frames[stack] in machine.closings else 0
+        if within:
+            stack = machine.stack_parents[stack]
+        frame = machine.stack_frames[stack]
+        found: list[tuple[bytes, int]] = []
+        for leave in self._leaves(state, aux, within, frame, MAX_BYTES).leaves:
+            word = leave.word.translate(_INVERTED)
+            if leave.result == ACCEPTED:
+                found.append((word, -1))
+                continue
+            following = self._behind(stack, leave.result)
+            if following >= 0:
+                found.append((word, following))
+        return found
+
+    def _behind(self, stack: int, result: int) -> int:
+        """The configuration after the top frame is popped with a result; -1 if nothing may follow."""
+        machine = self._machine
+        while stack:
+            to = machine.after(machine.stack_frames[stack], result)
+            stack = machine.stack_parents[stack]
+            if to >= PUSH:
+                frame, to = machine.action(to)
+                return machine.config(to, 0, machine.stack(frame, stack))
+            if to == 0:
+                return -1
+            if not machine.arrays[walk.FINAL][to]:
+                return machine.config(to, 0, stack)
+            result = machine.result_of(to)
+        return -1
+
+    def _word_of(self, expr: int) -> bytes:
+        """A shortest text of a language."""
+        leaves = self._leaves(self._machine.text(expr), 0, 0, 0, MAX_BYTES).leaves
+        if not leaves:
+            raise GrammarTooComplex(f"every text of a lexeme has more than {MAX_BYTES:,} bytes")
+        return leaves[0].word.translate(_INVERTED)
+
+    # -- the search inside one value ----------------------------------------------------------------------------------
+
+    def _leaves(self, state: int, aux: int, within: int, frame: int, limit: int) -> _Level:
+        """The ways out of a value of at most ``limit`` bytes, shortest first: one, or ``FEW`` where the frame decides.
+
+        ``within``: the frame of the property name under way in the object that is the value; 0 for none.
+        """
+        machine = self._machine
+        decides = frame in machine.deciding
+        barrier = self._masks.barrier_of(frame)
+        key = (state, aux, within, barrier, decides)
+        known = self._levels.get(key)
+        if known is None or (not known.leaves and known.limit < limit):
+            if key in self._active:
+                return _Level(limit, ())  # a shortest text has no value like itself inside
+            self._active.add(key)
+            try:
+                known = self._levels[key] = _Level(limit, self._search(state, aux, within, barrier, limit, decides))
+            finally:
+                self._active.discard(key)
+        return known
+
+    def _search(self, state: int, aux: int, within: int, barrier: int, limit: int, decides: bool) -> tuple[Leave, ...]:
+        machine, levels = self._machine, self._levels
+        base = machine.stack(barrier, 0)
+        leaves: dict[int, Leave] = {}
+        seen: dict[tuple[int, int, int], bytes] = {}  # the way to each place
+        queue: list[_Node] = [(0, b"", _AT, state, aux, within)]
+        while queue:
+            length, word, kind, a, b, c = heapq.heappop(queue)
+            if length > limit:
+                break
+            if kind == _ENDED:
+                if a not in leaves:
+                    leaves[a] = Leave(length, a, word)
+                    if not decides or len(leaves) == FEW:
+                        break
+                    limit = 2 * length + 64
+                continue
+            if kind == _INSIDE:
+                self._step_over(queue, length - c, word, a, b, c, limit)
+                continue
+            place = (a, b, c)
+            if place in seen:
+                continue
+            seen[place] = word
+            known = levels.get((a, b, c, barrier, False)) if not decides else None
+            if known is not None and known.leaves:
+                leave = known.leaves[0]
+                heapq.heappush(queue, (length + leave.length, word + leave.word, _ENDED, leave.result, 0, 0))
+                continue
+            if leaves and len(seen) > MAX_STEPS_FOR_FEW:
+                break
+            self._num_steps += 1
+            if self._num_steps > self._last_step:
+                raise GrammarTooComplex(f"no ending of the text was found in {MAX_STEPS:,} steps")
+            if a in machine.accepting:
+                heapq.heappush(queue, (length, word, _ENDED, ACCEPTED, 0, 0))
+            if not c and machine.result_of(a) >= 0:
+                heapq.heappush(queue, (length, word, _ENDED, machine.result_of(a), 0, 0))
+            steps = self._steps_from(a, b, machine.stack(c, base) if c else base)
+            plain = [step for step in steps if step[1] != walk.NEXT_STATE or step[2] not in machine.detours]
+            for byte, step, to, more in plain or steps:
+                further = word + _INVERTED[byte : byte + 1]
+                if step == walk.NEXT_STATE:
+                    heapq.heappush(queue, (length + 1, further, _AT, to, more, c))
+                elif step == walk.LEFT:
+                    heapq.heappush(queue, (length + 1, further, _ENDED, to, 0, 0))
+                elif step == walk.PUSHED and more in machine.closings:
+                    self._begin_name(queue, further, to, more, base)
+                else:
+                    heapq.heappush(queue, (length + 2, further, _INSIDE, to, more, 1))
+        if leaves and not decides:  # what is shortest from the beginning is shortest from each place on its way
+            (leave,) = leaves.values()
+            for place, before in seen.items():
+                if leave.word.startswith(before):
+                    rest = Leave(leave.length - len(before), leave.result, leave.word[len(before) :])
+                    levels.setdefault((*place, barrier, False), _Level(limit, (rest,)))
+        return tuple(leaves.values())
+
+    def _begin_name(self, queue: list[_Node], word: bytes, state: int, frame: int, base: int) -> None:
+        """Go on from the beginning of a property's name: to the end of the name that the frame has chosen."""
+        chosen = self._chosen.get(frame)
+        if chosen is None:
+            chosen = self._chosen[frame] = self._choose_name(state, frame, base)
+        name, to, above = chosen
+        word += name
+        if name:
+            heapq.heappush(queue, (len(word) + 1, word, _INSIDE, to, above, 1))
+        else:
+            heapq.heappush(queue, (len(word), word, _AT, state, 0, frame))
+
+    def _choose_name(self, state: int, frame: int, base: int) -> tuple[bytes, int, int]:
+        """The chosen name, inverted, and the state and the frame behind it; b"" if none is chosen."""
+        name = self._machine.closings[frame]()
+        stack, aux = self._machine.stack(frame, base), 0
+        for i, byte in enumerate(name):
+            steps = self._steps_from(state, aux, stack, byte)
+            if not steps:
+                break
+            _, kind, state, aux = steps[0]
+            if kind == walk.REPLACED and i == len(name) - 1:
+                return name.translate(_INVERTED), state, aux
+            if kind != walk.NEXT_STATE:
+                break
+        return b"", 0, 0
+
+    def _step_over(
+        self, queue: list[_Node], length: int, word: bytes, state: int, frame: int, bound: int, limit: int
+    ) -> None:
+        """Go on behind a value that has at least ``bound`` bytes, or put it back with a higher bound."""
+        machine = self._machine
+        room = min(limit - length, max(FEW, 2 * bound))
+        leaves = self._leaves(state, 0, 0, frame, room).leaves
+        if not leaves and room < limit - length:
+            heapq.heappush(queue, (length + room + 1, word, _INSIDE, state, frame, room + 1))
+        for leave in leaves:
+            total, whole = length + leave.length, word + leave.word
+            if leave.result == ACCEPTED:
+                heapq.heappush(queue, (total, whole, _ENDED, ACCEPTED, 0, 0))
+                continue
+            to = machine.after(frame, leave.result)
+            if to >= PUSH:
+                above, to = machine.action(to)
+                heapq.heappush(queue, (total + 1, whole, _INSIDE, to, above, 1))
+            elif to and machine.arrays[walk.FINAL][to]:
+                heapq.heappush(queue, (total, whole, _ENDED, machine.result_of(to), 0, 0))
+            elif to:
+                heapq.heappush(queue, (total, whole, _AT, to, 0, 0))
+
+    def _steps_from(self, state: int, aux: int, stack: int, byte: int = -1) -> list[list[int]]:
+        """The steps by any byte, or by one; see ``walk.steps_from``."""
+        machine = self._machine
+        low, high = (0, 256) if byte < 0 else (byte, byte + 1)
+        while True:
+            machine.begin()
+            count = walk.steps_from(machine.control, state, aux, stack, low, high, self._steps)
+            if count >= 0:
+                return self._steps[:count].tolist()
+            machine.supply(-1 - count)
+
+
+def pack(allowed: np.ndarray) -> np.ndarray:
+    """A mask, uint32 [ceil(V / 32)], read-only, of the tokens that are allowed, bool [V]."""
+    padded = np.zeros(-(-len(allowed) // 32) * 32, bool)
+    padded[: len(allowed)] = allowed
+    row = np.packbits(padded, bitorder="little").view(np.uint32)
+    row.flags.writeable = False
+    return row
+
+
+@nb.njit(cache=True)
+def spell(node_byte, ends, num_tokens, roots, word, first, costs):
+    """Set ``costs[i]`` for i < ``first`` to the number of tokens that spell ``word[i:]``, given the others."""
+    size = len(word)
+    for i in range(first - 1, -1, -1):
+        best = NOT_ALLOWED
+        node = np.int64(roots[word[i]])
+        at = i
+        while node >= 0:
+            at += 1
+            if num_tokens[node] > 0 and costs[at] + 1 < best:
+                best = costs[at] + 1
+            if at == size:
+                break
+            child, end = node + 1, ends[node]
+            node = np.int64(-1)
+            while child < end:
+                if node_byte[child] == word[at]:
+                    node = np.int64(child)
+                    break
+                child = np.int64(ends[child])
+        costs[i] = best

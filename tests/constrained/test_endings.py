@@ -1,0 +1,178 @@
+"""Endings: texts are complete within a number of tokens, and masks far from the limit are those without it."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from phloem.constrained import CompiledGrammar, Vocabulary, compile
+
+from .conftest import is_set, reachable
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 9},
+        "age": {"type": "integer", "minimum": 3},
+        "children": {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        "eyes": {"enum": ["blue", "green", "brown"]},
+    },
+    "required": ["name", "eyes"],
+    "additionalProperties": False,
+}
+UNIQUE = {"type": "array", "uniqueItems": True, "minItems": 3, "items": {"enum": ["a", "bb", "ccc", "dddd"]}}
+SCHEMAS: list[Any] = [
+    PERSON,
+    {"type": "array", "contains": {"const": "the age"}, "items": {"type": ["string", "integer"]}},
+    UNIQUE,
+    {"type": "array", "items": UNIQUE, "minItems": 1},
+    {"type": "array", "uniqueItems": True, "minItems": 3, "items": {"type": "integer"}},
+    {"type": "object", "minProperties": 2},
+    {"type": "object", "patternProperties": {"^x.{3}$": {"type": "integer", "minimum": 100}}, "required": ["xabc"]},
+    {"anyOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b", "c"]}]},
+    {
+        "type": "object",
+        "properties": {"kind": {"enum": ["p", "q"]}},
+        "required": ["kind"],
+        "if": {"properties": {"kind": {"const": "q"}}},
+        "then": {"required": ["more"]},
+    },
+    {"type": "string", "pattern": "^[a-c]{2,5}-(the|name)$"},
+    {"type": "string", "minLength": 7},
+    {"oneOf": [{"type": "number", "multipleOf": 5}, {"type": "number", "multipleOf": 3}], "minimum": 10},
+    {"$defs": {"l": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#/$defs/l"}},
+     "required": ["next"], "additionalProperties": False}]}}, "$ref": "#/$defs/l"},
+]  # fmt: skip
+TAGS = {"tags": [{"begin": "<f>", "schema": PERSON, "end": "</f>"}, {"begin": "<g>", "regex": "[ab]{3}", "end": "."}]}
+GRAMMARS: list[tuple[str, str, dict[str, Any]]] = [
+    *[("json_schema", json.dumps(schema), {}) for schema in SCHEMAS],
+    ("json_schema", json.dumps(PERSON), {"property_order": "any"}),
+    ("json_schema", json.dumps(PERSON), {"whitespace": "compact"}),
+    ("json", "", {}),
+    ("regex", "[a-z]{3,20}x?(foo|return)", {}),
+    ("regex", "(name|age)( (the|a))*\\.", {}),
+    ("regex", "[^a]*é", {}),
+    ("choices", '["name", "the name", "return acc"]', {}),
+    ("ebnf", 'root ::= sum\nsum ::= num "+" sum | num | "(" sum ")"\nnum ::= [0-9]+', {}),
+    ("ebnf", 'root ::= "return " item ("," item)* ";"\nitem ::= "the" | "[" item "]" | [a-c]{2,4}', {}),
+    ("lark", 'start: "a" start "b" | X\nX: /[xyz]{4}/\n%ignore " "', {}),
+    ("structural_tags", json.dumps(TAGS), {}),
+    ("structural_tags", json.dumps({**TAGS, "start_after": "me>", "at_least_one": True}), {}),
+]
+NAMES = [f"{kind}-{i}" for i, (kind, _, _) in enumerate(GRAMMARS)]
+
+
+def compiled(at: int, vocabulary: Vocabulary) -> CompiledGrammar:
+    kind, text, options = GRAMMARS[at]
+    return compile(kind, text, vocabulary, **options)  # type: ignore[arg-type]
+
+
+def draw(row: np.ndarray, rng: random.Random) -> int:
+    allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+    return int(allowed[rng.randrange(len(allowed))])
+
+
+def check_text(at: int, text: str) -> None:
+    if GRAMMARS[at][0] == "json_schema":
+        jsonschema.Draft202012Validator(json.loads(GRAMMARS[at][1])).validate(json.loads(text))
+    elif GRAMMARS[at][0] == "json":
+        json.loads(text)
+
+
+@pytest.mark.parametrize("at", range(len(GRAMMARS)), ids=NAMES)
+def test_every_walk_ends_within_its_limit(vocabulary: Vocabulary, at: int) -> None:
+    grammar = compiled(at, vocabulary)
+    least = grammar.least_tokens
+    assert least is not None
+    rng = random.Random(at)
+    for most in [least, least, least + 1, *[least + rng.randrange(60) for _ in range(12)]]:
+        matcher = grammar.matcher(max_tokens=most)
+        text = b""
+        while matcher.num_tokens < most:
+            token = draw(matcher.mask(), rng)
+            assert matcher.accept(token), matcher.error
+            if token == vocabulary.eos:
+                break
+            text += vocabulary.tokens[token]
+        assert matcher.is_accepting(), (most, text)
+        check_text(at, text.decode())
+
+
+@pytest.mark.parametrize("at", range(len(GRAMMARS)), ids=NAMES)
+def test_masks_hold_exactly_the_tokens_after_which_the_ending_fits(vocabulary: Vocabulary, at: int) -> None:
+    grammar = compiled(at, vocabulary)
+    rng = random.Random(at)
+    most = (grammar.least_tokens or 0) + 12
+    matcher, free = grammar.matcher(max_tokens=most), grammar.matcher()
+    while matcher.num_tokens < most and not matcher.is_finished():
+        row, left = matcher.mask(), most - matcher.num_tokens
+        for token in reachable(free):
+            after = free.clone()
+            assert after.accept(token)
+            ending = grammar.endings.of(after.state) if token != vocabulary.eos else None
+            needed = ending.num_tokens if ending is not None else 0
+            assert is_set(row, token) == (needed < left), (token, needed, left)
+            twin = matcher.clone()
+            assert twin.accept(token) == is_set(row, token)
+        token = draw(row, rng)
+        assert matcher.accept(token) and free.accept(token)
+        assert free.state == matcher.state
+
+
+@pytest.mark.parametrize("at", range(len(GRAMMARS)), ids=NAMES)
+def test_far_from_the_limit_masks_are_those_without_it(vocabulary: Vocabulary, at: int) -> None:
+    grammar = compiled(at, vocabulary)
+    rng = random.Random(at)
+    matcher, free = grammar.matcher(max_tokens=5_000), grammar.matcher()
+    for _ in range(25):
+        assert matcher.mask() is free.mask()
+        assert matcher.forced_tokens() == free.forced_tokens()
+        token = draw(free.mask(), rng)
+        assert matcher.accept(token) and free.accept(token)
+        if token == vocabulary.eos:
+            break
+    assert not matcher.is_closed_early
+
+
+def test_a_limit_below_the_shortest_text_is_refused(vocabulary: Vocabulary) -> None:
+    grammar = compile("choices", '["name", "return acc"]', vocabulary)
+    assert grammar.least_tokens == 1
+    with pytest.raises(ValueError, match="max_tokens=0: the shortest text of the grammar has 1 tokens"):
+        grammar.matcher(max_tokens=0)
+
+
+def test_a_rollback_gives_the_tokens_back(vocabulary: Vocabulary) -> None:
+    grammar = compile("json", "", vocabulary)
+    rng = random.Random(0)
+    matcher = grammar.matcher(max_tokens=12)
+    rows = [matcher.mask()]
+    while matcher.num_tokens < 12:
+        assert matcher.accept(draw(rows[-1], rng) if matcher.num_tokens > 3 else vocabulary.tokens.index(b"["))
+        rows.append(matcher.mask())
+    assert matcher.is_closed_early
+    for count in (1, 2, 5, 3):
+        matcher.rollback(count)
+        assert np.array_equal(matcher.mask(), rows[matcher.num_tokens])
+    assert not matcher.num_tokens > 1 and not matcher.is_closed_early
+
+
+def test_forced_tokens_near_the_limit_are_those_that_the_masks_leave(vocabulary: Vocabulary) -> None:
+    grammar = compile("json", "", vocabulary)
+    matcher = grammar.matcher(max_tokens=6)
+    for token in (b"[", b"[", b"["):
+        assert matcher.accept(vocabulary.tokens.index(token))
+    forced = matcher.forced_tokens()
+    assert b"".join(vocabulary.tokens[t] for t in forced) == b""  # "]" and "]]" both fit
+    assert matcher.accept(vocabulary.tokens.index(b"["))
+    assert [vocabulary.tokens[t] for t in matcher.forced_tokens()] == [b"]]", b"]]"]
+
+
+def test_endings_are_spelled_by_the_fewest_tokens(vocabulary: Vocabulary) -> None:
+    grammar = compile("regex", "the name return acc", vocabulary)
+    ending = grammar.endings.of(grammar.start)
+    assert ending is not None
+    spelled = [vocabulary.tokens[t] for t in grammar.endings.tokens_of(ending)]
+    assert b"".join(spelled) == ending.word == b"the name return acc"
+    assert spelled == [b"the", b" ", b"name", b" ", b"return acc"]
