@@ -6,11 +6,10 @@ import threading
 from collections import OrderedDict
 
 from .ebnf import compile_ebnf
-from .endings import Endings
 from .grammar import CompiledGrammar
 from .json import JsonSchemas
 from .lark_grammar import compile_lark
-from .machine import Machine, Masks
+from .machine import Endings, Machine, Masks
 from .options import option_values
 from .regex_syntax import compile_regex
 from .spec import GRAMMAR_KINDS, GrammarError, GrammarKind, GrammarSpec, GrammarTooComplex

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .endings import Endings, pack
-from .machine import Machine, Masks
+from .machine import Endings, Machine, Masks, pack
 from .spec import GrammarError, GrammarSpec
 
 _MASK_TYPE = np.dtype(np.uint32)

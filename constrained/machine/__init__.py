@@ -3,6 +3,7 @@
 Builders of grammars add states and frames to a ``Machine``; ``Masks`` makes the masks of its configurations.
 """
 
+from .endings import Endings, pack
 from .item_texts import ItemReader
 from .machine import MASK_WORK, Machine
 from .masks import SHORT_TOKEN, Masks
@@ -12,6 +13,7 @@ from .white_space import COMPACT, FLEXIBLE, ONE_SPACE, indent, new_line
 
 __all__ = [
     "COMPACT",
+    "Endings",
     "FLEXIBLE",
     "MASK_WORK",
     "ONE_SPACE",
@@ -23,4 +25,5 @@ __all__ = [
     "Masks",
     "indent",
     "new_line",
+    "pack",
 ]

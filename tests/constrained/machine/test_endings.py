@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from phloem.constrained import CompiledGrammar, Vocabulary, compile
 
-from .conftest import is_set, reachable
+from ..conftest import is_set, reachable
 
 PERSON: dict[str, Any] = {
     "type": "object",

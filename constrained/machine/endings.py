@@ -19,10 +19,12 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from .machine import MASK_WORK, Masks, walk
-from .machine.recent import Recent
-from .machine.walk import PUSH
-from .spec import GrammarTooComplex
+from ..spec import GrammarTooComplex
+from . import walk
+from .machine import MASK_WORK
+from .masks import Masks
+from .recent import Recent
+from .walk import PUSH
 
 MAX_BYTES = 1 << 14  # of an ending
 MAX_STEPS = 4_000  # places visited for one ending, or for those after all tokens of a mask
@@ -43,7 +45,7 @@ _INVERTED = bytes(range(255, -1, -1))
 _Node = tuple[int, bytes, int, int, int, int]
 
 
-class Ending(NamedTuple):
+class ShortEnding(NamedTuple):
     """``word`` completes the text; ``costs[i]`` tokens spell ``word[i:]``, int32 [len(word) + 1]."""
 
     word: bytes
@@ -54,7 +56,7 @@ class Ending(NamedTuple):
         return int(self.costs[0])
 
 
-_NO_BYTES = Ending(b"", np.zeros(1, np.int32))
+_NO_BYTES = ShortEnding(b"", np.zeros(1, np.int32))
 
 
 class Leave(NamedTuple):
@@ -87,7 +89,7 @@ class Endings:
             self._roots[trie.node_byte[at]] = at
             at = int(trie.node_end[at])
         self._ids: dict[bytes, int] = {}
-        self._known: dict[int, Ending | None] = {}
+        self._known: dict[int, ShortEnding | None] = {}
         self._levels: dict[tuple[int, int, int, int, bool], _Level] = {}
         self._chosen: dict[int, tuple[bytes, int, int]] = {}  # by the frame of a property name
         self._most: dict[int, int] = {}
@@ -100,7 +102,7 @@ class Endings:
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
-    def of(self, config: int) -> Ending | None:
+    def of(self, config: int) -> ShortEnding | None:
         """A short ending of the text; None if none was found within the limits."""
         found = self._known.get(config)
         if found is None and config not in self._known:
@@ -109,7 +111,7 @@ class Endings:
                 found = self._try(config)
         return found
 
-    def _try(self, config: int) -> Ending | None:
+    def _try(self, config: int) -> ShortEnding | None:
         self._last_step = self._num_steps + MAX_STEPS
         try:
             return self._find(config)
@@ -117,7 +119,7 @@ class Endings:
             self._known[config] = None
             return None
 
-    def tokens_of(self, ending: Ending) -> tuple[int, ...]:
+    def tokens_of(self, ending: ShortEnding) -> tuple[int, ...]:
         """The tokens that spell an ending, as few as there can be."""
         if not self._ids:
             vocabulary = self._masks.vocabulary
@@ -231,18 +233,18 @@ class Endings:
 
     # -- one ending ---------------------------------------------------------------------------------------------------
 
-    def _find(self, config: int) -> Ending | None:
+    def _find(self, config: int) -> ShortEnding | None:
         """The ending of a configuration: out of its value, then out of the values around it, one after the other."""
         machine = self._machine
         path: list[tuple[int, bytes]] = []
-        ending: Ending | None = None
+        ending: ShortEnding | None = None
         while config not in self._known:
             ways = self._ways_out(config)
             if len(ways) == 1 and ways[0][1] >= 0:
                 path.append((config, ways[0][0]))
                 config = ways[0][1]
                 continue
-            best: Ending | None = None
+            best: ShortEnding | None = None
             for word, following in ways:
                 rest = _NO_BYTES if following < 0 else self._find(following)
                 if rest is not None and (best is None or len(word) + len(rest.word) < len(best.word)):
@@ -259,15 +261,15 @@ class Endings:
             self._known[at] = ending
         return ending
 
-    def _joined(self, word: bytes, rest: Ending) -> Ending:
+    def _joined(self, word: bytes, rest: ShortEnding) -> ShortEnding:
         if not word:
             return rest
         whole = word + rest.word
         costs = np.concatenate([np.zeros(len(word), np.int32), rest.costs])
         spell(*self._trie, self._roots, np.frombuffer(whole, np.uint8), len(word), costs)
-        return Ending(whole, costs)
+        return ShortEnding(whole, costs)
 
-    def _with_items(self, config: int, ending: Ending) -> Ending | None:
+    def _with_items(self, config: int, ending: ShortEnding) -> ShortEnding | None:
         """The ending, chosen anew from the first item on that begins in it: which items may follow depends on those
         before it."""
         machine, word = self._machine, ending.word
