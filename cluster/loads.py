@@ -57,11 +57,24 @@ class Loads:
     held until their booking is finished. ``slowness`` is learned from how long bookings took against what was expected.
     """
 
+    # By position: rows of one table, valid until the next ``add`` or ``remove``. The rates are those of ``Rates``.
+    rows: np.ndarray  # booked and not finished
+    output_tokens: np.ndarray  # likewise
+    max_rows: np.ndarray
+    prefill_s_per_token: np.ndarray
+    step_s: np.ndarray
+    row_s: np.ndarray
+    host_load_s_per_token: np.ndarray
+    _drained_s: np.ndarray  # time at which the prompt work is done
+    _took_s: np.ndarray  # of ended bookings, with forgetting: the time they took
+    _expected_s: np.ndarray  # and the time that was expected
+    _learned_s: np.ndarray  # time of the last ended booking
+
     def __init__(self) -> None:
         self.names: list[str] = []
         self.position: dict[str, int] = {}
         self.rates: list[Rates] = []
-        self._numbers = np.zeros((len(_FIELDS), 0))
+        self._set_numbers(np.zeros((len(_NUMBERS), 0)))
         self._asked: tuple[str, ...] | None = None  # the names of the last ``positions_of``, and its answer
         self._positions = np.zeros(0, np.int64)
 
@@ -77,9 +90,8 @@ class Loads:
         self.position[engine] = len(self.names)
         self.names.append(engine)
         self.rates.append(rates)
-        column = np.zeros((len(_FIELDS), 1))
-        self._numbers = np.concatenate((self._numbers, column), axis=1)
-        self._field("max_rows")[-1] = max(max_rows, 1)
+        self._set_numbers(np.concatenate((self._numbers, np.zeros((len(_NUMBERS), 1))), axis=1))
+        self.max_rows[-1] = max(max_rows, 1)
         self.set_rates(engine, rates)
         self._asked = None
 
@@ -88,7 +100,7 @@ class Loads:
         at = self.position.pop(engine, None)
         if at is not None:
             del self.names[at], self.rates[at]
-            self._numbers = np.delete(self._numbers, at, axis=1)
+            self._set_numbers(np.delete(self._numbers, at, axis=1))
             self.position = {name: i for i, name in enumerate(self.names)}
             self._asked = None
 
@@ -96,32 +108,27 @@ class Loads:
         at = self.position[engine]
         self.rates[at] = rates
         for name in ("prefill_s_per_token", "step_s", "row_s", "host_load_s_per_token"):
-            self._field(name)[at] = getattr(rates, name)
+            getattr(self, name)[at] = getattr(rates, name)
 
     def book(self, booking: Booking) -> None:
         at = self.position[booking.engine]
-        drained = self._field("drained_s")
-        drained[at] = max(drained[at], booking.booked_s) + booking.prefill_s
-        self._field("rows")[at] += booking.rows
-        self._field("output_tokens")[at] += booking.output_tokens
+        self._drained_s[at] = max(self._drained_s[at], booking.booked_s) + booking.prefill_s
+        self.rows[at] += booking.rows
+        self.output_tokens[at] += booking.output_tokens
 
     def finish(self, booking: Booking, now_s: float, *, made: int = 0) -> None:
         """The work has ended. ``made``: tokens of output of each row; 0 if it says nothing of the engine's speed."""
         at = self.position.get(booking.engine)
         if at is None:
             return
-        for name, value in (("rows", booking.rows), ("output_tokens", booking.output_tokens)):
-            field = self._field(name)
-            field[at] = max(field[at] - value, 0.0)
+        for numbers, value in ((self.rows, booking.rows), (self.output_tokens, booking.output_tokens)):
+            numbers[at] = max(numbers[at] - value, 0.0)
         if made:
-            keep = math.exp(-max(now_s - self._field("learned_s")[at], 0.0) / SLOWNESS_MEMORY_S)
+            keep = math.exp(-max(now_s - self._learned_s[at], 0.0) / SLOWNESS_MEMORY_S)
             expected_s = booking.queued_s + booking.prefill_s + made * booking.step_s
-            for name, value in (("took_s", now_s - booking.booked_s), ("expected_s", expected_s)):
-                field = self._field(name)
-                field[at] = keep * field[at] + value
-            self._field("learned_s")[at] = now_s
-
-    # -- arrays by position, valid until the next ``add`` or ``remove`` -----------------------------------------------
+            for numbers, value in ((self._took_s, now_s - booking.booked_s), (self._expected_s, expected_s)):
+                numbers[at] = keep * numbers[at] + value
+            self._learned_s[at] = now_s
 
     def positions_of(self, engines: tuple[str, ...]) -> np.ndarray:
         """The position of each of ``engines``, -1 where it takes no work. Kept for the next such call."""
@@ -130,9 +137,14 @@ class Loads:
             self._asked = engines
         return self._positions
 
+    def _set_numbers(self, numbers: np.ndarray) -> None:
+        self._numbers = numbers
+        for name, row in zip(_NUMBERS, numbers, strict=True):
+            setattr(self, name, row)
+
     def queued_s(self, now_s: float) -> np.ndarray:
         """Seconds of prompt work that are left."""
-        queued: np.ndarray = np.maximum(self._field("drained_s") - now_s, 0.0)
+        queued: np.ndarray = np.maximum(self._drained_s - now_s, 0.0)
         return queued
 
     def slowness(self, now_s: float) -> np.ndarray:
@@ -141,63 +153,14 @@ class Loads:
         Relative: expectations that are wrong by the same factor everywhere, as before the rates are known, say nothing
         against the engine that ends its bookings first.
         """
-        keep = np.exp(-np.maximum(now_s - self._field("learned_s"), 0.0) / SLOWNESS_MEMORY_S)
-        took_s, expected_s = keep * self._field("took_s"), keep * self._field("expected_s")
+        keep = np.exp(-np.maximum(now_s - self._learned_s, 0.0) / SLOWNESS_MEMORY_S)
+        took_s, expected_s = keep * self._took_s, keep * self._expected_s
         usual = took_s.sum() / max(expected_s.sum(), 1e-9) if took_s.any() else 1.0
         slowness: np.ndarray = (SLOWNESS_TRUST_S + took_s) / (SLOWNESS_TRUST_S + usual * expected_s)
         return slowness
 
-    @property
-    def rows(self) -> np.ndarray:
-        return self._field("rows")
 
-    @property
-    def max_rows(self) -> np.ndarray:
-        return self._field("max_rows")
-
-    @property
-    def output_tokens(self) -> np.ndarray:
-        return self._field("output_tokens")
-
-    @property
-    def prefill_s_per_token(self) -> np.ndarray:
-        return self._field("prefill_s_per_token")
-
-    @property
-    def host_load_s_per_token(self) -> np.ndarray:
-        return self._field("host_load_s_per_token")
-
-    @property
-    def step_s(self) -> np.ndarray:
-        return self._field("step_s")
-
-    @property
-    def row_s(self) -> np.ndarray:
-        return self._field("row_s")
-
-    def _field(self, name: str) -> np.ndarray:
-        field: np.ndarray = self._numbers[_FIELDS[name]]
-        return field
-
-
-_FIELDS = {
-    name: i
-    for i, name in enumerate(
-        (
-            "rows",
-            "output_tokens",
-            "drained_s",
-            "max_rows",
-            "took_s",
-            "expected_s",
-            "learned_s",
-            "prefill_s_per_token",
-            "step_s",
-            "row_s",
-            "host_load_s_per_token",
-        )
-    )
-}
+_NUMBERS = tuple(Loads.__annotations__)  # the rows of the table of numbers
 
 
 class RatesFit:

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
@@ -99,3 +100,14 @@ def prompts(count: int, *, seed: int = 0, longest: int = 300) -> list[str]:
     rng = random.Random(seed)
     words = ["sap", "leaf", "root", "ring", "phloem", "xylem", "Grüße", "木", "42", "and", "the"]
     return [" ".join(rng.choice(words) for _ in range(rng.randrange(1, longest // 5))) for _ in range(count)]
+
+
+def with_more(gen: o.Gen, *, prompt: str, text: str, after: SamplingParams) -> list[o.AnyOp]:
+    """``prompt``; ``gen`` as op 1, streamed; ``text``; a generation as op 3 with the parameters ``after``; a close."""
+    return [
+        o.Text(op=0, seq=0, text=prompt),
+        msgspec.structs.replace(gen, stream=True),
+        o.Text(op=2, seq=0, text=text),
+        o.Gen(op=3, seq=0, params=after),
+        o.Close(op=4, seq=0),
+    ]

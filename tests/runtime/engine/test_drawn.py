@@ -11,7 +11,7 @@ from phloem.protocol.ops import AnyOp, Drawn, GrammarSpec
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore, vectorised_decode
-from phloem.tests.runtime.engine.driver import Driver, Outcome
+from phloem.tests.runtime.engine.driver import Driver, Outcome, with_more
 from phloem.tests.runtime.engine.test_overlap import engine_of
 from phloem.tests.runtime.executor.stand_in import StandIn
 
@@ -65,13 +65,7 @@ OPS = {
 
 def program(gen: o.Gen) -> list[AnyOp]:
     after = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
-    return [
-        o.Text(op=0, seq=0, text=PROMPT),
-        msgspec.structs.replace(gen, stream=True),
-        o.Text(op=2, seq=0, text=" and"),
-        o.Gen(op=3, seq=0, params=after),
-        o.Close(op=4, seq=0),
-    ]
+    return with_more(gen, prompt=PROMPT, text=" and", after=after)
 
 
 def shown(outcome: Outcome) -> list[object]:

@@ -8,7 +8,7 @@ from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.runtime.engine.healing import Healer, HealMatcher
-from phloem.tests.runtime.engine.driver import CLIENT, Driver
+from phloem.tests.runtime.engine.driver import CLIENT, Driver, with_more
 
 URL = 'The link is <a href="http:'
 
@@ -58,16 +58,11 @@ def test_a_stop_pattern_cuts_the_text_and_the_tokens_agree(tiny):
     whole = tiny.run([o.Text(op=0, seq=0, text="sap"), o.Gen(op=1, seq=0, params=plain)]).value(1)[0]
     cut = whole[20:23]
     by_string, by_pattern = [
-        tiny.run(
-            [
-                o.Text(op=0, seq=0, text="sap"),
-                o.Gen(op=1, seq=0, params=msgspec.structs.replace(plain, **stop), stream=True),
-                o.Text(op=2, seq=0, text="!"),
-                o.Gen(op=3, seq=0, params=plain),
-                o.Close(op=4, seq=0),
-            ]
+        tiny.run(with_more(o.Gen(op=1, seq=0, params=params), prompt="sap", text="!", after=plain))
+        for params in (
+            msgspec.structs.replace(plain, stop=(cut,)),
+            msgspec.structs.replace(plain, stop_regex=(_escaped(cut),)),
         )
-        for stop in ({"stop": (cut,)}, {"stop_regex": (_escaped(cut),)})
     ]
     kept = whole[: whole.index(cut)]
     assert by_pattern.value(1) == [kept] and "".join(d.text for d in by_pattern.deltas if d.op == 1) == kept
