@@ -6,7 +6,8 @@ when a text first reaches it: ``.{0,500}`` costs no more than the texts that are
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from math import gcd
 
 import numpy as np
@@ -15,10 +16,14 @@ from .code_points import ANY, Ranges, clip, intersection
 from .fuel import Fuel
 from .spec import GrammarTooComplex
 
+Moves = tuple[tuple[int, int, int], ...]  # (lo, hi, to): bytes [lo, hi) lead to an expression
+
 NOTHING = 0  # the language without texts
 EMPTY = 1  # the language of the empty text alone
 
 FULL = (1 << 256) - 1
+NO_TEXT = 1 << 30  # as a number of characters
+MAX_SEARCHED = 2_000  # derivatives of an intersection whose shortest text is looked for
 MAX_FREE_DIGITS = 400  # digits that ``_can_reach_multiple`` looks ahead
 UTF8_LEADS = ((0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12), (0x10000, 0x10FFFF, 0xF0, 18))
 
@@ -44,12 +49,16 @@ class Expressions:
         self._edges: list[int] = []  # bit b: the derivatives by bytes b and b - 1 may differ
         self._ids: dict[tuple, int] = {}
         self._derived: dict[int, int] = {}
+        self._moves: dict[int, Moves] = {}
         self._alive: dict[int, bool] = {}
+        self._shortest: dict[int, int] = {NOTHING: NO_TEXT, EMPTY: 0}
         self._make(("or",), False, True, True, 1)
         self._make(("empty",), True, True, True, 1)
+        self.text = self.all_bytes = -1  # none yet
         self.any_char = self.chars(ANY)
         self.text = self.repeat(self.any_char, 0, None)  # every UTF-8 text
         self.all_bytes = self._make(("not", NOTHING), True, False, False, 1)
+        self.endless = self._make(("endless",), False, True, True, 1)  # stands for texts that no token reaches into
 
     def _make(self, node: tuple, nullable: bool, is_text: bool, is_plain: bool, edges: int) -> int:
         found = self._ids.get(node)
@@ -223,9 +232,10 @@ class Expressions:
         )
 
     def union(self, *parts: int) -> int:
+        nodes = self.nodes
         flat: set[int] = set()
         for part in parts:
-            node = self.nodes[part]
+            node = nodes[part]
             if node[0] == "or":
                 flat.update(node[1:])
             else:
@@ -235,29 +245,31 @@ class Expressions:
             return flat.pop()
         if not flat:
             return NOTHING
-        if hasattr(self, "text"):
-            if self.text in flat and all(self.is_text[p] for p in flat):
-                return self.text
-            if self.all_bytes in flat:
-                return self.all_bytes
-        sets = [p for p in flat if self.nodes[p][0] == "set"]
-        if len(sets) > 1:
+        if self.text in flat and all(self.is_text[p] for p in flat):
+            return self.text
+        if self.all_bytes in flat:
+            return self.all_bytes
+        kinds = [nodes[p][0] for p in flat]
+        if kinds.count("set") > 1:
+            sets = [p for p in flat if nodes[p][0] == "set"]
             flat.difference_update(sets)
             bits = 0
             for p in sets:
-                bits |= self.nodes[p][1]
+                bits |= nodes[p][1]
             flat.add(self.bytes_in(bits))
-        listed = [p for p in flat if self.nodes[p][0] in ("word", "words")]
-        if len(listed) > 1:
+        if kinds.count("word") + kinds.count("words") > 1:
+            listed = [p for p in flat if nodes[p][0] in ("word", "words")]
             flat.difference_update(listed)
             flat.add(self.one_of(word for p in listed for word in self.words_of(p) or ()))
-        self._merge_repeats(flat)
+        if "cat" in kinds or "rep" in kinds:
+            self._factor(flat)
         if EMPTY in flat and any(self.nullable[p] for p in flat if p != EMPTY):
             flat.discard(EMPTY)
-        for p in flat:
-            node = self.nodes[p]
-            if node[0] == "not" and node[1] in flat:
-                return self.all_bytes
+        if "not" in kinds:
+            for p in flat:
+                node = nodes[p]
+                if node[0] == "not" and node[1] in flat:
+                    return self.all_bytes
         if len(flat) == 1:
             return flat.pop()
         ordered = sorted(flat)
@@ -272,28 +284,52 @@ class Expressions:
             edges,
         )
 
-    def _merge_repeats(self, flat: set[int]) -> None:
-        """``x{0,3}y | x{1,5}y`` becomes ``x{0,5}y``, which keeps unions of bounded repeats short."""
-        groups: dict[tuple[int, int], list[tuple[int, int | None, int]]] = {}
+    def _factor(self, flat: set[int]) -> None:
+        """``xy | xz`` becomes ``x(y|z)``, and ``x{0,3}y | x{1,5}y`` becomes ``x{0,5}y``.
+
+        So the counts that a text may have reached in a bounded repeat are one repeat, as in a counting set (Turonova et
+        al. 2020): the derivatives of ``(a|ab){0,50}`` are a few for each count, not a subset of counts each.
+        """
+        nodes = self.nodes
+        by_head: dict[int, list[int]] = {}
+        spans: dict[tuple[int, int], list[tuple[int, int | None, int]]] = {}
         for p in flat:
-            node = self.nodes[p]
+            node = nodes[p]
             rest = EMPTY
+            head = p
             if node[0] == "cat":
-                rest, node = node[2], self.nodes[node[1]]
+                _, head, rest = node
+                by_head.setdefault(head, []).append(p)
+                node = nodes[head]
             if node[0] == "rep":
-                groups.setdefault((node[1], rest), []).append((node[2], node[3], p))
-        for (inner, rest), spans in groups.items():
-            if len(spans) < 2:
-                continue
-            spans.sort(key=lambda s: s[0])
-            low, high, members = spans[0][0], spans[0][1], [spans[0][2]]
-            for lo, hi, p in spans[1:]:
-                if high is None or lo <= high + 1:
-                    high = None if high is None or hi is None else max(high, hi)
-                    members.append(p)
+                spans.setdefault((node[1], rest), []).append((node[2], node[3], p))
+        for head, members in by_head.items():
+            if head in flat:
+                members.append(head)
             if len(members) > 1:
                 flat.difference_update(members)
-                flat.add(self._concat(self.repeat(inner, low, high), rest))
+                tails = [EMPTY if p == head else nodes[p][2] for p in members]
+                flat.update(self._parts(self._concat(head, self.union(*tails))))
+                return self._factor(flat)
+        for (inner, rest), found in spans.items():
+            if len(found) < 2:
+                continue
+            found.sort(key=lambda s: s[0])
+            low, high, merged = found[0][0], found[0][1], [found[0][2]]
+            for lo, hi, p in found[1:]:
+                if high is None or lo <= high + 1:
+                    high = None if high is None or hi is None else max(high, hi)
+                    merged.append(p)
+            if len(merged) > 1:
+                flat.difference_update(merged)
+                flat.update(self._parts(self._concat(self.repeat(inner, low, high), rest)))
+                return self._factor(flat)
+        return None
+
+    def _parts(self, expr: int) -> tuple[int, ...]:
+        """The alternatives of an expression."""
+        node = self.nodes[expr]
+        return node[1:] if node[0] == "or" else (expr,)
 
     def intersect(self, *parts: int) -> int:
         flat: set[int] = set()
@@ -314,6 +350,9 @@ class Expressions:
         if len(refused) > 1:  # not a and not b: not (a or b)
             flat.difference_update(refused)
             flat.add(self.complement(self.union(*[self.nodes[p][1] for p in refused])))
+        self._join_lengths(flat)
+        if NOTHING in flat:
+            return NOTHING
         if len(flat) == 1:
             return flat.pop()
         finite = [p for p in flat if self.words_of(p) is not None]
@@ -341,6 +380,25 @@ class Expressions:
             False,
             edges,
         )
+
+    def _join_lengths(self, flat: set[int]) -> None:
+        """``.{2,5}`` and ``[ab]{0,3}`` becomes ``[ab]{2,3}``."""
+        nodes = self.nodes
+        lengths = [p for p in flat if nodes[p][0] == "rep" and nodes[p][1] == self.any_char and p != self.text]
+        if not lengths:
+            return
+        runs = [
+            p for p in flat if nodes[p][0] == "rep" and nodes[nodes[p][1]][0] in ("set", "chars") and self.is_text[p]
+        ]
+        others = [p for p in runs if nodes[p][1] != self.any_char]
+        if len(lengths) + bool(others) < 2:
+            return
+        joined = [*lengths, *others[:1]]
+        flat.difference_update(joined)
+        low = max(nodes[p][2] for p in joined)
+        highs = [nodes[p][3] for p in joined if nodes[p][3] is not None]
+        high = min(highs, default=None)
+        flat.add(NOTHING if high is not None and low > high else self.repeat(nodes[joined[-1]][1], low, high))
 
     def complement(self, inner: int) -> int:
         """Every byte string outside the language; ``text_without`` gives those of whole characters."""
@@ -402,6 +460,8 @@ class Expressions:
         match node[0]:
             case "set":
                 return EMPTY if node[1] >> byte & 1 else NOTHING
+            case "endless":
+                return NOTHING
             case "word":
                 return self._words((node[1][1:],), 0, 1, 0) if node[1][0] == byte else NOTHING
             case "words":
@@ -462,6 +522,76 @@ class Expressions:
                 return self._tail(tuple((a - at, b - at) for a, b in part), shift // 6)
         return NOTHING
 
+    def moves(self, expr: int) -> Moves:
+        """The bytes that texts begin with, as ranges (lo, hi, derivative) in order. Costs less than single bytes do."""
+        found = self._moves.get(expr)
+        if found is None:
+            found = self._moves[expr] = self._make_moves(expr)
+        return found
+
+    def _make_moves(self, expr: int) -> Moves:
+        node = self.nodes[expr]
+        kind = node[0]
+        if kind == "cat":
+            rest = node[2]
+            firsts = tuple([(lo, hi, self._concat(to, rest)) for lo, hi, to in self.moves(node[1])])
+            self.fuel.spend(len(firsts))
+            if not self.nullable[node[1]]:
+                return firsts
+            return self._merged([firsts, self.moves(rest)], self.union)
+        if kind == "rep":
+            _, inner, low, high = node
+            after = self.repeat(inner, max(low - 1, 0), None if high is None else high - 1)
+            firsts = tuple([(lo, hi, self._concat(to, after)) for lo, hi, to in self.moves(inner)])
+            self.fuel.spend(len(firsts))
+            return firsts
+        if kind == "or" and len(node) > 1:
+            return self._merged([self.moves(part) for part in node[1:]], self.union)
+        if kind == "and":
+            return self._merged([self.moves(part) for part in node[1:]], self.intersect)
+        found: list[tuple[int, int, int]] = []
+        for lo, hi in self.classes(expr):
+            byte = self.available_in(lo, hi)
+            to = self.derive(expr, byte) if byte >= 0 else NOTHING
+            if to == NOTHING:
+                continue
+            if found and found[-1][1] == lo and found[-1][2] == to:
+                found[-1] = (found[-1][0], hi, to)
+            else:
+                found.append((lo, hi, to))
+        return tuple(found)
+
+    def _merged(self, each: list[Moves], join: Callable[..., int]) -> Moves:
+        """The moves of a union or an intersection; ``join`` joins the derivatives of one range."""
+        needed = 1 if join == self.union else len(each)
+        starts = sorted({at for moves in each for lo, hi, _ in moves for at in (lo, hi)})
+        cursors = [0] * len(each)
+        found: list[tuple[int, int, int]] = []
+        joined: dict[tuple[int, ...], int] = {}
+        for lo, hi in pairwise(starts):
+            here = []
+            for i, moves in enumerate(each):
+                at = cursors[i]
+                while at < len(moves) and moves[at][1] <= lo:
+                    at += 1
+                cursors[i] = at
+                if at < len(moves) and moves[at][0] <= lo:
+                    here.append(moves[at][2])
+            if len(here) < needed or not here:
+                continue
+            key = tuple(here)
+            to = joined.get(key, -1)
+            if to < 0:
+                self.fuel.spend(len(key))
+                to = joined[key] = here[0] if len(here) == 1 else join(*here)
+            if to == NOTHING:
+                continue
+            if found and found[-1][1] == lo and found[-1][2] == to:
+                found[-1] = (found[-1][0], hi, to)
+            else:
+                found.append((lo, hi, to))
+        return tuple(found)
+
     def matches(self, expr: int, data: bytes) -> bool:
         for byte in data:
             expr = self.derive(expr, byte)
@@ -478,6 +608,16 @@ class Expressions:
             return False
         if self.is_plain[expr] or self.nullable[expr] or self._can_reach_multiple(expr):
             return True
+        bounded = self.length_bound(expr)
+        if bounded is not None:
+            inner, low, high = bounded
+            if self.is_plain[inner]:
+                shortest = self.shortest(inner)
+                assert shortest is not None  # it is plain
+                if high is not None and shortest > high:
+                    return False
+                if shortest >= low or self._has_all_lengths(inner, low, high):
+                    return True
         return self._has_text(expr, fuel)
 
     def _has_text(self, expr: int, fuel: int) -> bool:
@@ -503,12 +643,8 @@ class Expressions:
                 )
             if reachable is False:
                 continue
-            for lo, hi in self.classes(at):
-                byte = self.available_in(lo, hi)
-                if byte < 0:
-                    continue
-                to = self.derive(at, byte)
-                if to != NOTHING and to not in parents and known.get(to) is not False:
+            for _, _, to in self.moves(at):
+                if to not in parents and known.get(to) is not False:
                     parents[to] = at
                     queue.append(to)
         for at in queue:
@@ -556,6 +692,161 @@ class Expressions:
         """Whether one digit of at least ``least`` can follow in all the expressions."""
         return any(NOTHING not in [self.derive(expr, 0x30 + digit) for expr in exprs] for digit in range(least, 10))
 
+    def shortest(self, expr: int) -> int | None:
+        """The number of characters of the shortest text; None where finding it would take too long.
+
+        A character that has begun before the expression counts as one. The language is one of whole characters.
+        """
+        found = self._shortest.get(expr)
+        if found is None:
+            if not self.is_plain[expr]:
+                self._search_shortest(expr)
+                return self._shortest.get(expr)
+            found = self._shortest[expr] = self._shortest_of_plain(expr)
+        return found
+
+    def _shortest_of_plain(self, expr: int) -> int:
+        def least(part: int) -> int:
+            found = self.shortest(part)
+            assert found is not None  # the parts of a plain expression are plain
+            return found
+
+        node = self.nodes[expr]
+        match node[0]:
+            case "word":
+                return _num_chars(node[1])
+            case "words":
+                return min(map(_num_chars, node[1]))
+            case "cat":
+                return least(node[1]) + least(node[2])
+            case "or":
+                return min(map(least, node[1:]))
+            case "rep":
+                return node[2] * least(node[1])
+            case "endless":
+                return 0
+        return 1  # set, chars, tail
+
+    def _search_shortest(self, expr: int) -> None:
+        """Find the shortest texts of an expression that is not plain and of all its derivatives: a 0-1 search backwards
+        from those whose shortest text is known."""
+        queue, seen = [expr], {expr}
+        ways: dict[int, list[tuple[int, int]]] = {}  # to -> (characters that the step begins, from)
+        left: dict[int, int] = {}  # characters that begin on the shortest way to the end
+        for at in queue:
+            if self.is_plain[at] or at in self._shortest:
+                left[at] = (self.shortest(at) or 0) - self._is_within_char(at)
+                continue
+            if self.nullable[at]:
+                left[at] = 0
+            if len(queue) > MAX_SEARCHED:
+                return
+            for lo, _, to in self.moves(at):
+                ways.setdefault(to, []).append((0 if 0x80 <= lo < 0xC0 else 1, at))
+                if to not in seen:
+                    seen.add(to)
+                    queue.append(to)
+        levels: dict[int, list[int]] = {}
+        for at, count in left.items():
+            levels.setdefault(count, []).append(at)
+        count = 0
+        while levels:
+            for at in (level := levels.pop(count, [])):
+                if left[at] < count:
+                    continue
+                for step, before in ways.get(at, ()):
+                    if count + step < left.get(before, NO_TEXT):
+                        left[before] = count + step
+                        (level if step == 0 else levels.setdefault(count + 1, [])).append(before)
+            count += 1
+            if levels and count not in levels:
+                count = min(levels)
+        for at in queue:
+            self._shortest[at] = left[at] + self._is_within_char(at) if at in left else NO_TEXT
+
+    def _is_within_char(self, expr: int) -> bool:
+        moves = self.moves(expr)
+        return bool(moves) and 0x80 <= moves[0][0] < 0xC0
+
+    def longest(self, expr: int) -> int:
+        """The number of characters of the longest text of a plain expression, as ``shortest`` counts; NO_TEXT if there
+        is none that is the longest."""
+        node = self.nodes[expr]
+        match node[0]:
+            case "empty":
+                return 0
+            case "word":
+                return _num_chars(node[1])
+            case "words":
+                return max(map(_num_chars, node[1]))
+            case "cat":
+                return min(self.longest(node[1]) + self.longest(node[2]), NO_TEXT)
+            case "or":
+                return max(map(self.longest, node[1:]), default=0)
+            case "rep":
+                return NO_TEXT if node[3] is None else min(node[3] * self.longest(node[1]), NO_TEXT)
+        return 1
+
+    def widest_gap(self, expr: int) -> int | None:
+        """A bound on the gaps between the lengths of a plain expression's texts and of those of all its derivatives.
+
+        None if one of them has a longest text.
+        """
+        node = self.nodes[expr]
+        match node[0]:
+            case "cat":
+                return self.widest_gap(node[2])
+            case "or":
+                gaps = [self.widest_gap(p) for p in node[1:]]
+                return None if None in gaps else max((g for g in gaps if g is not None), default=None)
+            case "rep" if node[3] is None:
+                return self.shortest(node[1])
+        return None
+
+    def length_bound(self, expr: int) -> tuple[int, int, int | None] | None:
+        """A language of texts, and how many characters they have at least and at most, if the expression is that."""
+        node = self.nodes[expr]
+        match node[0]:
+            case "rep" if node[1] == self.any_char:
+                return self.text, node[2], node[3]
+            case "and":
+                lengths = [p for p in node[1:] if self.nodes[p][0] == "rep" and self.nodes[p][1] == self.any_char]
+                if len(lengths) != 1 or lengths[0] == self.text:
+                    return None
+                others = [p for p in node[1:] if p != lengths[0]]
+                return self.intersect(self.text, *others), *self.nodes[lengths[0]][2:]
+            case "or":
+                found = [self.length_bound(p) for p in node[1:]]
+                bounds = {part[1:] for part in found if part is not None}
+                if None in found or len(bounds) != 1:
+                    return None
+                return self.union(*[part[0] for part in found if part is not None]), *bounds.pop()
+        return None
+
+    def counted(self, expr: int) -> tuple[int, int, int | None] | None:
+        """As ``length_bound``, where counting decides: a text that has begun can be completed exactly if the
+        ``shortest`` text of what may follow fits. None where that is not known."""
+        found = self.length_bound(expr)
+        if found is None:
+            return None
+        inner, low, high = found
+        shortest = self.shortest(inner)
+        if shortest is None:
+            return None
+        if high is not None and self.is_plain[inner] and self.longest(inner) <= high:
+            high = None
+        if shortest >= low:
+            low = 0
+        if low and not self._has_all_lengths(inner, low, high):
+            inner = self.intersect(inner, self.repeat(self.any_char, low, None))
+            return None if self.shortest(inner) is None else (inner, 0, high)
+        return inner, low, high
+
+    def _has_all_lengths(self, expr: int, low: int, high: int | None) -> bool:
+        """Whether what may follow in the language surely has a text in each range of ``high - low + 1`` lengths."""
+        gap = self.widest_gap(expr) if self.is_plain[expr] else None
+        return gap is not None and (high is None or gap <= high - low + 1)
+
     def num_bytes_in(self, lo: int, hi: int) -> int:
         return (self.available >> lo & ((1 << hi - lo) - 1)).bit_count()
 
@@ -565,10 +856,8 @@ class Expressions:
 
     def steps(self, expr: int) -> Iterator[tuple[int, int, int]]:
         """The byte ranges [lo, hi) that texts may go on with, each with the derivative by its bytes."""
-        for lo, hi in self.classes(expr):
-            byte = self.available_in(lo, hi)
-            to = self.alive(self.derive(expr, byte)) if byte >= 0 else NOTHING
-            if to != NOTHING:
+        for lo, hi, to in self.moves(expr):
+            if self.is_nonempty(to):
                 yield lo, hi, to
 
     def alive(self, expr: int) -> int:
@@ -592,3 +881,8 @@ class Expressions:
                 return most  # each prefix has a text of its own
             level = following
         return min(total, most)
+
+
+def _num_chars(word: bytes) -> int:
+    """Characters of UTF-8; the rest of one that has begun counts too."""
+    return sum(b & 0xC0 != 0x80 for b in word) + (0x80 <= word[0] < 0xC0)

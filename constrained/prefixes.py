@@ -1,23 +1,130 @@
-"""Prefixes of a language's texts, as far as the expression's own form shows them without a search."""
+"""Languages with fewer states that allow the same tokens, or surely no more, or surely no fewer."""
+
+from collections.abc import Iterator
+
+import numba as nb
+import numpy as np
 
 from .expressions import Expressions
+from .vocabulary import Vocabulary
+
+SMALL_COUNTS = (2, 8)  # bounds of repeats that stand in for larger ones, tried in this order
 
 
-def without_far_bounds(ex: Expressions, expr: int, length: int) -> int:
-    """A language with fewer states, and with the same texts and prefixes of up to ``length`` bytes.
+class TokenReach:
+    """What one vocabulary's tokens can tell apart in the languages of one store.
 
-    Repeats whose upper bound is at least ``length`` lose the bound.
+    A token is an extension of a text: a language allows it if some text of the language begins with both.
     """
-    node = ex.nodes[expr]
-    if node[0] == "rep" and node[2] == 0 and node[3] is not None and node[3] >= length:
-        return ex.repeat(node[1], 0, None)
-    if node[0] == "cat":
-        first = without_far_bounds(ex, node[1], length)
-        return expr if first == node[1] else ex.concat(first, node[2])
-    if node[0] == "or":
-        parts = [without_far_bounds(ex, p, length) for p in node[1:]]
-        return expr if parts == list(node[1:]) else ex.union(*parts)
-    return expr
+
+    def __init__(self, ex: Expressions, vocabulary: Vocabulary) -> None:
+        self.ex = ex
+        self._vocabulary = vocabulary
+        self._runs: dict[int, int] = {}
+        self._near: dict[int, int] = {}
+        self._most: dict[int, int] = {}
+        self._bounded: dict[tuple[int, int, bool], int] = {}
+
+    def without_far_bounds(self, expr: int) -> int:
+        """A language that allows the same tokens, and accepts the empty text if ``expr`` does.
+
+        A bound of a repeated character that no token reaches is dropped, or lowered where texts have to reach it.
+        """
+        found = self._near.get(expr)
+        if found is None:
+            found = self._near[expr] = self._without_far_bounds(expr)
+        return found
+
+    def _without_far_bounds(self, expr: int) -> int:
+        ex = self.ex
+        node = ex.nodes[expr]
+        match node[0]:
+            case "rep":
+                _, inner, low, high = node
+                run = self._run(inner)
+                if run is None:
+                    return ex.repeat(self.without_far_bounds(inner), low, high)
+                return ex.repeat(inner, min(low, run + 1), None if high is None or high > run else high)
+            case "cat":
+                first, rest = self.without_far_bounds(node[1]), self.without_far_bounds(node[2])
+                return expr if (first, rest) == node[1:] else ex.concat(first, rest)
+            case "or" if len(node) > 1:
+                parts = [self.without_far_bounds(p) for p in node[1:]]
+                return expr if parts == list(node[1:]) else ex.union(*parts)
+        return expr  # what languages have in common may differ where each of them looks the same
+
+    def _run(self, inner: int) -> int | None:
+        """How many characters of the set ``inner`` a token may spell at most; None if ``inner`` is no such set."""
+        node = self.ex.nodes[inner]
+        if node[0] not in ("set", "chars"):
+            return None
+        found = self._runs.get(inner)
+        if found is None:
+            has = np.array([node[1] >> b & 1 for b in range(256)], bool)
+            has[0x80:] |= node[0] == "chars"
+            found = self._runs[inner] = longest_run(self._vocabulary.token_bytes, self._vocabulary.token_offsets, has)
+        return found
+
+    # -- bounds of repeats ------------------------------------------------------------------------------------------
+
+    def has_large_counts(self, exprs: tuple[int, ...]) -> bool:
+        """Whether there are stand-ins."""
+        return max(map(self.largest_count, exprs)) > SMALL_COUNTS[0]
+
+    def stand_ins(self, exprs: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Pairs (lower, upper) of languages with few states for each language, the simplest first.
+
+        The lower one allows no token that ``expr`` does not allow, the upper one every token that it does, and
+        so do the languages of what follows a token. So where both allow the same, that is what ``expr`` allows, however
+        large its counts are.
+        """
+        largest = max(map(self.largest_count, exprs))
+        for most in SMALL_COUNTS:
+            if largest <= most:
+                return
+            lower, upper = (tuple([self._bounded_by(e, most, upper) for e in exprs]) for upper in (False, True))
+            yield lower, upper
+
+    def largest_count(self, expr: int) -> int:
+        """The largest finite bound of a repeat of more than one character."""
+        found = self._most.get(expr)
+        if found is None:
+            node = self.ex.nodes[expr]
+            found = 0
+            match node[0]:
+                case "rep":
+                    found = self.largest_count(node[1])
+                    if self._run(node[1]) is None:
+                        found = max(found, node[2], node[3] or 0)
+                case "cat" | "or":
+                    found = max(self.largest_count(p) for p in node[1:]) if len(node) > 1 else 0
+            self._most[expr] = found
+        return found
+
+    def _bounded_by(self, expr: int, most: int, upper: bool) -> int:
+        key = (expr, most, upper)
+        found = self._bounded.get(key)
+        if found is None:
+            found = self._bounded[key] = expr if self.largest_count(expr) <= most else self._bound(expr, most, upper)
+        return found
+
+    def _bound(self, expr: int, most: int, upper: bool) -> int:
+        ex = self.ex
+        node = ex.nodes[expr]
+        if node[0] == "cat":
+            return ex.concat(*[self._bounded_by(p, most, upper) for p in node[1:]])
+        if node[0] == "or":
+            return ex.union(*[self._bounded_by(p, most, upper) for p in node[1:]])
+        _, inner, low, high = node
+        is_set = self._run(inner) is not None
+        inner = self._bounded_by(inner, most, upper)
+        if is_set:
+            return ex.repeat(inner, low, high)
+        if upper:
+            return ex.repeat(inner, min(low, most), None if high is None or high > most else high)
+        if low > most:
+            return ex.concat(ex.repeat(inner, most, most), ex.endless)
+        return ex.repeat(inner, low, high if high is None else min(high, most))
 
 
 def contains_all_texts_of(ex: Expressions, expr: int) -> int | None:
@@ -40,3 +147,22 @@ def contains_all_texts_of(ex: Expressions, expr: int) -> int | None:
         runs = [r for r in (contains_all_texts_of(ex, p) for p in node[1:]) if r is not None]
         return max(runs) if runs else None
     return None
+
+
+@nb.njit(cache=True)
+def longest_run(token_bytes, offsets, has):
+    """The longest run of bytes of the set ``has`` [256] in one token.
+
+    All bytes of a token with a backslash count: JSON may spell any character with it.
+    """
+    longest = 0
+    for token in range(len(offsets) - 1):
+        run = 0
+        has_backslash = False
+        for at in range(offsets[token], offsets[token + 1]):
+            run = run + 1 if has[token_bytes[at]] else 0
+            has_backslash = has_backslash or token_bytes[at] == 0x5C
+            longest = max(longest, run)
+        if has_backslash:
+            longest = max(longest, offsets[token + 1] - offsets[token])
+    return longest

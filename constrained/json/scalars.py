@@ -4,18 +4,20 @@
 for each of them that the value is in.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from ..expressions import NOTHING, Expressions
-from ..machine import SHORT_TOKEN, UNBOUNDED, Machine
-from ..prefixes import contains_all_texts_of, without_far_bounds
+from ..code_points import ANY, Ranges, intersection
+from ..expressions import NO_TEXT, NOTHING, Expressions
+from ..machine import MAX_NEED, SHORT_TOKEN, UNBOUNDED, Fill, Machine
+from ..prefixes import contains_all_texts_of
 
 QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F
 SHORT_ESCAPES = {0x22: 0x22, 0x5C: 0x5C, 0x62: 8, 0x66: 12, 0x6E: 10, 0x72: 13, 0x74: 9}
 SHORT_CODES = frozenset(SHORT_ESCAPES.values())
+ESCAPED: Ranges = ((0, 0x1F), (QUOTE, QUOTE), (BACKSLASH, BACKSLASH))  # characters that cannot stand for themselves
 HEX = {ord(c): c.lower() for c in "0123456789abcdefABCDEF"}
 LOWER_HEX = {ord(c): c for c in "0123456789abcdef"}
 
@@ -27,7 +29,7 @@ class Spelling(NamedTuple):
     """
 
     free: bool  # it may use every escape
-    counted: bool = False  # see ``Machine.add_state``
+    counted: int = 0  # 1: its characters are counted; n > 1: n - 1 bytes of a character are missing
     tagged: int = -1
 
 
@@ -41,7 +43,7 @@ class Scalars:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.ex = machine.expressions
-        self._longest = machine.vocabulary.trie.max_depth
+        self._reach = machine.reach
         text = (self.ex.text,)
         self.free_text = self._string(text, Spelling(free=True))
         self.key_text = self._string(text, Spelling(free=False))
@@ -50,19 +52,22 @@ class Scalars:
 
     def string(self, must: int, observers: tuple[int, ...] = ()) -> int:
         """The row code of the opening quote of a string value; 0 if no text is in ``must``."""
-        ex = self.ex
-        if not ex.is_nonempty(must):
+        if not self.ex.is_nonempty(must):
             return 0
-        node = ex.nodes[must]
-        if not observers and node[0] == "rep" and node[1] == ex.any_char and must != ex.text:
-            low, high = node[2], UNBOUNDED if node[3] is None else node[3]
-            machine = self.machine
-            end = machine.end_state(0)
-            frame = machine.frame(
-                ("length", low, high), lambda: machine.add_frame(lambda result: end, low=low, high=high)
-            )
-            return machine.push(frame, self._string((ex.text,), Spelling(free=True, counted=True)))
-        return self._string((must, *observers), Spelling(free=ex.words_of(must) is None))
+        free = self.ex.words_of(must) is None
+        if not observers:
+            counted = self.ex.counted(must)
+            if counted is not None and (counted[2] is None or counted[2] <= MAX_NEED):
+                must, low, high = counted
+                if low or high is not None:
+                    return self._counted_string(must, low, UNBOUNDED if high is None else high)
+        return self._string((must, *observers), Spelling(free))
+
+    def _counted_string(self, must: int, low: int, high: int) -> int:
+        machine = self.machine
+        end = machine.end_state(0)
+        frame = machine.frame(("length", low, high), lambda: machine.add_frame(lambda result: end, low=low, high=high))
+        return machine.push(frame, self._string((must,), Spelling(free=True, counted=1)))
 
     def key(self, must: int, names: int, patterns: tuple[int, ...]) -> int:
         """The state after the opening quote of a property name.
@@ -82,23 +87,54 @@ class Scalars:
         def make() -> int:
             fits = contains_all_texts_of(self.ex, exprs[0])
             base = -1
-            if fits is not None and fits >= SHORT_TOKEN:
-                plain = exprs == (self.ex.text,) and not spelling.counted
+            if fits is not None and fits >= SHORT_TOKEN and not spelling.counted:
+                plain = exprs == (self.ex.text,)
                 base = machine.num_states if plain else (self.free_text if spelling.free else self.key_text)
-            boundary = exprs[0] == self.ex.text
-            loops = boundary and not spelling.counted and all(e in (NOTHING, self.ex.text) for e in exprs)
+            loops = not spelling.counted and all(e in (NOTHING, self.ex.text) for e in exprs)
             state = machine.add_state(
                 lambda row: self._fill_string(row, exprs, spelling),
-                counted=(1 if boundary else 2) if spelling.counted else 0,
+                counted=min(spelling.counted, 2),
+                left=(self.ex.shortest(exprs[0]) or 0) if spelling.counted else 0,
                 inside_string=base,
-                loops=loops,
+                loops=loops and exprs[0] == self.ex.text,
             )
-            far = tuple(without_far_bounds(self.ex, e, self._longest) for e in exprs)
-            if far != exprs:
-                machine.set_twin(state, lambda: self._string(far, spelling))
+            near = tuple([self._reach.without_far_bounds(e) for e in exprs])
+            if near != exprs:
+                machine.set_twin(state, lambda: self._string(near, spelling))
+            elif self._reach.has_large_counts(exprs):
+                machine.set_stand_ins(state, lambda: self._stand_ins(exprs, spelling))
+            else:
+                return state
+            machine.set_single(state, lambda byte: self._code_of(exprs, spelling, byte))
             return state
 
         return machine.state(("string", exprs, spelling), make)
+
+    def _stand_ins(self, exprs: tuple[int, ...], spelling: Spelling) -> Iterator[tuple[int, int]]:
+        for lower, upper in self._reach.stand_ins(exprs):
+            yield self._string(lower, spelling), self._string(upper, spelling)
+
+    def _code_of(self, exprs: tuple[int, ...], spelling: Spelling, byte: int) -> int:
+        """One entry of a row; -1 for bytes of which several mean something else than themselves."""
+        if byte < 0x20 or byte in (QUOTE, BACKSLASH):
+            return -1
+        return self._string(self._derive(exprs, bytes([byte])), _after(spelling, byte))
+
+    def _moves(self, exprs: tuple[int, ...]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """The ranges [lo, hi) of bytes that may follow, with the derivatives by each of them."""
+        ex = self.ex
+        for lo, hi, must in ex.moves(exprs[0]):
+            if not ex.is_nonempty(must):
+                continue
+            if len(exprs) == 1:
+                yield lo, hi, (must,)
+                continue
+            for a, b in ex.classes(*exprs[1:]):
+                a, b = max(a, lo), min(b, hi)
+                if a < b:
+                    byte = ex.available_in(a, b)
+                    if byte >= 0:
+                        yield a, b, (must, *[ex.derive(e, byte) for e in exprs[1:]])
 
     def _derive(self, exprs: tuple[int, ...], data: bytes) -> tuple[int, ...]:
         ex = self.ex
@@ -112,17 +148,11 @@ class Scalars:
     def _fill_string(self, row: np.ndarray, exprs: tuple[int, ...], spelling: Spelling) -> None:
         ex, tagged = self.ex, spelling.tagged
         may_escape = False
-        for lo, hi in ex.classes(*exprs):
-            byte = ex.available_in(lo, hi)
-            if byte < 0:
-                continue
-            to = self._derive(exprs, bytes([byte]))
-            if to[0] == NOTHING:
-                continue
+        for lo, hi, to in self._moves(exprs):
             if lo < 0x20 or lo <= QUOTE < hi or lo <= BACKSLASH < hi:
                 may_escape = True
             if hi > 0x20:
-                row[max(lo, 0x20) : hi] = self._string(to, spelling)
+                row[max(lo, 0x20) : hi] = self._string(to, _after(spelling, lo))
         row[QUOTE] = row[BACKSLASH] = 0
         if ex.nullable[exprs[0]]:
             bits = 0
@@ -141,7 +171,7 @@ class Scalars:
 
     def _escape(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
         """The state after a backslash."""
-        spelling = spelling._replace(free=spelling.free and self._any_next(exprs))
+        free = spelling.free and self._any_next(exprs)
         machine = self.machine
 
         def fill(row: np.ndarray) -> None:
@@ -150,58 +180,89 @@ class Scalars:
                 to = controls[code] if code < 0x20 else self._derive(exprs, bytes([code]))
                 if to[0] != NOTHING:
                     row[byte] = self._string(to, spelling)
-            if spelling.free:
+            if free:
                 row[SLASH] = self._string(self._derive(exprs, b"/"), spelling)
-            row[ord("u")] = self._code_point(exprs, spelling, "")
+            row[ord("u")] = self._code_point(exprs, spelling, free, "")
 
         return machine.state(
             ("escape", exprs, spelling),
-            lambda: machine.add_state(fill, counted=2 if spelling.counted else 0, detour=True),
+            lambda: self._within_escape(fill, exprs, spelling, ANY if free else ESCAPED, detour=True),
         )
+
+    def _within_escape(
+        self, fill: Fill, exprs: tuple[int, ...], spelling: Spelling, codes: Ranges, *, detour: bool
+    ) -> int:
+        """A new state in the escape of one of the characters ``codes``."""
+        left = self._left_after(exprs[0], codes) if spelling.counted else 0
+        return self.machine.add_state(fill, counted=2 if spelling.counted else 0, left=left, detour=detour)
+
+    def _left_after(self, must: int, codes: Ranges) -> int:
+        """The number of characters of the shortest text that begins with one of ``codes``."""
+        ex = self.ex
+
+        def least(expr: int, base: int, missing: int) -> int:
+            last = base + (1 << 6 * missing) - 1
+            found = intersection(codes, ((base, last),))
+            if not found:
+                return NO_TEXT
+            if found == ((base, last),):
+                return (ex.shortest(expr) or 0) + (missing == 0)
+            return min(
+                (
+                    least(to, base + ((byte & 0x3F) << 6 * (missing - 1)), missing - 1)
+                    for lo, hi, to in ex.moves(expr)
+                    for byte in range(lo, hi)
+                ),
+                default=NO_TEXT,
+            )
+
+        found = NO_TEXT
+        for lo, hi, to in ex.moves(must):
+            if lo < 0x80:
+                if intersection(codes, ((lo, hi - 1),)):
+                    found = min(found, least(to, codes[0][0], 0))
+                continue
+            if codes[-1][1] < 0x80:
+                break
+            for lead in range(lo, hi):
+                missing = 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3
+                found = min(found, least(to, (lead & (0x3F >> missing)) << 6 * missing, missing))
+        return found
 
     def _controls(self, exprs: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The derivatives by each control character."""
-        found: list[tuple[int, ...]] = []
-        for lo, hi in self.ex.classes(*exprs):
-            if lo >= 0x20:
-                break
-            byte = self.ex.available_in(lo, hi)
-            to = self._derive(exprs, bytes([byte])) if byte >= 0 else (NOTHING,)
-            found += [to if self.ex.available >> b & 1 else (NOTHING,) for b in range(lo, min(hi, 0x20))]
+        found: list[tuple[int, ...]] = [(NOTHING,)] * 0x20
+        for lo, hi, to in self._moves(exprs):
+            for byte in range(lo, min(hi, 0x20)):
+                if self.ex.available >> byte & 1:
+                    found[byte] = to
         return found
 
-    def _code_point(self, exprs: tuple[int, ...], spelling: Spelling, digits: str) -> int:
+    def _code_point(self, exprs: tuple[int, ...], spelling: Spelling, free: bool, digits: str) -> int:
         r"""The state after ``\u`` and ``digits``, which for a surrogate pair hold the second ``\u`` too; 0 if none."""
         machine = self.machine
-        if not spelling.free:
+        codes = _codes(digits)
+        if not free:
             controls = self._controls(exprs)
             found = [c for c in range(0x20) if controls[c][0] != NOTHING and c not in SHORT_CODES]
-            if not any(f"{c:04x}".startswith(digits) for c in found):
-                return 0
-        if len(digits) >= 2 and digits[0] == "d" and digits[1] in "cdef" and len(digits) <= 4:
-            return 0  # a low surrogate without a high one
+            codes = intersection(codes, tuple((c, c) for c in found))
+        if not codes:
+            return 0
         is_high = len(digits) >= 4 and digits[0] == "d" and digits[1] in "89ab"
         if (len(digits) == 4 and not is_high) or len(digits) == 10:
-            code = int(digits[:4], 16)
-            if is_high:
-                code = 0x10000 + ((code - 0xD800) << 10) + (int(digits[6:], 16) - 0xDC00)
-            to = self._derive(exprs, chr(code).encode())
+            to = self._derive(exprs, chr(codes[0][0]).encode())
             return self._string(to, spelling)
 
         def fill(row: np.ndarray) -> None:
             if len(digits) in (4, 5):
                 byte = b"\\u"[len(digits) - 4]
-                row[byte] = self._code_point(exprs, spelling, digits + chr(byte))
+                row[byte] = self._code_point(exprs, spelling, free, digits + chr(byte))
                 return
-            for byte, digit in (HEX if spelling.free else LOWER_HEX).items():
-                if (len(digits) == 6 and digit != "d") or (len(digits) == 7 and digit not in "cdef"):
-                    continue
-                row[byte] = self._code_point(exprs, spelling, digits + digit)
+            for byte, digit in (HEX if free else LOWER_HEX).items():
+                row[byte] = self._code_point(exprs, spelling, free, digits + digit)
 
-        key = ("code point", exprs, spelling, digits)
-        return machine.state(
-            key, lambda: machine.add_state(fill, counted=2 if spelling.counted else 0, detour=not digits)
-        )
+        key = ("code point", exprs, spelling, free, digits)
+        return machine.state(key, lambda: self._within_escape(fill, exprs, spelling, codes, detour=not digits))
 
     # -- numbers --------------------------------------------------------------------------------------------------
 
@@ -226,6 +287,30 @@ class Scalars:
             return machine.add_state(lambda row: self.fill_number(row, exprs[0], exprs[1:]), ends=ends)
 
         return machine.state(("number", exprs), make)
+
+
+def _after(spelling: Spelling, byte: int) -> Spelling:
+    """How a string goes on after a byte of itself."""
+    if not spelling.counted or (byte < 0x80 and spelling.counted == 1):
+        return spelling
+    return spelling._replace(counted=spelling.counted - 1 if byte < 0xC0 else 2 + (byte >= 0xE0) + (byte >= 0xF0))
+
+
+def _codes(digits: str) -> Ranges:
+    r"""The characters whose ``\u`` escape begins with ``digits``, in lower case."""
+    first, last = (int(digits[:4].ljust(4, digit), 16) for digit in "0f")
+    plain = intersection(((first, last),), ((0, 0xD7FF), (0xE000, 0xFFFF)))
+    first, last = max(first, 0xD800), min(last, 0xDBFF)
+    if first > last:
+        return plain
+    low = [int(digits[6:].ljust(4, digit), 16) for digit in "0f"]
+    low = [max(low[0], 0xDC00), min(low[1], 0xDFFF)]
+    if low[0] > low[1]:
+        return plain
+    return (
+        *plain,
+        (0x10000 + (first - 0xD800 << 10) + low[0] - 0xDC00, 0x10000 + (last - 0xD800 << 10) + low[1] - 0xDC00),
+    )
 
 
 def one_of_tagged(ex: Expressions, literals: Iterable[bytes]) -> int:

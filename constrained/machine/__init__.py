@@ -5,10 +5,10 @@ Builders of grammars add states and frames to a ``Machine``; ``Masks`` makes the
 
 from .endings import Endings, pack
 from .item_texts import ItemReader
-from .machine import MASK_WORK, Machine
+from .machine import MASK_WORK, Fill, Machine
 from .masks import SHORT_TOKEN, Masks
 from .parser_sets import Lexer
-from .walk import UNBOUNDED
+from .walk import MAX_NEED, UNBOUNDED
 from .white_space import COMPACT, FLEXIBLE, ONE_SPACE, indent, new_line
 
 __all__ = [
@@ -16,9 +16,11 @@ __all__ = [
     "Endings",
     "FLEXIBLE",
     "MASK_WORK",
+    "MAX_NEED",
     "ONE_SPACE",
     "SHORT_TOKEN",
     "UNBOUNDED",
+    "Fill",
     "ItemReader",
     "Lexer",
     "Machine",

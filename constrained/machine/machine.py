@@ -16,14 +16,14 @@ number of characters in a string whose length is bounded. ``item`` is the text s
 """
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 
 import numpy as np
 
-from ..expressions import Expressions
+from ..expressions import NOTHING, Expressions
 from ..fuel import Fuel
-from ..prefixes import without_far_bounds
+from ..prefixes import TokenReach
 from ..spec import GrammarTooComplex
 from ..vocabulary import Vocabulary
 from . import walk
@@ -34,6 +34,7 @@ from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
 
 Fill = Callable[[np.ndarray], None]
 Returns = Callable[[int], int]
+StandIns = Callable[[], Iterator[tuple[int, int]]]
 
 DEAD_STATE = 0
 MASK_WORK = 100_000  # fuel for one mask: 0.1 to 0.2 s, during which other texts wait
@@ -61,6 +62,7 @@ class Machine:
         self.lock = threading.RLock()
         self.fuel = Fuel()
         self.expressions = Expressions(vocabulary.has_byte, fuel=self.fuel)
+        self.reach = TokenReach(self.expressions, vocabulary)
         self.max_states = max_states
         self.hard_limit = 4 * max_states
         self.num_states = 0
@@ -87,6 +89,7 @@ class Machine:
             (walk.SPACE, np.uint16),
             (walk.LOCAL, np.int32),
             (walk.COUNTED, np.uint8),
+            (walk.CHARS_LEFT, np.int32),
             (walk.LAZY, np.uint8),
             (walk.LOOPS, np.uint8),
             (walk.ACCEPTING, np.uint8),
@@ -106,6 +109,8 @@ class Machine:
         self.inside_string: dict[int, int] = {}
         self.counted_states: set[int] = set()
         self.twins: dict[int, Callable[[], int]] = {}
+        self.stand_ins: dict[int, StandIns] = {}
+        self._single: dict[int, Callable[[int], int]] = {}
         self.item_readers: dict[int, ItemReader] = {}  # by frame
         self.closings: dict[int, Callable[[], bytes]] = {}  # by frame; see ``add_frame``
         self.deciding: set[int] = set()  # frames; see ``add_frame``
@@ -161,6 +166,7 @@ class Machine:
         space: int = COMPACT,
         local: int = 0,
         counted: int = 0,
+        left: int = 0,
         accepting: bool = False,
         inside_string: int = -1,
         loops: bool = False,
@@ -172,6 +178,7 @@ class Machine:
         ``space``: the white space before the state's bytes, a code of ``white_space``.
         ``local``: the index that a frame's filter looks up.
         ``counted``: 1 between two characters of a string whose characters are counted in aux, 2 within a character.
+        ``left``: how many characters of a counted string have to follow, one that has begun included.
         ``accepting``: the text may end here.
         ``inside_string``: a state that allows the same tokens within a string; the state itself if it is the first.
         ``loops``: every character of a string that needs no escape leads back to this state.
@@ -195,6 +202,7 @@ class Machine:
             arrays[walk.LOCAL][state] = local
         if counted:
             arrays[walk.COUNTED][state] = counted
+            arrays[walk.CHARS_LEFT][state] = left
             self.counted_states.add(state)
         if accepting:
             self.accepting.add(state)
@@ -233,6 +241,16 @@ class Machine:
     def set_twin(self, state: int, twin: Callable[[], int]) -> None:
         """Make masks of ``state`` from ``twin()``, a state that allows the same tokens and whose masks are shared."""
         self.twins[state] = twin
+
+    def set_stand_ins(self, state: int, stand_ins: StandIns) -> None:
+        """Pairs (lower, upper) of states: the lower one allows no token that ``state`` does not allow, the upper one
+        every token that it does, and so do the states after each byte. Masks are made from the first pair that agrees.
+        """
+        self.stand_ins[state] = stand_ins
+
+    def set_single(self, state: int, code_of: Callable[[int], int]) -> None:
+        """``code_of(byte)`` makes one entry of the state's row, for bytes from 1 on; -1: only the whole row tells."""
+        self._single[state] = code_of
 
     def add_lazy_state(self, lazy: LazyState) -> int:
         state = self.add_state(_no_row)
@@ -397,11 +415,22 @@ class Machine:
 
         def make() -> int:
             state = self.add_state(fill, accepting=ex.nullable[expr])
-            far = without_far_bounds(ex, expr, self.vocabulary.trie.max_depth)
-            if far != expr:
-                self.set_twin(state, lambda: self.text(far))
+            near = self.reach.without_far_bounds(expr)
+            if near != expr:
+                self.set_twin(state, lambda: self.text(near))
+            elif self.reach.has_large_counts((expr,)):
+                self.set_stand_ins(state, stand_ins)
+            else:
+                return state
+            self.set_single(state, lambda byte: self.text(ex.alive(ex.derive(expr, byte))))
             return state
 
+        def stand_ins() -> Iterator[tuple[int, int]]:
+            for (lower,), (upper,) in self.reach.stand_ins((expr,)):
+                yield self.text(lower), self.text(upper)
+
+        if expr == NOTHING:
+            return DEAD_STATE
         return self.state(("text", expr), make)
 
     def literal(self, text: bytes, state: int) -> int:
@@ -489,6 +518,15 @@ class Machine:
             at = self.stack(frame, at)
         return at
 
+    def _supply_single(self) -> bool:
+        """Make the entry that a compiled walk lacked without the rest of its row, if the state can do so."""
+        state, byte = int(self.control[walk.MISS_A]), int(self.control[walk.MISS_BYTE])
+        single = self._single.get(state)
+        code = single(byte) if single is not None and byte and self.vocabulary.has_byte[byte] else -1
+        if code >= 0:
+            self.arrays[walk.DELTA][state][byte] = code or walk.REFUSED
+        return code >= 0
+
     def advance(self, config: int, token: int) -> int:
         """The configuration after a token; -1 if the grammar refuses it."""
         found = self._edges.get((config, token))
@@ -521,7 +559,8 @@ class Machine:
             stack = self.keep_stack(int(control[walk.OUT_STACK]))
             if status == walk.OK:
                 return state, aux, stack
-            self.supply(status)
+            if status != walk.MISS_ROW or not self._supply_single():
+                self.supply(status)
 
     def _remember(self, config: int, token: int, out: int) -> int:
         if len(self._edges) > MAX_EDGES:

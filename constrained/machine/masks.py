@@ -16,25 +16,32 @@ from .lazy_masks import LazyMasks
 from .machine import MASK_WORK, Machine
 from .recent import Recent
 from .trie_walker import TrieWalker
-from .walk import PUSH
+from .walk import MAX_NEED, PUSH, UNBOUNDED
 
 MAX_LEXEME_BYTES = 128 << 20
 SHORT_TOKEN = 16  # bytes; longer tokens are few, and are walked where a string has a length bound
+_Key = tuple[int, ...]
 
 
 class _Inner(NamedTuple):
     """A walk that stopped where the frame below the value is popped; it holds for every such frame.
 
-    ``exits`` [n, 3]: node, result, whether the node's byte belongs to the value; ``results``: each result once.
+    ``exits`` [n, 4]: node, result, whether the node's byte belongs to the value, characters before it; in the order of
+    the nodes. ``needs`` uint16 [32 * words]: of a counted string, the characters that each token brings and that have
+    to follow it; ``most``: the largest of an allowed token.
     """
 
+    key: tuple[int, int, int]
     mask: np.ndarray
     trie: np.ndarray
     exits: np.ndarray
-    results: tuple[int, ...]
+    needs: np.ndarray | None = None
+    most: int = 0
 
-
-_NO_EXITS = np.zeros((0, 3), np.int64)
+    def allows_the_same(self, other: "_Inner") -> bool:
+        if not np.array_equal(self.mask, other.mask) or not np.array_equal(self.exits, other.exits):
+            return False
+        return self.needs is None or other.needs is None or np.array_equal(self.needs, other.needs)
 
 
 class Masks:
@@ -48,15 +55,15 @@ class Masks:
         vocabulary = self.vocabulary = machine.vocabulary
         capacity = max(64, max_bytes // (16 * vocabulary.num_words))
         self.known: Recent[int, np.ndarray] = Recent(4 * capacity)  # configuration -> a shared mask
-        self._shared: Recent[tuple[int, int, tuple[int, ...]], np.ndarray] = Recent(capacity)
+        self._shared: Recent[tuple[_Key, tuple[int, ...]], np.ndarray] = Recent(capacity)
         self._inner: Recent[tuple[int, int, int], _Inner] = Recent(capacity)
-        self._depths: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._counted: Recent[tuple[int, int, int], _Inner] = Recent(max(16, capacity // 16))  # with ``needs``
+        self._depths: dict[_Key, tuple[int, ...]] = {}
         self._crossing: Crossing | None = None  # made when first needed
         self._only: dict[int, int] = {}
         self._barriers: dict[int, int] = {}
-        self._inside: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
-        self._texts: tuple[np.ndarray, np.ndarray] | None = None
-        self._open_barrier = self.barrier_of(0)
+        self._inside: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._counting_barrier = self._barrier(-1, 0, UNBOUNDED - 1)  # under it, every character is counted
         self.walker = TrieWalker(machine)
         self.lazy = LazyMasks(machine, self.walker, capacity)
 
@@ -99,20 +106,23 @@ class Masks:
         if state in machine.lazy:
             alone = self.lazy.of(*machine.lazy[state].threads())
             return self._with_end(alone) if machine.may_end(config) else alone
-        shared_aux = self._blur_count(aux, stack) if state in machine.counted_states else aux
-        depths = self._depths.get((state, shared_aux), ())
+        inner = self._inner_of(state, aux, stack)
+        key: _Key = inner.key
+        if inner.needs is not None:
+            key = (*key, *self._bounds_left(inner, aux, stack))
+        depths = self._depths.get(key, ())
         for depth in depths:
-            row = self._shared.get((state, shared_aux, self._top_frames(stack, depth)))
+            row = self._shared.get((key, self._top_frames(stack, depth)))
             if row is not None:
                 return row
-        row, depth = self._compute(state, aux, stack)
+        row, depth = self._compute(inner, key, stack)
         if machine.may_end(config):
             row = self._with_end(row)
             depth = machine.stack_depths[stack]
         row.flags.writeable = False
-        self._shared.put((state, shared_aux, self._top_frames(stack, depth)), row)
+        self._shared.put((key, self._top_frames(stack, depth)), row)
         if depth not in depths:
-            self._depths[(state, shared_aux)] = (*depths, depth)
+            self._depths[key] = (*depths, depth)
         return row
 
     def _without_repeats(self, config: int, row: np.ndarray) -> np.ndarray:
@@ -143,18 +153,13 @@ class Masks:
         row[eos >> 5] |= np.uint32(1 << (eos & 31))
         return row
 
-    def _blur_count(self, count: int, stack: int) -> int:
-        """One number for all character counts that no token brings to a bound, so that they share a mask."""
+    def _bounds_left(self, inner: _Inner, count: int, stack: int) -> tuple[int, int]:
+        """How many characters the string must still have, and may have: as far as its tokens can tell."""
         arrays = self.machine.arrays
         frame = self.machine.stack_frames[stack]
         low, high = int(arrays[walk.FRAME_LOW][frame]), int(arrays[walk.FRAME_HIGH][frame])
-        longest = self.vocabulary.trie.max_depth
-        if high - count >= longest:
-            if count >= low:
-                return -1
-            if low - count >= longest:
-                return -2
-        return count
+        longest = int(inner.exits[:, 3].max()) if len(inner.exits) else -1
+        return min(max(low - count, 0), longest + 1), min(high - count, inner.most)
 
     def _top_frames(self, stack: int, depth: int) -> tuple[int, ...]:
         if depth == 0:
@@ -168,41 +173,43 @@ class Masks:
             stack = parents[stack]
         return tuple(out)
 
-    def _compute(self, state: int, aux: int, stack: int) -> tuple[np.ndarray, int]:
+    def _compute(self, inner: _Inner, key: _Key, stack: int) -> tuple[np.ndarray, int]:
         """The mask without the end token, and the number of top frames that it depends on."""
         machine = self.machine
-        barrier = self.barrier_of(machine.stack_frames[stack])
-        twin = machine.twins.get(state)
-        if twin is not None:
-            state = twin()
-        key = (state, self._blur_count(aux, stack) if state in machine.counted_states else aux, barrier)
-        inner = self._inner.get(key)
-        if inner is None:
-            inner = self._walk_inside(state, aux, barrier)
-            self._inner.put(key, inner)
-        if not len(inner.exits):
-            return inner.mask, 1 if barrier != self._open_barrier else 0
-        mask = inner.mask.copy()
+        mask, exits = inner.mask, inner.exits
+        if inner.needs is not None:
+            low, high = key[-2:]
+            if high < inner.most:
+                mask = np.packbits(inner.needs <= max(high, 0), bitorder="little").view(np.uint32)
+            exits = exits[(exits[:, 3] >= low) & (exits[:, 3] <= high)]
+        if not len(exits):
+            return mask, 0
+        mask = mask.copy()
         control = machine.control
         machine.begin()
         control[walk.LOWEST] = machine.stack_depths[stack]
-        targets = np.array([(result, *self._leave(stack, result)) for result in inner.results], np.int64)
-        self.walker.from_exits(inner.trie, mask, inner.exits, targets)
+        results = dict.fromkeys(exits[:, 1].tolist())
+        targets = np.array([(result, *self._leave(stack, result)) for result in results], np.int64)
+        self.walker.from_exits(inner.trie, mask, exits, targets)
         return mask, machine.stack_depths[stack] - int(control[walk.LOWEST]) + 1
 
     def barrier_of(self, frame: int) -> int:
         """The frame that stops walks in place of all frames with the same filter and bounds."""
         found = self._barriers.get(frame)
         if found is None:
-            machine = self.machine
+            arrays = self.machine.arrays
             filter_at, low, high = (
-                int(machine.arrays[slot][frame]) for slot in (walk.FRAME_FILTER, walk.FRAME_LOW, walk.FRAME_HIGH)
+                int(arrays[slot][frame]) for slot in (walk.FRAME_FILTER, walk.FRAME_LOW, walk.FRAME_HIGH)
             )
-            found = self._barriers[frame] = machine.frame(
-                ("barrier", filter_at, low, high),
-                lambda: machine.add_frame(lambda result: walk.EXITED, filter_at=filter_at, low=low, high=high),
-            )
+            found = self._barriers[frame] = self._barrier(filter_at, low, high)
         return found
+
+    def _barrier(self, filter_at: int, low: int, high: int) -> int:
+        machine = self.machine
+        return machine.frame(
+            ("barrier", filter_at, low, high),
+            lambda: machine.add_frame(lambda result: walk.EXITED, filter_at=filter_at, low=low, high=high),
+        )
 
     def _leave(self, stack: int, result: int) -> tuple[int, int]:
         """The state and the stack after the top frame is popped with a result; state 0 if nothing may follow."""
@@ -219,78 +226,87 @@ class Masks:
                 return state, stack
             result = int(machine.arrays[walk.ENDS][state]) - 1
 
+    def _inner_of(self, state: int, aux: int, stack: int) -> _Inner:
+        if state in self.machine.counted_states:
+            return self._inner_at(state, 0, self._counting_barrier, self._counted)
+        return self._inner_at(state, aux, self.barrier_of(self.machine.stack_frames[stack]), self._inner)
+
+    def _inner_at(self, state: int, aux: int, barrier: int, known: "Recent[tuple[int, int, int], _Inner]") -> _Inner:
+        machine = self.machine
+        found = known.get((state, aux, barrier))
+        if found is not None:
+            return found
+        twin = machine.twins.get(state)
+        if twin is not None:
+            found = self._inner_at(twin(), aux, barrier, known)
+        elif state in machine.stand_ins:
+            for lower, upper in machine.stand_ins[state]():
+                above = self._inner_at(upper, aux, barrier, known)
+                if above.allows_the_same(self._inner_at(lower, aux, barrier, known)):
+                    found = above
+                    break
+        if found is None:
+            found = self._walk_inside(state, aux, barrier)
+        known.put((state, aux, barrier), found)
+        return found
+
     def _walk_inside(self, state: int, aux: int, barrier: int) -> _Inner:
         """Walk with the barrier as the only frame: the tokens that stay above it, and the exits where it is popped."""
+        key = (state, aux, barrier)
         stack = self.machine.stack(barrier, 0)
         trie = self.walker.whole
-        inside = self._inside_of(state, aux, barrier)
+        if barrier == self._counting_barrier:
+            mask = np.zeros(self.vocabulary.num_words, np.uint32)
+            needs = np.full(32 * self.vocabulary.num_words, MAX_NEED + 1, np.uint16)
+            exits = self.walker.from_state(trie, mask, state, aux, stack, needs)
+            most = int(needs.max(where=needs <= MAX_NEED, initial=0))
+            most = max(most, int(exits[:, 3].max(initial=0)))
+            return _Inner(key, _frozen(mask), trie, exits[np.argsort(exits[:, 0])], needs, most)
+        inside = self._inside_of(state, barrier)
         if inside is None:
             mask = np.zeros(self.vocabulary.num_words, np.uint32)
         else:
             mask, trie = inside[0].copy(), inside[1]
         exits = self.walker.from_state(trie, mask, state, aux, stack)
-        mask.flags.writeable = False
-        if not len(exits):
-            return _Inner(mask, trie, _NO_EXITS, ())
-        exits = exits.copy()
-        return _Inner(mask, trie, exits, tuple(dict.fromkeys(exits[:, 1].tolist())))
+        return _Inner(key, _frozen(mask), trie, exits[np.argsort(exits[:, 0])])
 
     # -- tokens within a string -------------------------------------------------------------------------------------
 
-    def _inside_of(self, state: int, aux: int, frame: int) -> tuple[np.ndarray, np.ndarray] | None:
+    def _inside_of(self, state: int, frame: int) -> tuple[np.ndarray, np.ndarray] | None:
         """``_inside_tokens`` where the state is inside a string; None elsewhere."""
         machine = self.machine
         base = machine.inside_string.get(state, -1)
         if base < 0:
             return None
-        if state in machine.counted_states:
-            if not self.walker.has_slices:
-                return None
-            room = int(machine.arrays[walk.FRAME_HIGH][frame]) - aux
-            return self._inside_tokens(base, min(room, self.vocabulary.trie.max_depth))
         filter_at = int(machine.arrays[walk.FRAME_FILTER][frame])
         if filter_at >= 0 and not machine.arrays[walk.FILTERS][filter_at]:
             return None
-        return self._inside_tokens(base, -1)
+        return self._inside_tokens(base)
 
-    def _inside_tokens(self, base: int, room: int) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens that stay within a string, as a mask, and the trie of the other tokens that may be allowed.
-
-        ``room``: how many characters may still come; -1 for a string that no token of up to ``SHORT_TOKEN`` bytes ends.
-        """
-        found = self._inside.get((base, room))
+    def _inside_tokens(self, base: int) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of up to ``SHORT_TOKEN`` bytes that stay within a string, as a mask, and the trie of the other
+        tokens that may be allowed."""
+        found = self._inside.get(base)
         if found is None:
             vocabulary = self.vocabulary
-            if room < 0:
-                covered = np.zeros(vocabulary.num_words, np.uint32)  # on the empty stack a closing quote is refused
-                self.walker.ends_from(covered, base)
-                within = np.unpackbits(covered.view(np.uint8), bitorder="little")[: len(vocabulary)].astype(bool)
-                kept = within & (np.diff(vocabulary.token_offsets) <= SHORT_TOKEN)
-                trie = self.walker.addresses(
-                    vocabulary.build_trie(np.flatnonzero(within & ~kept | self._having(b'"') & ~kept))
-                )
-            else:
-                num_chars, trie = self._text_tokens()
-                kept = num_chars <= room
+            covered = np.zeros(vocabulary.num_words, np.uint32)  # on the empty stack a closing quote is refused
+            self.walker.ends_from(covered, base)
+            within = np.unpackbits(covered.view(np.uint8), bitorder="little")[: len(vocabulary)].astype(bool)
+            kept = within & (np.diff(vocabulary.token_offsets) <= SHORT_TOKEN)
+            trie = self.walker.addresses(
+                vocabulary.build_trie(np.flatnonzero(within & ~kept | self._having(b'"') & ~kept))
+            )
             bits = np.zeros(32 * vocabulary.num_words, bool)
             bits[: len(kept)] = kept
-            found = self._inside[base, room] = np.packbits(bits, bitorder="little").view(np.uint32), trie
+            found = self._inside[base] = np.packbits(bits, bitorder="little").view(np.uint32), trie
         return found
-
-    def _text_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """The number of characters of each token without escapes (2**30 for others), and the trie of the others."""
-        if self._texts is None:
-            vocabulary = self.vocabulary
-            num_chars = np.full(len(vocabulary), 1 << 30, np.int64)
-            is_first = np.concatenate([[0], np.cumsum((vocabulary.token_bytes[:-1] & 0xC0) != 0x80)])
-            counts = np.diff(is_first[vocabulary.token_offsets])
-            texts = self.walker.text_tokens
-            num_chars[texts] = counts[texts]
-            others = self._having(b'"') | self._having(b"\\")
-            self._texts = num_chars, self.walker.addresses(vocabulary.build_trie(np.flatnonzero(others)))
-        return self._texts
 
     def _having(self, mark: bytes) -> np.ndarray:
         vocabulary = self.vocabulary
         before = np.concatenate([[0], np.cumsum(vocabulary.token_bytes[:-1] == mark[0])])
         return (np.diff(before[vocabulary.token_offsets]) > 0) & vocabulary.is_text
+
+
+def _frozen(row: np.ndarray) -> np.ndarray:
+    row.flags.writeable = False
+    return row

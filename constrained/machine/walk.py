@@ -27,9 +27,9 @@ UNKNOWN, REFUSED, ASKED = 0, -1, -2  # row entries: missing; the byte is refused
     HASH_KEYS, HASH_VALUES, HASH_MASK, STACK_FRAME, STACK_PARENT, STACK_DEPTH, STACK_LIMIT, SPACE_DELTA, SPACE_CLASS,
     TOKEN_BYTES, TOKEN_OFFSETS, LAZY, LOOPS, SCRATCH, LOWEST, OUT_STATE, OUT_AUX, OUT_STACK, MISS_A, MISS_B,
     STATE_AT, AUX_AT, STACK_AT, WANTED, WANTED_SIZE, EXITS, EXITS_SIZE, NUM_EXITS,
-    ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED,
-) = range(44)  # fmt: skip
-CONTROL_SIZE = 44
+    ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED, CHARS_LEFT, NEEDS, MISS_BYTE,
+) = range(47)  # fmt: skip
+CONTROL_SIZE = 47
 
 # Slots of a trie's array of addresses.
 (
@@ -41,6 +41,7 @@ TRIE_SIZE = 13
 SHORT_OF_REGIONS, SHORT_OF_EXITS, SHORT_OF_NOTES = -1, -2, -3  # the buffer that is full
 OK, DEAD, MISS_ROW, MISS_AFTER, FULL, EXIT, EXIT_AFTER = range(7)
 UNBOUNDED = 1 << 40  # the upper bound of a string without one
+MAX_NEED = (1 << 16) - 2  # of ``NEEDS``; no string with a larger bound is counted
 EXITED = 1 << 30  # what a barrier frame returns: the walk stops here and is continued for each real frame
 
 
@@ -145,14 +146,10 @@ def _transition(control, s, aux, k, byte):
             code = delta[s * 256 + byte]
             if code > 0:
                 count = counted[s]
-                if count == 1:
-                    frame = stack_frame[k]
+                if count > 0:
                     if np.int64(_i32(control[STACK_DEPTH])[k]) < control[LOWEST]:
                         control[LOWEST] = _i32(control[STACK_DEPTH])[k]
-                    if byte == 34:
-                        if aux < _i64(control[FRAME_LOW])[frame]:
-                            return DEAD, s, aux, k
-                    elif aux >= _i64(control[FRAME_HIGH])[frame]:
+                    if byte == 34 and count == 1 and aux < _i64(control[FRAME_LOW])[stack_frame[k]]:
                         return DEAD, s, aux, k
                 if code >= PUSH:
                     top = _push(control, code - PUSH, k)
@@ -164,10 +161,12 @@ def _transition(control, s, aux, k, byte):
                 else:
                     s = np.int64(code)
                     if count > 0 and counted[s] > 0:
-                        if counted[s] == 1:
-                            frame = stack_frame[k]
-                            if aux < _i64(control[FRAME_LOW])[frame] or _i64(control[FRAME_HIGH])[frame] < UNBOUNDED:
-                                aux += 1  # without an upper bound, counting stops at the lower one
+                        frame = stack_frame[k]
+                        high = _i64(control[FRAME_HIGH])[frame]
+                        if counted[s] == 1 and (aux < _i64(control[FRAME_LOW])[frame] or high < UNBOUNDED):
+                            aux += 1  # without an upper bound, counting stops at the lower one
+                        if _i32(control[CHARS_LEFT])[s] > high - aux:
+                            return DEAD, s, aux, k
                     else:
                         aux = np.int64(0)
                 is_taken = True
@@ -175,6 +174,7 @@ def _transition(control, s, aux, k, byte):
             if code in (UNKNOWN, ASKED):
                 control[MISS_A] = s
                 control[MISS_B] = byte if _u8(control[LAZY])[s] != 0 else 0
+                control[MISS_BYTE] = byte
                 return MISS_ROW, s, aux, k
             if ends[s] == 0:
                 return DEAD, s, aux, k
@@ -278,7 +278,9 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     node -1 is the whole trie. Written out:
       ``out`` [capacity, 5]: the regions where an entry was missing;
       ``WANTED`` [capacity, 3]: the missing entries (kind, a, b), each once;
-      ``EXITS`` [capacity, 3]: where a barrier frame was popped (node, result, taken);
+      ``EXITS`` [capacity, 4]: where a barrier frame was popped (node, result, taken, characters counted before);
+      ``NEEDS`` uint16 [V], unless it is 0: per allowed token, the characters of a counted string that it brings and
+      that have to follow it;
       ``NOTED``: inner nodes that lead to an accepting state, unless ``NUM_NOTED`` is negative.
     Returns the numbers of regions and of missing entries. If a buffer is full, the first is ``SHORT_OF_...``.
 
@@ -310,6 +312,9 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     num_noted = control[NUM_NOTED]
     loops = _u8(control[LOOPS])
     wanted = _i64(control[WANTED])
+    has_needs = control[NEEDS] != 0
+    needs = _u16(control[NEEDS])
+    left = _i32(control[CHARS_LEFT])
     exits = _i64(control[EXITS])
     state_at = _i64(control[STATE_AT])
     aux_at = _i64(control[AUX_AT])
@@ -385,14 +390,18 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                 aux_at[d] = aux
                 stack_at[d] = k
                 _allow(mask, order, first[at], count[at])
+                if has_needs:
+                    for i in range(first[at], first[at] + count[at]):
+                        needs[order[i]] = np.uint16(min(aux + left[s], MAX_NEED))
                 at += 1
                 continue
             if status in (EXIT, EXIT_AFTER):
                 if num_exits >= control[EXITS_SIZE]:
                     return SHORT_OF_EXITS, num_wanted
-                exits[3 * num_exits] = at
-                exits[3 * num_exits + 1] = control[MISS_B]
-                exits[3 * num_exits + 2] = 1 if status == EXIT_AFTER else 0
+                exits[4 * num_exits] = at
+                exits[4 * num_exits + 1] = control[MISS_B]
+                exits[4 * num_exits + 2] = 1 if status == EXIT_AFTER else 0
+                exits[4 * num_exits + 3] = aux_at[d - 1]
                 num_exits += 1
             elif status != DEAD:
                 if num_out >= len(out):

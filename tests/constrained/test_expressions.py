@@ -1,3 +1,4 @@
+import itertools
 import re
 
 import pytest
@@ -76,7 +77,7 @@ def test_a_search_of_too_many_states_is_refused_with_the_limit() -> None:
     ex = Expressions()
     guess = compile_regex("(a|b)*a(a|b){18}", ex, anchored=True)
     with pytest.raises(GrammarTooComplex, match="more than 10,000 states"):
-        ex.is_nonempty(ex.intersect(guess, ex.repeat(ex.any_char, 0, 99)))
+        ex.is_nonempty(ex.intersect(guess, compile_regex("(a|b)*b(a|b){17}", ex, anchored=True)))
 
 
 def test_multiples_are_those_of_arithmetic() -> None:
@@ -93,3 +94,45 @@ def test_a_full_store_is_refused_with_its_limit() -> None:
     ex = Expressions(max_expressions=20)
     with pytest.raises(GrammarTooComplex, match="more than 20 states"):
         compile_regex("(a|bb)*c{3}d{4}(ef)*g{5,9}h*(ij){2}k{3}l+", ex, anchored=True)
+
+
+def test_the_counts_that_a_text_may_have_reached_are_one_range() -> None:
+    ex = Expressions()
+    for pattern in (r"(\w+\s?){1,30}", "(a|ab){0,50}c?", "([a-z]{1,5},?){1,99}"):
+        expr = compile_regex(pattern, ex, anchored=True)
+        before = len(ex.nodes)
+        for byte in b"abababababababababab":
+            expr = ex.derive(expr, byte)
+        assert expr != NOTHING and len(ex.nodes) - before < 200
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a|bc", "(ab?,){2}", "[é-ü]+x", "(a|bb)*c{3}", "(a,)*b?", "é(x|ab)|bca", "(ab|a){3}"]
+)
+def test_the_lengths_of_texts_are_known(pattern: str) -> None:
+    ex = Expressions()
+    expr = compile_regex(pattern, ex, anchored=True)
+    texts = {"".join(t) for n in range(6) for t in itertools.product("abcé,x", repeat=n)}
+    matches = [text for text in texts if re.fullmatch(pattern, text)]
+    assert ex.longest(expr) == max(map(len, matches)) or ex.longest(expr) > 5
+    for text in {match[:at] for match in matches for at in range(len(match) + 1)}:
+        rest = expr
+        for byte in text.encode():
+            rest = ex.derive(rest, byte)
+        left = [len(match) - len(text) for match in matches if match.startswith(text)]
+        assert ex.shortest(rest) == min(left), text
+        others = [n for n, match in zip(left, [m for m in matches if m.startswith(text)], strict=True) if n != 1]
+        if others:  # an intersection, whose shortest text is searched for
+            assert ex.shortest(ex.intersect(rest, ex.complement(ex.any_char))) == min(others), text
+
+
+def test_the_moves_of_an_expression_are_its_derivatives() -> None:
+    ex = Expressions()
+    patterns = [r"(\S+\s+){0,9}\S+", "(?i)[a-fé]{2,5}|x.*y", "(a|b)*(ab|cd)", "word|words|wort"]
+    exprs = [compile_regex(p, ex, anchored=True) for p in patterns]
+    exprs += [ex.intersect(exprs[0], exprs[1]), ex.text_without(exprs[3]), ex.complement(exprs[2])]
+    for expr in exprs:
+        found = dict.fromkeys(range(256), NOTHING)
+        for lo, hi, to in ex.moves(expr):
+            found.update(dict.fromkeys(range(lo, hi), to))
+        assert found == {byte: ex.derive(expr, byte) for byte in range(256)}

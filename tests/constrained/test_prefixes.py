@@ -1,34 +1,82 @@
 import itertools
 
 import pytest
+from phloem.constrained import Vocabulary
 from phloem.constrained.expressions import NOTHING, Expressions
-from phloem.constrained.prefixes import contains_all_texts_of, without_far_bounds
+from phloem.constrained.prefixes import TokenReach, contains_all_texts_of
 from phloem.constrained.regex_syntax import compile_regex
 
 TEXTS = ["".join(t) for n in range(6) for t in itertools.product("ab", repeat=n)]
 
 
-@pytest.mark.parametrize("pattern", ["a{0,3}", "a{0,9}b", "(a|b){0,20}", "a{2,9}", "b(a{0,5}|b{0,30})", "(ab){0,4}a?"])
-@pytest.mark.parametrize("length", [0, 2, 4])
-def test_prefixes_and_texts_up_to_a_length_stay(pattern: str, length: int) -> None:
-    ex = Expressions()
-    exact = compile_regex(pattern, ex, anchored=True)
-    freed = without_far_bounds(ex, exact, length)
+TOKENS = [*(bytes([b]) for b in range(256)), b"aa", b"aaaa", b"abab", b"ba", b"a,b,", b"</s>"]
+
+
+@pytest.fixture(scope="module")
+def prefixes() -> TokenReach:
+    vocabulary = Vocabulary(TOKENS, {len(TOKENS) - 1}, len(TOKENS) - 1)
+    return TokenReach(Expressions(), vocabulary)
+
+
+def allowed(ex: Expressions, expr: int) -> list[tuple[bool, bool]]:
+    """For each token whether it is allowed, and whether the text may end after it."""
+    found = []
+    for token in TOKENS[:-1]:
+        after = expr
+        for byte in token:
+            after = ex.derive(after, byte)
+        found.append((after != NOTHING, ex.nullable[after]))
+    return found
+
+
+PATTERNS = [
+    "a{0,3}", "a{0,9}b", "(a|b){0,20}", "a{2,9}", "a{7,9}b", "b(a{0,5}|b{0,30})", "(ab){0,4}a?", "(ab){9,40}",
+    "(a,){3,30}b", "((a,){0,9}b){5,30}", "(a|ab){0,50}", "(a|aa){20}", "(a{1,9},){0,99}a",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_tokens_of_a_language_stay_where_far_bounds_are_dropped(prefixes: TokenReach, pattern: str) -> None:
+    ex = prefixes.ex
+    expr = compile_regex(pattern, ex, anchored=True)
     for text in TEXTS:
-        if len(text) <= length:
-            ways_on = []
-            for expr in (exact, freed):
-                for byte in text.encode():
-                    expr = ex.derive(expr, byte)
-                ways_on.append((expr != NOTHING, ex.nullable[expr]))
-            assert ways_on[0] == ways_on[1], text
+        rest = expr
+        for byte in text.encode():
+            rest = ex.derive(rest, byte)
+        assert allowed(ex, prefixes.without_far_bounds(rest)) == allowed(ex, rest), text
 
 
-def test_bounds_that_are_far_are_dropped_and_near_ones_are_kept() -> None:
-    ex = Expressions()
-    far, near = (compile_regex(pattern, ex, anchored=True) for pattern in ("a{0,50}b", "a{0,5}b"))
-    assert without_far_bounds(ex, far, 20) == compile_regex("a*b", ex, anchored=True)
-    assert without_far_bounds(ex, near, 20) == near
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_tokens_of_a_language_lie_between_those_of_its_stand_ins(prefixes: TokenReach, pattern: str) -> None:
+    ex = prefixes.ex
+    expr = compile_regex(pattern, ex, anchored=True)
+    agreed = 0
+    for text in TEXTS:
+        rest = expr
+        for byte in text.encode():
+            rest = ex.derive(rest, byte)
+        exact = allowed(ex, rest)
+        for (lower,), (upper,) in prefixes.stand_ins((rest,)):
+            below, above = allowed(ex, lower), allowed(ex, upper)
+            for low, here, high in zip(below, exact, above, strict=True):
+                assert low[0] <= here[0] <= high[0] and low[1] <= here[1] <= high[1], text
+            agreed += below == above
+    assert agreed or not prefixes.has_large_counts((expr,))
+
+
+def test_bounds_that_are_far_are_dropped_and_near_ones_are_kept(prefixes: TokenReach) -> None:
+    ex = prefixes.ex
+    near = {"a{0,4}b": "a{0,4}b", "a{0,5}b": "a*b", "a{30,50}b": "a{5,}b", "(a{0,9}b){2}": "(a*b){2}"}
+    for pattern, freed in near.items():
+        expr = compile_regex(pattern, ex, anchored=True)
+        assert prefixes.without_far_bounds(expr) == compile_regex(freed, ex, anchored=True)
+
+
+def test_a_backslash_may_spell_any_character() -> None:
+    tokens = [*(bytes([b]) for b in range(256)), rb"\u0061\u0061\u0061", b"</s>"]
+    prefixes = TokenReach(Expressions(), Vocabulary(tokens, {257}, 257))
+    near, far = (compile_regex(f"a{{0,{n}}}", prefixes.ex, anchored=True) for n in (18, 19))
+    assert prefixes.without_far_bounds(near) == near and prefixes.without_far_bounds(far) != far
 
 
 @pytest.mark.parametrize(

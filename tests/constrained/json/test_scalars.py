@@ -1,10 +1,14 @@
+import itertools
 import json
 import random
+import re
 
 import pytest
 from phloem.constrained import Vocabulary, compile
+from phloem.constrained.compiler import Compiler
+from phloem.constrained.spec import GrammarSpec
 
-from ..conftest import takes
+from ..conftest import encode, is_set, takes
 
 
 @pytest.mark.parametrize(
@@ -55,3 +59,52 @@ def test_literals_are_whole(vocabulary: Vocabulary) -> None:
     grammar = compile("json_schema", '{"type": ["null", "boolean"]}', vocabulary)
     assert all(takes(grammar, text) for text in ("null", "true", "false"))
     assert not any(takes(grammar, text) for text in ("nul", "nulll", "True", "1", ""))
+
+
+COUNTED = [
+    ("(a,){0,5}a?", 0, None), ("(a,){0,5}a?", 0, 7), ("([ab],?){1,4}", 2, 5), ("(a|ab){3}", 4, None),
+    ("[ab]{0,6}", 3, 5),
+    ("(a{1,3},){2,9}", 0, 8), ("(a{4}|b)+", 2, 6), ("(ab){1,9}", 3, 5), ("(a|,b)*b", 7, None), ("(aa|b){0,4},", 1, 6),
+    ("((a,){0,3}b){0,3}", 0, 6),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pattern", "low", "high"), COUNTED)
+def test_masks_of_counted_patterns_equal_their_definition(pattern: str, low: int, high: int | None) -> None:
+    """Every token is tried after every beginning of a text, against all texts of Python's ``re``."""
+    words = ["a", "b", ",", '"', "aa", "a,", "ab", "a,a,", ',"', 'b"', "aaaa", "abab", "</s>"]
+    vocabulary = Vocabulary([word.encode() for word in words], {len(words) - 1}, len(words) - 1)
+    schema = {"type": "string", "pattern": f"^({pattern})$", "minLength": low}
+    grammar = compile("json_schema", json.dumps(schema | ({} if high is None else {"maxLength": high})), vocabulary)
+    longest = 9
+    texts = ["".join(t) for n in range(longest + 1) for t in itertools.product("ab,", repeat=n)]
+    valid = {f'"{t}"' for t in texts if low <= len(t) <= (high or 99) and re.fullmatch(pattern, t)}
+    begins = {text[:at] for text in valid for at in range(len(text) + 1)}
+    for text in sorted(t for t in begins if len(t) <= longest - 4):
+        matcher = grammar.matcher()
+        for character in text:
+            assert matcher.accept(words.index(character)), (text, matcher.error)
+        row = matcher.mask()
+        for token, word in enumerate(words[:-1]):
+            assert is_set(row, token) == (text + word in begins), (text, word)
+        assert matcher.is_accepting() == (text in valid)
+
+
+@pytest.mark.parametrize("limits", [{}, {"maxLength": 120}, {"minLength": 10, "maxLength": 120}])
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [(r"^(\S+\s+){0,19}\S+$", " the"), (r"^([^,]+,){0,99}[^,]+$", ", the"), (r"^(\w+\s?){1,30}$", " the")],
+)
+def test_counting_makes_no_state_for_each_count(
+    vocabulary: Vocabulary, pattern: str, words: str, limits: dict[str, int]
+) -> None:
+    schema = json.dumps({"type": "string", "pattern": pattern, **limits})
+    grammar = Compiler(vocabulary).compile(GrammarSpec("json_schema", schema))
+    machine, matcher = grammar.machine, grammar.matcher()
+    made = []
+    for text in ['"the', *[words] * 10]:
+        before = machine.num_states, machine.fuel.spent
+        for token in encode(vocabulary, text):
+            assert is_set(matcher.mask(), token) and matcher.accept(token)
+        made.append((machine.num_states - before[0], machine.fuel.spent - before[1]))
+    assert all(states <= 12 and fuel < 400 for states, fuel in made[9:]), made
