@@ -523,7 +523,7 @@ class FleetClient:
         self._post(partial(self._wait, run))
         return True
 
-    def lose(self, leg: Leg, error: PhloemError) -> None:
+    def lose(self, leg: Leg) -> None:
         """The line to ``leg``'s engine has ended; ``_engine_ended`` follows for all of its programs."""
         run = leg.run
         with run.deliver, run.lock:

@@ -23,7 +23,7 @@ class LegOwner(Protocol):
     """Takes a leg's messages from its engine, and the loss of the engine, on the thread of the engine's client."""
 
     def take_from(self, leg: Leg, message: RuntimeMessage) -> None: ...
-    def lose(self, leg: Leg, error: PhloemError) -> None: ...
+    def lose(self, leg: Leg) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -163,4 +163,4 @@ class Leg:
 
     def lose(self, error: PhloemError) -> None:
         self.is_over = True
-        self._owner.lose(self, error)
+        self._owner.lose(self)

@@ -58,6 +58,26 @@ def attention_kernel(
     IS_AFTER_PIECES: tl.constexpr,  # chunks that pieces read are skipped
     PRODUCTS: tl.constexpr,  # the type of the products' factors
 ):
+    """One program: the queries of one block, one KV head, and one split of the keys.
+
+    | arguments                              | shape, content                                    | read if         |
+    |----------------------------------------|---------------------------------------------------|-----------------|
+    | q, q_stride                            | [T, H, D], elements from token to token           | always          |
+    | k_cache, v_cache                       | [slots, Hkv, D], or bytes of fp8                  | always          |
+    | slot_table, table_stride, row_ids      | int32 [lines, L]; the line of each row            | always          |
+    | query_starts, kv_lens                  | int32 [R + 1], [R]                                | not HAS_PIECES  |
+    | block_rows, block_tokens               | int32 [blocks]: row (-1: padding), first token    | not HAS_PIECES  |
+    | pieces, piece_order                    | int32 [P, FIELDS], [tokens of all pieces]         | HAS_PIECES      |
+    | own_from                               | int32 [T]: first split that pieces do not read    | IS_AFTER_PIECES |
+    | out                                    | [T, H, D]                                         | not IS_SPLIT    |
+    | part_sums, part_logs, num_splits       | float32 [T, H, S, D], [T, H, S]                   | IS_SPLIT        |
+    | split_len                              | keys of a split                                   | IS_SPLIT or     |
+    |                                        |                                                   | HAS_PIECES      |
+    | scale, soft_cap, window                | of the scores                                     | see HAS_...     |
+
+    The arguments are not grouped in tuples: ``benchmarks.kernel_resources`` compiles ahead of time with a type and an
+    alignment for each argument by its name, and Triton specializes a launch in the same way.
+    """
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)

@@ -8,7 +8,6 @@ import torch
 
 from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..layers.adapters import LowRank
-from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..weights.adapter_folder import LowRankPair, read_adapter
 from .decoder import DecoderLayer, Model
@@ -50,12 +49,10 @@ def _adapt(layer: DecoderLayer, i: int, model: Model, adapters: Sequence[Adapter
         if others:
             raise Unsupported(f"adapter {path}: {others[0]} of layer {i}: a mixture's experts are not adapted here")
     for linear, targets, width in places:
-        linear.adapters = tuple(_low_ranks(linear, targets, width, i, model, adapters))
+        linear.adapters = tuple(_low_ranks(targets, width, i, model, adapters))
 
 
-def _low_ranks(
-    linear: Linear, targets: dict[str, int], width: int, i: int, model: Model, adapters: Sequence[Adapter]
-) -> list[LowRank]:
+def _low_ranks(targets: dict[str, int], width: int, i: int, model: Model, adapters: Sequence[Adapter]) -> list[LowRank]:
     found, start = [], 0
     for target, num in targets.items():
         pairs = [(a, path, added[i, target]) for a, (path, added) in enumerate(adapters) if (i, target) in added]

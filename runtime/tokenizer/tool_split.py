@@ -16,7 +16,7 @@ from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-_SYSTEM, _USER, _LAST = "Qsys", "Quser", "Qlast"
+_SYSTEM, _USER = "Qsys", "Quser"
 _CALLS: list[tuple[str, dict[str, Any]]] = [("Qname", {"Qkey": "Qvalue"}), ("Qother", {"Qn": 1})]
 _FORMS = ((False, 0), (True, 0), (False, 4), (True, 4), (False, 2), (True, 2))
 
@@ -137,7 +137,7 @@ class _ToolProbe:
         text = self.template.render_text(messages, add_generation_prompt=False)
         around = self.roles["assistant"]
         head = self.roles["user"].prefix_text + _USER + self.roles["user"].suffix_text + around.prefix_text
-        _before, found, content = text.partition(head)
+        _, found, content = text.partition(head)
         if not found or not content.endswith(around.suffix_text):
             raise NotSplit("calls are not written inside the assistant's turn")
         return content.removesuffix(around.suffix_text)
