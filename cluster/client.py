@@ -1,15 +1,15 @@
 """A client of several engines with the face of ``protocol.client.Client``: programs survive the loss of an engine.
 
-Each program has a journal and, while an engine runs it, a leg there, which stands in for its call:
+Each program has a journal and, while an engine runs it, an attempt: the receiver of that engine's messages.
 
-    ProgramCall ──submit──► FleetClient ──► Leg ──► Client ──► engine
+    ProgramCall ──submit──► FleetClient ──► Attempt ──► Client ──► engine
          ▲                      │ journal    │
          └──────take────────────┴────────────┘        the engine is lost: the fleet's thread replays the journal
-                                                      on another engine, under a new leg
+                                                      on another engine, under a new attempt
 
-Locks, in the order in which a thread may take them: ``deliver`` of a program (it orders what its call is handed),
-the call's own, ``lock`` of the program (journal and leg), the fleet's. A call is only ever handed something under its
-``deliver``, and nobody who holds the call's own lock waits for that.
+Locks, in the order in which a thread may take them: ``deliver`` of a program (it orders the messages to its call),
+the call's own, ``lock`` of the program (journal and attempt), the fleet's. A call receives messages only under its
+``deliver``, and a thread that holds the call's own lock does not wait for ``deliver``.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from ..protocol.messages import (
 )
 from ..protocol.ops import AnyOp, Gen
 from ..protocol.program_call import ProgramCall
+from .attempt import Attempt, Member, Run
 from .cache_watch import CacheWatch
 from .journal import Journal
-from .leg import Leg, Member, Run
 from .placer import Placed, Placer
 from .report import FleetReport, ReplicaReport, ask_all, rows_of, sum_of
 
@@ -92,7 +92,7 @@ class FleetClient:
 
     ``tokenize(ops)``: the token ids of a program's first prompt as the engine makes them, for placement; not called
     while there is one engine. Engines come and go with ``add`` and ``remove`` (the supervisor calls them).
-    ``on_lost(engine, error)`` is called once for each engine whose line ends by itself, on the fleet's thread.
+    ``on_lost(engine, error)`` is called once for each engine whose connection ends by itself, on the fleet's thread.
     ``seed`` makes the seeds of generations without one; None: they are random.
 
     A program that has lost two engines without progress between, each of which it had for itself, is failed with
@@ -229,22 +229,27 @@ class FleetClient:
         assert run is not None
         try:
             with run.lock:
-                leg = run.leg
-                if leg is not None and self._placer.is_needed and not run.journal.num_open and not leg.is_replay:
-                    self._go_on(run, leg, submit)
+                attempt = run.attempt
+                if (
+                    attempt is not None
+                    and self._placer.is_needed
+                    and not run.journal.num_open
+                    and not attempt.is_replay
+                ):
+                    self._go_on(run, attempt, submit)
                     return
                 if is_new:
                     self._begin(run, submit)
-                elif leg is None:
+                elif attempt is None:
                     encode_submit(submit, self.welcome.limits)
                 else:
-                    leg.send(submit)
+                    attempt.send(submit)
                 run.journal.sent(submit)
         except BaseException:
             if is_new:
                 self._forget(run)
             raise
-        if is_new and run.leg is None:
+        if is_new and run.attempt is None:
             self._post(partial(self._wait, run))
 
     def cancel(self, program: str, seq: int | None = None, op: int | None = None) -> None:
@@ -253,16 +258,16 @@ class FleetClient:
         if run is None:
             return
         with run.lock:
-            leg = run.leg
+            attempt = run.attempt
             if seq is not None or op is not None:
                 message = Cancel(program, seq, op)
                 run.journal.sent(message)
-                if leg is not None:
-                    leg.send(message)
+                if attempt is not None:
+                    attempt.send(message)
                 return
             run.is_cancelled = True
-            if leg is not None and not leg.is_replay:
-                leg.send(Cancel(program))
+            if attempt is not None and not attempt.is_replay:
+                attempt.send(Cancel(program))
                 return
             self._leave(run, cancel=True)
         self._post(partial(self._end_run, run, Cancelled(f"program {program!r} was cancelled")))
@@ -340,23 +345,23 @@ class FleetClient:
                 run.trial_s = time.monotonic()
             return engine
 
-    def _go_on(self, run: Run, leg: Leg, submit: Submit) -> None:
+    def _go_on(self, run: Run, attempt: Attempt, submit: Submit) -> None:
         """Send more ops of a program, whose earlier ones have all ended; to another engine if that is worth the move.
 
         The caller holds the program's lock.
         """
         with self._lock:
             ready = [e.name for e in self._ready() if e.trial is None]
-        home = leg.engine.name
+        home = attempt.engine.name
         placed = self._placer.replace(
             submit.ops, run.journal.name, run.history_tokens, home, ready or [home], time.monotonic()
         )
         with self._lock:
             engine = self._engines.get(placed.engine)
             self._placements[placed.reason] += 1
-        if engine is leg.engine or engine is None or not run.journal.is_whole:
-            run.booking = placed.booking if engine is leg.engine else None
-            leg.send(submit)
+        if engine is attempt.engine or engine is None or not run.journal.is_whole:
+            run.booking = placed.booking if engine is attempt.engine else None
+            attempt.send(submit)
             run.journal.sent(submit)
             return
         encode_submit(submit, self.welcome.limits)
@@ -379,9 +384,9 @@ class FleetClient:
         if engine is None:
             encode_submit(submit, self.welcome.limits)
             return
-        run.leg = Leg(self, run, engine)
+        run.attempt = Attempt(self, run, engine)
         try:
-            run.leg.start([submit])
+            run.attempt.start([submit])
         except EngineLost:  # it has ended just now
             self._leave(run)
         except BaseException:
@@ -396,28 +401,28 @@ class FleetClient:
         return self._placer.replace(journal.open_ops, journal.name, run.history_tokens, "", engines, now_s)
 
     def _replay(self, run: Run, engine: Member) -> None:
-        """Send what the journal has of ``run`` to ``engine``, under a new leg. The caller holds the program's lock."""
+        """Send the journal of ``run`` to ``engine``, as a new attempt. The caller holds the program's lock."""
         elapsed_s = 0.0 if run.accepted_s is None else time.monotonic() - run.accepted_s
         messages = run.journal.replay(elapsed_s=elapsed_s)
-        run.leg = Leg(self, run, engine)
+        run.attempt = Attempt(self, run, engine)
         self._num_replays += run.journal.is_accepted
-        run.leg.start(messages, is_replay=True)
+        run.attempt.start(messages, is_replay=True)
 
     def _leave(self, run: Run, *, cancel: bool = False) -> None:
-        """Take ``run`` off its engine; later messages of its leg are ignored. The caller holds the program's lock."""
-        leg, run.leg = run.leg, None
-        if leg is None:
+        """Take ``run`` off its engine and ignore later messages of the attempt. The caller holds the program's lock."""
+        attempt, run.attempt = run.attempt, None
+        if attempt is None:
             return
-        leg.is_over = True
-        leg.unsent.clear()
+        attempt.is_over = True
+        attempt.unsent.clear()
         self._finish_booking(run)
         with self._lock:
-            leg.engine.runs.discard(run)
-            if leg.engine.trial is run:
-                leg.engine.trial = None
+            attempt.engine.runs.discard(run)
+            if attempt.engine.trial is run:
+                attempt.engine.trial = None
             self._has_moved.notify_all()
         if cancel:
-            leg.engine.client.cancel(leg.program)
+            attempt.engine.client.cancel(attempt.program)
 
     def _finish_booking(self, run: Run, *, made: int = 0) -> None:
         booking, run.booking = run.booking, None
@@ -448,21 +453,21 @@ class FleetClient:
 
     # -- on the engines' threads --------------------------------------------------------------------------------------
 
-    def take_from(self, leg: Leg, message: RuntimeMessage) -> None:
-        """A message of ``leg``'s engine about its program."""
-        run = leg.run
+    def take_from(self, attempt: Attempt, message: RuntimeMessage) -> None:
+        """A message of ``attempt``'s engine about its program."""
+        run = attempt.run
         with run.deliver:
             with run.lock:
-                if run.leg is not leg:
+                if run.attempt is not attempt:
                     return
-                if leg.program != run.program:
+                if attempt.program != run.program:
                     message = msgspec.structs.replace(message, program=run.program)
-                if isinstance(message, Failed | Rejected) and self._is_put_off(run, leg, message):
+                if isinstance(message, Failed | Rejected) and self._is_put_off(run, attempt, message):
                     return
                 fault: PhloemError | None = None
                 found: RuntimeMessage | None = None
                 try:
-                    found = self._came(run, leg, message)
+                    found = self._came(run, attempt, message)
                 except PhloemError as error:
                     fault = error
                     self._leave(run, cancel=True)
@@ -473,7 +478,7 @@ class FleetClient:
             if run.call.is_over:
                 self._forget(run)
 
-    def _came(self, run: Run, leg: Leg, message: RuntimeMessage) -> RuntimeMessage | None:
+    def _came(self, run: Run, attempt: Attempt, message: RuntimeMessage) -> RuntimeMessage | None:
         """What of ``message`` is new to the caller. Raises where the replay cannot go on."""
         journal = run.journal
         if type(message) is Rejected and journal.is_repeating:
@@ -483,7 +488,7 @@ class FleetClient:
             if run.accepted_s is None and type(message) is Accepted:
                 run.accepted_s = time.monotonic()
             run.backoff_s = 0.0
-            leg.answered()
+            attempt.answered()
         if isinstance(found, Done) and isinstance(found.meta, GenMeta) and self._placer.is_needed:
             num_tokens = found.meta.candidates[0].completion_tokens
             run.num_made += num_tokens
@@ -494,11 +499,11 @@ class FleetClient:
         if run.is_suspect and journal.progress > run.mark:
             run.is_suspect = False
             with self._lock:
-                leg.engine.trial = None
+                attempt.engine.trial = None
             self._wake()
         return found
 
-    def _is_put_off(self, run: Run, leg: Leg, message: Failed | Rejected) -> bool:
+    def _is_put_off(self, run: Run, attempt: Attempt, message: Failed | Rejected) -> bool:
         """Whether the engine ends or is too busy, so that the program is tried again elsewhere or later."""
         errors = [message.error] if isinstance(message, Failed) else message.errors
         kinds = {error.kind for error in errors}
@@ -507,9 +512,9 @@ class FleetClient:
             run.lost = from_info(errors[0])
         elif isinstance(message, Rejected) and kinds == {"Overloaded"}:
             with self._lock:
-                is_elsewhere = any(e is not leg.engine for e in self._ready())
+                is_elsewhere = any(e is not attempt.engine for e in self._ready())
             is_first = run.lost is None and not run.journal.is_accepted
-            if not (is_elsewhere and not run.avoided if is_first else leg.is_replay):
+            if not (is_elsewhere and not run.avoided if is_first else attempt.is_replay):
                 return False  # the caller has to try again later
         else:
             return False
@@ -518,18 +523,18 @@ class FleetClient:
         if not is_elsewhere:
             run.backoff_s = min(max(2 * run.backoff_s, BACKOFF_S), MAX_BACKOFF_S)
             run.not_before_s = time.monotonic() + run.backoff_s
-        run.avoided = leg.engine.name
+        run.avoided = attempt.engine.name
         self._leave(run, cancel=True)
         self._post(partial(self._wait, run))
         return True
 
-    def lose(self, leg: Leg) -> None:
-        """The line to ``leg``'s engine has ended; ``_engine_ended`` follows for all of its programs."""
-        run = leg.run
+    def lose(self, attempt: Attempt) -> None:
+        """The connection to ``attempt``'s engine has ended; ``_engine_ended`` follows for all of its programs."""
+        run = attempt.run
         with run.deliver, run.lock:
-            if run.leg is leg:
+            if run.attempt is attempt:
                 self._leave(run)
-                leg.engine.orphans.append(run)
+                attempt.engine.orphans.append(run)
 
     # -- on the fleet's thread ----------------------------------------------------------------------------------------
 
@@ -570,7 +575,7 @@ class FleetClient:
 
     def _wait(self, run: Run) -> None:
         """``run`` has no engine: it waits for one."""
-        if run.call.is_over or run.leg is not None:
+        if run.call.is_over or run.attempt is not None:
             return
         if run not in self._waiting:
             run.waiting_s = time.monotonic()
@@ -619,7 +624,7 @@ class FleetClient:
                 return
         now_s = time.monotonic()
         for run in sorted(self._waiting, key=lambda run: not run.is_suspect):
-            if run.call.is_over or run.leg is not None:
+            if run.call.is_over or run.attempt is not None:
                 del self._waiting[run]
                 continue
             if run.not_before_s > now_s:
@@ -644,7 +649,7 @@ class FleetClient:
                     self._forget(run)
 
     def _engine_ended(self, engine: Member, error: PhloemError) -> None:
-        """The line to ``engine`` has ended, and every program on it has left its leg."""
+        """The connection to ``engine`` has ended, and every program on it has left its attempt."""
         with self._lock:
             is_ours = self._engines.get(engine.name) is engine
             if is_ours:
@@ -727,7 +732,12 @@ class FleetClient:
             runs = list(engine.runs)
         for run in runs:
             with run.deliver, run.lock:
-                if run.leg is None or run.leg.engine is not engine or run.is_cancelled or not run.journal.is_whole:
+                if (
+                    run.attempt is None
+                    or run.attempt.engine is not engine
+                    or run.is_cancelled
+                    or not run.journal.is_whole
+                ):
                     continue
                 self._leave(run, cancel=True)
             self._wait(run)

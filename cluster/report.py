@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..protocol.errors import EngineLost
-from .leg import Member
+from .attempt import Member
 
 
 class ReplicaReport(msgspec.Struct, frozen=True):

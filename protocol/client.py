@@ -11,6 +11,7 @@ from typing import Any, Self
 import zmq
 
 from .address import ClientKeys
+from .channel import Channel
 from .errors import (
     EngineLost,
     InternalError,
@@ -21,7 +22,6 @@ from .errors import (
     from_info,
 )
 from .frames import encode_client
-from .line import Line
 from .messages import (
     Accepted,
     Answer,
@@ -78,7 +78,7 @@ class Client:
         self._end: PhloemError | None = None
         self._on_end: Callable[[PhloemError], None] | None = None
         self._is_told = False  # every call has been told of the end
-        self._line = Line(
+        self._channel = Channel(
             url,
             receive=self._take,
             ended=self._finish,
@@ -97,7 +97,7 @@ class Client:
 
     @property
     def welcome(self) -> Welcome:
-        return self._line.welcome
+        return self._channel.welcome
 
     @property
     def lost(self) -> str | None:
@@ -107,10 +107,10 @@ class Client:
     @property
     def silent_s(self) -> float:
         """Seconds since the oldest ping that the engine has not answered; 0.0 while it answers."""
-        return self._line.silent_s
+        return self._channel.silent_s
 
     def when_ended(self, tell: Callable[[PhloemError], None]) -> None:
-        """Call ``tell`` once, after every call was told that the line has ended: on the client's thread, or now."""
+        """Call ``tell`` once, after every call was told that the channel has ended: on the client's thread, or now."""
         with self._lock:
             if not self._is_told:
                 self._on_end = tell
@@ -133,17 +133,17 @@ class Client:
                     text = f"program {submit.program!r} is running already; choose another id"
                     raise InvalidRequest(text, where="program")
                 self._calls[submit.program] = call
-            self._line.send(frame)
+            self._channel.send(frame)
 
     def cancel(self, program: str, seq: int | None = None, op: int | None = None) -> None:
         """End a program, a sequence of it or one op. Nothing happens when it has ended already."""
         with self._lock:
             if self._end is None and program in self._calls:
-                self._line.send(encode_client(Cancel(program=program, seq=seq, op=op)))
+                self._channel.send(encode_client(Cancel(program=program, seq=seq, op=op)))
 
     def query(self, what: str, timeout_s: float = 10.0) -> Any:
         """Ask the engine: ``what`` is one of ``messages.QUERIES``. Raises ``Overloaded`` after ``timeout_s``."""
-        if self._line.is_own_thread():
+        if self._channel.is_own_thread():
             raise InternalError("query() waits for the client's own thread, so a call's on_event cannot call it")
         answer = self.ask(what)
         try:
@@ -161,13 +161,13 @@ class Client:
             self._next_query += 1
             number = self._next_query
             self._queries[number] = answer
-            self._line.send(encode_client(Query(id=number, what=what)))
+            self._channel.send(encode_client(Query(id=number, what=what)))
         answer.add_done_callback(lambda _: self._queries.pop(number, None))
         return answer
 
     def close(self) -> None:
         """Disconnect; open ops fail as ``Cancelled``. A second call does nothing."""
-        self._line.close()
+        self._channel.close()
 
     def _check_open(self) -> None:
         if self._end is not None:
@@ -185,7 +185,7 @@ class Client:
                         self._forget(call)
                 elif isinstance(message, Accepted):
                     # the program closed while this submit was on its way, and the engine began a new one for it
-                    self._line.send(encode_client(Cancel(program=message.program)))
+                    self._channel.send(encode_client(Cancel(program=message.program)))
             case Answer():
                 self._answer(message)
             case _:
@@ -207,7 +207,7 @@ class Client:
             waiting.set_result(message.value)
 
     def _finish(self, error: PhloemError) -> None:
-        """The line has ended: fail every call and every query once."""
+        """The channel has ended: fail every call and every query once."""
         with self._lock:
             self._end = error
             calls, self._calls = self._calls, {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# On a busy machine an example may take any time.
+# No deadline: on a busy machine an example may take long.
 hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("busy")
 
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays to the end, so no collection of garbage has to look at it."""
+    """Exclude all objects loaded so far from garbage collection: they live until the end."""
     gc.collect()
     gc.freeze()
 

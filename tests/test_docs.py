@@ -1,4 +1,4 @@
-"""The documentation says what is so: its code runs, its commands parse, its links lead somewhere.
+"""The documentation is true: its code runs, its commands parse, and its links have targets.
 
 Blocks fenced ``python`` run, those of a page in order in one namespace; a block fenced ``text`` right after one is what
 it prints. ``py``, ``sh`` and ``console`` blocks are not run; of commands only their words are checked.

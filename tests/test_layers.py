@@ -1,4 +1,4 @@
-"""Who may import whom: the table of the design, held for every import in the package, lazy ones too."""
+"""The layers: a folder imports only from lower layers. The table covers every import in the package, lazy ones too."""
 
 import ast
 import subprocess
@@ -280,8 +280,8 @@ def test_no_torch_is_imported_by(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["phloem.lang.api", "phloem.engines", "phloem.runtime.server.app", "phloem.cli"])
-def test_who_talks_to_an_engine_loads_no_compiler(module: str) -> None:
-    """Half a second and a hundred megabytes in every program that has an engine elsewhere."""
+def test_a_client_of_an_engine_loads_no_compiler(module: str) -> None:
+    """A compiler would cost half a second and a hundred megabytes in every program that connects to an engine."""
     code = f"import importlib, sys\nimportlib.import_module({module!r})\nprint('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd="/")
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr

@@ -13,7 +13,7 @@ NOT_SHIPPED = {"tests", "examples", "benchmarks", "docs", "build", "dist"}
 
 
 def run_fresh(code: str) -> str:
-    """What ``code`` prints in a process of its own."""
+    """The output of ``code`` in a new process."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd="/")
     assert done.returncode == 0, done.stderr
     return done.stdout

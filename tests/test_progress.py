@@ -1,4 +1,4 @@
-"""Bars: drawn where something is fetched or made, and nowhere else."""
+"""Progress bars: drawn while a model is fetched or loaded, and at no other time."""
 
 import pytest
 from phloem.progress import progress_bars

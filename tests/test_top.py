@@ -1,4 +1,4 @@
-"""``phloem top``: the page of a fleet in a terminal."""
+"""``phloem top``: the view of a fleet in a terminal."""
 
 import io
 

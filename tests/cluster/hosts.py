@@ -1,4 +1,4 @@
-"""Engines on threads that end without a word, as a killed process does."""
+"""Engines on threads that end suddenly, as a killed process does."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from phloem.tests.runtime.wire import WAIT_S, Heard
 class Host:
     """Serves ``engine`` until ``end``, or until ``num_steps`` steps with work, or until it receives ``poison``.
 
-    Its end is sudden: what the last step made is not sent. ``poison`` is a text that a program must not send.
+    It does not send the messages of its last step. ``poison``: a text; a message that contains it ends the host.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Fleet:
         return host
 
     def settle(self, host: Host) -> None:
-        """``host`` has ended: its engine may be used again."""
+        """Wait until ``host`` has ended; its engine may then be used again."""
         assert host.ended.wait(WAIT_S)
         self.engines.append(host.engine)
 
@@ -111,7 +111,7 @@ def fleet_of(engines: list[EngineCore], folder: Path, **options: Any) -> Iterato
 
 
 class Asked:
-    """A program at a client, and what its caller has heard."""
+    """A program at a client, and the events that its caller received."""
 
     def __init__(
         self,

@@ -125,7 +125,7 @@ def test_a_seed_of_the_fleet_makes_a_replay_draw_the_same(engines: list[EngineCo
 
 
 def test_a_program_goes_on_after_the_loss(engines: list[EngineCore], tmp_path: Path) -> None:
-    """Ops that are sent while there is no engine, and after a replay, find the sequence as it was."""
+    """Ops that are sent while there is no engine, or after a replay, continue the sequence."""
     with fleet_of(engines, tmp_path) as fleet:
         host = fleet.add()
         asked = Asked(fleet.client, stream("one ", max_tokens=20)[:2])
@@ -144,7 +144,7 @@ def test_a_program_goes_on_after_the_loss(engines: list[EngineCore], tmp_path: P
         assert asked.events[-1].stats.submits == 3
 
 
-def test_an_engine_that_is_told_to_stop_hands_its_programs_on(engines: list[EngineCore], tmp_path: Path) -> None:
+def test_the_programs_of_an_engine_that_is_stopped_move_to_another(engines: list[EngineCore], tmp_path: Path) -> None:
     """It ends every op as EngineLost before it goes."""
     want = undisturbed(engines[0], tmp_path, [stream("a"), stream("b")])
     engine = RawEngine(f"ipc://{tmp_path}/raw")
@@ -350,8 +350,8 @@ def test_a_program_goes_where_its_prompt_is_cached(engines: list[EngineCore], tm
         assert fleet.client.query("fleet")["placements"]["prefix"] == 4
 
 
-def test_an_engine_that_is_too_busy_is_passed_over_once(engines: list[EngineCore], tmp_path: Path) -> None:
-    """What no engine takes is refused, so that the caller can try again later."""
+def test_a_program_that_every_engine_rejects_is_refused(engines: list[EngineCore], tmp_path: Path) -> None:
+    """Each engine is asked once; then the caller gets the refusal and can try again later."""
     raw = [RawEngine(f"ipc://{tmp_path}/raw{i}") for i in range(2)]
     with fleet_of(engines, tmp_path) as fleet:
         for i, engine in enumerate(raw):
@@ -383,7 +383,7 @@ def test_an_engine_that_is_too_busy_is_passed_over_once(engines: list[EngineCore
 def test_a_program_moves_between_its_turns_where_that_is_worth_it(
     engines: list[EngineCore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its next ops go to another engine with its history; they are sent in the event that ends the ones before."""
+    """The next ops go to another engine, with the history. ``on_event`` submits them when the previous ops end."""
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
     def turn(number: int) -> list[AnyOp]:

@@ -1,4 +1,4 @@
-"""The index against a slow obvious one: events lost, late and twice, restarts, snapshots; and its bounds."""
+"""The index against a slow model: lost, late and repeated events, restarts, snapshots; and the index's bounds."""
 
 import random
 import tracemalloc
@@ -30,7 +30,7 @@ def evicted(seq: int, *names: bytes, tier: str = "device") -> BlocksEvicted:
 
 @dataclass
 class Engine:
-    """The truth: what an engine holds, and every event of its present epoch."""
+    """The blocks that an engine holds, and every event of its present epoch."""
 
     rng: random.Random
     epoch: int = 0
@@ -60,7 +60,7 @@ class Engine:
 
 
 class Slow:
-    """What can be known of one engine: the last snapshot of the newest epoch, and the events taken after it."""
+    """The knowledge about one engine: the last snapshot of the newest epoch, and the events received after it."""
 
     def __init__(self) -> None:
         self.epochs: list[int] = []

@@ -1,4 +1,4 @@
-"""A program whose engine is replaced at any moment, any number of times, gives what an undisturbed one gives."""
+"""A program whose engine is replaced at any moment, any number of times, gives the results of an undisturbed run."""
 
 import random
 from collections import deque
@@ -23,7 +23,7 @@ MANY = 1 << 30
 
 @dataclass
 class Heard:
-    """What a program's caller was handed."""
+    """The events that a program's caller received."""
 
     ends: dict[int, m.Done | m.Failed] = field(default_factory=dict)
     streams: dict[tuple[int, int], list[m.Delta]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Heard:
                 raise AssertionError(message)
 
     def shown(self) -> dict[object, object]:
-        """All that must not depend on where the program ran."""
+        """The results that must not depend on the engine that ran the program."""
         found: dict[object, object] = {"accepted": self.num_accepted}
         for op, end in self.ends.items():
             if isinstance(end, m.Failed):

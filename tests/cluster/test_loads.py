@@ -15,7 +15,7 @@ from phloem.cluster.loads import (
 
 
 class Metrics:
-    """The counts of an engine whose steps take what ``rates`` say, within 5%."""
+    """The counts of an engine whose steps take the time of ``rates``, within 5%."""
 
     def __init__(self, rates: Rates, seed: int) -> None:
         self.rates, self.rng = rates, random.Random(seed)

@@ -1,4 +1,4 @@
-"""Where programs are placed: by prefix, by load, at home, spread; and that decisions count at once."""
+"""Placement of programs: by prefix, by load, at home, spread; and each placement counts for the next one."""
 
 import random
 from collections import Counter
@@ -20,7 +20,7 @@ def placement(num_engines: int, *, max_rows: int = 16, seed: int = 0, **options)
 
 
 def fill(where: Placement, engine: str, demand: Demand, times: int) -> None:
-    """Book ``demand`` on ``engine``, whatever it costs there."""
+    """Book ``demand`` on ``engine``, regardless of its cost there."""
     for _ in range(times):
         where.book(demand, Choice(engine, 0.0, 0, "home"), {}, 0.0)
 

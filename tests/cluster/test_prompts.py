@@ -1,4 +1,4 @@
-"""The tokens by which a program is placed are those with which the engine begins it."""
+"""The tokens that place a program equal the first tokens that the engine computes."""
 
 from phloem.cluster.prompts import first_prompt
 from phloem.protocol import ops as o

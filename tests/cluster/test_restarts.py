@@ -1,4 +1,4 @@
-"""When an engine is started again: waits that double, a limit within a window, and what makes both begin anew."""
+"""Restarts of an engine: waits that double, a limit within a window, and the reset of both."""
 
 import pytest
 from phloem.cluster.restarts import RestartPolicy, Restarts

@@ -1,4 +1,4 @@
-"""The simulated fleet: skipped steps against run ones, predicted times, faults, and what placement gains."""
+"""The simulated fleet: skipped steps against simulated ones, predicted times, faults, and the gain of placement."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Engine processes are killed at random moments while programs run: each ends once, with what an undisturbed one gives.
+"""Engine processes are killed at random moments while programs run: each program ends once, with the expected results.
 
 ``PHLOEM_SOAK_KILLS`` sets their number: one by default, of the only engine; with ``make soak-fleet`` 200, of two,
 with a line for each tenth.

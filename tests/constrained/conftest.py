@@ -45,7 +45,7 @@ def encode(vocabulary: Vocabulary, text: str | bytes, rng: random.Random | None 
 
 
 def takes(grammar: CompiledGrammar, text: str | bytes, rng: random.Random | None = None) -> bool:
-    """Whether the grammar takes the whole text; masks and ``accept`` have to agree at every token."""
+    """Whether the grammar accepts the whole text. Asserts that masks and ``accept`` agree at every token."""
     vocabulary = grammar.machine.vocabulary
     matcher = grammar.matcher()
     row = np.zeros(vocabulary.num_words, np.uint32)
@@ -77,7 +77,7 @@ def wander(grammar: CompiledGrammar, rng: random.Random, *, most: int = 40) -> s
 
 
 def completion(matcher: Matcher) -> bytes:
-    """Bytes that end the text, least nested first: that there are some at every step is what no dead end means."""
+    """Bytes that end the text, by a search that prefers low nesting. Without dead ends there always are some."""
     machine = matcher.grammar.machine
     start = matcher._configs[-1]
     plain = bytes(b for b in range(0x20, 0x7F) if b != 0x5C) + b"\n\t\x80\x90\xa0\xbf"

@@ -1,4 +1,4 @@
-"""What the adapter passes to a peer and makes of its answers. The peer is a small engine whose grammars are words."""
+"""The adapter's calls to a peer, and its use of the answers. The peer is a small engine whose grammars are words."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from .conftest import encode, is_set
 
 
 class Words:
-    """A peer whose grammars are sets of words, given as a regex of nothing but ``|``."""
+    """A peer whose grammars are sets of words, given as a regex with ``|`` only."""
 
     name = "words"
 

@@ -26,7 +26,7 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def error(found: Tensor, expected: Tensor) -> float:
-    """Relative to the size of the expected values as a whole."""
+    """The error's norm divided by the norm of the expected values."""
     return float((found.double() - expected).norm() / expected.norm().clamp_min(1e-9))
 
 

@@ -13,7 +13,7 @@ from phloem.tests.lang.loopback import Loopback
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., PhloemBackend]]:
-    """``connect(reply=..., select=...)`` makes a compiled backend; ``backend.client.submits`` tells what it sent."""
+    """``connect(reply=..., select=...)`` makes a compiled backend; ``backend.client.submits``: what it sent."""
     clients: list[Loopback] = []
 
     def make(**options: Any) -> PhloemBackend:

@@ -1,4 +1,4 @@
-"""What answers in the language's tests: words of the prompt, on the compiled and on the interpreted path."""
+"""Fake models for the language's tests: they answer with words of the prompt, on both paths."""
 
 from phloem import function
 from phloem.lang.backend.base_backend import BaseBackend
@@ -43,7 +43,7 @@ def last_word(text):
 
 
 def run(body, backend, **options):
-    """The state of ``body`` run as a program."""
+    """Run ``body`` as a program and return its state."""
     return function(body).run(backend=backend, **options)
 
 

@@ -1,4 +1,4 @@
-"""Backends over other people's APIs: what is sent and what is read, against small local servers."""
+"""Backends over foreign APIs: their requests, and their reading of answers, against small local servers."""
 
 import asyncio
 import json

@@ -171,7 +171,7 @@ def test_async_backends_run_on_the_programs_own_loop():
 
 
 def test_three_hundred_programs_wait_together():
-    """Nothing caps how many programs are in flight: none of 300 is answered before all 300 have asked."""
+    """The number of programs in flight has no limit: the backend answers when all 300 have sent their request."""
     asked = [0]
 
     class AllAtOnce(BaseBackend):

@@ -1,4 +1,4 @@
-"""Many runs at once: order, failures, threads and how many are in flight."""
+"""Many runs at once: order, failures, threads, and the number in flight."""
 
 import asyncio
 import threading

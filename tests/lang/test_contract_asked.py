@@ -1,4 +1,4 @@
-"""What users of SGLang's language have asked for, and how it is done here."""
+"""Features that users of SGLang's language have requested, as Phloem has them."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What others wrote for OpenAI's API works against our server: each example in examples/interop, on the real model."""
+"""Clients of OpenAI's API work against our server: each example in examples/interop, on the real model."""
 
 import importlib.util
 import runpy

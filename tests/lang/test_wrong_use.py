@@ -1,4 +1,4 @@
-"""Mistakes in a program are refused with what to write instead. On both paths where possible."""
+"""Mistakes in a program raise errors that say what to write instead. On both paths where possible."""
 
 import asyncio
 

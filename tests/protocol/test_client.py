@@ -54,7 +54,7 @@ class Talk:
         return heard
 
     def settle(self) -> None:
-        """Returns when the client has handled all that the engine has said: it cancels a program it does not know."""
+        """Wait until the client has handled all messages: it cancels an unknown program."""
         self.engine.say(m.Accepted("unknown"))
         assert self.engine.hear(m.Cancel).program == "unknown"
 

@@ -1,4 +1,4 @@
-"""Errors travel as data and come back as what they were."""
+"""Errors travel as data and are raised with their type, message and fields."""
 
 import msgspec
 import pytest

@@ -19,7 +19,7 @@ def texts(*ids: int) -> list[o.AnyOp]:
 
 
 class Sent:
-    """A transport that keeps what it is given, and fails on demand."""
+    """A transport that records the messages it gets, and fails on demand."""
 
     def __init__(self) -> None:
         self.submits: list[m.Submit] = []

@@ -337,7 +337,7 @@ def test_commit_asserts_that_shared_tokens_are_unchanged():
 
 
 def survivors(cache: RadixCache, *, evict: int) -> set[int]:
-    """The first tokens of the sequences that are still whole after ``evict`` tokens were evicted."""
+    """The first tokens of the sequences of which nothing was evicted, after ``evict`` tokens were."""
     whole = {t: cache.peek(ids(t, t, t)) for t in range(1, 10)}
     lease = cache.acquire(ids(99))
     lease.extend(cache.num_free + evict)

@@ -1,4 +1,4 @@
-"""What the string engine refuses of a submit, before anything of it runs. Never changes a program."""
+"""The faults for which the string engine refuses a submit, before any of its ops runs."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from phloem.tests.runtime.string_tokens import SPECIAL_TEXT
 
 @dataclass(slots=True, kw_only=True)
 class SubmitCheck:
-    """Begins with what the program has accepted already; op by op that grows, for later ops may name earlier ones."""
+    """Starts with the ops that the program has accepted, and adds each op: later ops may name earlier ones."""
 
     limits: messages.Limits
     vocab_size: int

@@ -1,7 +1,7 @@
 """An engine without a model: the ops of the protocol on plain strings, for tests of everything above the engine.
 
-Import it as ``phloem.tests.runtime.string_engine``. Deterministic; a "token" is a word with the blanks before it. Never
-loads anything and never guesses: what it writes is scripted by ``reply(prompt, op)`` and ``select(prompt, op)``.
+Import it as ``phloem.tests.runtime.string_engine``. Deterministic; a "token" is a word with the blanks before it.
+``reply(prompt, op)`` and ``select(prompt, op)`` script its answers:
 
     reply(prompt, op)  -> the text of every candidate, or a list with one text per candidate
     select(prompt, op) -> index of the winning choice

@@ -1,4 +1,4 @@
-"""The engine socket: which clients it admits, how it answers them, and what a slow client costs."""
+"""The engine socket: admission of clients, answers to them, and the effect of a slow client."""
 
 import random
 import socket

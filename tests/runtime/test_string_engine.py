@@ -1,4 +1,4 @@
-"""The string engine itself: a fake that others trust has to keep the protocol's promises."""
+"""The string engine itself: other tests rely on it, so it has to keep the protocol's rules."""
 
 from phloem.protocol import messages, ops
 from phloem.protocol.sampling import SamplingParams

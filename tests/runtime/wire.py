@@ -46,7 +46,7 @@ class RawClient:
         return decode(self.socket.recv())
 
     def hear_all(self) -> list[m.RuntimeMessage]:
-        """What has come already."""
+        """The messages that have arrived; waits 50 ms for each further frame."""
         found: list[m.RuntimeMessage] = []
         while self.socket.poll(50):
             found += decode(self.socket.recv())

@@ -7,7 +7,7 @@ from phloem.constrained.machine import Machine
 
 @pytest.fixture
 def schemas(vocabulary: Vocabulary) -> Schemas:
-    """Schemas on a machine of their own, properties in any order."""
+    """Schemas on a new machine, with properties in any order."""
     machine = Machine(vocabulary)
     scalars = Scalars(machine)
     return Schemas(machine, scalars, white_space="compact", any_order=True, canonical=False, enforce_formats=False)

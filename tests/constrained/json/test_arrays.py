@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Arrays, most of all ``uniqueItems``: whichever tokens spell the items, no item repeats another."""
+"""Arrays, mainly ``uniqueItems``: no item repeats another, whichever tokens spell the items."""
 
 import json
 import random

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Every keyword: the grammar takes just the values that the reference validator ``jsonschema`` calls valid."""
+"""Every keyword: the grammar accepts exactly the values that the reference validator ``jsonschema`` accepts."""
 
 import json
 import random

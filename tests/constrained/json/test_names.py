@@ -15,7 +15,7 @@ NAMES = ["", "a", "ab", "abc", "b", 'quote"d', "back\\slash", "é", "漢字", "l
 def test_each_name_is_taken_and_no_other(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, eager: int, order: str
 ) -> None:
-    """The rows of a trie are the same written at once (``eager``) and one by one."""
+    """The rows of a trie are equal whether they are made at once (``eager``) or one by one."""
     monkeypatch.setattr(names, "EAGER_NODES", eager)
     rng = random.Random(0)
     plain = [name for name in NAMES if name.isalnum() and name.isascii()]

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles ahead of time for the shipped architectures, and none of its registers is spilled."""
+"""Every Triton kernel compiles ahead of time for the shipped architectures, without spilled registers."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes a block may have
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """The table's cells: compiled in a process of its own, where nothing is interpreted."""
+    """The table's cells, compiled in a new process that does not use Triton's interpreter."""
     out = tmp_path_factory.mktemp("resources") / "table.md"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "phloem.benchmarks.kernel_resources", "--out", str(out)]

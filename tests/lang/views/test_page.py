@@ -17,7 +17,7 @@ VOID = {"meta", "path", "rect", "input"}
 
 
 class Checked(HTMLParser):
-    """Tags have to nest; scripts and things from elsewhere may not occur. ``text`` is what a reader sees."""
+    """Asserts that tags nest, and that scripts and external resources do not occur. ``text``: the visible text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

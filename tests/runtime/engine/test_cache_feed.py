@@ -1,4 +1,4 @@
-"""What an engine tells of its cache is what the cache has: by events alone, and by a snapshot with later events."""
+"""An engine's cache events describe the cache's contents: events alone, and a snapshot with later events."""
 
 import random
 
@@ -34,7 +34,7 @@ def as_blocks(snapshot: CacheSnapshot) -> Blocks:
 
 
 def held(engine: EngineCore) -> Blocks:
-    """What the tree and the tiers hold, read from them."""
+    """The blocks in the tree and in the tiers, read from them."""
     names = {name for node in engine.cache._tree.nodes() for name in node.names or ()}
     tiers = engine.tiers
     host = set() if tiers is None else set(tiers.host._blocks)

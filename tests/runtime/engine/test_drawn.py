@@ -1,4 +1,4 @@
-"""An op that was begun on one engine and goes on from its tokens on another equals the undisturbed one."""
+"""An op that starts on one engine and continues from its tokens on another gives the results of one engine."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -90,7 +90,7 @@ def streamed(deltas: Sequence[m.Delta], n: int) -> list[tuple[str, tuple[int, ..
 
 
 def check_all_cuts(driver: Driver, gen: o.Gen, *, most: int = 9) -> int:
-    """Begin ``gen`` anew from each point of its stream, or from ``most`` of them; returns the number of points."""
+    """Restart ``gen`` from each point of its stream, or from ``most`` of them; returns the number of points."""
     ops = program(gen)
     whole = driver.run(ops)
     deltas = [delta for delta in whole.deltas if delta.op == 1]

@@ -14,7 +14,7 @@ def plain(config: EngineConfig, progress: Progress | None) -> StringEngine:
 
 
 def slow(config: EngineConfig, progress: Progress | None) -> StringEngine:
-    """Its replies are endless for a test's purpose."""
+    """An engine whose replies last longer than any test."""
     engine = StringEngine(reply=lambda prompt, op: " ".join(str(i) for i in range(100_000)))
     step = engine.step
     engine.step = lambda inbox: (time.sleep(0.002), step(inbox))[1]  # type: ignore[method-assign]

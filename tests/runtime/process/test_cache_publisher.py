@@ -1,4 +1,4 @@
-"""Cache events over a socket: who subscribes can tell which prefixes an engine has."""
+"""Cache events over a socket: a subscriber knows the prefixes that an engine holds."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def subscribe(context: zmq.Context, url: str) -> zmq.Socket:
 
 
 def receive_after(socket: zmq.Socket, publish) -> object:
-    """What arrives; ``publish`` is called until something does, for a subscription takes its time."""
+    """Call ``publish`` until events arrive, because a subscription takes some time; returns the events."""
     for _ in range(1000):
         publish()
         if socket.poll(10):

@@ -1,4 +1,4 @@
-"""All objects are looked through for garbage while nobody waits, or when there has come to be very much of it."""
+"""A full garbage collection runs while the engine is idle, or when very many objects have been made."""
 
 import gc
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from phloem.runtime.process.garbage import Garbage
 
 @pytest.fixture
 def whole() -> Iterator[list[int]]:
-    """Grows by one for each time all objects are looked through."""
+    """A list that grows by one with each full collection."""
     seen: list[int] = []
 
     def note(phase: str, info: dict[str, int]) -> None:
@@ -23,7 +23,7 @@ def whole() -> Iterator[list[int]]:
 
 
 def grow(num_passes: int) -> list[list]:
-    """So many objects that stay that young ones are looked through so often."""
+    """Make so many lasting objects that the young generation is collected so often."""
     kept: list[list] = []
     before = gc.get_count()[2]
     while gc.get_count()[2] < before + num_passes:

@@ -1,4 +1,4 @@
-"""The loop: a step that fails, an engine that cannot go on, a stop; and nobody is left waiting."""
+"""The loop: a step that fails, an engine that cannot continue, a stop. Every client gets an answer."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ def failures(messages: list[m.RuntimeMessage]) -> dict[int, str]:
 
 
 class Fragile(StringEngine):
-    """Its step fails when it reads a program named ``bad``: before it takes it, or after, or at every step then."""
+    """An engine whose step fails at a program named ``bad``: before it accepts it, after, or at every later step."""
 
     def __init__(self, when: str) -> None:
         super().__init__(reply=lambda prompt, op: " word" * (3 if prompt == "short" else 40_000))

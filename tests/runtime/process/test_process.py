@@ -1,4 +1,4 @@
-"""Engine processes: they start, answer, die and end, and nobody waits for ever."""
+"""Engine processes start, answer, die and stop, and no client waits for ever."""
 
 import os
 import signal

@@ -11,7 +11,7 @@ from phloem.runtime.scheduler.scheduler import MAX_PREEMPTED
 from phloem.tests.runtime.scheduler.test_scheduler import PlanRunner
 
 
-class Line(PlanRunner):
+class CountedRunner(PlanRunner):
     """A runner whose sequences generate a given number of tokens; a token is a function of its position."""
 
     def __init__(self, num_slots: int = 4096, *, order: str = "shortest_remaining", **config: object) -> None:
@@ -61,30 +61,30 @@ class Line(PlanRunner):
 
 
 def test_a_long_sequence_is_preempted_for_a_short_one_and_computes_nothing_again():
-    line = Line(max_running=1)
-    long = line.ask(50, 200)
-    line.turns(10)
-    short = line.ask(20, 5)
-    line.turn()
+    runner = CountedRunner(max_running=1)
+    long = runner.ask(50, 200)
+    runner.turns(10)
+    short = runner.ask(20, 5)
+    runner.turn()
     assert short.state == "running" and long.state == "waiting"
-    line.finish()
-    assert line.ended == [short.seq_id, long.seq_id] and line.num_yields == 1
-    assert line.num_computed == 50 + 199 + 20 + 4, "its KV was still in the cache"
+    runner.finish()
+    assert runner.ended == [short.seq_id, long.seq_id] and runner.num_yields == 1
+    assert runner.num_computed == 50 + 199 + 20 + 4, "its KV was still in the cache"
 
 
 def test_a_predicted_length_counts_like_a_known_one():
-    line = Line(max_running=2)
+    runner = CountedRunner(max_running=2)
     for n in range(60):
-        line.ask(4, 3 if n % 2 else 120, is_known=False, kind="short" if n % 2 else "long")
-    line.finish()
-    before = line.num_yields
+        runner.ask(4, 3 if n % 2 else 120, is_known=False, kind="short" if n % 2 else "long")
+    runner.finish()
+    before = runner.num_yields
     for _ in range(2):
-        line.ask(4, 120, is_known=False, kind="long")
-    line.turns(5)
-    short = line.ask(4, 3, is_known=False, kind="short")
-    line.turn()
-    assert short.state == "running" and line.num_yields == before + 1
-    line.finish()
+        runner.ask(4, 120, is_known=False, kind="long")
+    runner.turns(5)
+    short = runner.ask(4, 3, is_known=False, kind="short")
+    runner.turn()
+    assert short.state == "running" and runner.num_yields == before + 1
+    runner.finish()
 
 
 @pytest.mark.parametrize(
@@ -98,114 +98,114 @@ def test_a_predicted_length_counts_like_a_known_one():
     ids=["as long", "more urgent", "earlier deadline", "bound"],
 )
 def test_only_a_sequence_with_much_more_to_do_is_preempted(running, waiting):
-    line = Line(max_running=1)
-    first = line.ask(10, **running)
-    line.turns(3)
-    line.ask(10, **waiting)
-    line.turns(2)
+    runner = CountedRunner(max_running=1)
+    first = runner.ask(10, **running)
+    runner.turns(3)
+    runner.ask(10, **waiting)
+    runner.turns(2)
     assert (first.state == "running") is (running.get("is_known", True) is True)
 
 
 def test_siblings_of_a_fork_are_not_preempted():
-    line = Line(max_running=2)
-    siblings = [line.ask(10, 200, program="tree") for _ in range(2)]
-    line.turns(3)
-    other = line.ask(10, 2)
-    line.turns(5)
+    runner = CountedRunner(max_running=2)
+    siblings = [runner.ask(10, 200, program="tree") for _ in range(2)]
+    runner.turns(3)
+    other = runner.ask(10, 2)
+    runner.turns(5)
     assert [seq.state for seq in siblings] == ["running", "running"] and other.state == "waiting"
-    line.scheduler.remove(siblings[0])
-    line.turn()
+    runner.scheduler.remove(siblings[0])
+    runner.turn()
     assert other.state == "running" and siblings[1].state == "running"
-    own = [line.ask(10, 2, program="tree"), line.ask(10, 2, program="tree")]
-    line.turns(1)
+    own = [runner.ask(10, 2, program="tree"), runner.ask(10, 2, program="tree")]
+    runner.turns(1)
     assert siblings[1].state == "running", "not for its own program either"
     assert all(seq.state in ("running", "waiting") for seq in own)
-    line.finish()
+    runner.finish()
 
 
 def test_a_sequence_that_another_is_blocked_on_is_not_preempted():
-    line = Line(max_running=1, prefill_chunk=8, max_step_tokens=8)
-    first = line.ask(100, 200)
-    line.turn()
-    twin = Sequence(77, line.tokens_of(first.seq_id, 100))
+    runner = CountedRunner(max_running=1, prefill_chunk=8, max_step_tokens=8)
+    first = runner.ask(100, 200)
+    runner.turn()
+    twin = Sequence(77, runner.tokens_of(first.seq_id, 100))
     assert twin.tokens.ids.tolist() == first.tokens.ids.tolist()
-    line.live[77], line.outputs[77] = twin, 1
+    runner.live[77], runner.outputs[77] = twin, 1
     twin.logits_from = 99
-    line.scheduler.submit(twin, max_new=1, min_new=1)
-    line.turns(3)
-    assert first.state == "running" and twin.state == "waiting" and line.num_yields == 0
-    line.finish()
-    assert line.num_computed == 100 + 199 + 1, "the prompt once, and the last token of its twin"
+    runner.scheduler.submit(twin, max_new=1, min_new=1)
+    runner.turns(3)
+    assert first.state == "running" and twin.state == "waiting" and runner.num_yields == 0
+    runner.finish()
+    assert runner.num_computed == 100 + 199 + 1, "the prompt once, and the last token of its twin"
 
 
 def test_a_tenants_sequence_is_preempted_only_for_a_tenant_that_was_served_less():
-    line = Line(max_running=2)
+    runner = CountedRunner(max_running=2)
     for n in range(40):
-        line.ask(10, 20, tenant="ab"[n % 2])
-    line.finish()
-    busy = [line.ask(10, 300, tenant="a") for _ in range(2)]
-    line.turns(5)
-    line.ask(10, 2, tenant="b")
-    line.turn()
+        runner.ask(10, 20, tenant="ab"[n % 2])
+    runner.finish()
+    busy = [runner.ask(10, 300, tenant="a") for _ in range(2)]
+    runner.turns(5)
+    runner.ask(10, 2, tenant="b")
+    runner.turn()
     assert sorted(seq.state for seq in busy) == ["running", "waiting"]
-    line.finish()
-    line.scheduler.waiting.charge("b", 10_000.0)
-    busy = [line.ask(10, 300, tenant="a") for _ in range(2)]
-    line.turns(5)
-    line.ask(10, 2, tenant="b")
-    line.turns(3)
+    runner.finish()
+    runner.scheduler.waiting.charge("b", 10_000.0)
+    busy = [runner.ask(10, 300, tenant="a") for _ in range(2)]
+    runner.turns(5)
+    runner.ask(10, 2, tenant="b")
+    runner.turns(3)
     assert [seq.state for seq in busy] == ["running", "running"]
-    line.finish()
+    runner.finish()
 
 
 def test_a_sequence_is_preempted_for_shorter_ones_a_few_times_at_most():
-    line = Line(max_running=1)
-    long = line.ask(10, 300)
+    runner = CountedRunner(max_running=1)
+    long = runner.ask(10, 300)
     for _ in range(20):
-        line.turns(8)
-        line.ask(10, 4)
+        runner.turns(8)
+        runner.ask(10, 4)
     assert long.num_preempted == MAX_PREEMPTED
-    line.finish()
+    runner.finish()
     assert len(long.tokens) == 310
 
 
 @pytest.mark.parametrize("order", ["oldest_program", "first_come", "shortest_remaining"])
 def test_the_least_urgent_is_preempted_for_an_urgent_sequence_of_any_length(order):
-    line = Line(max_running=2, order=order)
-    calm = line.ask(10, 40, priority=1)
-    idle = [line.ask(10, 30, priority=2)]
-    line.turns(3)
-    urgent = line.ask(10, 90, priority=0)
-    line.turn()
+    runner = CountedRunner(max_running=2, order=order)
+    calm = runner.ask(10, 40, priority=1)
+    idle = [runner.ask(10, 30, priority=2)]
+    runner.turns(3)
+    urgent = runner.ask(10, 90, priority=0)
+    runner.turn()
     assert (urgent.state, calm.state, idle[0].state) == ("running", "running", "waiting")
-    idle.append(line.ask(10, 1, priority=2))
-    line.turns(5)
+    idle.append(runner.ask(10, 1, priority=2))
+    runner.turns(5)
     assert [seq.state for seq in idle] == ["waiting", "waiting"], "an equally urgent sequence preempts nobody"
-    line.finish()
-    assert line.num_yields == 1 and all(len(seq.tokens) == 10 + line.outputs[n] for n, seq in line.live.items())
+    runner.finish()
+    assert runner.num_yields == 1 and all(len(seq.tokens) == 10 + runner.outputs[n] for n, seq in runner.live.items())
 
 
 def test_as_many_sequences_are_preempted_as_an_urgent_one_needs_slots_of():
-    line = Line(300, max_running=8, order="first_come", decode_reserve=4)
-    idle = [line.ask(60, 50, priority=1) for _ in range(4)]
-    line.turns(3)
-    urgent = line.ask(200, 20, priority=0)
-    line.turns(8)
+    runner = CountedRunner(300, max_running=8, order="first_come", decode_reserve=4)
+    idle = [runner.ask(60, 50, priority=1) for _ in range(4)]
+    runner.turns(3)
+    urgent = runner.ask(200, 20, priority=0)
+    runner.turns(8)
     assert urgent.state == "running" and sum(seq.state == "running" for seq in idle) <= 1
-    line.finish()
-    assert sorted(line.ended) == [1, 2, 3, 4, 5] and line.ended[0] == urgent.seq_id
+    runner.finish()
+    assert sorted(runner.ended) == [1, 2, 3, 4, 5] and runner.ended[0] == urgent.seq_id
 
 
 def test_only_a_sequence_with_enough_slots_is_preempted_when_slots_are_short():
-    line = Line(300, max_running=8, decode_reserve=4)
-    small = [line.ask(20, 60) for _ in range(2)]
-    large = line.ask(100, 90)
-    line.turns(40)
-    short = line.ask(80, 2)
-    line.turns(2)
+    runner = CountedRunner(300, max_running=8, decode_reserve=4)
+    small = [runner.ask(20, 60) for _ in range(2)]
+    large = runner.ask(100, 90)
+    runner.turns(40)
+    short = runner.ask(80, 2)
+    runner.turns(2)
     assert short.state == "running" and large.state == "waiting"
     assert all(seq.state == "running" for seq in small)
-    line.finish()
+    runner.finish()
 
 
 def test_the_order_by_remaining_work_refuses_a_match_window():
@@ -217,7 +217,7 @@ def test_the_order_by_remaining_work_refuses_a_match_window():
 def test_random_loads_lose_no_token_and_starve_no_sequence(seed):
     """Rows and slots are short, lengths differ and are partly unknown, and some sequences are cancelled."""
     rng, bound = random.Random(seed), 24
-    line = Line(
+    runner = CountedRunner(
         rng.choice((400, 2000)),
         max_running=4,
         prefill_chunk=32,
@@ -228,8 +228,8 @@ def test_random_loads_lose_no_token_and_starve_no_sequence(seed):
     admitted: list[int] = []
     cancelled: set[int] = set()
     for _ in range(1200):
-        if rng.random() < 0.25 and line.scheduler.num_waiting < 40:
-            line.ask(
+        if rng.random() < 0.25 and runner.scheduler.num_waiting < 40:
+            runner.ask(
                 rng.randrange(2, 40),
                 rng.choice((1, 2, 8, 150)),
                 is_known=rng.random() < 0.7,
@@ -239,24 +239,24 @@ def test_random_loads_lose_no_token_and_starve_no_sequence(seed):
                 priority=rng.choice((0, 0, 0, 1)) if seed % 2 else 0,
             )
         if rng.random() < 0.02:
-            alive = [seq for seq in line.live.values() if seq.state in ("running", "waiting")]
+            alive = [seq for seq in runner.live.values() if seq.state in ("running", "waiting")]
             if alive:
                 seq = rng.choice(alive)
-                line.scheduler.remove(seq)
+                runner.scheduler.remove(seq)
                 cancelled.add(seq.seq_id)
-        line.turn()
-        admitted += [n for n, seq in line.live.items() if seq.admitted_s and n not in admitted]
-    line.finish()
-    assert line.num_yields > 3
-    ended = Counter(line.ended)
-    assert set(ended) == set(line.live) - cancelled and set(ended.values()) == {1}
+        runner.turn()
+        admitted += [n for n, seq in runner.live.items() if seq.admitted_s and n not in admitted]
+    runner.finish()
+    assert runner.num_yields > 3
+    ended = Counter(runner.ended)
+    assert set(ended) == set(runner.live) - cancelled and set(ended.values()) == {1}
     for n in ended:
-        seq = line.live[n]
+        seq = runner.live[n]
         assert seq.tokens.ids.tolist() == [n * 10_000 + i for i in range(len(seq.tokens))]
-        assert len(seq.tokens) == seq.prompt_len + line.outputs[n]
+        assert len(seq.tokens) == seq.prompt_len + runner.outputs[n]
     if seed % 2 == 0:  # all of one priority
-        most = MAX_PREEMPTED + line.scheduler.num_preemptions - line.num_yields
-        assert max(line.live[n].num_preempted for n in ended) <= most
+        most = MAX_PREEMPTED + runner.scheduler.num_preemptions - runner.num_yields
+        assert max(runner.live[n].num_preempted for n in ended) <= most
         # The k-th to arrive was admitted as the (k + bound)-th at the latest.
         assert max(place - n for place, n in enumerate(admitted, start=1)) <= bound + len(cancelled)
-    assert line.cache.num_leased == 0 and line.cache.num_locked == 0
+    assert runner.cache.num_leased == 0 and runner.cache.num_locked == 0

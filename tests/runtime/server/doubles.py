@@ -1,4 +1,4 @@
-"""What the HTTP tests stand on: a small tokenizer and template for the string engine, scripted clients, a live server.
+"""Doubles for the HTTP tests: a small tokenizer and template for the string engine, scripted clients, a live server.
 
 Import it as ``phloem.tests.runtime.server.doubles``. Binds loopback only, on ports the system picks.
 """
@@ -110,7 +110,7 @@ def rejecting(error: errors.PhloemError) -> Callable[[messages.Submit], list[mes
 def failing(
     error: errors.PhloemError, *, after: str = ""
 ) -> Callable[[messages.Submit], list[messages.RuntimeMessage]]:
-    """Accepted, ``after`` streamed, and then the Gen fails."""
+    """A script: the program is accepted, ``after`` is streamed, and then the Gen fails."""
 
     def script(submit: messages.Submit) -> list[messages.RuntimeMessage]:
         (gen,) = [op.op for op in submit.ops if isinstance(op, ops.Gen)]
@@ -127,7 +127,7 @@ def failing(
 
 @contextlib.contextmanager
 def live_server(app: Any) -> Iterator[str]:
-    """``app`` behind uvicorn on a thread; gives its address."""
+    """Run ``app`` with uvicorn on a thread; yields its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)

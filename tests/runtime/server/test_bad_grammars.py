@@ -1,4 +1,4 @@
-"""Bad, bulky and endless grammars sent at a real engine process, over HTTP and ZeroMQ: others go on as if alone."""
+"""Invalid, large and slow grammars sent to a real engine process over HTTP and ZeroMQ: other requests run normally."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Every way in which a request can fail, and the answer that its sender gets."""
+"""Every way in which a request can fail, and the response to its client."""
 
 import httpx
 import openai

@@ -1,4 +1,4 @@
-"""The listening socket: what is wrong with an address is said in one line that names it and the option."""
+"""The listening socket: an error about an address is one line that names the address and the option."""
 
 import socket
 

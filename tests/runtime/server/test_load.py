@@ -1,4 +1,4 @@
-"""Tenants and full queues as an HTTP client meets them, before a real engine."""
+"""Tenants and full queues as an HTTP client sees them, with a real engine."""
 
 import threading
 import time

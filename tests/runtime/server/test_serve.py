@@ -1,4 +1,4 @@
-"""``serve`` with real engine processes: what it takes, how it ends, and what it says when its engine dies."""
+"""``serve`` with real engine processes: its requests, its shutdown, and its answers when its engine dies."""
 
 import contextlib
 import json

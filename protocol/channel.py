@@ -1,4 +1,4 @@
-"""A line to an engine: one DEALER socket and the one thread that uses it.
+"""A channel to an engine: one DEALER socket and the one thread that uses it.
 
 ``send`` queues a frame, ``receive`` is called with each message that comes, and ``ended`` once, at the end.
 """
@@ -47,10 +47,10 @@ HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | REFUSED
 WATCHED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED
 
 
-class Line:
+class Channel:
     """Connected when made; raises ``EngineLost`` or ``ProtocolError`` when no engine answers or it refuses the keys.
 
-    ``receive`` and ``ended`` are called on the line's thread, which reads nothing meanwhile: they must return soon.
+    ``receive`` and ``ended`` are called on the channel's thread, which reads nothing meanwhile: they must return soon.
     The ``error`` of ``ended(error)`` is ``Cancelled`` after ``close``.
     """
 
@@ -108,12 +108,12 @@ class Line:
         return 0.0 if asked_s is None else time.monotonic() - asked_s
 
     def send(self, frame: bytes) -> None:
-        """Queue a frame; callable on any thread, never blocks. Does nothing once the line has ended."""
+        """Queue a frame; callable on any thread, never blocks. Does nothing once the channel has ended."""
         self._outgoing.append(frame)
         self._wake()
 
     def close(self) -> None:
-        """Say goodbye and end the thread; on the line's own thread it ends when its callback returns."""
+        """Say goodbye and end the thread; on the channel's own thread it ends when its callback returns."""
         self._closing.set()
         self._wake()
         if not self.is_own_thread():
@@ -161,7 +161,7 @@ class Line:
         try:
             self._ended(error)
         except Exception:
-            logger.exception("the end of the line to %s could not be reported", self.url)
+            logger.exception("the end of the channel to %s could not be reported", self.url)
         self._ready.set()  # it may have been welcomed and lost within one turn
 
     def _open(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes] | None]:
@@ -187,7 +187,7 @@ class Line:
         return dealer, monitor
 
     def _converse(self, dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None) -> PhloemError:
-        """Send and receive until the line ends; returns why it ended."""
+        """Send and receive until the channel ends; returns why it ended."""
         poller = zmq.Poller()
         poller.register(dealer, zmq.POLLIN)
         poller.register(self._wake_out, zmq.POLLIN)

@@ -1,4 +1,4 @@
-"""A program of a fleet, the engines of the fleet, and a program's leg: its time at one engine."""
+"""A program of a fleet, the engines of the fleet, and a program's attempt to run at one of them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .journal import Journal
 from .loads import Booking
 
 
-class LegOwner(Protocol):
-    """Takes a leg's messages from its engine, and the loss of the engine, on the thread of the engine's client."""
+class AttemptOwner(Protocol):
+    """Takes an attempt's messages from its engine, and the loss of the engine, on the thread of the engine's client."""
 
-    def take_from(self, leg: Leg, message: RuntimeMessage) -> None: ...
-    def lose(self, leg: Leg) -> None: ...
+    def take_from(self, attempt: Attempt, message: RuntimeMessage) -> None: ...
+    def lose(self, attempt: Attempt) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +49,7 @@ class Run:
 
     __slots__ = (
         "accepted_s",
+        "attempt",
         "avoided",
         "backoff_s",
         "booking",
@@ -58,12 +59,11 @@ class Run:
         "is_cancelled",
         "is_suspect",
         "journal",
-        "leg",
         "lock",
         "lost",
         "mark",
         "not_before_s",
-        "num_legs",
+        "num_attempts",
         "num_made",
         "program",
         "strikes",
@@ -78,10 +78,10 @@ class Run:
         self.journal = journal
         self.deliver = threading.RLock()
         self.lock = threading.RLock()
-        self.leg: Leg | None = None
+        self.attempt: Attempt | None = None
         self.booking: Booking | None = None  # the work that its engine was given; None while nothing runs
         self.history_tokens = 0  # of the longest prompt so far, with its output
-        self.num_legs = 0
+        self.num_attempts = 0
         self.num_made = 0  # tokens of output since its work was booked
         self.accepted_s: float | None = None
         self.is_cancelled = self.is_suspect = False
@@ -95,7 +95,7 @@ class Run:
         return EngineLost(f"{text}: {self.lost.message}" if self.lost is not None else text)
 
 
-class Leg:
+class Attempt:
     """A program at one engine; a ``Receiver``. The first one has the program's id there, later ones a new id each.
 
     Submits of a replay are sent one after another, each after the engine has accepted the one before.
@@ -103,12 +103,12 @@ class Leg:
 
     __slots__ = ("_owner", "engine", "is_over", "is_replay", "is_unanswered", "program", "run", "unsent")
 
-    def __init__(self, owner: LegOwner, run: Run, engine: Member) -> None:
+    def __init__(self, owner: AttemptOwner, run: Run, engine: Member) -> None:
         self._owner = owner
         self.run = run
         self.engine = engine
-        self.program = run.program if not run.num_legs else f"{run.program}~{run.num_legs + 1}"
-        run.num_legs += 1
+        self.program = run.program if not run.num_attempts else f"{run.program}~{run.num_attempts + 1}"
+        run.num_attempts += 1
         self.is_over = False
         self.is_replay = False  # until all of it is accepted
         self.is_unanswered = False
