@@ -308,11 +308,15 @@ class Completions:
             return self.values.weakest(sorted(asked), is_alive, "one property")
         if is_alive(set(), asked, True):
             return TRUE
+        # only what asks something of the value is multiplied out
+        asks = {p: bool(self._asked_by(partition, cls, p)) for p in formulas.parts(must, "and")}
+        rest = [p for p, is_asking in asks.items() if not is_asking]
         parts = []
-        for clause in formulas.clauses(must):
-            whole = formulas.conjunction([p if sign else formulas.negation(p) for p, sign in clause])
+        for clause in formulas.clauses(formulas.conjunction([p for p, is_asking in asks.items() if is_asking])):
+            chosen = formulas.conjunction([p if sign else formulas.negation(p) for p, sign in clause])
+            whole = formulas.conjunction([chosen, *rest])
             if self.is_alive(partition, seen, properties.step(whole, partition, cls, None)):
-                parts.append(formulas.conjunction(self._asked_by(partition, cls, whole)))
+                parts.append(formulas.conjunction(self._asked_by(partition, cls, chosen)))
         return formulas.disjunction(parts)
 
     def allowed_demand(self, context: ObjectContext, cls: int) -> tuple[int, tuple[int, ...]]:

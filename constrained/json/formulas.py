@@ -25,6 +25,10 @@ def _too_many_cases(limit: int) -> GrammarTooComplex:
     )
 
 
+class _OutOfFuel(Exception):
+    """``holds`` was asked too often."""
+
+
 class Formulas:
     """The formulas of one set of schemas. ``fuel`` counts the work; ``max_formulas`` bounds the store."""
 
@@ -181,12 +185,19 @@ class Formulas:
     def some_clause(self, formula: int, holds: Callable[[tuple[SignedLeaf, ...]], bool], *, fuel: int = 4096) -> bool:
         """Whether ``holds`` is true of any clause. Clauses are made one by one until one holds.
 
-        ``holds`` must be monotone: if it is true of a clause, it is true of every part of the clause.
-        Raises GrammarTooComplex after ``fuel`` clauses.
+        ``holds`` must be monotone: if it is true of a clause, it is true of every part of the clause. So where many
+        clauses fail, the parts of clauses that fail are not continued.
+        Raises GrammarTooComplex where ``holds`` is asked more than ``fuel`` times.
         """
         budget = [fuel]
 
-        def search(todo: tuple[int, ...], chosen: dict[int, bool]) -> bool:
+        def is_held(chosen: dict[int, bool]) -> bool:
+            budget[0] -= 1
+            if budget[0] < 0:
+                raise _OutOfFuel
+            return holds(tuple(sorted(chosen.items())))
+
+        def search(todo: tuple[int, ...], chosen: dict[int, bool], checks_parts: bool) -> bool:
             while todo:
                 self.fuel.spend(1)
                 at, todo = todo[0], todo[1:]
@@ -199,26 +210,35 @@ class Formulas:
                     options = node[1:]
                     if any(chosen.get(leaf) == sign for leaf, sign in map(self._literal, options)):
                         continue  # a chosen leaf makes this part true
-                    return any(search((p, *todo), dict(chosen)) for p in options)
+                    if checks_parts and not is_held(chosen):
+                        return False
+                    return any(search((p, *todo), dict(chosen), checks_parts) for p in options)
                 leaf, sign = self._literal(at)
                 if chosen.setdefault(leaf, sign) != sign:
                     return False
-            budget[0] -= 1
-            if budget[0] < 0:
-                raise _too_many_cases(fuel)
-            return holds(tuple(sorted(chosen.items())))
+            return is_held(chosen)
 
         parts = self.nodes[formula][1:] if self.nodes[formula][0] == "and" else (formula,)
         choices = [p for p in parts if self.nodes[p][0] == "or"]
-        if prod(len(self.nodes[p]) - 1 for p in choices) > FEW_CASES:
+        try:
+            if prod(len(self.nodes[p]) - 1 for p in choices) <= FEW_CASES:
+                return search((formula,), {}, False)
             certain = tuple(p for p in parts if self.nodes[p][0] != "or")
             parts = certain
             for choice in choices:
-                parts += (self.disjunction([p for p in self.nodes[choice][1:] if search((*certain, p), {})]),)
+                alone = [p for p in self.nodes[choice][1:] if search((*certain, p), {}, False)]
+                parts += (self.disjunction(alone),)
             if FALSE in parts:
                 return False
             formula = self.conjunction(parts)
-        return search((formula,), {})
+            left, budget[0] = budget[0], FEW_CASES
+            try:
+                return search((formula,), {}, False)
+            except _OutOfFuel:
+                budget[0] = left
+                return search((formula,), {}, True)
+        except _OutOfFuel:
+            raise _too_many_cases(fuel) from None
 
     def _literal(self, formula: int) -> SignedLeaf:
         node = self.nodes[formula]

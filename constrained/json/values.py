@@ -22,6 +22,7 @@ from .scalars import Scalars
 from .schema_nodes import SchemaNodes
 
 MAX_CASES = 256  # of the answers to observed schemas
+FEW_CASES = 16  # with more, schemas that exclude each other are looked for
 NUM_VALUES_DEPTH = 3  # levels of arrays and objects in which ``num_values`` counts
 
 
@@ -141,8 +142,11 @@ class Values:
         parts: list[int] = []
         num_cases = 0
 
-        def split(true: frozenset[int], false: frozenset[int]) -> bool:
-            """Whether all values with these answers meet the condition. Adds those that do to ``parts``."""
+        def split(true: frozenset[int], false: frozenset[int], implied: frozenset[int]) -> bool:
+            """Whether all values with these answers meet the condition. Adds those that do to ``parts``.
+
+            ``implied`` are false because those in ``true`` exclude them.
+            """
             nonlocal num_cases
             num_cases += 1
             if num_cases > MAX_CASES:
@@ -150,7 +154,11 @@ class Values:
                     f"{what} is asked {len(asked)} schemas at once, whose answers fall into more than {MAX_CASES} "
                     "cases; make the schemas exclude each other, or ask fewer"
                 )
-            unknown = everything - true - false
+            if num_cases > FEW_CASES:
+                for schema in everything - true - false - implied:
+                    if not self.satisfiable(formulas.conjunction([*true, schema])):
+                        implied |= {schema}
+            unknown = everything - true - false - implied
             if holds(true, unknown, True):
                 if false and holds(true, unknown | false, True):
                     false = frozenset()  # true for all answers to these too
@@ -161,11 +169,11 @@ class Values:
             if not self.satisfiable(formulas.conjunction([*true, *map(formulas.negation, false)])):
                 return True
             schema = min(unknown)
-            everywhere = split(true | {schema}, false)
-            return split(true, false | {schema}) and everywhere
+            everywhere = split(true | {schema}, false, implied)
+            return split(true, false | {schema}, implied) and everywhere
 
         everything = frozenset(asked)
-        return TRUE if split(frozenset(), frozenset()) else formulas.disjunction(parts)
+        return TRUE if split(frozenset(), frozenset(), frozenset()) else formulas.disjunction(parts)
 
     def _satisfiable(self, formula: int) -> bool:
         node = self.formulas.nodes[formula]

@@ -195,9 +195,10 @@ def test_a_wide_schema_compiles_and_a_deep_one_is_refused(vocabulary: Vocabulary
         ),
         (
             {
-                "allOf": [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(14)],
-                "additionalProperties": {"minimum": 2},
-                "maxProperties": 20,
+                "allOf": [
+                    {"anyOf": [{"properties": {"a": {"minimum": i}}}, {"properties": {"a": {"maxLength": i}}}]}
+                    for i in range(14)
+                ],
             },
             "more than 512 cases",
         ),
@@ -208,3 +209,28 @@ def test_a_schema_that_is_too_complex_is_refused_with_its_place(vocabulary: Voca
     with pytest.raises(GrammarTooComplex, match=says) as caught:
         compile("json_schema", json.dumps({"type": "object", **schema}), vocabulary)
     assert caught.value.where == "#/properties/outer/items"
+
+
+KINDS = ["string", "integer", "boolean", "null"]
+MANY_BRANCHES: list[Any] = [
+    # each property has a choice of its own: 1,024 cases together
+    {**O, "allOf": [{"anyOf": [{"properties": {f"x{i}": {"type": t}}} for t in KINDS]} for i in range(5)]},
+    # one property decides what else is asked
+    {**O, "properties": {"t": {"enum": [f"v{i}" for i in range(24)]}}, "required": ["t"],
+     "allOf": [{"if": {"properties": {"t": {"const": f"v{i}"}}}, "then": {"required": [f"r{i}"]}} for i in range(24)]},
+    {**O, "allOf": [{"anyOf": [{"required": [f"x{i}"]}, {"not": {"required": [f"x{(i + 1) % 12}"]}}]} for i in range(12)]},
+    {"allOf": [{"anyOf": [{"required": [f"x{i}"]}, {"required": [f"r{i}"]}]} for i in range(14)],
+     "additionalProperties": {"minimum": 2}, "maxProperties": 16},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", MANY_BRANCHES, ids=["types", "if", "implications", "pairs"])
+def test_alternatives_that_multiply_are_followed_without_multiplying_them(vocabulary: Vocabulary, schema: Any) -> None:
+    validator = jsonschema.Draft202012Validator(schema)
+    grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order="any")
+    for value in (
+        {}, {"x0": "a", "x1": 1, "x2": True, "x3": None, "x4": 2}, {"x0": [], "x1": 1}, {"x4": {}}, {f"x{i}": 1 for i in range(12)},
+        {"x1": 1, "x2": 2}, {"t": "v3", "r3": 1}, {"t": "v3", "r4": 1}, {"r23": 1, "t": "v23"}, {"t": "v24"}, {"t": "v0"},
+        {"xr"[i % 2] + str(i): 2 for i in range(14)}, {f"x{i}": 2 for i in range(13)}, [], {**{f"x{i}": 2 for i in range(13)}, "r13": 1},
+    ):  # fmt: skip
+        assert takes(grammar, as_json(value)) == validator.is_valid(value), value
