@@ -101,6 +101,10 @@ class Matcher:
         self._margin = MARGIN + (self.grammar.least_tokens or 0)
 
     @property
+    def has_limit(self) -> bool:
+        return self._limit < _NEVER
+
+    @property
     def free_until(self) -> int:
         """The number of tokens up to which the limit changes no mask."""
         return self._free_until
@@ -138,7 +142,7 @@ class Matcher:
         if not self._finished and self.error is None:
             try:
                 row = self._masks.of(self._configs[-1])
-                return self._closing_mask() if self._is_short() else row
+                return self._closing_mask() if self.is_short else row
             except GrammarError as error:
                 self.error = f"at position {self.num_tokens}: {error}"
         return self._only_end()
@@ -153,7 +157,7 @@ class Matcher:
         if token_id == vocabulary.eos:
             if not self._machine.may_end(self._configs[-1]):
                 return self._refuse(token_id, "the text may not end here")
-            if self._is_short() and self._limit > self.num_tokens:
+            if self.is_short and self._limit > self.num_tokens:
                 self._closed_from = min(self._closed_from, self.num_tokens)
             self._finished = True
             return True
@@ -165,7 +169,7 @@ class Matcher:
             return self._refuse(token_id, str(error))
         if following < 0:
             return self._refuse(token_id, "the grammar does not allow it")
-        if self._is_short():
+        if self.is_short:
             if not self._closing_mask()[token_id >> 5] >> (token_id & 31) & 1:
                 return self._refuse(token_id, f"no ending fits into the {self._limit} tokens after it")
             self._closed_from = min(self._closed_from, self.num_tokens)
@@ -177,7 +181,8 @@ class Matcher:
 
     # -- near the limit -----------------------------------------------------------------------------------------------
 
-    def _is_short(self) -> bool:
+    @property
+    def is_short(self) -> bool:
         """Whether the limit takes tokens out of this mask."""
         made = len(self._configs) - 1
         if made < self._free_until or self._finished:
@@ -198,7 +203,7 @@ class Matcher:
         return endings.most_after(config) >= left
 
     def _closing_mask(self) -> np.ndarray:
-        """The mask where ``_is_short``."""
+        """The mask where ``is_short``."""
         made = len(self._configs) - 1
         left, config = self._limit - made, self._configs[-1]
         if left <= 0:
@@ -214,7 +219,7 @@ class Matcher:
 
     def _only_token(self) -> int:
         """The one token that the mask allows; -1 if there are more."""
-        if not self._is_short():
+        if not self.is_short:
             return self._masks.only_token(self._configs[-1])
         words = np.flatnonzero(row := self._closing_mask())
         word = int(row[words[0]])

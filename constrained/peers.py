@@ -42,6 +42,7 @@ class PeerGrammar:
     compiled: Any
     prefix: bytes = b""
     unchecked: tuple[str, ...] = ()
+    least_tokens: None = None  # peers do not say how a text ends, so their texts are cut, not closed
 
     def matcher(self) -> "PeerMatcher":
         return PeerMatcher(self)
@@ -81,6 +82,14 @@ class PeerMatcher:
     @property
     def num_tokens(self) -> int:
         return len(self._tokens) + self._finished
+
+    @property
+    def has_limit(self) -> bool:
+        return False
+
+    @property
+    def is_closed_early(self) -> bool:
+        return False
 
     @property
     def state(self) -> int:

@@ -39,6 +39,8 @@ def meta_info(meta: GenMeta | SelectMeta | None) -> dict[str, Any]:
         "prefill_s": meta.prefill_s,
         "decode_s": meta.decode_s,
     }
+    if any(c.closed_by_budget for c in meta.candidates):
+        info["closed_by_budget"] = True
     if first.logprobs:
         info["output_token_logprobs"] = _triples(first.logprobs)
         info["output_top_logprobs"] = _tops(first.logprobs)
@@ -51,6 +53,7 @@ def meta_info(meta: GenMeta | SelectMeta | None) -> dict[str, Any]:
                 "completion_tokens": c.completion_tokens,
                 "finish_reason": {"type": c.finish_reason, "matched": c.matched_stop},
                 "output_ids": list(c.token_ids),
+                **({"closed_by_budget": True} if c.closed_by_budget else {}),
                 **({"output_token_logprobs": _triples(c.logprobs)} if c.logprobs else {}),
             }
             for c in meta.candidates

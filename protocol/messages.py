@@ -211,7 +211,8 @@ class Delta(Message, tag="delta"):
 class CandidateMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     """``finish_reason``: stop | length | abort | error. ``matched_stop``: the string or token id that ended it.
 
-    ``drafted_tokens`` were drafted and verified, and ``accepted_tokens`` of them accepted.
+    ``drafted_tokens`` were drafted and verified, and ``accepted_tokens`` of them accepted. ``closed_by_budget``: what
+    was left of ``max_tokens``, or of the context, took tokens out of a mask, so that the text ends in time.
     """
 
     finish_reason: str
@@ -222,6 +223,7 @@ class CandidateMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     forced_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    closed_by_budget: bool = False
 
 
 class TokenTrace(msgspec.Struct, frozen=True, array_like=True):

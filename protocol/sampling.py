@@ -198,6 +198,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             native=None,
         ),
     ] = False
+    finish: Annotated[
+        Literal["closed", "cut"],
+        Field(
+            "closed: a text under a grammar is complete within max_tokens; cut: it is cut there",
+            "closed or cut",
+            lambda v: v in ("closed", "cut"),
+            extension=True,
+        ),
+    ] = "closed"
     speculative: Annotated[
         bool | None,
         Field("let the engine guess tokens ahead, which changes no answer; None: as the run does", native=None),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...constrained.spec import GrammarError, GrammarSpec
-from ...protocol.errors import InternalError, InvalidGrammar, InvalidRequest, PhloemError
+from ...protocol.errors import InternalError, InvalidGrammar, InvalidParams, InvalidRequest, PhloemError
 from ...protocol.messages import CandidateMeta, GenMeta
 from ...protocol.ops import Gen
 from ...protocol.sampling import SamplingParams
@@ -75,7 +75,7 @@ class GenOps:
                 self._programs.fail_op(owner, op_state, _grammar_error(error))
                 return
             grammar = future.result()
-        if not self._programs.has_room(owner, op_state, extra=1 if op.params.max_tokens else 0):
+        if not self._has_room(owner, op_state, grammar):
             return
         generation = Generation(op_state, owner, now_s=self._programs.clock())
         given_back = self._give_back(owner, op.params)
@@ -99,6 +99,22 @@ class GenOps:
                 self._programs.scheduler.submit(
                     candidate.seq, max_new=op.params.max_tokens - made, min_new=max(least - made, 0)
                 )
+
+    def _has_room(self, owner: SequenceState, op_state: OpState, grammar: CompiledGrammar | None) -> bool:
+        """Whether ``max_tokens`` and the context have room for a text of the grammar; the op fails if not."""
+        op = op_state.op
+        assert isinstance(op, Gen)
+        most, least = op.params.max_tokens, None
+        if grammar is not None and most and op.params.finish == "closed":
+            least = grammar.least_tokens
+        if least is not None and most < least:
+            message = (
+                f"max_tokens={most}: the shortest text of the grammar has {least} tokens; give at least so many, or "
+                'finish="cut"'
+            )
+            self._programs.fail_op(owner, op_state, InvalidParams(message, where="max_tokens"))
+            return False
+        return self._programs.has_room(owner, op_state, extra=max(1, least or 0) if most else 0)
 
     def _finish_drawn(self, owner: SequenceState, op_state: OpState, op: Gen) -> None:
         """End the op with the candidates that it brings: nothing is computed."""
@@ -191,7 +207,15 @@ class GenOps:
             skip_special=params.skip_special_tokens,
             num_hidden=len(given_back),
         )
-        matcher = None if grammar is None else grammar.after(given_back).matcher()
+        matcher = None
+        if grammar is not None:
+            grammar = grammar.after(given_back)
+            matcher = grammar.matcher()
+            least = grammar.least_tokens
+            if least is not None and params.max_tokens and params.finish == "closed":
+                left = min(params.max_tokens, programs.context_len - len(seq.tokens))
+                # What is given back is generated anew; its tokens do not count, so there is room for the shortest text.
+                matcher.limit_rest(max(left, least) if given_back else left)
         candidate = Candidate(generation, index, seq, detokenizer=detokenizer, matcher=matcher, seed=seed)
         allowed = params.speculative
         if allowed is None:

@@ -121,6 +121,11 @@ class Candidate:
         return self.detokenizer.text
 
     @property
+    def is_closed_early(self) -> bool:
+        """Whether the tokens that were left took tokens out of a mask; then the text is complete."""
+        return self.matcher is not None and self.matcher.is_closed_early
+
+    @property
     def is_mid_text(self) -> bool:
         """Whether a streaming op holds output back: tokens that show no text yet, or part of a character."""
         return self.generation.op.stream and (bool(self.unsent_ids) or self.detokenizer.is_mid_character)
@@ -187,6 +192,9 @@ class Candidate:
         text = self.detokenizer.push(token_id)
         if self.detokenizer.is_hidden:
             self.num_generated -= 1  # the token only repeats text that was given back
+            if self.matcher is not None and self.matcher.has_limit:
+                most = self.generation.op.params.max_tokens - self.num_generated
+                self.matcher.limit_rest(min(most, context_len - len(self.seq.tokens)))
         if self.healing is not None and not self.detokenizer.num_hidden:
             self.healing, self.is_drafted = None, self.may_draft
         if self.detokenizer.matched_stop is not None:
@@ -196,7 +204,7 @@ class Candidate:
         if self.matcher is not None and self.num_generated >= params.min_tokens and self.matcher.must_end():
             return text + self._finish("stop")  # the grammar allows only an end token
         if self.num_generated >= params.max_tokens or len(self.seq.tokens) >= context_len:
-            return text + self._finish("length")
+            return text + self._finish("stop" if self.is_closed_early else "length")
         return text
 
     def _finish(self, reason: str) -> str:
@@ -213,6 +221,7 @@ class Candidate:
             forced_tokens=self.num_forced,
             drafted_tokens=self.num_drafted,
             accepted_tokens=self.num_accepted,
+            closed_by_budget=self.is_closed_early,
         )
 
 

@@ -33,12 +33,12 @@ class GrammarStates:
         return len(self._states) >= MOST_STATES or len(self._steps) >= MOST_STEPS
 
     def number_of(self, matcher: object) -> int:
-        """The number of ``matcher``'s state; -1 if the text has ended or another library compiled it."""
+        """The number of ``matcher``'s state; -1 if the text has ended or is to be closed, or a peer compiled it."""
         if not isinstance(matcher, Matcher):
             return -1
         mask = matcher.mask()
         state = matcher.state
-        if matcher.error is not None or state < 0:
+        if matcher.error is not None or state < 0 or matcher.is_short:
             return -1
         key = (matcher.grammar.machine, state)
         number = self._numbers.get(key)

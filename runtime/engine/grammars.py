@@ -58,7 +58,9 @@ class Grammars:
         vocabulary, peer = self._begun.result()
         if peer is not None:
             return cast(constrained.CompiledGrammar, compile_with(peer, spec, vocabulary))
-        return constrained.compile(spec.kind, spec.text, vocabulary, **spec.options)
+        grammar = constrained.compile(spec.kind, spec.text, vocabulary, **spec.options)
+        _ = grammar.least_tokens  # found here, so that no step has to wait for it
+        return grammar
 
     def wait_until_ready(self) -> None:
         """Return once the vocabulary's tables are made."""

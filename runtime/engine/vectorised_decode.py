@@ -86,6 +86,7 @@ class VectorisedDecode:
         self._is_eos[[i for i in tokenizer.eos_ids if i < vocab_size]] = True
         self._max_lens = np.zeros(max_rows, np.int64)  # tokens at which the candidate ends
         self._stops_at_eos = np.zeros(max_rows, np.bool_)
+        self._free_until = np.zeros(max_rows, np.int64)  # tokens up to which its limit of tokens changes no mask
         self._is_checked = np.zeros(max_rows, np.bool_)  # each of its tokens is accepted one by one
         self._is_streamed = np.zeros(max_rows, np.bool_)
         self._is_mid_text = np.zeros(max_rows, np.bool_)  # of a streamed row: its detokenizer holds text back
@@ -239,6 +240,7 @@ class VectorisedDecode:
         entry[1] += 1
         self._program_ids[row] = entry[0]
         self._states[row] = self._number(candidate)
+        self._free_until[row] = _free_until(candidate)
 
     def _observe(self, candidate: Candidate, ids: np.ndarray) -> None:
         """Tell the drafters of tokens for which no draft was run."""
@@ -347,7 +349,9 @@ class VectorisedDecode:
         if not len(rows):
             return
         ids = token_ids[ats]
-        is_checked = self._is_checked[rows] | (self._num_tokens[rows] + 1 >= self._max_lens[rows]) | (ids < 0)
+        num_tokens = self._num_tokens[rows] + 1
+        is_checked = self._is_checked[rows] | (num_tokens >= self._max_lens[rows]) | (ids < 0)
+        is_checked |= num_tokens >= self._free_until[rows]
         is_checked |= self._is_eos[ids] & self._stops_at_eos[rows]
         is_streamed = self._is_streamed[rows]
         if is_streamed.any():
@@ -428,6 +432,7 @@ class VectorisedDecode:
                 after = self._number(candidate)
                 self._grammar_states.learn(self._states.item(row), token_id, after)
                 self._states[row] = after
+                self._free_until[row] = _free_until(candidate)
         else:  # the grammar has forced more tokens
             self.remove(seq)
 
@@ -477,6 +482,14 @@ def _candidate_of(seq: Sequence) -> Candidate:
     candidate = seq.tag
     assert isinstance(candidate, Candidate)
     return candidate
+
+
+def _free_until(candidate: Candidate) -> int:
+    """The number of the sequence's tokens up to which a limit of tokens changes no mask."""
+    matcher = candidate.matcher
+    if matcher is None or not matcher.has_limit:
+        return 1 << 60
+    return len(candidate.seq.tokens) - matcher.num_tokens + matcher.free_until
 
 
 def _draw_of(seq: Sequence, at: int) -> Draw:

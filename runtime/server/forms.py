@@ -58,19 +58,24 @@ class Header:
 def usage_of(results: Iterable[Result]) -> dict[str, Any]:
     """Token counts over all prompts and candidates; a prompt counts once however many candidates it has."""
     prompt = cached = completion = forced = 0
+    is_closed = False
     for result in results:
         prompt += result.meta.prompt_tokens
         cached += result.meta.cached_tokens
         completion += sum(c.completion_tokens for c in result.meta.candidates)
         forced += sum(c.forced_tokens for c in result.meta.candidates)
+        is_closed |= any(c.closed_by_budget for c in result.meta.candidates)
     usage: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    if forced:
-        usage["completion_tokens_details"] = {"forced_tokens": forced}
+    details: dict[str, Any] = {"forced_tokens": forced} if forced else {}
+    if is_closed:
+        details["closed_by_budget"] = True
+    if details:
+        usage["completion_tokens_details"] = details
     return usage
 
 
@@ -401,6 +406,7 @@ class NativeForm:
                 "completion_tokens": meta.completion_tokens,
                 "cached_tokens": gen.cached_tokens,
                 "forced_tokens": meta.forced_tokens,
+                **({"closed_by_budget": True} if meta.closed_by_budget else {}),
                 "queue_s": gen.queue_s,
                 "prefill_s": gen.prefill_s,
                 "decode_s": gen.decode_s,

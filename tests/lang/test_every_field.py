@@ -33,6 +33,7 @@ BY_TYPE = {
 }
 BY_NAME = {
     "skip_special_tokens": False,
+    "finish": "cut",
     "regex": "[a-z]+",
     "json_schema": '{"type":"object"}',
     "ebnf": 'root ::= "a"',

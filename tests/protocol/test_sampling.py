@@ -36,7 +36,13 @@ def test_no_place_takes_a_sampling_parameter_that_has_no_row():
 @pytest.mark.parametrize("field", PARAMS, ids=lambda field: field.name)
 def test_defaults_have_no_faults_and_what_breaks_a_bound_is_named(field):
     assert field.holds(field.default) and not SamplingParams().faults()
-    wrong = {"int": -7, "float": -3.0, "int | None": 2**63, "tuple[str, ...]": ("",)}
+    wrong = {
+        "int": -7,
+        "float": -3.0,
+        "int | None": 2**63,
+        "tuple[str, ...]": ("",),
+        "typing.Literal['closed', 'cut']": "at once",
+    }
     kind = field.type.__name__ if isinstance(field.type, type) and "[" not in str(field.type) else str(field.type)
     if field.must_be:
         (fault,) = SamplingParams(**{field.name: wrong[kind]}).faults()[:1]
