@@ -73,11 +73,9 @@ def _with_rows(name: str, base: type[Strict], rows: _Rows, *, has_defaults: bool
 
 def _given(request: Strict, rows: _Rows) -> dict[str, Any]:
     """The parameters that ``request`` sets, by our names."""
-    values = {row.name: getattr(request, theirs) for theirs, row in rows.items() if row.part == "params"}
+    values = [(row, getattr(request, theirs)) for theirs, row in rows.items() if row.part == "params"]
     return {
-        name: as_strings(value) if isinstance(value, str | list) else value
-        for name, value in values.items()
-        if value is not None
+        row.name: as_strings(value) if row.type in _JSON_TYPES else value for row, value in values if value is not None
     }
 
 
