@@ -1,19 +1,18 @@
-"""What a fleet costs on the host, and how well its simulation predicts it.
+"""The cost of a fleet on the host, and the error of its simulation.
 
     python -m benchmarks.fleet index [--save]
     python -m benchmarks.fleet overhead [--model smollm2] [--rounds 60] [--save]
     python -m benchmarks.fleet real [--model smollm2] [--talks 60] [--rate 0.8] [--seeds 1 2 3] [--save]
 
-``index``: one match of a prompt of 1,000 tokens among 1 to 1,000 engines, in three cases: every engine holds all of the
-prompt, each holds another part of it (the slowest case), and none holds any. Then the time of an event of one block,
-and the bytes that a name takes, counted by the index and allocated by Python.
+``index``: the time to match a prompt of 1,000 tokens among 1 to 1,000 engines, in three cases: every engine holds the
+whole prompt, engines hold prefixes of different lengths (the slowest case), and no engine holds any of it. Then the
+time to apply an event of one block, and the bytes per name: as the index counts them, and as Python allocates them.
 
 ``overhead``: see ``fleet_overhead``. ``real``: see ``fleet_real``.
 """
 
 import argparse
 import gc
-import json
 import random
 import statistics
 import time
@@ -26,7 +25,7 @@ from phloem.cluster.index import CacheIndex
 from phloem.protocol.cache_events import BlocksStored, CacheEvents, CacheSnapshot
 from phloem.radix_cache import block_names
 
-from . import RESULTS, header
+from . import RESULTS, print_header, save
 from .fleet_overhead import measure_overhead
 from .fleet_real import measure_real
 
@@ -39,7 +38,7 @@ def frame(seq: int, names: tuple[bytes, ...], epoch: int = 1) -> CacheEvents:
 
 
 def filled(num_engines: int, parts: Callable[[int], int]) -> tuple[CacheIndex, list[bytes]]:
-    """An index of engines of which number i holds ``parts(i)`` blocks of a prompt, and 50 blocks of its own."""
+    """An index of engines; engine ``i`` holds the first ``parts(i)`` blocks of a prompt, and 50 blocks of its own."""
     rng = np.random.default_rng(0)
     names = block_names(rng.integers(0, 50_000, PROMPT_LEN), block_len=BLOCK_LEN)
     index = CacheIndex()
@@ -49,13 +48,13 @@ def filled(num_engines: int, parts: Callable[[int], int]) -> tuple[CacheIndex, l
     return index, names
 
 
-def median_s(act: Callable[[], object], *, repeats: int = 30, times: int = 20) -> tuple[float, float, float]:
+def call_s(function: Callable[[], object], *, repeats: int = 30, times: int = 20) -> tuple[float, float, float]:
     """Seconds of one call: median, best and worst of ``repeats`` means over ``times`` calls."""
     taken = []
     for _ in range(repeats):
         start_s = time.perf_counter()
         for _ in range(times):
-            act()
+            function()
         taken.append((time.perf_counter() - start_s) / times)
     return statistics.median(taken), min(taken), max(taken)
 
@@ -63,16 +62,16 @@ def median_s(act: Callable[[], object], *, repeats: int = 30, times: int = 20) -
 def match_times() -> dict[str, Any]:
     num_blocks = PROMPT_LEN // BLOCK_LEN
     cases: dict[str, Callable[[int], int]] = {
-        "all hold all": lambda i: num_blocks,
-        "each another part": lambda i: i % (num_blocks + 1),
-        "none": lambda i: 0,
+        "whole prompt": lambda i: num_blocks,
+        "different lengths": lambda i: i % (num_blocks + 1),
+        "nothing": lambda i: 0,
     }
     made: dict[str, Any] = {}
     print(f"match of {PROMPT_LEN:,} tokens, {num_blocks} blocks; median, best .. worst, microseconds:")
     for num_engines in (1, 8, 64, 1000):
         for case, parts in cases.items():
             index, names = filled(num_engines, parts)
-            times_s = median_s(lambda index=index, names=names: index.match(names))
+            times_s = call_s(lambda index=index, names=names: index.match(names))
             made[f"{num_engines}, {case}"] = times_s
             median, best, worst = (1e6 * value for value in times_s)
             print(f"  {num_engines:5,} engines  {case:18}{median:8.1f}  {best:8.1f} .. {worst:.1f}")
@@ -80,7 +79,7 @@ def match_times() -> dict[str, Any]:
 
 
 def event_time() -> float:
-    """Seconds for an event of one new block."""
+    """Seconds to apply an event of one new block."""
     rng = random.Random(0)
     index = CacheIndex()
     frames = [frame(seq, (rng.randbytes(16),)) for seq in range(1, 100_001)]
@@ -91,7 +90,7 @@ def event_time() -> float:
 
 
 def bytes_of_names(num_engines: int, num_names: int = 100_000) -> tuple[float, float]:
-    """Bytes a name: counted by ``num_bytes``, and allocated. Each name is held by one engine."""
+    """Bytes per name: as ``num_bytes`` counts them, and as Python allocates them. One engine holds each name."""
     rng = random.Random(0)
     gc.collect()
     tracemalloc.start()
@@ -122,8 +121,8 @@ def measure_index() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parsers = parser.add_subparsers(dest="what", required=True)
-    parsers.add_parser("index", help="matches, events and bytes of the index")
-    overhead = parsers.add_parser("overhead", help="what the client costs over that of one engine")
+    parsers.add_parser("index", help="times of matches and events, and bytes per name")
+    overhead = parsers.add_parser("overhead", help="times of FleetClient beside those of Client")
     overhead.add_argument("--model", default="smollm2")
     overhead.add_argument("--rounds", type=int, default=60)
     real = parsers.add_parser("real", help="two real engines against their simulation")
@@ -131,11 +130,10 @@ def main() -> None:
     real.add_argument("--talks", type=int, default=60, help="conversations of a run")
     real.add_argument("--rate", type=float, default=0.8, help="conversations that begin in a second")
     real.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="the first one fits the step times")
-    for one in parsers.choices.values():
-        one.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
+    for subparser in parsers.choices.values():
+        subparser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
     options = parser.parse_args()
-    about = header()
-    print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
+    about = print_header()
     match options.what:
         case "index":
             made = measure_index()
@@ -144,9 +142,7 @@ def main() -> None:
         case _:
             made = measure_real(options.model, num_talks=options.talks, rate=options.rate, seeds=options.seeds)
     if options.save:
-        path = RESULTS / f"fleet_{options.what}.json"
-        path.write_text(json.dumps({**about, "figures": made}, indent=1) + "\n")
-        print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
+        save(RESULTS / f"fleet_{options.what}.json", {**about, "figures": made})
 
 
 if __name__ == "__main__":
