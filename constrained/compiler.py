@@ -123,7 +123,7 @@ class Compiler:
             return state
 
         def regex_of(pattern: str, where: str) -> int:
-            return compile_regex(pattern, machine.expressions, anchored=True, where=where)
+            return compile_regex(pattern, machine.expressions, anchored=True, where=where, is_whole=False)
 
         tags = read_tags(spec.text)
         with machine.lock:

@@ -89,8 +89,9 @@ def _build(loaded: Loaded, masks: Masks, start: str) -> int:
             raise GrammarError(f"flag {''.join(sorted(refused))!r} is not supported", where=terminal.name)
         pattern = _LAZY_STRING.sub(lambda m: rf"(?:[^{m[1]}\\\n]|\\.)*{m[1]}", pattern)
         lexemes[terminal.name] = compile_regex(
-            pattern, ex, anchored=True, where=terminal.name, ignore_case="i" in flags, dot_all="s" in flags
-        )
+            pattern, ex, anchored=True, where=terminal.name, ignore_case="i" in flags, dot_all="s" in flags,
+            is_whole=False,
+        )  # fmt: skip
     for name, lexeme in lexemes.items():
         if ex.nullable[lexeme]:
             raise GrammarError("a terminal may not match the empty text; make it optional in the rules", where=name)

@@ -1,8 +1,9 @@
 """Regex text to an expression: the syntax that ECMA-262 and Python share.
 
 Groups capture nothing. Lazy quantifiers are read as greedy ones, which have the same language. ``\\d`` and ``\\w`` are
-ASCII. Refused by name: look-around, back-references, word boundaries, atomic groups, possessive quantifiers, and inline
-flags but ``i`` and ``s``.
+ASCII. A look-ahead is an intersection of what follows it, up to the end of the text, with a language or its complement.
+Refused by name: look-behind, look-ahead in most repeated groups, back-references, word boundaries, atomic groups,
+possessive quantifiers, and inline flags but ``i`` and ``s``.
 """
 
 from .code_points import (
@@ -17,12 +18,13 @@ from .code_points import (
     union,
     without_surrogates,
 )
-from .expressions import Expressions
+from .expressions import EMPTY, Expressions
 from .spec import GrammarError
-from .syntax import Alt, Anchor, Cat, Chars, Node, Rep, language, leaves
+from .syntax import Alt, Anchor, Cat, Chars, LookAhead, Node, Rep, language, leaves
 
 MAX_REPEAT = 100_000
 MAX_ANCHORED = 256  # alternatives with anchors
+MAX_UNROLLED = 16  # times that a group with a look-ahead in it may be repeated
 QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 SIMPLE = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0, "a": 7, "e": 27}
 CLASSES = {
@@ -44,14 +46,17 @@ POSIX = {
 
 def compile_regex(
     pattern: str, expressions: Expressions, *, anchored: bool, where: str = "", ignore_case: bool = False,
-    dot_all: bool = False, ecma: bool = False,
+    dot_all: bool = False, ecma: bool = False, is_whole: bool = True,
 ) -> int:  # fmt: skip
     """The language of ``pattern``. Without ``anchored`` a text matches where any part of it does, as in JSON Schema.
 
     ``ecma``: ``.`` and classes as ECMA-262 has them, not Python. ``where`` is named in errors.
+    ``is_whole``: nothing follows the texts, so that a look-ahead can be decided within them.
     Raises GrammarError for what is malformed or not supported.
     """
     tree = _PatternReader(pattern, where, ignore_case, dot_all, ecma).read()
+    if not is_whole and _has_look_ahead(tree):
+        raise GrammarError(f"regex {pattern!r}: look-ahead is not supported in a part of a text", where=where)
     return _lower(tree, expressions, anchored=anchored, pattern=pattern, where=where)
 
 
@@ -136,7 +141,7 @@ class _PatternReader:
                 self.at += 1  # lazy
             elif self.peek() == "+":
                 raise self.fail("possessive quantifiers are not supported")
-            if isinstance(node, Anchor):
+            if isinstance(node, Anchor | LookAhead):
                 return node if low else Cat(())
             node = Rep(node, low, high)
 
@@ -185,13 +190,14 @@ class _PatternReader:
 
     def group(self) -> Node | None:
         saved = self.ignore_case, self.dot_all
+        is_look_ahead, kind = False, ""
         if self.peek() == "?":
             self.at += 1
             kind = self.take()
             if kind == ":":
                 pass
             elif kind in "=!":
-                raise self.fail(f"look-ahead '(?{kind}' is not supported")
+                is_look_ahead = True
             elif kind == "<" and self.peek() in ("=", "!"):
                 raise self.fail(f"look-behind '(?<{self.peek()}' is not supported")
             elif kind == ">":
@@ -222,7 +228,7 @@ class _PatternReader:
             raise self.fail("'(' is never closed")
         self.at += 1
         self.ignore_case, self.dot_all = saved
-        return inner
+        return LookAhead(inner, kind == "!") if is_look_ahead else inner
 
     def escape(self) -> Node:
         c = self.peek()
@@ -347,13 +353,57 @@ class _PatternReader:
 def _lower(tree: Node, ex: Expressions, *, anchored: bool, pattern: str, where: str) -> int:
     branches = []
     for starts, ends, body in _anchors(tree, pattern, where):
-        parts = [language(part, ex, _no_rule) for part in body]
-        if not (anchored or starts):
-            parts.insert(0, ex.text)
-        if not (anchored or ends):
-            parts.append(ex.text)
-        branches.append(ex.concat(*parts))
+        rest = EMPTY if anchored or ends else ex.text
+        if any(_has_look_ahead(part) for part in body):
+            found = _before(Cat(body), rest, ex, pattern, where)
+        else:
+            found = ex.concat(*[language(part, ex, _no_rule) for part in body], rest)
+        branches.append(found if anchored or starts else ex.concat(ex.text, found))
     return ex.union(*branches)
+
+
+def _before(node: Node, rest: int, ex: Expressions, pattern: str, where: str) -> int:
+    """The language of ``node`` before the language ``rest``, which reaches to the end of the text."""
+    if not _has_look_ahead(node):
+        return ex.concat(language(node, ex, _no_rule), rest)
+    match node:
+        case LookAhead(_, is_negative):
+            seen = _seen(node, ex, pattern, where)
+            return ex.intersect(rest, ex.complement(seen) if is_negative else seen)
+        case Cat(parts):
+            for part in reversed(parts):
+                rest = _before(part, rest, ex, pattern, where)
+            return rest
+        case Alt(parts):
+            return ex.union(*[_before(part, rest, ex, pattern, where) for part in parts])
+        case Rep(inner, low, high) if high is not None and high <= MAX_UNROLLED:
+            found = rest
+            for _ in range(high - low):
+                found = ex.union(rest, _before(inner, found, ex, pattern, where))
+            for _ in range(low):
+                found = _before(inner, found, ex, pattern, where)
+            return found
+        case Rep(Cat((LookAhead(_, True) as look, Chars(ranges))), low, None) if rest in (EMPTY, ex.text) and not low:
+            if rest == ex.text:
+                return rest
+            # ((?!x).)* to the end of the text: no character of the text begins an x.
+            seen = ex.intersect(_seen(look, ex, pattern, where), ex.concat(ex.any_char, ex.text))
+            return ex.intersect(ex.repeat(ex.chars(ranges), 0, None), ex.complement(ex.concat(ex.text, seen)))
+    raise GrammarError(f"regex {pattern!r}: look-ahead in this repeated group is not supported", where=where)
+
+
+def _seen(look: LookAhead, ex: Expressions, pattern: str, where: str) -> int:
+    """The texts up to their end that begin with what a look-ahead looks for."""
+    found = []
+    for starts, ends, body in _anchors(look.inner, pattern, where):
+        if starts:
+            raise GrammarError(f"regex {pattern!r}: '^' in a look-ahead is not supported", where=where)
+        found.append(_before(Cat(body), EMPTY if ends else ex.text, ex, pattern, where))
+    return ex.union(*found)
+
+
+def _has_look_ahead(node: Node) -> bool:
+    return any(isinstance(leaf, LookAhead) for leaf in leaves(node))
 
 
 def _no_rule(name: str) -> int:
@@ -381,7 +431,10 @@ def _anchors(node: Node, pattern: str, where: str) -> list[tuple[bool, bool, tup
                     for starts2, ends2, body2 in _anchors(part, pattern, where):
                         if (starts2 and not _may_be_empty(body)) or (ends and not _may_be_empty(body2)):
                             continue  # text before ^ or after $: this alternative matches nothing
-                        both = (*(() if starts2 else body), *(() if ends else body2))
+                        # what stands before ^ or after $ matches the empty text; a look-ahead still looks
+                        before = _look_aheads(body, pattern, where) if starts2 else body
+                        after = _look_aheads(body2, pattern, where) if ends else body2
+                        both = (*before, *after)
                         joined.append((starts or starts2, ends or ends2, both))
                 found = joined
                 if len(found) > MAX_ANCHORED:
@@ -399,6 +452,16 @@ def _anchors(node: Node, pattern: str, where: str) -> list[tuple[bool, bool, tup
     raise AssertionError(node)
 
 
+def _look_aheads(parts: tuple[Node, ...], pattern: str, where: str) -> tuple[Node, ...]:
+    """The parts that are look-aheads."""
+    found = tuple(part for part in parts if isinstance(part, LookAhead))
+    if len(found) < sum(_has_look_ahead(part) for part in parts):
+        raise GrammarError(
+            f"regex {pattern!r}: look-ahead in a group before '^' or after '$' is not supported", where=where
+        )
+    return found
+
+
 def _may_be_empty(parts: tuple[Node, ...]) -> bool:
     def empty(node: Node) -> bool:
         match node:
@@ -408,6 +471,8 @@ def _may_be_empty(parts: tuple[Node, ...]) -> bool:
                 return any(empty(p) for p in inner)
             case Rep(inner, low, _):
                 return low == 0 or empty(inner)
+            case LookAhead():
+                return True
         return False
 
     return all(empty(p) for p in parts)

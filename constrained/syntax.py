@@ -40,12 +40,20 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAhead:
+    """What follows has to begin with ``inner``, or must not (``is_negative``)."""
+
+    inner: "Node"
+    is_negative: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RuleName:
     name: str
     line: int
 
 
-Node = Literal | Chars | Cat | Alt | Rep | Anchor | RuleName
+Node = Literal | Chars | Cat | Alt | Rep | Anchor | LookAhead | RuleName
 
 
 def leaves(node: Node) -> Iterator[Node]:
@@ -62,7 +70,7 @@ def leaves(node: Node) -> Iterator[Node]:
 
 
 def language(node: Node, ex: Expressions, rule: Callable[[str], int]) -> int:
-    """The expression of a node without anchors; ``rule(name)`` is that of a rule it refers to."""
+    """The expression of a node without anchors and look-ahead; ``rule(name)`` is that of a rule it refers to."""
     match node:
         case Literal(text):
             return ex.literal(text.encode(errors="surrogatepass")) if text else EMPTY

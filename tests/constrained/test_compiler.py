@@ -19,7 +19,7 @@ def test_same_grammar_is_compiled_once(vocabulary: Vocabulary) -> None:
     ("kind", "text", "message"),
     [
         ("regex", "(a", "'\\(' is never closed"),
-        ("regex", "a(?=b)", "look-ahead '\\(\\?=' is not supported"),
+        ("regex", "a(?<=b)", "look-behind '\\(\\?<=' is not supported"),
         ("regex", "(a)\\1", "back-reference"),
         ("regex", "a{2,1}", "bounds the wrong way round"),
         ("json_schema", "{", "the schema is not JSON"),

@@ -1,4 +1,5 @@
 # ruff: noqa: E501
+import itertools
 import re
 
 import interegular
@@ -65,7 +66,7 @@ def test_unicode_classes(pattern: str, inside: str, outside: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("(?=a)", "look-ahead"), ("(?!a)", "look-ahead"), ("(?<=a)", "look-behind"), ("(?<!a)", "look-behind"),
+        ("((?!a)b)+", "look-ahead in this repeated group"), ("a(?=^b)", "'\\^' in a look-ahead"), ("(?<=a)", "look-behind"), ("(?<!a)", "look-behind"),
         ("\\bword", "word boundary"), ("(a)\\1", "back-reference"), ("a*+", "possessive"), ("(?>a)", "atomic"),
         ("[a", "ends too early"), ("a)", "unbalanced"), ("(a", "never closed"), ("*", "nothing to repeat"),
         ("a{100001}", "limit of 100,000"), ("\\p{Klingon}", "unknown Unicode class 'Klingon'"), ("[z-a]", "wrong way round"),
@@ -75,6 +76,28 @@ def test_unicode_classes(pattern: str, inside: str, outside: str) -> None:
 def test_what_is_not_supported_is_refused_by_name(pattern: str, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         compile_regex(pattern, Expressions(), anchored=True, where="#/pattern")
+
+
+LOOK_AHEADS = [
+    "^(?!ab)[ab]+$", "(?!ab)a", "^(?=.*a)(?=.*b).{2,}$", "^a(?=b|$)", "a(?!b)", "^(?:(?!ab).)*$", "^(a|(?=b)b(?!b)|aa)$",
+    "(?=ab)a|(?!a)b", "^((?=a)ab?){0,2}$", "(?!.*bb)^a", "^(?!(?!a)b)", "^(?=a$)", "b$(?!a)", "^(?![^b]*b$)a", "(?!$)a?b",
+    "^(?!(ab|ba)$)[ab]{2}$", "^(?:(?!aa)[ab])*", "^(?!a$|b$).*$", "(a|b(?=b)){2}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", LOOK_AHEADS)
+def test_look_aheads_are_those_of_python(pattern: str) -> None:
+    ex = Expressions()
+    found = compile_regex(pattern, ex, anchored=False)
+    whole = compile_regex(f"(?:{pattern})", ex, anchored=True)
+    for text in ["".join(t) for n in range(6) for t in itertools.product("abc", repeat=n)]:
+        assert ex.matches(found, text.encode()) == bool(re.search(pattern, text)), text
+        assert ex.matches(whole, text.encode()) == bool(re.fullmatch(pattern, text)), text
+
+
+def test_a_look_ahead_in_a_part_of_a_text_is_refused() -> None:
+    with pytest.raises(GrammarError, match="look-ahead is not supported in a part of a text"):
+        compile_regex("a(?=b)", Expressions(), anchored=True, is_whole=False)
 
 
 atoms = st.sampled_from(["a", "b", "[ab]", "[^a]", ".", "é", "\\d", "(a|b)", "(ab|a)", "()"])
