@@ -1,6 +1,39 @@
 """Grammars of many kinds, each with texts that are in it."""
 
 # ruff: noqa: E501
+import json
+from collections.abc import Iterator
+
+_WORDS = "The quick brown fox jumps over the lazy dog, and then it sleeps for ten hours."
+
+
+def _counted_strings() -> Iterator[tuple[str, str, list[str]]]:
+    """Patterns that count, with bounds on the length beside them and without."""
+    for pattern, text in (
+        (r"^(\S+\s+){0,19}\S+$", _WORDS),
+        (r"^(?:\S+\s+){0,49}\S+$", _WORDS),
+        (r"^(\w+\s?){1,30}$", _WORDS.replace(",", "").replace(".", "")),
+        (r"^([^,]+,){0,99}[^,]+$", "red,green,dark blue," * 4 + "white"),
+        (r"^(a|ab){0,50}$", "aababaab" * 2),
+        (r"^((\w+ ){1,5}\n){0,20}$", "one two three \nfour five \n" * 3),
+        (r"^([^\n]{0,80}\n){0,60}[^\n]{0,80}$", _WORDS[:70] + "\n" + _WORDS[:60]),
+        (r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.){0,9}[a-z]{2,63}$", "docs.some-site.example.org"),
+        (r"^(?!org\.)([a-z]+\.){0,9}[a-z]+$", "com.example.plugin.entry"),
+    ):
+        for bounds in ({}, {"maxLength": 200}, {"maxLength": 5000}, {"minLength": 10, "maxLength": 200}):
+            schema = {"type": "string", "pattern": pattern, **bounds}
+            yield (
+                f"{pattern} {', '.join(f'{k} {v}' for k, v in bounds.items())}",
+                json.dumps(schema),
+                [json.dumps(text)],
+            )
+    fields = {
+        f"f{n}": {"type": "string", "pattern": rf"^(\S+\s+){{0,{n}}}\S+$", "maxLength": 9 * n} for n in (19, 29, 49)
+    }
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    yield "three fields", json.dumps(schema), [json.dumps(dict.fromkeys(fields, _WORDS))]
+    yield "three alternatives", json.dumps({"anyOf": list(fields.values())}), [json.dumps(_WORDS)]
+
 
 # name: (kind, grammar, texts)
 GRAMMARS: dict[str, tuple[str, str, list[str]]] = {
@@ -166,4 +199,32 @@ GRAMMARS: dict[str, tuple[str, str, list[str]]] = {
     "regex: date": ("regex", r"(19|20)\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", ["1999-12-31", "2024-02-29"]),
     "regex: .{0,500}": ("regex", ".{0,500}", ["Any text of moderate length, up to five hundred characters."]),
     "regex: words": ("regex", r"([A-Z][a-z]+ ){2,5}[A-Z][a-z]+\.", ["The Quick Brown Fox.", "Ada Lovelace Wrote Notes."]),
+    "regex: fifty words": ("regex", r"(?:\S+\s+){0,49}\S+", [_WORDS, "one"]),
+    "regex: a hundred items": ("regex", r"([^,]+,){0,99}[^,]+", [", ".join(["red", "green", "dark blue"] * 12)]),
+    "regex: ambiguous counts": ("regex", r"(\w+\s?){1,60}", [_WORDS.replace(",", "").replace(".", "")]),
+    "regex: counts in counts": ("regex", r"((\w+ ){1,5}\n){0,20}", ["one two three \nfour five \n" * 6]),
+    "regex: look-ahead": ("regex", r"(?!admin)(?=.*[0-9])[a-z0-9_]{4,30}", ["ada_1815", "user_number_7"]),
+    "lines (ebnf)": (
+        "ebnf",
+        'root ::= line{1,40}\nline ::= item ("," item){0,19} "\\n"\nitem ::= [^,\\n]{1,30}',
+        ["name,born,city\nAda Lovelace,1815,London\n" * 4],
+    ),
+    "nested five deep (ebnf)": (
+        "ebnf",
+        "root ::= a\n"
+        + "".join(f'{x} ::= "(" ({y} ","?){{0,5}} ")" | [0-9]{{1,3}}\n' for x, y in zip("abcde", "bcdef", strict=True))
+        + "f ::= [0-9]+",
+        ["((1,2,(3,(4,5),6)),(7,8),9)"],
+    ),
+    "words of 500 (ebnf)": (
+        "ebnf",
+        'root ::= word (", " word){0,30}\nword ::= ' + " | ".join(f'"name{i * 7919 % 10_007}x"' for i in range(500)),
+        [", ".join(f"name{i * 7919 % 10_007}x" for i in range(7, 500, 60))],
+    ),
+    "rows (lark)": (
+        "lark",
+        'start: row~1..100\nrow: CELL ("," CELL)~0..19 "\\n"\nCELL: /[^,\\n]{1,40}/',
+        ["name,born,city\nAda Lovelace,1815,London\n" * 4],
+    ),
+    **{f"pattern: {name}": ("json_schema", schema, texts) for name, schema, texts in _counted_strings()},
 }  # fmt: skip

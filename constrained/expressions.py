@@ -460,7 +460,7 @@ class Expressions:
         match node[0]:
             case "set":
                 return EMPTY if node[1] >> byte & 1 else NOTHING
-            case "endless":
+            case "endless" | "padding":
                 return NOTHING
             case "word":
                 return self._words((node[1][1:],), 0, 1, 0) if node[1][0] == byte else NOTHING
@@ -725,6 +725,8 @@ class Expressions:
                 return node[2] * least(node[1])
             case "endless":
                 return 0
+            case "padding":
+                return node[1]
         return 1  # set, chars, tail
 
     def _search_shortest(self, expr: int) -> None:
@@ -803,6 +805,24 @@ class Expressions:
                 return self.shortest(node[1])
         return None
 
+    def padding(self, count: int) -> int:
+        """``count`` characters that are counted and that no text has: what stands before has a smaller bound."""
+        return self._make(("padding", count), False, True, True, 1) if count else EMPTY
+
+    def least_padding(self, expr: int) -> int | None:
+        """How many characters of padding a text that ends here lacks at least; None if none may end here."""
+        if self.nullable[expr]:
+            return 0
+        node = self.nodes[expr]
+        match node[0]:
+            case "padding":
+                return node[1]
+            case "cat" if self.nullable[node[1]]:
+                return self.least_padding(node[2])
+            case "or":
+                return min((n for n in map(self.least_padding, node[1:]) if n is not None), default=None)
+        return None
+
     def length_bound(self, expr: int) -> tuple[int, int, int | None] | None:
         """A language of texts, and how many characters they have at least and at most, if the expression is that."""
         node = self.nodes[expr]
@@ -828,7 +848,7 @@ class Expressions:
         ``shortest`` text of what may follow fits. None where that is not known."""
         found = self.length_bound(expr)
         if found is None:
-            return None
+            return self._padded(expr)
         inner, low, high = found
         shortest = self.shortest(inner)
         if shortest is None:
@@ -841,6 +861,20 @@ class Expressions:
             inner = self.intersect(inner, self.repeat(self.any_char, low, None))
             return None if self.shortest(inner) is None else (inner, 0, high)
         return inner, low, high
+
+    def _padded(self, expr: int) -> tuple[int, int, int | None] | None:
+        """``counted`` for alternatives with different upper bounds."""
+        parts: list[tuple[int, int]] = []  # with their bounds
+        for part in self._parts(expr) if self.nodes[expr][0] == "or" else ():
+            inner, low, high = self.counted(part) or (part, 0, None)
+            if low or not self.is_plain[inner]:
+                return None
+            parts.append((inner, self.longest(inner) if high is None else high))
+        most = max((bound for _, bound in parts), default=NO_TEXT)
+        if most == NO_TEXT:
+            return None
+        padded = [self.concat(inner, self.padding(most - bound)) for inner, bound in parts]
+        return self.union(*padded), 0, most
 
     def _has_all_lengths(self, expr: int, low: int, high: int | None) -> bool:
         """Whether what may follow in the language surely has a text in each range of ``high - low + 1`` lengths."""

@@ -95,6 +95,7 @@ class Scalars:
                 lambda row: self._fill_string(row, exprs, spelling),
                 counted=min(spelling.counted, 2),
                 left=(self.ex.shortest(exprs[0]) or 0) if spelling.counted else 0,
+                padding=(self.ex.least_padding(exprs[0]) or 0) if spelling.counted else 0,
                 inside_string=base,
                 loops=loops and exprs[0] == self.ex.text,
             )
@@ -154,7 +155,7 @@ class Scalars:
             if hi > 0x20:
                 row[max(lo, 0x20) : hi] = self._string(to, _after(spelling, lo))
         row[QUOTE] = row[BACKSLASH] = 0
-        if ex.nullable[exprs[0]]:
+        if ex.least_padding(exprs[0]) is not None if spelling.counted else ex.nullable[exprs[0]]:
             bits = 0
             for i, e in enumerate(exprs[1:] if tagged < 0 else exprs[2:]):
                 bits |= ex.nullable[e] << i

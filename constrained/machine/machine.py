@@ -90,6 +90,7 @@ class Machine:
             (walk.LOCAL, np.int32),
             (walk.COUNTED, np.uint8),
             (walk.CHARS_LEFT, np.int32),
+            (walk.PADDING, np.int32),
             (walk.LAZY, np.uint8),
             (walk.LOOPS, np.uint8),
             (walk.ACCEPTING, np.uint8),
@@ -167,6 +168,7 @@ class Machine:
         local: int = 0,
         counted: int = 0,
         left: int = 0,
+        padding: int = 0,
         accepting: bool = False,
         inside_string: int = -1,
         loops: bool = False,
@@ -179,6 +181,7 @@ class Machine:
         ``local``: the index that a frame's filter looks up.
         ``counted``: 1 between two characters of a string whose characters are counted in aux, 2 within a character.
         ``left``: how many characters of a counted string have to follow, one that has begun included.
+        ``padding``: by how many characters the bound is smaller for a counted string that ends here.
         ``accepting``: the text may end here.
         ``inside_string``: a state that allows the same tokens within a string; the state itself if it is the first.
         ``loops``: every character of a string that needs no escape leads back to this state.
@@ -203,6 +206,7 @@ class Machine:
         if counted:
             arrays[walk.COUNTED][state] = counted
             arrays[walk.CHARS_LEFT][state] = left
+            arrays[walk.PADDING][state] = padding
             self.counted_states.add(state)
         if accepting:
             self.accepting.add(state)

@@ -26,9 +26,9 @@ _Key = tuple[int, ...]
 class _Inner(NamedTuple):
     """A walk that stopped where the frame below the value is popped; it holds for every such frame.
 
-    ``exits`` [n, 4]: node, result, whether the node's byte belongs to the value, characters before it; in the order of
-    the nodes. ``needs`` uint16 [32 * words]: of a counted string, the characters that each token brings and that have
-    to follow it; ``most``: the largest of an allowed token.
+    ``exits`` [n, 5], in the order of the nodes: node, result, whether the node's byte belongs to the value, characters
+    before it, their padding. ``needs`` uint16 [32 * words]: of a counted string, the characters that each token brings
+    and that have to follow it; ``most``: the largest of an allowed token.
     """
 
     key: tuple[int, int, int]
@@ -181,7 +181,7 @@ class Masks:
             low, high = key[-2:]
             if high < inner.most:
                 mask = np.packbits(inner.needs <= max(high, 0), bitorder="little").view(np.uint32)
-            exits = exits[(exits[:, 3] >= low) & (exits[:, 3] <= high)]
+            exits = exits[(exits[:, 3] >= low) & (exits[:, 3] + exits[:, 4] <= high)]
         if not len(exits):
             return mask, 0
         mask = mask.copy()
@@ -260,7 +260,7 @@ class Masks:
             needs = np.full(32 * self.vocabulary.num_words, MAX_NEED + 1, np.uint16)
             exits = self.walker.from_state(trie, mask, state, aux, stack, needs)
             most = int(needs.max(where=needs <= MAX_NEED, initial=0))
-            most = max(most, int(exits[:, 3].max(initial=0)))
+            most = max(most, int((exits[:, 3] + exits[:, 4]).max(initial=0)))
             return _Inner(key, _frozen(mask), trie, exits[np.argsort(exits[:, 0])], needs, most)
         inside = self._inside_of(state, barrier)
         if inside is None:

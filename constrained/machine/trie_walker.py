@@ -21,7 +21,7 @@ class TrieWalker:
         self._wanted = np.zeros((2048, 3), np.int64)
         machine.set_array(walk.WANTED, self._wanted)
         machine.control[walk.WANTED_SIZE] = len(self._wanted)
-        self._exits = np.zeros((0, 4), np.int64)
+        self._exits = np.zeros((0, 5), np.int64)
         self._room_for_exits(256)
         self._noted = np.zeros(0, np.int64)
         self._room_for_notes(vocabulary.trie.num_nodes)  # pages that are never touched cost no memory
@@ -56,7 +56,7 @@ class TrieWalker:
     def from_state(
         self, trie: np.ndarray, mask: np.ndarray, state: int, aux: int, stack: int, needs: np.ndarray | None = None
     ) -> np.ndarray:
-        """Set the bits of the trie's tokens that a configuration allows; the exits [n, 4] that the walk met, valid
+        """Set the bits of the trie's tokens that a configuration allows; the exits [n, 5] that the walk met, valid
         until the next walk. ``needs``: see ``walk_trie``."""
         control = self.machine.control
         self.machine.begin()

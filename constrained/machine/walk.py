@@ -27,9 +27,9 @@ UNKNOWN, REFUSED, ASKED = 0, -1, -2  # row entries: missing; the byte is refused
     HASH_KEYS, HASH_VALUES, HASH_MASK, STACK_FRAME, STACK_PARENT, STACK_DEPTH, STACK_LIMIT, SPACE_DELTA, SPACE_CLASS,
     TOKEN_BYTES, TOKEN_OFFSETS, LAZY, LOOPS, SCRATCH, LOWEST, OUT_STATE, OUT_AUX, OUT_STACK, MISS_A, MISS_B,
     STATE_AT, AUX_AT, STACK_AT, WANTED, WANTED_SIZE, EXITS, EXITS_SIZE, NUM_EXITS,
-    ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED, CHARS_LEFT, NEEDS, MISS_BYTE,
-) = range(47)  # fmt: skip
-CONTROL_SIZE = 47
+    ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED, CHARS_LEFT, NEEDS, MISS_BYTE, PADDING,
+) = range(48)  # fmt: skip
+CONTROL_SIZE = 48
 
 # Slots of a trie's array of addresses.
 (
@@ -149,8 +149,12 @@ def _transition(control, s, aux, k, byte):
                 if count > 0:
                     if np.int64(_i32(control[STACK_DEPTH])[k]) < control[LOWEST]:
                         control[LOWEST] = _i32(control[STACK_DEPTH])[k]
-                    if byte == 34 and count == 1 and aux < _i64(control[FRAME_LOW])[stack_frame[k]]:
-                        return DEAD, s, aux, k
+                    if byte == 34 and count == 1:
+                        frame = stack_frame[k]
+                        if aux < _i64(control[FRAME_LOW])[frame]:
+                            return DEAD, s, aux, k
+                        if _i32(control[PADDING])[s] > _i64(control[FRAME_HIGH])[frame] - aux:
+                            return DEAD, s, aux, k
                 if code >= PUSH:
                     top = _push(control, code - PUSH, k)
                     if top < 0:
@@ -278,7 +282,8 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     node -1 is the whole trie. Written out:
       ``out`` [capacity, 5]: the regions where an entry was missing;
       ``WANTED`` [capacity, 3]: the missing entries (kind, a, b), each once;
-      ``EXITS`` [capacity, 4]: where a barrier frame was popped (node, result, taken, characters counted before);
+      ``EXITS`` [capacity, 5]: where a barrier frame was popped (node, result, taken, characters counted before, their
+      padding);
       ``NEEDS`` uint16 [V], unless it is 0: per allowed token, the characters of a counted string that it brings and
       that have to follow it;
       ``NOTED``: inner nodes that lead to an accepting state, unless ``NUM_NOTED`` is negative.
@@ -315,6 +320,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     has_needs = control[NEEDS] != 0
     needs = _u16(control[NEEDS])
     left = _i32(control[CHARS_LEFT])
+    padding = _i32(control[PADDING])
     exits = _i64(control[EXITS])
     state_at = _i64(control[STATE_AT])
     aux_at = _i64(control[AUX_AT])
@@ -398,10 +404,11 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
             if status in (EXIT, EXIT_AFTER):
                 if num_exits >= control[EXITS_SIZE]:
                     return SHORT_OF_EXITS, num_wanted
-                exits[4 * num_exits] = at
-                exits[4 * num_exits + 1] = control[MISS_B]
-                exits[4 * num_exits + 2] = 1 if status == EXIT_AFTER else 0
-                exits[4 * num_exits + 3] = aux_at[d - 1]
+                exits[5 * num_exits] = at
+                exits[5 * num_exits + 1] = control[MISS_B]
+                exits[5 * num_exits + 2] = 1 if status == EXIT_AFTER else 0
+                exits[5 * num_exits + 3] = aux_at[d - 1]
+                exits[5 * num_exits + 4] = padding[state_at[d - 1]]
                 num_exits += 1
             elif status != DEAD:
                 if num_out >= len(out):

@@ -90,6 +90,24 @@ def test_masks_of_counted_patterns_equal_their_definition(pattern: str, low: int
         assert matcher.is_accepting() == (text in valid)
 
 
+def test_alternatives_with_bounds_of_their_own_make_no_state_for_each_length(vocabulary: Vocabulary) -> None:
+    parts = [(r"^(\S+ )*\S+$", 90), (r"^[^,]+$", 60), (r"^([^,]*,){0,20}$", 70), (r"^a*$", 5)]
+    schema = {"anyOf": [{"type": "string", "pattern": p, "maxLength": n} for p, n in parts]}
+    grammar = Compiler(vocabulary).compile(GrammarSpec("json_schema", json.dumps(schema)))
+    texts = [f"{word * n}{end}" for word in ("a", "a ", "a,", "aa", " ") for n in range(91) for end in ("", "a", ",")]
+    for text in texts:
+        valid = any(re.search(p, text) and len(text) <= n for p, n in parts)
+        assert takes(grammar, f'"{text}"') == valid, text
+    matcher = Compiler(vocabulary).compile(GrammarSpec("json_schema", json.dumps(schema))).matcher()
+    machine, made = matcher.grammar.machine, []
+    for text in ['"the', *[" the"] * 20]:
+        before = machine.num_states
+        for token in encode(vocabulary, text):
+            assert is_set(matcher.mask(), token) and matcher.accept(token)
+        made.append(machine.num_states - before)
+    assert max(made[3:12]) <= 4, made
+
+
 @pytest.mark.parametrize("limits", [{}, {"maxLength": 120}, {"minLength": 10, "maxLength": 120}])
 @pytest.mark.parametrize(
     ("pattern", "words"),
