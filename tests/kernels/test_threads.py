@@ -21,7 +21,9 @@ from phloem.kernels.cpu.entry import Entry
 from phloem.kernels.cpu.pool import Pool, has_pool
 from phloem.kernels.cpu.vector import get_i64, put_f64, put_i64, take_number
 
-needs_pool = pytest.mark.skipif(not has_pool(), reason="this system has no pool")
+needs_pool = pytest.mark.skipif(
+    not has_pool(), reason="no pool here: kernels run on torch's threads, see tests/kernels/test_ops.py"
+)
 
 
 @cfunc(types.void(types.int64))

@@ -91,7 +91,7 @@ def test_another_device_gets_no_more_of_the_table_than_the_step_reads() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; its twin is the test above, on meta")
 def test_a_gpu_gets_the_rows_of_the_step() -> None:
     rng = np.random.default_rng(0)
     table = np.full((8, MAX_LEN), -1, dtype=np.int32)

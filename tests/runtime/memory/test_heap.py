@@ -7,7 +7,7 @@ import pytest
 import torch
 from phloem.runtime.memory import KVPool, heap, return_freed_memory, unmap_library_code
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads memory sizes in /proc, which only Linux has")
 
 
 def resident(kind: str) -> int:

@@ -86,7 +86,7 @@ def test_a_model_that_cannot_be_loaded_is_the_engines_own_error():
         serve(EngineConfig(model="/no/such/model"), port=0)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the engines in /proc, which only Linux has")
 def test_a_signal_while_the_model_loads_leaves_no_process_behind(tiny_model_path):
     with process(tiny_model_path) as started:
         wait_until(lambda: bool(children(started.pid)))
@@ -96,7 +96,7 @@ def test_a_signal_while_the_model_loads_leaves_no_process_behind(tiny_model_path
         wait_until(lambda: not any(map(is_alive, engines)))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the engines in /proc, which only Linux has")
 def test_a_signal_ends_server_and_engine_and_running_answers_get_their_time(tiny_model_path):
     with process(tiny_model_path) as started:
         url = address(started)
