@@ -15,7 +15,9 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +125,12 @@ def measure(model: str, schemas: list[dict[str, Any]], max_tokens: int) -> dict[
                 tally = tallies[style]
                 made, seconds = _run(engine, batch, style, max_tokens, begin)
                 tally.seconds += seconds
-                for (prompt, schema, _), completion in zip(batch, made, strict=True):
-                    tally.answers.append(_judged(engine, prompt, schema, completion))
-            print(
-                f"  {begin + len(batch)} of {len(asked)}", {s: t.report(set())["finished"] for s, t in tallies.items()}
-            )
+                with ThreadPoolExecutor(CONCURRENT) as pool:
+                    tally.answers += pool.map(partial(_judged, engine), batch, made)
+            _show(begin + len(batch), len(asked), tallies)
     finally:
         engine.shutdown()
-    paired = {i for i in range(len(asked)) if all(t.answers[i].logprob is not None for t in tallies.values())}
+    paired = _finished_in_all(tallies)
     return {
         "model": model,
         "schemas": len(schemas),
@@ -141,11 +141,21 @@ def measure(model: str, schemas: list[dict[str, Any]], max_tokens: int) -> dict[
     }
 
 
+def _finished_in_all(tallies: dict[str, Tally]) -> set[int]:
+    by_prompt = zip(*(tally.answers for tally in tallies.values()), strict=True)
+    return {i for i, answers in enumerate(by_prompt) if all(a.is_finished for a in answers)}
+
+
+def _show(done: int, total: int, tallies: dict[str, Tally]) -> None:
+    print(f"{done} of {total}", flush=True)
+    for style, tally in tallies.items():
+        print(f"  {style}: {tally.report(_finished_in_all(tallies))}", flush=True)
+
+
 def _run(
     engine: Any, batch: list[tuple[str, dict[str, Any], float]], style: str, max_tokens: int, seed: int
 ) -> tuple[list[Any], float]:
     """The answers, all at once, and the seconds they took."""
-    from concurrent.futures import ThreadPoolExecutor
 
     def one(i: int) -> Any:
         prompt, schema, temperature = batch[i]
@@ -158,14 +168,18 @@ def _run(
     return made, time.perf_counter() - begin
 
 
-def _judged(engine: Any, prompt: str, schema: dict[str, Any], completion: Any) -> Answer:
+def _judged(engine: Any, asked: tuple[str, dict[str, Any], float], completion: Any) -> Answer:
+    prompt, schema, _ = asked
     candidate = completion.meta.candidates[0]
     is_finished = candidate.finish_reason == "stop"
     logprobs: list[float] = []
     if is_finished:
-        options = {"max_tokens": 1, "return_logprob": True, "temperature": 0}
-        start = engine.generate(prompt, **options, logprob_start_len=0).meta.prompt_tokens
-        scored = engine.generate(prompt + completion.text, **options, logprob_start_len=start)
+        scored = engine.generate(
+            prompt + completion.text,
+            max_tokens=1,
+            return_logprob=True,
+            logprob_start_len=completion.meta.prompt_tokens,
+        )
         logprobs = [each.logprob for each in scored.meta.prompt_logprobs if each.logprob is not None]
     return Answer(
         candidate.completion_tokens,

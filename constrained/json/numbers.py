@@ -4,21 +4,32 @@ A bounded number is spelled without an exponent. Zeros may trail behind the poin
 same integer in JSON Schema. Numbers without bounds may have an exponent.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from math import gcd
+from typing import NamedTuple
 
 from ..expressions import EMPTY, NOTHING, Expressions
 from ..spec import GrammarError, GrammarTooComplex
 
 MAX_DIGITS = 400
-MAX_DECIMALS = 17
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     value: Decimal
     is_inclusive: bool
+
+
+class Digits(NamedTuple):
+    """How many digits a number has before and behind the point."""
+
+    whole: int
+    decimals: int
+
+
+USUAL_DIGITS = Digits(18, 17)  # of canonical spellings; 17 digits tell any two doubles apart
 
 
 class Numbers:
@@ -33,9 +44,9 @@ class Numbers:
         sign = ex.union(EMPTY, self.minus)
         self.natural = ex.union(ex.literal(b"0"), ex.concat(self._digits(1, 9), ex.repeat(self.digit, 0, None)))
         self.zeros = ex.union(EMPTY, ex.concat(self.point, ex.repeat(ex.literal(b"0"), 1, None)))
-        not_zero = ex.concat(sign, self._digits(1, 9), ex.repeat(self.digit, 0, None))
-        self.canonical_integer = ex.union(ex.literal(b"0"), not_zero)
-        self._canonical: dict[int, int] = {}
+        self._sign = sign
+        self._canonical: dict[tuple[int, Digits], int] = {}
+        self._digits_of: dict[int, Digits] = {}
         self._integers: set[int] = set()  # expressions of which every text is an integer
         self.fraction = ex.union(EMPTY, ex.concat(self.point, ex.repeat(self.digit, 1, None)))
         self.plain = ex.concat(sign, self.natural, self.fraction)
@@ -50,9 +61,7 @@ class Numbers:
         plus_minus = ex.union(EMPTY, ex.bytes_in(1 << ord("+") | 1 << ord("-")))
         exponent = ex.union(EMPTY, ex.concat(mark, plus_minus, below_309))
         self.any = ex.concat(self.plain, exponent)
-        # at most 17 decimals, so that a model cannot write zeros without end; 17 digits tell any two doubles apart
-        decimals = ex.union(EMPTY, ex.concat(self.point, ex.repeat(self.digit, 1, MAX_DECIMALS)))
-        self.short = ex.concat(sign, self.natural, decimals, exponent)
+        self._exponent = exponent
         # d.ddd e16 and above, with at most 16 decimals, is an integer whatever its digits are
         from_16 = ex.union(
             ex.concat(ex.literal(b"1"), self._digits(6, 9)),
@@ -71,34 +80,64 @@ class Numbers:
     def distinct(self) -> int:
         """Spellings of some numbers, one spelling for each of them: for counting different numbers."""
         fraction = self.ex.concat(self.point, self.ex.repeat(self.digit, 0, 16), self._digits(1, 9))
-        return self.ex.concat(self.canonical_integer, self.ex.union(EMPTY, fraction))
+        return self.ex.concat(self.canonical_integer(USUAL_DIGITS.whole), self.ex.union(EMPTY, fraction))
+
+    def _up_to(self, num_digits: int) -> int:
+        """Positive integers of at most so many digits."""
+        return self.ex.concat(self._digits(1, 9), self.ex.repeat(self.digit, 0, num_digits - 1))
+
+    def canonical_integer(self, num_digits: int) -> int:
+        """Integers of at most so many digits, without point and exponent."""
+        return self.ex.union(self.ex.literal(b"0"), self.ex.concat(self._sign, self._up_to(num_digits)))
+
+    def short(self, digits: Digits) -> int:
+        """Numbers of at most so many digits, with or without an exponent."""
+        ex = self.ex
+        whole = ex.union(ex.literal(b"0"), self._up_to(digits.whole))
+        part = ex.union(EMPTY, ex.concat(self.point, ex.repeat(self.digit, 1, digits.decimals)))
+        return ex.concat(self._sign, whole, part, self._exponent)
 
     def _digits(self, low: int, high: int) -> int:
         return self.ex.bytes_in((1 << (0x30 + high + 1)) - (1 << (0x30 + low))) if low <= high else NOTHING
 
-    def canonical(self, expr: int) -> int:
-        """The preferred spellings in a language of numbers.
+    def canonical(self, expr: int, digits: Digits = USUAL_DIGITS) -> int:
+        """The preferred spellings in a language of numbers: of at most so many digits, integers among them in a
+        language of integers without point and exponent. All spellings if there are none of these.
 
-        In a language of integers: those without point and exponent. In any other: those with at most ``MAX_DECIMALS``
-        decimals, or all spellings if there are none of those.
+        An exponent has at most three digits in any language.
         """
-        if expr == self.any:
-            return self.short
-        if expr in (self.integer, self.plain_integer):
-            return self.canonical_integer
-        found = self._canonical.get(expr)
+        key = (expr, digits)
+        found = self._canonical.get(key)
         if found is None:
-            found = expr
-            try:
-                if expr in self._integers or self.ex.is_subset(expr, self.plain_integer):
-                    found = self.ex.alive(self.ex.intersect(expr, self.canonical_integer))
-                else:
-                    short = self.ex.intersect(expr, self.short)
-                    found = short if self.ex.is_nonempty(short) else expr
-            except GrammarTooComplex:
-                pass  # all spellings are kept
-            self._canonical[expr] = found
+            found = self._canonical[key] = self._make_canonical(expr, digits)
         return found
+
+    def _make_canonical(self, expr: int, digits: Digits) -> int:
+        ex = self.ex
+        if expr == self.any:
+            return self.short(digits)
+        if expr in (self.integer, self.plain_integer, self.pointless_integer):
+            return self.canonical_integer(digits.whole)
+        try:
+            if expr in self._integers or ex.is_subset(expr, self.plain_integer):
+                preferred = ex.alive(ex.intersect(expr, self.canonical_integer(digits.whole)))
+            else:
+                preferred = ex.intersect(expr, self.short(digits))
+            return preferred if ex.is_nonempty(preferred) else expr
+        except GrammarTooComplex:
+            return expr
+
+    def digits_for(self, *exprs: int) -> Digits:
+        """The usual digits, or more where the bounds and values that the languages were made from have more."""
+        known = (self._digits_of.get(expr, USUAL_DIGITS) for expr in exprs)
+        return Digits(*map(max, zip(USUAL_DIGITS, *known, strict=True)))
+
+    def _made_from(self, expr: int, parts: Iterable[int], *values: Decimal | None) -> int:
+        """Note the digits of the languages and values that a language was made from."""
+        digits = [self.digits_for(expr, *parts)]
+        digits += [Digits(v.adjusted() + 1, -int(v.as_tuple().exponent)) for v in values if v is not None]
+        self._digits_of[expr] = Digits(*map(max, zip(*digits, strict=True)))
+        return expr
 
     def without_exponents(self, expr: int) -> int:
         """The language's spellings that have no exponent."""
@@ -110,6 +149,15 @@ class Numbers:
         """Plain spellings of one number."""
         bound = Bound(value, True)
         return self.between(bound, bound)
+
+    def equal_to_any(self, values: list[Decimal]) -> int:
+        """Plain spellings of some numbers."""
+        parts = list(map(self.equal_to, values))
+        return self._made_from(self.ex.union(*parts), parts)
+
+    def intersect(self, *parts: int) -> int:
+        """The numbers that are in all of the languages."""
+        return self._made_from(self.ex.intersect(*parts), parts)
 
     def multiple_of(self, step: Decimal, *, integer: bool = False, where: str = "") -> int:
         """Plain spellings of the multiples of ``step``, or of the integers among them."""
@@ -129,7 +177,7 @@ class Numbers:
         if modulus == 1 and scale == 0:
             return self.plain_integer
         well_formed = self.plain_integer if integer else self.plain
-        return self.ex.intersect(well_formed, self.ex.multiple_of(modulus, scale))
+        return self._made_from(self.ex.intersect(well_formed, self.ex.multiple_of(modulus, scale)), (), step)
 
     def between(self, low: Bound | None, high: Bound | None, *, integer: bool = False, where: str = "") -> int:
         """Plain spellings of the numbers, or integers, between the bounds."""
@@ -142,6 +190,7 @@ class Numbers:
         found = self._between.get(key)
         if found is None:
             found = self._between[key] = self._make_between(low, high, integer)
+            self._made_from(found, (), low and low.value, high and high.value)
             if integer:
                 self._integers.add(found)
         return found

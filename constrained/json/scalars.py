@@ -285,7 +285,11 @@ class Scalars:
             ends = -1
             if ex.nullable[exprs[0]]:
                 ends = machine.result(sum(1 << i for i, e in enumerate(exprs[1:]) if ex.nullable[e]))
-            return machine.add_state(lambda row: self.fill_number(row, exprs[0], exprs[1:]), ends=ends)
+            state = machine.add_state(lambda row: self.fill_number(row, exprs[0], exprs[1:]), ends=ends)
+            near = tuple([self._reach.without_far_bounds(e) for e in exprs])
+            if near != exprs:
+                machine.set_twin(state, lambda: self._number(near))
+            return state
 
         return machine.state(("number", exprs), make)
 

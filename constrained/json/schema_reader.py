@@ -173,8 +173,8 @@ class SchemaReader:
                 words = [v.encode() for v in options if isinstance(v, str) and _is_encodable(v)]
                 return formulas.leaf("string", self.schemas.ex.one_of(words)) if words else FALSE
             case "number":
-                exprs = [self.values.numbers.equal_to(Decimal(v)) for v in options if is_number(v)]
-                return formulas.leaf("number", self.schemas.ex.union(*exprs)) if exprs else FALSE
+                values = [Decimal(v) for v in options if is_number(v)]
+                return formulas.leaf("number", self.values.numbers.equal_to_any(values)) if values else FALSE
             case "array":
                 return formulas.disjunction([self._this_array(v) for v in options if isinstance(v, list)])
         return formulas.disjunction([self._this_object(v) for v in options if isinstance(v, dict)])
@@ -217,7 +217,7 @@ class SchemaReader:
             parts.append(numbers.between(low, high, integer=integer))
         if not parts:
             return self.formulas.leaf("number", numbers.integer) if integer else TRUE
-        return self.formulas.leaf("number", self.schemas.ex.intersect(*parts))
+        return self.formulas.leaf("number", numbers.intersect(*parts))
 
     def _array(self) -> list[int]:
         schema, arrays = self.schema, self.values.arrays

@@ -350,7 +350,8 @@ class Values:
             if any(w not in (self.numbers.any, NOTHING) for w in watched):
                 number = self.numbers.without_exponents(number)  # observers judge plain spellings only
             if self.canonical:
-                number = self.numbers.canonical(number)
+                leaves = self.formulas.leaves(self.expand(must, "number"))
+                number = self.numbers.canonical(number, self.numbers.digits_for(*(leaf[1] for _, leaf in leaves)))
             self.scalars.fill_number(row, number, watched)
         array = self.expand(must, "array")
         if array != FALSE:

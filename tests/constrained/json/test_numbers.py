@@ -194,3 +194,61 @@ def test_numbers_that_may_be_fractions_keep_their_points(vocabulary: Vocabulary)
     assert takes(grammar, "1.0") and takes(grammar, "0.50") and takes(grammar, "1") and not takes(grammar, "1.01")
     not_whole = compile("json_schema", '{"type": "number", "not": {"type": "integer"}}', vocabulary)
     assert takes(not_whole, "1.5") and not takes(not_whole, "1.0") and not takes(not_whole, "1")
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize(
+    "schema", [{"type": "integer"}, {"type": "number"}, {}, {"multipleOf": 3}, {"not": {"const": 5}}], ids=str
+)
+def test_numbers_without_bounds_have_at_most_18_digits_unless_asked(
+    vocabulary: Vocabulary, schema: dict[str, Any], sign: str
+) -> None:
+    canonical = compile("json_schema", json.dumps(schema), vocabulary)
+    any_way = compile("json_schema", json.dumps(schema), vocabulary, numbers="any")
+    nines = sign + 18 * "9"
+    assert takes(canonical, nines) and takes(any_way, nines) and takes(any_way, nines + "9")
+    assert not takes(canonical, nines + "9")
+    if schema == {"type": "number"}:
+        assert takes(canonical, sign + "1e22") and takes(canonical, nines + ".25E-307")
+        assert not takes(canonical, sign + "1e1000") and not takes(canonical, "1e-1000")
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside", "outside"),
+    [
+        ({"const": 10**25}, ["1" + 25 * "0"], ["1" + 26 * "0"]),
+        ({"enum": [1, 10**20, 10**30]}, ["1", "1" + 20 * "0", "1" + 30 * "0"], ["10"]),
+        ({"enum": [0.5, "0.1234567890123456789"]}, ["0.5"], ["0." + "1234567890123456789"]),
+        ({"type": "integer", "maximum": 10**25}, ["1" + 25 * "0", 25 * "9", "-" + 26 * "9"], ["1" + 26 * "0", "-" + 27 * "9"]),
+        ({"type": "integer", "minimum": 10**25}, ["1" + 25 * "0", 26 * "9"], [27 * "9", "5"]),
+        ({"type": "integer", "minimum": -5, "maximum": 10**25, "multipleOf": 10}, [24 * "9" + "0"], [25 * "9"]),
+        ({"allOf": [{"type": "integer"}, {"maximum": 10**20}]}, ["1" + 20 * "0"], [21 * "9"]),
+        ({"type": "number", "exclusiveMinimum": 10**20}, ["1" + 20 * "0" + ".5", 21 * "9"], [18 * "9", "1" + 20 * "0"]),
+        ({"type": "integer", "not": {"maximum": 10**20}}, [21 * "9"], ["1" + 20 * "0"]),
+    ],
+)  # fmt: skip
+def test_a_schema_that_names_longer_numbers_gets_them(
+    vocabulary: Vocabulary, schema: Any, inside: list[str], outside: list[str]
+) -> None:
+    grammar = compile("json_schema", json.dumps(schema), vocabulary)
+    assert [text for text in inside if not takes(grammar, text)] == []
+    assert [text for text in outside if takes(grammar, text)] == []
+
+
+def test_long_decimals_beside_short_ones_are_kept(vocabulary: Vocabulary) -> None:
+    grammar = compile("json_schema", '{"enum": [0.5, 0.1234567890123456789, 2]}', vocabulary)
+    assert all(takes(grammar, text) for text in ("0.5", "0.1234567890123456789", "2"))
+    step = compile("json_schema", '{"multipleOf": 0.00000000000000000001, "maximum": 1}', vocabulary)
+    assert takes(step, "0.00000000000000000003")
+
+
+def test_a_counted_digit_costs_no_mask_of_its_own(vocabulary: Vocabulary) -> None:
+    """Masks of a number are shared where no token reaches the limit."""
+    grammar = compile("json_schema", '{"type": "array", "items": {"type": "integer"}}', vocabulary)
+    matcher = grammar.matcher()
+    rows = []
+    for byte in b"[9999999999":
+        assert matcher.accept(byte)
+        rows.append(grammar.masks.of(matcher._configs[-1]))
+    # of the digits after the first one; tokens have at most two
+    assert len({id(row) for row in rows[1:]}) == 1
