@@ -6,8 +6,9 @@
 clients for structured output send them. Each schema is asked for twice, by the names of its properties and by its own
 text, once greedily and once drawn at temperature 0.7. Prompts, seeds and limits are the same in each style, and the
 styles take turns batch by batch. An answer is *finished* if it ends within ``--max-tokens``. Its
-likelihood is the model's log-probability of its text after the prompt, without a grammar, of finished answers alone;
-*paired* figures are of the prompts whose answers are finished in every style.
+likelihood is the model's log-probability of its text after the prompt, without a grammar; that of its *value* is of
+the value as ``json.dumps`` writes it, so that it is the same text for equal answers. Both are of the prompts whose
+answers are finished in every style (*paired*).
 """
 
 import argparse
@@ -33,13 +34,14 @@ MAX_SCHEMA = 1_200  # characters; longer schemas leave a small model no room
 
 @dataclass(slots=True)
 class Answer:
-    """One answer of one style. ``logprob``: of its text, None unless it is finished."""
+    """One answer of one style. ``logprob``: of its text, 0 unless it is finished."""
 
     tokens: int
     forced: int
     is_finished: bool
     is_valid: bool
-    logprob: float | None
+    logprob: float
+    value_logprob: float
     num_scored: int
     text: str
 
@@ -51,7 +53,7 @@ class Tally:
 
     def report(self, paired: set[int]) -> dict[str, Any]:
         answers = self.answers
-        finished = [a for a in answers if a.logprob is not None]
+        finished = [a for a in answers if a.is_finished]
         both = [answers[i] for i in sorted(paired)]
         tokens = sum(a.tokens for a in answers)
         return {
@@ -65,10 +67,9 @@ class Tally:
             "paired": {
                 "answers": len(both),
                 "tokens_per_answer": _mean([a.tokens for a in both]),
-                "logprob_per_answer": _mean([a.logprob or 0.0 for a in both]),
-                "logprob_per_token": round(
-                    sum(a.logprob or 0.0 for a in both) / max(sum(a.num_scored for a in both), 1), 3
-                ),
+                "logprob_per_answer": _mean([a.logprob for a in both]),
+                "value_logprob_per_answer": _mean([a.value_logprob for a in both]),
+                "logprob_per_token": round(sum(a.logprob for a in both) / max(sum(a.num_scored for a in both), 1), 3),
             },
         }
 
@@ -172,24 +173,27 @@ def _judged(engine: Any, asked: tuple[str, dict[str, Any], float], completion: A
     prompt, schema, _ = asked
     candidate = completion.meta.candidates[0]
     is_finished = candidate.finish_reason == "stop"
-    logprobs: list[float] = []
+    logprobs, of_value = [], []
     if is_finished:
-        scored = engine.generate(
-            prompt + completion.text,
-            max_tokens=1,
-            return_logprob=True,
-            logprob_start_len=completion.meta.prompt_tokens,
-        )
-        logprobs = [each.logprob for each in scored.meta.prompt_logprobs if each.logprob is not None]
+        start = completion.meta.prompt_tokens
+        logprobs = _logprobs(engine, prompt + completion.text, start)
+        of_value = _logprobs(engine, prompt + json.dumps(json.loads(completion.text), ensure_ascii=False), start)
     return Answer(
         candidate.completion_tokens,
         candidate.forced_tokens,
         is_finished,
         is_finished and _is_valid(completion.text, schema),
-        sum(logprobs) if is_finished else None,
+        sum(logprobs),
+        sum(of_value),
         len(logprobs),
         completion.text,
     )
+
+
+def _logprobs(engine: Any, text: str, start: int) -> list[float]:
+    """Of each token of the text from ``start`` on."""
+    scored = engine.generate(text, max_tokens=1, return_logprob=True, logprob_start_len=start)
+    return [each.logprob for each in scored.meta.prompt_logprobs if each.logprob is not None]
 
 
 def _is_valid(text: str, schema: dict[str, Any]) -> bool:

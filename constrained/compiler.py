@@ -170,9 +170,10 @@ def compiler_of(vocabulary: Vocabulary) -> Compiler:
 def compile(kind: GrammarKind, text: str, vocabulary: Vocabulary, **options: str | int | bool) -> CompiledGrammar:
     """Compile a grammar for a vocabulary; see ``GrammarSpec`` for the text of each kind.
 
-    Options of ``json_schema``: ``property_order`` (schema, any), ``whitespace`` (flexible, neat, compact), ``format``
+    Options of ``json_schema``: ``property_order`` (schema, any), ``whitespace`` (neat, flexible, compact), ``format``
     (enforce, annotate), ``numbers`` (canonical: integers of at most 18 digits without point and exponent, others with
-    at most 18 digits and 17 decimals, unless the schema names longer ones; any), ``on_unsupported`` (refuse, check_after); the first of each is the default. Raises ``GrammarError``.
+    at most 18 digits and 17 decimals, unless the schema names longer ones; any), ``on_unsupported`` (refuse,
+    check_after); the first of each is the default. Raises ``GrammarError``.
     """
     if not isinstance(text, str):
         raise TypeError(f"the text of a grammar is a str, not {type(text).__name__}; json.dumps makes one of a schema")

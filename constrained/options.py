@@ -5,7 +5,7 @@ from .spec import GrammarError, GrammarSpec
 # The first value of each is the default.
 JSON_OPTIONS: dict[str, tuple[str, ...]] = {
     "property_order": ("schema", "any"),
-    "whitespace": ("flexible", "neat", "compact"),
+    "whitespace": ("neat", "flexible", "compact"),
     "format": ("enforce", "annotate"),
     "numbers": ("canonical", "any"),
     "on_unsupported": ("refuse", "check_after"),

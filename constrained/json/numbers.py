@@ -132,10 +132,10 @@ class Numbers:
         known = (self._digits_of.get(expr, USUAL_DIGITS) for expr in exprs)
         return Digits(*map(max, zip(USUAL_DIGITS, *known, strict=True)))
 
-    def _made_from(self, expr: int, parts: Iterable[int], *values: Decimal | None) -> int:
+    def _made_from(self, expr: int, parts: Iterable[int], *values: Decimal) -> int:
         """Note the digits of the languages and values that a language was made from."""
         digits = [self.digits_for(expr, *parts)]
-        digits += [Digits(v.adjusted() + 1, -int(v.as_tuple().exponent)) for v in values if v is not None]
+        digits += [Digits(v.adjusted() + 1, -int(v.as_tuple().exponent)) for v in values]
         self._digits_of[expr] = Digits(*map(max, zip(*digits, strict=True)))
         return expr
 
@@ -190,7 +190,7 @@ class Numbers:
         found = self._between.get(key)
         if found is None:
             found = self._between[key] = self._make_between(low, high, integer)
-            self._made_from(found, (), low and low.value, high and high.value)
+            self._made_from(found, (), *(bound.value for bound in (low, high) if bound is not None))
             if integer:
                 self._integers.add(found)
         return found
