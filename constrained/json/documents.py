@@ -54,7 +54,7 @@ class Place:
     pointer: str
     base: str
     scope: tuple[str, ...] = ()
-    dialect: Dialect = Dialect("")
+    dialect: Dialect = field(default=Dialect(""), compare=False, hash=False)
 
 
 def read_json(text: str) -> Json:
