@@ -40,8 +40,12 @@ class InnerValues(Protocol):
         """A lower bound of how many different values satisfy the formula, at most ``most``."""
         ...
 
-    def has_another_of_each_kind(self, formula: int) -> bool:
-        """Whether two values satisfy the formula of each kind that does, literals aside, and there is such a kind."""
+    def num_of_each_kind(self, formula: int, most: int) -> int:
+        """A lower bound of how many values of each kind, literals aside, satisfy the formula, at most ``most``."""
+        ...
+
+    def listed(self, formula: int) -> tuple[str | bool | None, ...] | None:
+        """The values that satisfy the formula if they are all strings of a list or literals; else None."""
         ...
 
     def weakest(self, asked: Sequence[int], holds: Callable[[Set[int], Set[int], bool], bool], what: str) -> int:

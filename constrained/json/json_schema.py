@@ -17,8 +17,8 @@ from .values import Values
 
 OF_NO_VALUE = ("has", "names", "minp", "maxp")  # leaves that ask nothing of the values of properties
 UNENFORCED = (
-    "uniqueItems where a schema may ask for repeated items: under not, if or contains, in a branch of oneOf that "
-    "others overlap, beside contains, or within the items of such an array"
+    "uniqueItems where an array may have to repeat an item (under not, if, contains or an overlapping branch of "
+    "oneOf), beside contains, prefixItems or several schemas of the items"
 )
 
 
@@ -130,13 +130,11 @@ class Schemas:
 
 
 def _unenforced_unique_items(values: Values, root: int) -> list[str]:
-    """Where ``uniqueItems`` stands but cannot be enforced.
+    """Where ``uniqueItems`` stands but cannot be enforced, because what an array has to repeat cannot be followed.
 
-    An array's items are compared as they are read, so no formula may ask for arrays that repeat items: no negation of
-    the schema, which ``oneOf`` of overlapping branches contains, and no count of items that satisfy it.
     Raises GrammarTooComplex for arrays that need more different items than were found.
     """
-    formulas = values.formulas
+    formulas, arrays = values.formulas, values.arrays
     found: dict[str, None] = {}
     todo = [(root, True)]
     seen: set[tuple[int, bool]] = set()
@@ -157,12 +155,10 @@ def _unenforced_unique_items(values: Values, root: int) -> list[str]:
             todo += [(inner, of_members) for rule in rules for inner in values.objects.properties.rules[rule].values]
             leaves = [leaf for _, leaf in formulas.leaves(array)]
             of_items = is_asked and is_positive(array)
-            if any(leaf[0] == "unique" for leaf in leaves):
-                if not of_items:
-                    found[values.schemas.pointer(node)] = None
-                else:
-                    values.arrays.check_clauses(array)
-                of_items = False  # an item must differ from those before it: a negation
+            if not all(map(arrays.can_follow_repeats, (array,) if is_asked else (array, formulas.negation(array)))):
+                found[values.schemas.pointer(node)] = None
+            else:
+                arrays.check_different(array)
             todo += [(inner, of_items) for leaf in leaves if leaf[0] == "items" for inner in (*leaf[1], leaf[2])]
             todo += [(leaf[1], False) for leaf in leaves if leaf[0] == "contains"]
     return list(found)

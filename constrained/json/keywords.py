@@ -15,7 +15,6 @@ ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "example", "$comment", "deprecated", "readOnly", "writeOnly",
     "$schema",
 ))  # fmt: skip
-MAX_UNIQUE = 24  # listed values of unique items: 24 take 0.25 s to compile, 64 take 3 s
 FIRST_KINDS: dict[str, tuple[Kind, ...]] = {
     "object": ("object",),
     "array": ("array",),
@@ -106,24 +105,3 @@ def number_bounds(schema: Json) -> tuple[Bound | None, Bound | None]:
         return max(bounds, key=lambda b: (sign * b.value, not b.is_inclusive), default=None)
 
     return tightest("minimum", "exclusiveMinimum", 1), tightest("maximum", "exclusiveMaximum", -1)
-
-
-def item_values(schema: Json) -> list[Json] | None:
-    """The scalars that all items are bound to, if the schema lists at most ``MAX_UNIQUE``; else None."""
-    items = schema.get("items")
-    if not isinstance(items, dict) or "prefixItems" in schema:
-        return None
-    if "const" in items:
-        listed = [items["const"]]
-    elif "enum" in items:
-        listed = items["enum"]
-    elif items.get("type") == "boolean":
-        listed = [False, True]
-    elif items.get("type") == "null":
-        listed = [None]
-    else:
-        return None
-    if not isinstance(listed, list) or any(isinstance(v, (dict, list)) for v in listed):
-        return None
-    values = list({(type(v) is bool, v): v for v in listed}.values())  # 1 and 1.0 are one, 1 and true are not
-    return values if len(values) <= MAX_UNIQUE else None

@@ -15,10 +15,11 @@ EAGER_NODES = 4096  # the rows of a bigger trie are made one by one, when first 
 
 
 class NameTrie:
-    """The trie of ``names``, whose classes are 1, 2, ...; ``other`` is the state inside any other name."""
+    """The trie of ``names``, whose classes are 1, 2, ...; ``other`` is the state inside any other name, 0 for none."""
 
     def __init__(self, machine: Machine, other: int, names: tuple[str, ...]) -> None:
         self.machine = machine
+        self._has_others = other > 0
         words = [spelled(name) for name in names]
         self._sorted = np.array(sorted(range(len(names)), key=words.__getitem__), np.int32)
         data = np.frombuffer(b"".join(words) + b"\0", np.uint8)
@@ -44,7 +45,7 @@ class NameTrie:
         self.start = machine.num_states
         if is_plain.all() and self.num_nodes <= EAGER_NODES:
             self._beside = np.full(self.num_nodes, other, np.int64)
-            machine.add_states(self.num_nodes, self._fill, inside_string=other)
+            machine.add_states(self.num_nodes, self._fill, inside_string=other or -1)
             self._fill_all(other)
         else:
             self._beside = np.zeros(self.num_nodes, np.int64)
@@ -54,7 +55,7 @@ class NameTrie:
                 self._beside[n] = max(int(machine.row(beside)[byte]), 0) if beside else 0
             self.start = machine.num_states
             machine.add_states(self.num_nodes, self._fill)
-            for n in np.flatnonzero(self._beside == other).tolist():
+            for n in np.flatnonzero(self._beside == other).tolist() if other else ():
                 machine.inside_string[self.start + n] = other
         self._filters: dict[tuple[int, bool], int] = {}
 
@@ -91,7 +92,7 @@ class NameTrie:
                 data = np.frombuffer(names.to_bytes(count // 8 + 1, "little"), np.uint8)
                 chosen = np.unpackbits(data, bitorder="little")[:count]
                 sums = np.concatenate([[0], np.cumsum(chosen[self._sorted])])
-                allowed[0] = 0
+                allowed[0] = not self._has_others  # a list's frame waits below the states of its literals too
                 allowed[1:] = sums[self._last] > sums[self._first]
             found = self._filters[key] = self.machine.add_filter(allowed)
         return found

@@ -30,7 +30,8 @@ class SchemaNodes:
             return TRUE
         if schema is False:
             return FALSE
-        simple = _simple_key(schema)
+        is_kept = document.keeps_unique_items or "uniqueItems" not in schema
+        simple = _simple_key(schema) if is_kept else None
         identity: object = ("simple", simple, place.dialect.is_draft4) if simple is not None else (key, place)
         found = self._ids.get(identity)
         if found is None:

@@ -9,7 +9,7 @@ from .documents import Json, escape
 from .formats import FORMATS
 from .formulas import FALSE, TRUE
 from .inner_values import Kind
-from .keywords import is_number, item_values, number_bounds
+from .keywords import is_number, number_bounds
 from .values import Values
 
 MAX_CASES = 256
@@ -228,12 +228,8 @@ class SchemaReader:
         parts.append(arrays.at_least(int(schema.get("minItems", 0))))
         if "maxItems" in schema:
             parts.append(arrays.at_most(int(schema["maxItems"])))
-        if schema.get("uniqueItems") is True and schema.get("maxItems", 2) > 1:
-            known = item_values(schema)
-            if known is not None:
-                parts += [arrays.contains(self.schemas.constant(value), 0, 1) for value in known]
-            elif self.document.keeps_unique_items:
-                parts.append(arrays.unique())
+        if schema.get("uniqueItems") is True and schema.get("maxItems", 2) > 1 and self.document.keeps_unique_items:
+            parts.append(arrays.unique())
         if "contains" in schema:
             asked = self.sub(schema["contains"], "contains")
             need = int(schema.get("minContains", 1))

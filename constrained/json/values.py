@@ -23,6 +23,8 @@ from .schema_nodes import SchemaNodes
 
 MAX_CASES = 256  # of the answers to observed schemas
 FEW_CASES = 16  # with more, schemas that exclude each other are looked for
+COMPOUND_KINDS: tuple[Kind, ...] = ("array", "object")
+LITERALS: tuple[tuple[Kind, bool | None], ...] = (("null", None), ("true", True), ("false", False))
 NUM_VALUES_DEPTH = 3  # levels of arrays and objects in which ``num_values`` counts
 
 
@@ -209,11 +211,26 @@ class Values:
                 total += self._num_values_of(formula, kind, most - total, depth)
         return total
 
-    def has_another_of_each_kind(self, formula: int) -> bool:
-        """Whether two values satisfy the formula of each kind that does, literals aside, and there is such a kind."""
+    def num_of_each_kind(self, formula: int, most: int) -> int:
+        """A lower bound of how many values of each kind, literals aside, satisfy the formula, at most ``most``.
+
+        Kinds without such a value do not count; 0 if there is none.
+        """
         kinds: tuple[Kind, ...] = ("string", "number", "array", "object")
         live = [kind for kind in kinds if formula != FALSE and self.satisfiable_kind(formula, kind)]
-        return bool(live) and all(self._num_values_of(formula, kind, 2, NUM_VALUES_DEPTH) == 2 for kind in live)
+        return min((self._num_values_of(formula, kind, most, NUM_VALUES_DEPTH) for kind in live), default=0)
+
+    def listed(self, formula: int) -> tuple[str | bool | None, ...] | None:
+        """The values that satisfy the formula if they are all strings of a list or literals; else None."""
+        if formula <= TRUE:
+            return () if formula == FALSE else None
+        if self.expression(formula, "number") != NOTHING:
+            return None
+        words = self.ex.words_of(self.expression(formula, "string"))
+        if words is None or any(self.expand(formula, kind) != FALSE for kind in COMPOUND_KINDS):
+            return None
+        literals = [value for kind, value in LITERALS if self.expand(formula, kind) == TRUE]
+        return (*(word.decode() for word in words), *literals)
 
     def _num_values_of(self, formula: int, kind: Kind, most: int, depth: int) -> int:
         inner = self.expand(formula, kind)

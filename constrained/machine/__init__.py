@@ -3,8 +3,9 @@
 Builders of grammars add states and frames to a ``Machine``; ``Masks`` makes the masks of its configurations.
 """
 
+from .agreement import known_value
 from .endings import Endings, pack
-from .item_texts import ItemReader
+from .item_texts import ItemReader, Seen
 from .machine import MASK_WORK, Fill, Machine
 from .masks import SHORT_TOKEN, Masks
 from .parser_sets import Lexer
@@ -13,19 +14,21 @@ from .white_space import COMPACT, FLEXIBLE, ONE_SPACE, indent, new_line
 
 __all__ = [
     "COMPACT",
-    "Endings",
     "FLEXIBLE",
     "MASK_WORK",
     "MAX_NEED",
     "ONE_SPACE",
     "SHORT_TOKEN",
     "UNBOUNDED",
+    "Endings",
     "Fill",
     "ItemReader",
     "Lexer",
     "Machine",
     "Masks",
+    "Seen",
     "indent",
+    "known_value",
     "new_line",
     "pack",
 ]

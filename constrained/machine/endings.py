@@ -277,12 +277,19 @@ class Endings:
         for i in range(len(word)):
             at = machine.advance_bytes(at, word[i : i + 1])
             if at < 0:
-                return None
-            _, _, stack, item = machine.configs[at]
-            if not item and stack and machine.item_stacks[stack] == stack and word[i] in b"[,":
+                return self._apart(config)
+            _, _, stack, reading = machine.configs[at]
+            if word[i] in b"[," and machine.items.begins_item(reading, stack, machine.stack_depths):
                 rest = self._find(at)
                 return None if rest is None else self._joined(word[: i + 1], rest)
         return ending if machine.may_end(at) else None
+
+    def _apart(self, config: int) -> ShortEnding | None:
+        """An ending whose next item differs from those before it, where the shortest one repeats an item."""
+        way = self._masks.way_apart(config)
+        at = self._machine.advance_bytes(config, way) if way else -1
+        rest = self._find(at) if at >= 0 else None
+        return None if rest is None else self._joined(way, rest)
 
     def _ways_out(self, config: int) -> list[tuple[bytes, int]]:
         """Texts that lead out of the value under way, each with the configuration behind it; -1 where the whole text

@@ -1,54 +1,174 @@
-"""The texts of array items that ``uniqueItems`` keeps apart, and the tokens that end one item and begin the next.
+"""The items of arrays with ``uniqueItems``: their texts, and the tokens that may end one item and begin the next.
 
-What may follow an item of such an array depends on the item's text, which states do not hold. So a configuration keeps
-the text of the item under way, and where the item ends, an ``ItemReader`` chooses the next state by that text.
+What may follow an item of such an array depends on the items before it, which states do not hold: the states of the
+array are those of one that may repeat items. A configuration has a *reading* beside its state: for each such array
+around the place, the items that were read and the text of the item under way. Where an item ends, an ``ItemReader``
+chooses the next state, or refuses the item.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from ..vocabulary import Vocabulary
+from .agreement import Agreement, Known, agreement_with, key_of
+from .recent import Recent
+
+
+class Seen:
+    """The items of an array, last first. Equal lists are one object."""
+
+    __slots__ = ("_after", "before", "count", "key", "original", "value")
+
+    def __init__(
+        self, before: "Seen | None" = None, value: Known = None, key: object = None, original: object = None
+    ) -> None:
+        self.before, self.value, self.key, self.original = before, value, key, original
+        self.count: int = 0 if before is None else before.count + 1
+        self._after: dict[object, Seen] = {}
+
+    def with_item(self, value: Known, original: object) -> "Seen":
+        """The list with one more item; ``original`` is the item as it was parsed."""
+        key = key_of(value)
+        found = self._after.get(key)
+        if found is None:
+            found = self._after[key] = Seen(self, value, key, original)
+        return found
+
+    def has(self, value: Known) -> bool:
+        key, at = key_of(value), self
+        while at.before is not None:
+            if at.key == key:
+                return True
+            at = at.before
+        return False
+
+    def values(self) -> Iterator[Known]:
+        return (at.value for at in self._items())
+
+    def originals(self) -> Iterator[object]:
+        return (at.original for at in self._items())
+
+    def _items(self) -> "Iterator[Seen]":
+        at = self
+        while at.before is not None:
+            yield at
+            at = at.before
 
 
 class ItemReader(Protocol):
-    """Waits below an item whose text counts."""
+    """Waits below the items of an array with ``uniqueItems``."""
 
-    is_sole: bool  # what follows the array is the same whatever its items are
+    is_plain: bool  # every item that repeats another is refused
 
-    def after(self, state: int, text: bytes) -> int:
-        """The state after an item with this text; ``state`` is the one if the text did not count. 0: refused."""
+    def after(self, state: int, text: bytes, seen: Seen) -> tuple[int, Seen | None]:
+        """The state after an item with this text, 0 if it is refused; the items read, None if they count no more.
+
+        ``state`` is the one after an item that repeats none of ``seen``.
+        """
         ...
 
-    def has_others(self) -> bool:
-        """Whether another item of each kind may follow, whatever this item's text is."""
+    def has_others(self, count: int) -> bool:
+        """Whether this item may be followed by any of more than ``count`` values, of each kind that may follow it."""
         ...
+
+    def has_others_after(self, state: int, count: int) -> bool:
+        """As ``has_others``, where ``state`` is the one after the item."""
+        ...
+
+
+class Level(NamedTuple):
+    """An array under way: the stack below it, a frame with its reader, its items, and the number of its item's text."""
+
+    base: int
+    frame: int
+    seen: Seen
+    text: int = 0
+
+
+Levels = tuple[Level, ...]  # the outermost array first
+
+
+class ItemTexts:
+    """The readings of one machine, and their texts, both by number. Reading 0 is outside of all such arrays."""
+
+    def __init__(self) -> None:
+        self._readings: list[Levels] = [()]
+        self._ids: dict[Levels, int] = {(): 0}
+        self._parts: list[tuple[int, bytes]] = [(0, b"")]  # (text before, bytes added)
+        self._texts: dict[tuple[int, bytes], int] = {}
+        self._agreements: Recent[tuple[int, Seen], tuple[Agreement | None]] = Recent(10_000)
+        self.empty = Seen()
+
+    def levels(self, reading: int) -> Levels:
+        return self._readings[reading]
+
+    def reading(self, levels: Levels) -> int:
+        found = self._ids.get(levels)
+        if found is None:
+            found = self._ids[levels] = len(self._readings)
+            self._readings.append(levels)
+        return found
+
+    def begins_item(self, reading: int, stack: int, depths: Sequence[int]) -> bool:
+        """Whether an item is under way that has no text yet; ``depths`` are those of stacks."""
+        levels = self._readings[reading]
+        return bool(levels) and not levels[-1].text and depths[stack] > depths[levels[-1].base]
+
+    def extended(self, text: int, part: bytes) -> int:
+        """The number of a text followed by ``part``."""
+        if not part:
+            return text
+        found = self._texts.get((text, part))
+        if found is None:
+            found = self._texts[text, part] = len(self._parts)
+            self._parts.append((text, part))
+        return found
+
+    def text(self, number: int) -> bytes:
+        parts = []
+        while number:
+            number, part = self._parts[number]
+            parts.append(part)
+        return b"".join(reversed(parts))
+
+    def agreement(self, level: Level) -> Agreement | None:
+        """With which of its array's items the item under way agrees; None if with none."""
+        if level.seen.before is None:
+            return None
+        way, text, seen = [], level.text, level.seen
+        while (found := self._agreements.get((text, seen))) is None:
+            if not text:
+                found = (agreement_with(seen.values()),)
+                self._agreements.put((0, seen), found)
+                break
+            way.append(text)
+            text = self._parts[text][0]
+        agreement = found[0]
+        for text in reversed(way):
+            for byte in self._parts[text][1]:
+                agreement = agreement.step(byte) if agreement is not None else None
+            self._agreements.put((text, seen), (agreement,))
+        return agreement
 
 
 class Crossing(NamedTuple):
     """The tokens that may end an item and go on behind it.
 
-    ``ends`` hold a bracket or comma, ``commas`` a comma, ``into_next`` also more than the first quote or bracket of the
-    next item. Those ``_after_quote`` do so behind a quote, for items with an open string. ``whole_commas`` and
-    ``whole`` begin an item as well, and end it with a comma, or with a comma or bracket.
+    ``commas`` hold a comma; ``into_next`` also more than the first quote or bracket of the next item. Those
+    ``_after_quote`` and ``_after_bracket`` have that behind a quote or closing bracket, for items that end with one;
+    ``_after_both`` behind a quote and a bracket.
+    ``whole`` may begin an array with an item and end that item.
     """
 
-    ends: tuple[int, ...]
     commas: tuple[int, ...]
     into_next: tuple[int, ...]
-    ends_after_quote: tuple[int, ...]
     commas_after_quote: tuple[int, ...]
     into_next_after_quote: tuple[int, ...]
-    whole_commas: tuple[int, ...]
+    commas_after_bracket: tuple[int, ...]
+    into_next_after_bracket: tuple[int, ...]
+    commas_after_both: tuple[int, ...]
     whole: tuple[int, ...]
-
-    def of(self, reader: ItemReader, *, in_string: bool) -> tuple[int, ...]:
-        """The tokens to be tried within an item."""
-        if not reader.is_sole:
-            return self.ends_after_quote if in_string else self.ends
-        if not reader.has_others():
-            return self.commas_after_quote if in_string else self.commas
-        return self.into_next_after_quote if in_string else self.into_next
 
 
 _INTO_NEXT = rb',\s*(?:[^\s"\[{]|["\[{].)'
@@ -59,21 +179,16 @@ def crossing_tokens(vocabulary: Vocabulary) -> Crossing:
         search = re.compile(pattern, re.DOTALL).search
         return tuple(i for i in ids if search(vocabulary.tokens[i]))
 
-    ends = matching(rb"[,\]]", (i for i in range(len(vocabulary)) if vocabulary.is_text[i]))
-    commas = matching(rb",", ends)
+    commas = matching(rb",", (i for i in range(len(vocabulary)) if vocabulary.is_text[i]))
     into_next = matching(_INTO_NEXT, commas)
+    opening = matching(rb"\[.*[^\s\[]", (i for i in range(len(vocabulary)) if vocabulary.is_text[i]))
     return Crossing(
-        ends,
         commas,
         into_next,
-        matching(rb'".*[,\]]', ends),
         matching(rb'".*,', commas),
         matching(rb'".*' + _INTO_NEXT, into_next),
-        matching(rb"[\[,].*[^\s\[,].*,", commas),
-        matching(rb"[\[,].*[^\s\[,].*[,\]]", ends),
+        matching(rb"[\]}].*,", commas),
+        matching(rb"[\]}].*" + _INTO_NEXT, into_next),
+        matching(rb'".*[\]}].*,', commas),
+        opening,
     )
-
-
-def is_in_string(text: bytes) -> bool:
-    """Whether a JSON string is open at the end of ``text``."""
-    return sum(found == b'"' for found in re.findall(rb'\\.|"', text, re.DOTALL)) % 2 == 1

@@ -10,9 +10,9 @@ A state that ends a value has a result: an int that tells the frame on top of th
 then pops the frame, and ``returns(result)`` names the state where the text goes on. States and frames are found by
 keys that say what they mean, so all grammars of one vocabulary share them.
 
-A configuration (state, aux, stack, item) is an int as well. ``aux`` is the state of the white space automaton, or the
-number of characters in a string whose length is bounded. ``item`` is the text so far of an array item that an
-``ItemReader`` waits for, 0 where none does.
+A configuration (state, aux, stack, reading) is an int as well. ``aux`` is the state of the white space automaton, or
+the number of characters in a string whose length is bounded. ``reading`` is the number of the items read so far by the
+``ItemReader`` of each array around the place, 0 where there is none.
 """
 
 import threading
@@ -27,7 +27,7 @@ from ..prefixes import TokenReach
 from ..spec import GrammarTooComplex
 from ..vocabulary import Vocabulary
 from . import walk
-from .item_texts import ItemReader
+from .item_texts import ItemReader, ItemTexts, Level, Levels
 from .parser_sets import LazyState
 from .walk import PUSH
 from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
@@ -113,10 +113,11 @@ class Machine:
         self.stand_ins: dict[int, StandIns] = {}
         self._single: dict[int, Callable[[int], int]] = {}
         self.item_readers: dict[int, ItemReader] = {}  # by frame
+        self.items = ItemTexts()
+        self.only_repeats: Callable[[int], bool] | None = None  # whether a configuration leads to nothing else
         self.closings: dict[int, Callable[[], bytes]] = {}  # by frame; see ``add_frame``
         self.deciding: set[int] = set()  # frames; see ``add_frame``
         self.detours: set[int] = set()  # states; see ``add_state``
-        self.all_sole = True  # whether every reader is_sole
 
         self.set_array(walk.TOKEN_BYTES, vocabulary.token_bytes)
         self.set_array(walk.TOKEN_OFFSETS, vocabulary.token_offsets)
@@ -133,10 +134,7 @@ class Machine:
         self.stack_frames = [0]
         self.stack_parents = [0]
         self.stack_depths = [0]
-        self.item_stacks = [0]  # per stack: the nearest one, itself included, whose top frame has an ItemReader
         self._stacks: dict[tuple[int, int], int] = {}
-        self._items: dict[tuple[int, bytes], int] = {}
-        self._item_parts: list[tuple[int, bytes]] = [(0, b"")]  # (item before, bytes added)
         self._configs: dict[tuple[int, int, int, int], int] = {}
         self.configs: list[tuple[int, int, int, int]] = []
         self._edges: dict[tuple[int, int], int] = {}
@@ -291,7 +289,6 @@ class Machine:
         self._returns.append(returns)
         if reader is not None:
             self.item_readers[frame] = reader
-            self.all_sole = self.all_sole and reader.is_sole
         if closing is not None:
             self.closings[frame] = closing
         if decides:
@@ -471,7 +468,6 @@ class Machine:
             self.stack_frames.append(frame)
             self.stack_parents.append(parent)
             self.stack_depths.append(self.stack_depths[parent] + 1)
-            self.item_stacks.append(found if frame in self.item_readers else self.item_stacks[parent])
             if found + self._stack_room >= len(self.arrays[walk.STACK_FRAME]):
                 for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
                     self._grow(slot, 2 * (found + self._stack_room))
@@ -480,8 +476,8 @@ class Machine:
             self.arrays[walk.STACK_DEPTH][found] = self.stack_depths[found]
         return found
 
-    def config(self, state: int, aux: int, stack: int, item: int = 0) -> int:
-        key = (state, aux, stack, item)
+    def config(self, state: int, aux: int, stack: int, reading: int = 0) -> int:
+        key = (state, aux, stack, reading)
         found = self._configs.get(key)
         if found is None:
             found = self._configs[key] = len(self.configs)
@@ -540,7 +536,9 @@ class Machine:
             if not self.vocabulary.is_text[token]:
                 return -1
             if self.item_readers:
-                return self._remember(config, token, self._read_on(config, self.vocabulary.tokens[token]))
+                return self._remember(
+                    config, token, self._unless_stuck(self.read_on(config, self.vocabulary.tokens[token], token))
+                )
             state, aux, stack, _ = self.configs[config]
             after = self._follow(state, aux, stack, token, None)
             return -1 if after is None else self._remember(config, token, self.config(*after))
@@ -573,63 +571,83 @@ class Machine:
             self._edges[(config, token)] = out
         return out
 
-    def _read_on(self, config: int, data: bytes) -> int:
-        """As ``advance_bytes``, one byte at a time: where an item ends, its reader chooses the next state."""
-        state, aux, stack, item = self.configs[config]
-        begin = 0  # where the part of ``data`` that belongs to the item begins
+    def _unless_stuck(self, config: int) -> int:
+        """-1 where the items under way can only repeat others."""
+        if config < 0 or self.only_repeats is None or not self.configs[config][3]:
+            return config
+        with self.fuel.at_most(MASK_WORK):
+            return -1 if self.only_repeats(config) else config
+
+    def read_on(self, config: int, data: bytes, token: int = -1) -> int:
+        """As ``advance_bytes``, where readers wait: they choose the states after items. It may lead to a dead end."""
+        state, aux, stack, reading = self.configs[config]
+        levels, depths = self.items.levels(reading), self.stack_depths
+        is_inside = bool(levels) and depths[stack] > depths[levels[-1].base]  # an item is under way
+        if b"," not in data and b"[" not in data and b"]" not in data:
+            stepped = self._follow(state, aux, stack, token, None if token >= 0 else np.frombuffer(data, np.uint8))
+            if stepped is None:
+                return -1
+            if not levels or (depths[stepped[2]] > depths[levels[-1].base]) == is_inside:
+                return self.config(*stepped, self.items.reading(self._extended(levels, data, is_inside)))
+        begin = 0  # the levels' texts hold ``data[:begin]``
         for at, byte in enumerate(data):
-            waiting = self.item_stacks[stack]
-            if waiting == stack and waiting and self._ends_before(state, byte):  # such as a number
-                after = self.after(self.stack_frames[stack], self.result_of(state))
+            if is_inside and self.stack_parents[stack] == levels[-1].base and self._ends_before(state, byte):
+                after, aux = self.after(self.stack_frames[stack], self.result_of(state)), 0
                 if after >= PUSH:  # the white space before the first item has chosen another frame
                     stack = self.stack(int(self.arrays[walk.ACT_FRAME][after - PUSH]), self.stack_parents[stack])
-                    state, aux, waiting = int(self.arrays[walk.ACT_STATE][after - PUSH]), 0, stack
-                else:
-                    text = self.item_text(item) + data[begin:at]
-                    state, aux, stack, waiting = self._after_item(waiting, after, text), 0, self.stack_parents[stack], 0
-            stepped = self._follow(state, aux, stack, -1, np.array([byte], np.uint8))
+                    state = int(self.arrays[walk.ACT_STATE][after - PUSH])
+                else:  # such as a number
+                    levels, begin = self._extended(levels, data[begin:at], True), at
+                    state, levels = self._after_item(levels, after)
+                    stack = self.stack_parents[stack]
+                    is_inside = bool(levels) and depths[stack] > depths[levels[-1].base]
+            stepped = self._follow(state, aux, stack, -1, np.array([byte], np.uint8)) if state != DEAD_STATE else None
             if stepped is None:
                 return -1
             state, aux, stack = stepped
-            if waiting and self.item_stacks[stack] == waiting:
+            depth = depths[stack]
+            opens = byte == ord("[") and self.stack_frames[stack] in self.item_readers
+            opens = opens and (not levels or levels[-1].base != self.stack_parents[stack])
+            base_depth = depths[levels[-1].base] if levels else 0
+            if not opens and (not levels or (depth >= base_depth and (depth > base_depth) == is_inside)):
                 continue
-            if waiting:
-                text = self.item_text(item) + data[begin : at + 1]
-                if text.strip() not in (b"", b"]"):  # white space that chose a layout, or an array without items
-                    state, aux, stack = self._after_item(waiting, state, text), 0, self.stack_parents[waiting]
-                    if state == DEAD_STATE:
-                        return -1
-            item, begin = 0, at + 1
-        return self.config(state, aux, stack, self._item(item, data[begin:]) if self.item_stacks[stack] else 0)
+            levels, begin = self._extended(levels, data[begin : at + 1], is_inside), at + 1
+            if opens:
+                base = self.stack_parents[stack]
+                levels = (*levels, Level(base, self.stack_frames[stack], self.items.empty))
+            elif depth < base_depth:
+                levels, is_inside = levels[:-1], True
+            if is_inside and levels and not opens and depth == depths[levels[-1].base]:
+                state, levels = self._after_item(levels, state)
+                aux = 0
+                if state == DEAD_STATE:
+                    return -1
+            is_inside = bool(levels) and depth > depths[levels[-1].base]
+        return self.config(state, aux, stack, self.items.reading(self._extended(levels, data[begin:], is_inside)))
 
-    def _item(self, before: int, part: bytes) -> int:
-        if not part:
-            return before
-        found = self._items.get((before, part))
-        if found is None:
-            found = self._items[before, part] = len(self._item_parts)
-            self._item_parts.append((before, part))
-        return found
-
-    def item_text(self, item: int) -> bytes:
-        parts = []
-        while item:
-            item, part = self._item_parts[item]
-            parts.append(part)
-        return b"".join(reversed(parts))
+    def _extended(self, levels: Levels, part: bytes, is_inside: bool) -> Levels:
+        """The levels after more text, which the innermost array's item has part in if it is under way."""
+        if not levels or not part:
+            return levels
+        grows = [*levels[:-1], levels[-1]] if is_inside else levels[:-1]
+        grown = [level._replace(text=self.items.extended(level.text, part)) for level in grows]
+        return (*grown, *levels[len(grown) :])
 
     def _ends_before(self, state: int, byte: int) -> bool:
         return self.arrays[walk.ENDS][state] > 0 and int(self.row(state)[byte]) < 0
 
-    def _after_item(self, stack: int, state: int, text: bytes) -> int:
+    def _after_item(self, levels: Levels, state: int) -> tuple[int, Levels]:
+        """The state and the levels after an item of the innermost array, whose text the level has."""
+        level = levels[-1]
         with self.fuel.at_most(MASK_WORK):
-            return self.item_readers[self.stack_frames[stack]].after(state, text)
+            after, seen = self.item_readers[level.frame].after(state, self.items.text(level.text), level.seen)
+        return after, (*levels[:-1], level._replace(seen=seen, text=0)) if seen is not None else levels[:-1]
 
     def advance_bytes(self, config: int, data: bytes) -> int:
         """As ``advance``, for bytes."""
         with self.lock:
             if self.item_readers:
-                return self._read_on(config, data)
+                return self._unless_stuck(self.read_on(config, data))
             state, aux, stack, _ = self.configs[config]
             after = self._follow(state, aux, stack, -1, np.frombuffer(data, np.uint8))
             return -1 if after is None else self.config(*after)

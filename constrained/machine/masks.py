@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from . import walk
-from .item_texts import Crossing, crossing_tokens, is_in_string
 from .lazy_masks import LazyMasks
 from .machine import MASK_WORK, Machine
 from .recent import Recent
+from .repeats import Repeats
 from .trie_walker import TrieWalker
 from .walk import MAX_NEED, PUSH, UNBOUNDED
 
@@ -59,13 +59,13 @@ class Masks:
         self._inner: Recent[tuple[int, int, int], _Inner] = Recent(capacity)
         self._counted: Recent[tuple[int, int, int], _Inner] = Recent(max(16, capacity // 16))  # with ``needs``
         self._depths: dict[_Key, tuple[int, ...]] = {}
-        self._crossing: Crossing | None = None  # made when first needed
         self._only: dict[int, int] = {}
         self._barriers: dict[int, int] = {}
         self._inside: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._counting_barrier = self._barrier(-1, 0, UNBOUNDED - 1)  # under it, every character is counted
         self.walker = TrieWalker(machine)
         self.lazy = LazyMasks(machine, self.walker, capacity)
+        self._repeats = Repeats(machine)
 
     @property
     def is_full(self) -> bool:
@@ -80,9 +80,13 @@ class Masks:
                 with self.machine.fuel.at_most(MASK_WORK):
                     found = self._find(config)
                     if self.machine.item_readers:
-                        found = self._without_repeats(config, found)
+                        found = self._repeats.removed(config, found)
                 self.known.put(config, found)
         return found
+
+    def way_apart(self, config: int) -> bytes:
+        """Bytes after which the items under way differ from those before them; b"" if none are found."""
+        return self._repeats.way_apart(config)
 
     def only_token(self, config: int) -> int:
         """The one token the mask allows; -1 if there are more."""
@@ -123,28 +127,6 @@ class Masks:
         self._shared.put((key, self._top_frames(stack, depth)), row)
         if depth not in depths:
             self._depths[key] = (*depths, depth)
-        return row
-
-    def _without_repeats(self, config: int, row: np.ndarray) -> np.ndarray:
-        """The mask without the tokens that end an item which ``uniqueItems`` forbids."""
-        machine = self.machine
-        _, _, stack, item = machine.configs[config]
-        if self._crossing is None:
-            self._crossing = crossing_tokens(self.vocabulary)
-        crossing = self._crossing
-        waiting = machine.item_stacks[stack]
-        if waiting:
-            reader = machine.item_readers[machine.stack_frames[waiting]]
-            tokens = crossing.of(reader, in_string=is_in_string(machine.item_text(item)))
-        else:
-            tokens = crossing.whole_commas if machine.all_sole else crossing.whole
-        wrong = [t for t in tokens if int(row[t >> 5]) >> (t & 31) & 1 and machine.advance(config, t) < 0]
-        if not wrong:
-            return row
-        row = row.copy()
-        for token in wrong:
-            row[token >> 5] &= ~np.uint32(1 << (token & 31))
-        row.flags.writeable = False
         return row
 
     def _with_end(self, row: np.ndarray) -> np.ndarray:

@@ -82,17 +82,18 @@ def completion(matcher: Matcher) -> bytes:
     start = matcher._configs[-1]
     plain = bytes(b for b in range(0x20, 0x7F) if b != 0x5C) + b"\n\t\x80\x90\xa0\xbf"
     for alphabet in (plain, plain + b"\\", bytes(range(256))):
-        seen = {machine.configs[start][:3]}  # how an item under way was written matters little for how it may end
+        met = {machine.configs[start][:3]: 1}  # a few texts of an item under way: some may repeat another item
         queue = [(0, 0, start, b"")]
-        while queue and len(seen) < 10_000:
+        while queue and len(met) < 10_000:
             _, length, config, way = heapq.heappop(queue)
             if machine.may_end(config):
                 return way
             for byte in alphabet:
                 following = machine.advance(config, byte)
-                if following >= 0 and machine.configs[following][:3] not in seen:
-                    seen.add(machine.configs[following][:3])
-                    depth = machine.stack_depths[machine.configs[following][2]]
+                place = machine.configs[following][:3]
+                if following >= 0 and met.get(place, 0) < 8:
+                    met[place] = met.get(place, 0) + 1
+                    depth = machine.stack_depths[place[2]]
                     heapq.heappush(queue, (depth, length + 1, following, way + bytes([byte])))
     raise AssertionError(f"no way on from {machine.configs[start]}")
 

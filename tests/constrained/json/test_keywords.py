@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 from phloem.constrained import GrammarError
-from phloem.constrained.json.keywords import MAX_UNIQUE, check_keyword, has_type, item_values, number_bounds
+from phloem.constrained.json.keywords import check_keyword, has_type, number_bounds
 from phloem.constrained.json.numbers import Bound
 
 
@@ -44,11 +44,3 @@ def test_bounds_of_both_spellings() -> None:
     tight = number_bounds({"minimum": 3, "exclusiveMinimum": 3, "maximum": 7, "exclusiveMaximum": 8})
     assert tight == (Bound(Decimal(3), False), Bound(Decimal(7), True))
     assert number_bounds({"minimum": 3, "exclusiveMinimum": True}) == (Bound(Decimal(3), False), None)  # draft 4
-
-
-def test_scalars_that_items_are_bound_to() -> None:
-    assert item_values({"items": {"enum": [1, True, Decimal("1.0"), "a"]}}) == [Decimal("1.0"), True, "a"]
-    assert item_values({"items": {"type": "boolean"}}) == [False, True]
-    assert item_values({"items": {"enum": [[1]]}}) is None
-    assert item_values({"items": {"const": 1}, "prefixItems": [{}]}) is None
-    assert item_values({"items": {"enum": list(range(MAX_UNIQUE + 1))}}) is None

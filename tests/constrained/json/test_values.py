@@ -54,11 +54,19 @@ def test_a_schema_that_requires_a_value_of_itself_has_none() -> None:
     assert takes(compile("json_schema", json.dumps(endless), vocabulary), '[{"a": [{}]}]')
 
 
-def test_a_kind_with_a_single_value_is_found(schemas: Schemas) -> None:
+def test_the_values_of_each_kind_are_counted_and_lists_are_found(schemas: Schemas) -> None:
     values = schemas.values
-    assert values.has_another_of_each_kind(formula(schemas, {"type": ["string", "null"]}))
-    assert not values.has_another_of_each_kind(formula(schemas, {"enum": [1, "a", "b"]}))
-    assert not values.has_another_of_each_kind(formula(schemas, {"type": "null"}))
+    for schema, num, listed in [
+        ({"type": ["string", "null"]}, 9, None),
+        ({"enum": [1, "a", "b"]}, 1, None),
+        ({"enum": ["a", "b", True]}, 2, ("a", "b", True)),
+        ({"anyOf": [{"const": "a"}, {"const": "b"}, {"type": "boolean"}]}, 2, ("a", "b", True, False)),
+        ({"type": "null"}, 0, (None,)),
+        ({"enum": ["a", []]}, 1, None),
+        (True, 9, None),
+    ]:
+        found = formula(schemas, schema)
+        assert (values.num_of_each_kind(found, 9), values.listed(found)) == (num, listed), schema
 
 
 def test_formulas_without_values_are_found_without_looking_into_objects(schemas: Schemas) -> None:

@@ -1,20 +1,30 @@
-import pytest
 from phloem.constrained import Vocabulary
-from phloem.constrained.machine.item_texts import crossing_tokens, is_in_string
+from phloem.constrained.machine.agreement import known_value
+from phloem.constrained.machine.item_texts import ItemTexts, Level, crossing_tokens
 
 
 def test_tokens_that_may_cross_from_item_to_item_are_found() -> None:
-    tokens = [b",", b'",', b'","', b'","a', b"1,1", b"[1,1", b"ab", b"]", b'"]', b"[1]"]
-    crossing = crossing_tokens(Vocabulary([*tokens, b"</s>"], {10}, 10))
-    assert crossing.ends == (0, 1, 2, 3, 4, 5, 7, 8, 9) and crossing.ends_after_quote == (1, 2, 3, 8)
-    assert crossing.commas == (0, 1, 2, 3, 4, 5) and crossing.commas_after_quote == (1, 2, 3)
-    assert crossing.into_next == (3, 4, 5) and crossing.into_next_after_quote == (3,)
-    assert crossing.whole_commas == (5,) and crossing.whole == (5, 9)
+    tokens = [b",", b'",', b'","', b'","a', b"1,1", b"[1,1", b"ab", b"]", b'"},{', b'"},{"', b"[1]", b"],1"]
+    crossing = crossing_tokens(Vocabulary([*tokens, b"</s>"], {12}, 12))
+    assert crossing.commas == (0, 1, 2, 3, 4, 5, 8, 9, 11) and crossing.commas_after_quote == (1, 2, 3, 8, 9)
+    assert crossing.into_next == (3, 4, 5, 9, 11) and crossing.into_next_after_quote == (3, 9)
+    assert crossing.commas_after_bracket == (8, 9, 11) and crossing.into_next_after_bracket == (9, 11)
+    assert crossing.commas_after_both == (8, 9) and crossing.whole == (5, 10)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_open"),
-    [("", False), ('"a', True), ('"a\\"', True), ('"a"', False), ('"\\\\"', False), ('{"a": "', True)],
-)
-def test_an_open_string_is_seen(text: str, is_open: bool) -> None:
-    assert is_in_string(text.encode()) == is_open
+def test_equal_lists_of_items_are_one_object_and_equal_items_are_found() -> None:
+    empty = ItemTexts().empty
+    one = empty.with_item(known_value([1, {"a": "b"}]), None)
+    assert one.with_item(known_value(True), None) is one.with_item(known_value(True), None)
+    assert one.has(known_value([1, {"a": "b"}])) and not one.has(known_value([True, {"a": "b"}]))
+    assert (empty.count, one.count, list(one.with_item(b"x", "x").originals())) == (0, 1, ["x", None])
+
+
+def test_the_agreement_of_a_text_is_that_of_its_parts_in_any_split() -> None:
+    texts = ItemTexts()
+    seen = texts.empty.with_item(b"abc", "abc").with_item(b"abd", "abd")
+    whole = texts.extended(0, b' "ab')
+    split = texts.extended(texts.extended(0, b' "'), b"ab")
+    found = [texts.agreement(Level(1, 2, seen, text)) for text in (whole, split, texts.extended(split, b"x"))]
+    assert found[0] == found[1] and found[0] is not None and len(found[0].live) == 2 and found[2] is None
+    assert texts.text(split) == b' "ab' and texts.agreement(Level(1, 2, texts.empty, whole)) is None
