@@ -5,6 +5,7 @@
     python -m benchmarks.constrained --data schemas.jsonl --walks 10 --order schema   # random texts, against jsonschema
     python -m benchmarks.constrained --data schemas.jsonl --order schema    # is order why verdicts are wrong?
     python -m benchmarks.constrained --end-to-end      # 300 answers of the model under 30 schemas
+    python -m benchmarks.constrained --data schemas.jsonl --budgets    # do answers end within drawn max_tokens?
 
 ``--data``: one JSON a line with ``id``, ``text`` (a schema) and ``tests`` ([{text, valid}]), as JSONSchemaBench and
 MaskBench have them. ``--suite``: a folder of the JSON-Schema-Test-Suite. A valid instance has to be allowed token by
@@ -32,7 +33,7 @@ from phloem.runtime.tokenizer import Tokenizer, load_tokenizer
 from phloem.runtime.weights.resolve import resolve_model
 
 from . import RESULTS, header
-from .constrained_answers import measure_answers
+from .constrained_answers import measure_answers, measure_budgets
 from .grammar_engines import Engine, Phloem, Refused, Walker, engines
 from .grammar_texts import GRAMMARS
 from .random_texts import walk_schemas
@@ -222,6 +223,7 @@ def main() -> None:
         "--walks", type=int, default=0, help="so many random walks through each schema of --data instead"
     )
     parser.add_argument("--end-to-end", action="store_true", help="JSON answers of the model itself instead")
+    parser.add_argument("--budgets", action="store_true", help="answers to schemas of --data with drawn max_tokens")
     parser.add_argument("--answers", type=int, default=300, help="so many answers of --end-to-end (default: 300)")
     args = parser.parse_args()
     if args.end_to_end:
@@ -229,6 +231,12 @@ def main() -> None:
         print(json.dumps(report, indent=2))
         if args.save:
             save("constrained_answers.json", report)
+        return
+    if args.budgets:
+        report = header() | measure_budgets(args.model, args.data, answers=args.answers)
+        print(json.dumps(report, indent=2))
+        if args.save:
+            save("constrained_budgets.json", report)
         return
     tokenizer = load_tokenizer(resolve_model(args.model))
     if args.walks:

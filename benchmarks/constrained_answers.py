@@ -7,11 +7,13 @@ alternates. The times include compiling each schema, which the first two batches
 """
 
 import json
+import random
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import phloem
@@ -146,6 +148,71 @@ def measure_answers(model: str, *, answers: int = 300, concurrent: int = 16, max
         "seconds": {way: round(value, 2) for way, value in turns.seconds.items()},
         "tokens": dict(turns.tokens),
     }
+
+
+def measure_budgets(model: str, data: Path, *, schemas: int = 100, answers: int = 1000) -> dict[str, Any]:
+    """Answers with ``max_tokens`` drawn between the shortest possible and 200, greedy and drawn in turns: how many are
+    valid, and whether those that the limit left alone have the tokens of answers with ``finish="cut"``."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import jsonschema
+    from phloem.constrained import GrammarError, compile
+    from phloem.runtime.tokenizer import load_tokenizer
+    from phloem.runtime.weights.resolve import resolve_model
+
+    vocabulary = load_tokenizer(resolve_model(model)).vocabulary()
+    chosen: list[tuple[str, int, Any]] = []
+    with data.open() as lines:
+        for line in lines:
+            text = json.loads(line)["text"]
+            try:
+                grammar = compile("json_schema", text, vocabulary)
+            except GrammarError:
+                continue
+            if grammar.least_tokens is not None and grammar.least_tokens <= 200:
+                schema = json.loads(text)
+                checked = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
+                chosen.append((text, grammar.least_tokens, checked))
+            if len(chosen) == schemas:
+                break
+    found: Counter[str] = Counter()
+    invalid: list[str] = []
+    rng = random.Random(0)
+    asked = []
+    for i in range(answers):
+        text, least, checked = chosen[i % len(chosen)]
+        options = {"max_tokens": rng.randint(least, 200), "temperature": 0.8 * (i // len(chosen) % 2), "seed": i}
+        asked.append((text, options, checked))
+
+    def one(at: int) -> None:
+        text, options, checked = asked[at]
+        prompt, grammar = f"An example of JSON of the schema {text[:400]}\nJSON: ", GrammarSpec("json_schema", text)
+        closed, cut = (
+            engine.generate(prompt, grammar=grammar, finish=finish, **options) for finish in ("closed", "cut")
+        )
+        mine, other = closed.meta.candidates[0], cut.meta.candidates[0]
+        try:
+            checked.validate(json.loads(closed.text))
+            found["valid"] += 1
+        except (json.JSONDecodeError, jsonschema.ValidationError) as error:
+            invalid.append(
+                f"{mine.finish_reason}, max_tokens {options['max_tokens']}: {closed.text} ({str(error)[:100]})"
+            )
+        found["closed by the limit"] += mine.closed_by_budget
+        found["cut without it"] += other.finish_reason == "length"
+        if not mine.closed_by_budget:
+            found["left alone"] += 1
+            found["with other tokens than cut ones"] += mine.token_ids != other.token_ids
+
+    engine = phloem.Engine(model)
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            for done, _ in enumerate(pool.map(one, range(answers)), 1):
+                if done % 50 == 0:
+                    print(f"  {done} of {answers}: {dict(found)}", flush=True)
+    finally:
+        engine.shutdown()
+    return {"answers": answers, "schemas": len(chosen), **found, "invalid": len(invalid), "invalid_texts": invalid[:5]}
 
 
 def _is_valid(text: str, schema: dict[str, Any]) -> bool:

@@ -27,7 +27,8 @@ from .recent import Recent
 from .walk import PUSH
 
 MAX_BYTES = 1 << 14  # of an ending
-MAX_STEPS = 4_000  # places visited for one ending, or for those after all tokens of a mask
+MAX_STEPS = 4_000  # places visited for one ending
+MAX_MASK_STEPS = 2_000  # and for those after all tokens of a mask: 0.1 s; the others count as not found
 FEW = 8
 MAX_STEPS_FOR_FEW = 300
 FAR = 2_048  # tokens that an ending is taken to need if it was not found
@@ -142,8 +143,9 @@ class Endings:
         found = self._most.get(config)
         if found is None:
             with self._machine.lock:
-                _, found = self._after(config)
+                costs, found = self._after(config)
             self._most[config] = found
+            self._costs.put(config, costs)
         return found
 
     def costs_after(self, config: int) -> np.ndarray:
@@ -163,9 +165,11 @@ class Endings:
         vocabulary = self._masks.vocabulary
         groups, configs = self._configs_after(config, mask)
         costs = np.full(len(configs) + 1, NOT_ALLOWED, np.int32)  # the last one is that of the tokens without a group
-        most_steps = self._num_steps + MAX_STEPS
+        most_steps = self._num_steps + MAX_MASK_STEPS
+        num_tokens = np.bincount(groups + 1, minlength=len(configs) + 1)[1:]
         with self._machine.fuel.at_most(MASK_WORK):
-            for i, following in enumerate(configs):
+            for i in np.argsort(-num_tokens, kind="stable").tolist():  # where most tokens lead first
+                following = configs[i]
                 ending = self._known.get(following)
                 if ending is None and following not in self._known and self._num_steps < most_steps:
                     ending = self._try(following)
