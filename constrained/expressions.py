@@ -23,6 +23,7 @@ EMPTY = 1  # the language of the empty text alone
 
 FULL = (1 << 256) - 1
 NO_TEXT = 1 << 30  # as a number of characters
+MAX_COUNTED_BY_STATES = 16  # of one character: a larger bound is one on the length
 MAX_SEARCHED = 2_000  # derivatives of an intersection whose shortest text is looked for
 MAX_FREE_DIGITS = 400  # digits that ``_can_reach_multiple`` looks ahead
 UTF8_LEADS = ((0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12), (0x10000, 0x10FFFF, 0xF0, 18))
@@ -833,8 +834,23 @@ class Expressions:
                 lengths = [p for p in node[1:] if self.nodes[p][0] == "rep" and self.nodes[p][1] == self.any_char]
                 if len(lengths) != 1 or lengths[0] == self.text:
                     return None
-                others = [p for p in node[1:] if p != lengths[0]]
-                return self.intersect(self.text, *others), *self.nodes[lengths[0]][2:]
+                inner = self.intersect(self.text, *[p for p in node[1:] if p != lengths[0]])
+                _, _, low, high = self.nodes[lengths[0]]
+                nested = self.length_bound(inner)
+                if nested is None:
+                    return inner, low, high
+                highs = [bound for bound in (high, nested[2]) if bound is not None]
+                return nested[0], max(low, nested[1]), min(highs, default=None)
+            case "rep" if self._is_char(node[1]) and node[3] is not None and node[3] > MAX_COUNTED_BY_STATES:
+                low = node[2] if node[2] <= MAX_COUNTED_BY_STATES else 0
+                return self.repeat(node[1], low, None), node[2], node[3]
+            case "cat" if self.is_plain[expr] and self.longest(node[1]) == self.shortest(node[1]):
+                nested = self.length_bound(node[2])
+                if nested is None or nested[2] is None:
+                    return None
+                inner, low, high = nested
+                before = self.longest(node[1])
+                return self.concat(node[1], inner), low + before if low else 0, None if high is None else high + before
             case "or":
                 found = [self.length_bound(p) for p in node[1:]]
                 bounds = {part[1:] for part in found if part is not None}
@@ -842,6 +858,9 @@ class Expressions:
                     return None
                 return self.union(*[part[0] for part in found if part is not None]), *bounds.pop()
         return None
+
+    def _is_char(self, expr: int) -> bool:
+        return self.nodes[expr][0] in ("set", "chars") and self.is_text[expr]
 
     def counted(self, expr: int) -> tuple[int, int, int | None] | None:
         """As ``length_bound``, where counting decides: a text that has begun can be completed exactly if the

@@ -65,7 +65,7 @@ COUNTED = [
     ("(a,){0,5}a?", 0, None), ("(a,){0,5}a?", 0, 7), ("([ab],?){1,4}", 2, 5), ("(a|ab){3}", 4, None),
     ("[ab]{0,6}", 3, 5),
     ("(a{1,3},){2,9}", 0, 8), ("(a{4}|b)+", 2, 6), ("(ab){1,9}", 3, 5), ("(a|,b)*b", 7, None), ("(aa|b){0,4},", 1, 6),
-    ("((a,){0,3}b){0,3}", 0, 6),
+    ("((a,){0,3}b){0,3}", 0, 6), ("b[a,]{0,20}", 0, 5), ("[ab]{3,17}", 0, 7), ("(ab|b,)[a,]{2,19}", 3, 6),
 ]  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def test_alternatives_with_bounds_of_their_own_make_no_state_for_each_length(voc
         for token in encode(vocabulary, text):
             assert is_set(matcher.mask(), token) and matcher.accept(token)
         made.append(machine.num_states - before)
-    assert max(made[3:12]) <= 4, made
+    assert max(made[3:]) <= 4, made
 
 
 @pytest.mark.parametrize("limits", [{}, {"maxLength": 120}, {"minLength": 10, "maxLength": 120}])
