@@ -19,7 +19,8 @@ from ..spec import GrammarTooComplex
 from .formulas import FALSE, TRUE, Leaf
 from .inner_values import InnerValues
 
-MAX_PATTERNS = 6
+MAX_PATTERNS = 40
+MAX_CLASSES = 64  # of names, by the patterns that they match
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +135,18 @@ class Properties:
         if found is None:
             ex = self.ex
             others = ex.text_without(ex.one_of([n.encode() for n in partition.names])) if partition.names else ex.text
-            kept = []
-            for bits in range(1 << len(partition.patterns)):
-                parts = [p if bits >> i & 1 else ex.complement(p) for i, p in enumerate(partition.patterns)]
-                if ex.is_nonempty(ex.intersect(others, *parts)):
-                    kept.append(len(partition.names) + bits if bits else 0)
-            found = self._classes[partition] = tuple(kept)
+            kept = {0: others}  # split by one pattern after the other: most classes of many patterns are empty
+            for i, pattern in enumerate(partition.patterns):
+                parts = [(bits | 1 << i, ex.intersect(rest, pattern)) for bits, rest in kept.items()]
+                parts += [(bits, ex.intersect(rest, ex.complement(pattern))) for bits, rest in kept.items()]
+                kept = {bits: rest for bits, rest in parts if ex.is_nonempty(rest)}
+                if len(kept) > MAX_CLASSES:
+                    raise GrammarTooComplex(
+                        f"the {len(partition.patterns)} patterns of one object's property names overlap in more than "
+                        f"{MAX_CLASSES} ways; make them exclude each other, or join those with equal schemas by |"
+                    )
+            classes = sorted(len(partition.names) + bits if bits else 0 for bits in kept)
+            found = self._classes[partition] = tuple(classes)
         return found
 
     def unseen_classes(self, partition: NamePartition, seen: int) -> list[int]:

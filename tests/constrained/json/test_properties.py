@@ -1,10 +1,12 @@
 import json
 
 import pytest
-from phloem.constrained import GrammarTooComplex
+from phloem.constrained import GrammarTooComplex, Vocabulary, compile
 from phloem.constrained.json.formulas import FALSE, TRUE
 from phloem.constrained.json.json_schema import Schemas
 from phloem.constrained.json.properties import MAX_PATTERNS, NamePartition, Properties
+
+from ..conftest import takes
 
 
 def read(schemas: Schemas, schema: dict) -> tuple[int, NamePartition]:
@@ -54,8 +56,23 @@ def test_a_property_takes_from_a_formula_what_it_answers(schemas: Schemas) -> No
 
 
 def test_too_many_patterns_are_refused_with_their_number(schemas: Schemas) -> None:
-    patterns = {f"^{c}": {"minimum": 1} for c in "abcdefg"}
+    patterns = {f"^{i}_": {"minimum": 1} for i in range(41)}
     with pytest.raises(
-        GrammarTooComplex, match=f"7 patterns of property names apply to one object; the limit is {MAX_PATTERNS}"
+        GrammarTooComplex, match=f"41 patterns of property names apply to one object; the limit is {MAX_PATTERNS}"
     ):
         read(schemas, {"type": "object", "patternProperties": patterns})
+
+
+def test_patterns_cost_the_classes_that_have_names(vocabulary: Vocabulary) -> None:
+    """Fifteen patterns that exclude each other make 16 classes, not 32,768; seven that all overlap are refused."""
+    apart = {f"^k{i:02}_": {"type": "integer" if i % 2 else "string"} for i in range(15)}
+    schema = {"type": "object", "patternProperties": apart, "additionalProperties": False}
+    grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order="any")
+    assert takes(grammar, json.dumps({f"k{i:02}_x": i if i % 2 else "a" for i in range(15)}))
+    assert not takes(grammar, '{"k07_x": "a"}') and not takes(grammar, '{"k15_": 1}')
+    overlapping = {c: {"minimum": i} for i, c in enumerate("abcdefg")}
+    with pytest.raises(
+        GrammarTooComplex, match="the 7 patterns of one object's property names overlap in more than 64"
+    ):
+        matcher = compile("json_schema", json.dumps({"type": "object", "patternProperties": overlapping}), vocabulary)
+        assert takes(matcher, '{"a": 1}')
