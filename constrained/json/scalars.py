@@ -200,6 +200,8 @@ class Scalars:
     def _left_after(self, must: int, codes: Ranges) -> int:
         """The number of characters of the shortest text that begins with one of ``codes``."""
         ex = self.ex
+        if must == ex.text:
+            return 1
 
         def least(expr: int, base: int, missing: int) -> int:
             last = base + (1 << 6 * missing) - 1
