@@ -37,8 +37,11 @@ class RandomProgram:
 
     def _gen(self, seq: int) -> AnyOp:
         rng = self._rng
+        grammar = rng.choice(GRAMMARS) if rng.random() < 0.25 else None
+        max_tokens = rng.choice([0, 1, 5, 12, 25])
         params = SamplingParams(
-            max_tokens=rng.choice([0, 1, 5, 12, 25]),
+            max_tokens=max_tokens,
+            finish="cut" if max_tokens < 10 else "closed",  # the shortest text of a grammar has up to 8 tokens
             temperature=rng.choice([0.0, 1.0]),
             seed=rng.randrange(1000),
             ignore_eos=rng.random() < 0.6,
@@ -47,7 +50,6 @@ class RandomProgram:
             heal=rng.random() < 0.4,
             return_logprob=rng.random() < 0.2,
         )
-        grammar = rng.choice(GRAMMARS) if rng.random() < 0.25 else None
         op = self._id()
         self._sources.append((op, seq))
         return o.Gen(

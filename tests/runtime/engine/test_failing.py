@@ -8,6 +8,8 @@ from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import GREEDY, Driver
 
+FORTY = SamplingParams(temperature=0.0, max_tokens=64)
+
 
 def test_a_failed_op_fails_the_later_ops_of_its_program_only(driver):
     other = driver.submit([o.Text(op=0, seq=0, text="fine"), o.Gen(op=1, seq=0, params=GREEDY)])
@@ -65,7 +67,7 @@ def test_a_grammar_at_its_limit_fails_only_its_op_and_keeps_the_text(driver):
     outcome = driver.submit(
         [
             o.Text(op=0, seq=0, text="a"),
-            o.Gen(op=1, seq=0, n=3, params=GREEDY, grammar=o.GrammarSpec("regex", "[a-z]{40}")),
+            o.Gen(op=1, seq=0, n=3, params=FORTY, grammar=o.GrammarSpec("regex", "[a-z]{40}")),
             o.Close(op=2, seq=0),
         ]
     )

@@ -109,7 +109,7 @@ def test_jump_forward_gives_the_same_text_in_fewer_forwards(start):
 @pytest.mark.parametrize("jump_forward", [True, False])
 def test_preempted_sequences_keep_their_grammar_state(start, jump_forward):
     schema = GrammarSpec("json_schema", json.dumps(CALLS["tags"][0]["schema"]))
-    grammars = [DATE, schema, GrammarSpec("regex", "[ab]{30}")]
+    grammars = [DATE, schema, GrammarSpec("regex", "[ab]{60}")]
     values = []
     for num_slots in (128, 4096):
         driver = start(num_slots=num_slots, max_seq_len=120, jump_forward=jump_forward)
@@ -118,7 +118,7 @@ def test_preempted_sequences_keep_their_grammar_state(start, jump_forward):
         values.append([outcome.value(1) for outcome in outcomes])
         assert (driver.engine.scheduler.num_preemptions > 0) == (num_slots == 128)
     assert values[0] == values[1]
-    assert all(re.fullmatch("[ab]{30}", value[0]) for value in values[0][2::3])
+    assert all(re.fullmatch("[ab]{60}", value[0]) for value in values[0][2::3])
 
 
 def test_each_fork_has_a_grammar_of_its_own(start):

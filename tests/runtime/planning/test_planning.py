@@ -116,7 +116,7 @@ def test_plan_prints_what_one_replica_carries(capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     assert "bounded by time per token" in out and "50 requests/s: 3 replicas" in out
     assert main(["plan", "no-such-shape"]) == 2
-    assert "shapes known without their weights: smollm2, " in capsys.readouterr().err
+    assert "shapes that need no weights: smollm2, " in capsys.readouterr().err
     assert main(["plan", "llama-3.3-70b", "--hardware", "l4"]) == 2
     assert "not even one sequence: memory" in capsys.readouterr().out
 
