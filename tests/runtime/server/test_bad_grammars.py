@@ -151,7 +151,7 @@ def test_while_a_large_grammar_is_compiled_others_are_written_and_small_ones_com
     running.until(m.Closed, within_s=ANSWER_S)
     first_of_large = told.index(("large", m.Delta))
     assert told.index(("small", m.Closed)) < first_of_large
-    assert told[told.index(("large", m.Accepted)) : first_of_large].count(("running", m.Delta)) > 5
+    assert told[told.index(("large", m.Accepted)) : first_of_large].count(("running", m.Delta)) > 1
 
 
 def test_what_is_too_large_to_be_looked_at_is_refused_with_the_limit(served):
