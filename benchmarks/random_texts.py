@@ -1,8 +1,8 @@
 """Random texts from a schema's masks: random tokens for a while, then the shortest completion that a search finds.
 
-Every token passes the mask, those of the completion too. So the walk finds masks that forbid a token of a valid
-completion, and masks that allow a token after which no completion exists. ``walk_schemas`` also gives each text to
-``jsonschema``.
+Every token passes the mask, those of the completion too. A completion that the search does not find is taken from the
+grammar's ``endings``. So the walk finds masks that forbid a token of a valid completion, and masks that allow a token
+after which no completion exists. ``walk_schemas`` also gives each text to ``jsonschema``.
 """
 
 import heapq
@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from phloem.constrained.machine import Machine
 from phloem.constrained.machine.walk import ENDS
 
 PLAIN = bytes([*range(0x21, 0x5C), *range(0x5D, 0x7F), 0x20, 0x09, 0x0A, 0x80, 0x90, 0xA0, 0xBF])
+ALPHABETS = (PLAIN, PLAIN + b"\\")  # tried one after the other for the next bytes of a completion
 UNHEARD_OF = b'"no such property":'
 MAX_TRIED = 20_000  # configurations that the search for the next step of a completion visits
 MAX_TOKENS = 6_000
@@ -35,15 +36,18 @@ class RandomTexts:
         self.ids = {tokens[t]: t for t in range(len(tokens) - 1, -1, -1) if self.vocabulary.is_text[t]}
         self.longest = min(16, max(map(len, self.ids)))
 
-    def draw(self, rng: random.Random) -> tuple[str, str | None]:
-        """(a text, None), or (the text so far, the reason why it is not a complete text of the grammar)."""
-        matcher = self.grammar.matcher()
+    def draw(self, rng: random.Random, *, matcher: Matcher | None = None, most: int = 30) -> tuple[str, str | None]:
+        """(a text, None), or (the text so far, the reason why it is not a complete text of the grammar).
+
+        ``most`` bounds the random tokens. ``matcher``: a new one of the grammar, to take the tokens.
+        """
+        matcher = matcher or self.grammar.matcher()
         out = bytearray()
-        problem = self._wander(matcher, rng, out) or self._finish(matcher, out)
+        problem = self._wander(matcher, rng, out, most) or self._finish(matcher, out)
         return out.decode(errors="replace"), problem
 
-    def _wander(self, matcher: Matcher, rng: random.Random, out: bytearray) -> str | None:
-        for _ in range(rng.randrange(30)):
+    def _wander(self, matcher: Matcher, rng: random.Random, out: bytearray, most: int) -> str | None:
+        for _ in range(rng.randrange(most)):
             allowed = np.flatnonzero(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little"))
             if matcher.error is not None or not len(allowed):
                 return matcher.error or "dead end"
@@ -61,8 +65,10 @@ class RandomTexts:
             if matcher.is_accepting():
                 return None
             try:
-                way = self._way_on(machine, matcher._configs[-1], PLAIN)
-                way = way or self._way_on(machine, matcher._configs[-1], PLAIN + b"\\")
+                ways = (self._way_on(machine, matcher.state, alphabet) for alphabet in ALPHABETS)
+                way = next((way for way in ways if way), None)
+                if way is None and (ending := self.grammar.endings.of(matcher.state)) is not None:
+                    way = ending.word
             except GrammarError as error:
                 return str(error)
             if way is None:
@@ -109,10 +115,11 @@ class RandomTexts:
 
     @staticmethod
     def _bytes_of(machine: Machine, state: int, alphabet: bytes) -> list[int]:
-        """One byte for each transition of a state."""
+        """One byte for each transition of a state; all digits, where items that are numbers have to differ."""
         row = machine.row(state)
         found = {int(row[byte]): byte for byte in reversed(alphabet) if row[byte] > 0}
-        return [*found.values(), *(b",]} \n" if machine.arrays[ENDS][state] else b"")]
+        digits = [byte for byte in b"0123456789" if row[byte] > 0] if machine.item_readers else []
+        return [*dict.fromkeys((*found.values(), *digits)), *(b",]} \n" if machine.arrays[ENDS][state] else b"")]
 
 
 def property_names(schema: Any) -> list[str]:
@@ -169,13 +176,12 @@ def walk_schemas(vocabulary: Vocabulary, cases: Iterable[tuple[str, str]], walks
             result, problem = texts.draw(rng)
             found["walks"] += 1
             if problem is None:
-                twins: list[bool] = []
-                value = json.loads(result, object_pairs_hook=lambda pairs, t=twins: _note_twins(pairs, t))
+                value, has_twins = read_value(result)
                 try:
                     problem = "invalid" if not validator.is_valid(value) else None
                 except (RecursionError, jsonschema.exceptions._WrappedReferencingError, re.error):
                     problem = "the reference fails"
-                if problem == "invalid" and any(twins):
+                if problem == "invalid" and has_twins:
                     problem = "names written twice"
             found[problem or "valid"] += 1
             if problem is not None:
@@ -183,7 +189,13 @@ def walk_schemas(vocabulary: Vocabulary, cases: Iterable[tuple[str, str]], walks
     return found
 
 
-def _note_twins(pairs: list[tuple[str, Any]], twins: list[bool]) -> dict[str, Any]:
-    """Note whether an object has a name twice. JSON allows it, and grammars only track names that a keyword has."""
-    twins.append(len({k for k, _ in pairs}) < len(pairs))
-    return dict(pairs)
+def read_value(text: str, parse_float: Callable[[str], Any] = float) -> tuple[Any, bool]:
+    """The JSON value, and whether an object has a name twice: grammars only track names that a keyword has."""
+    twins = False
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal twins
+        twins = twins or len({name for name, _ in found}) < len(found)
+        return dict(found)
+
+    return json.loads(text, parse_float=parse_float, object_pairs_hook=pairs), twins
