@@ -10,13 +10,16 @@ from .text_slices import text_slices
 
 
 class TrieWalker:
-    """One machine's walks, and the buffers that the compiled code reads and writes. Callers hold the machine's lock."""
+    """One machine's walks, and the buffers that the compiled code reads and writes. Callers hold the machine's lock.
 
-    def __init__(self, machine: Machine) -> None:
+    ``room``: the entries of the largest buffers at first; they grow where a walk needs more.
+    """
+
+    def __init__(self, machine: Machine, *, room: int | None = None) -> None:
         self.machine = machine
         vocabulary = self.vocabulary = machine.vocabulary
         # Each turn of a walk reads its regions from one of these and writes the regions of the next turn to the other.
-        self._pending = [np.zeros((1024, 5), np.int64), np.zeros((1024, 5), np.int64)]
+        self._pending = [np.zeros((room or 1024, 5), np.int64), np.zeros((room or 1024, 5), np.int64)]
         self._turn = 0
         self._wanted = np.zeros((2048, 3), np.int64)
         machine.set_array(walk.WANTED, self._wanted)
@@ -24,7 +27,7 @@ class TrieWalker:
         self._exits = np.zeros((0, 5), np.int64)
         self._room_for_exits(256)
         self._noted = np.zeros(0, np.int64)
-        self._room_for_notes(vocabulary.trie.num_nodes)  # pages that are never touched cost no memory
+        self._room_for_notes(room or vocabulary.trie.num_nodes)  # pages that are never touched cost no memory
         # A continuation byte that is not a token may leave a character incomplete; then text is walked byte by byte.
         self.has_slices = bool(vocabulary.has_byte[0x80:0xC0].all())
         self._kept: list[tuple[np.ndarray, ...]] = []  # the arrays whose addresses were handed out

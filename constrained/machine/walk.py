@@ -13,6 +13,8 @@ resumes the walk there.
       delta[state, byte] < 0 otherwise          -> refused
 """
 
+from typing import Any
+
 import numba as nb
 import numpy as np
 from numba.core import types
@@ -45,8 +47,7 @@ MAX_NEED = (1 << 16) - 2  # of ``NEEDS``; no string with a larger bound is count
 EXITED = 1 << 30  # what a barrier frame returns: the walk stops here and is continued for each real frame
 
 
-@intrinsic
-def _pointer(typingctx, address, like):
+def _to_pointer(typingctx, address, like):
     """An int64 address as a pointer to the type of ``like``."""
     result = types.CPointer(like)
 
@@ -56,24 +57,27 @@ def _pointer(typingctx, address, like):
     return result(types.int64, like), codegen
 
 
+_pointer: Any = intrinsic(_to_pointer)  # of two arguments where compiled code calls it
+
+
 @nb.njit(inline="always")
 def _u8(address):
-    return nb.carray(_pointer(address, np.uint8(0)), (1,))  # type: ignore[call-arg]
+    return nb.carray(_pointer(address, np.uint8(0)), (1,))
 
 
 @nb.njit(inline="always")
 def _u16(address):
-    return nb.carray(_pointer(address, np.uint16(0)), (1,))  # type: ignore[call-arg]
+    return nb.carray(_pointer(address, np.uint16(0)), (1,))
 
 
 @nb.njit(inline="always")
 def _i32(address):
-    return nb.carray(_pointer(address, np.int32(0)), (1,))  # type: ignore[call-arg]
+    return nb.carray(_pointer(address, np.int32(0)), (1,))
 
 
 @nb.njit(inline="always")
 def _i64(address):
-    return nb.carray(_pointer(address, np.int64(0)), (1,))  # type: ignore[call-arg]
+    return nb.carray(_pointer(address, np.int64(0)), (1,))
 
 
 @nb.njit(inline="always")

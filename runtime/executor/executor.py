@@ -237,7 +237,7 @@ class Executor:
         The next plan may use these draws by number.
         """
         num_vectorised = 0 if vectorised is None else len(vectorised)
-        masks = self._masks(rows, vectorised)
+        masks = self.masks_of(rows, vectorised)
         arrays = arrays_of(rows) if rows or vectorised is None else None
         drawn = _joined([part for part in (vectorised, arrays) if part is not None])
         edits = kernels.LogitEdits.from_params(
@@ -255,7 +255,7 @@ class Executor:
         batch = kernels.SampleBatch(drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p, draw)
         if order is not None and masks is not None:
             batch, masks = batch.take(order), masks.take(order)
-        self._constrain(logits, masks if wants_top else None)
+        self.constrain(logits, masks if wants_top else None)
         if edits is not None:
             kernels.apply_edits(logits[num_vectorised:], edits)
         if masks is None or wants_top:
@@ -288,7 +288,7 @@ class Executor:
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array) if self.accelerator is None else self.accelerator.upload(array)
 
-    def _masks(self, rows: list[SampleRow], vectorised: DrawArrays | None) -> StepMasks | None:
+    def masks_of(self, rows: list[SampleRow], vectorised: DrawArrays | None) -> StepMasks | None:
         """The masks of the draws that a grammar or banned tokens restrict; None if no draw is restricted."""
         num_vectorised, num_masks = (0, 0) if vectorised is None else (len(vectorised), len(vectorised.masks))
         masked = [i for i, row in enumerate(rows) if row.matcher is not None or row.mask is not None or row.banned]
@@ -311,7 +311,7 @@ class Executor:
                 line[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
         return StepMasks(indices, ids, words)
 
-    def _constrain(self, logits: torch.Tensor, masks: StepMasks | None) -> None:
+    def constrain(self, logits: torch.Tensor, masks: StepMasks | None) -> None:
         """Set the logits of padding and of masked tokens to -inf, in place."""
         if self._num_tokens < logits.shape[1]:
             logits[:, self._num_tokens :] = float("-inf")

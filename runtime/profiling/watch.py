@@ -58,8 +58,8 @@ def watch(engine: EngineCore, spans: Spans) -> None:
         (engine.scheduler, "complete", "schedule"),
         (engine.executor, "_head", "head"),
         (engine.executor, "draw", "sample"),
-        (engine.executor, "_masks", "mask"),
-        (engine.executor, "_constrain", "mask"),
+        (engine.executor, "masks_of", "mask"),
+        (engine.executor, "constrain", "mask"),
     ):
         setattr(owner, method, _spanned(getattr(owner, method), name, spans))
     setattr(engine.executor, "forward", _forward(engine.executor.forward, spans))  # noqa: B010

@@ -105,7 +105,7 @@ class Waiting:
         self.max_overtaken = max_overtaken
         self.tenant_weights = tenant_weights
         self.served: dict[str, float] = {}
-        self._queues: dict[tuple[int, str], Queue] = {}
+        self.queues: dict[tuple[int, str], Queue] = {}
         self._num = 0
         self._num_left = 0  # the greatest ``num_left`` of a queue that was forgotten
         self._last_served = 0.0
@@ -114,42 +114,42 @@ class Waiting:
         return self._num
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (entry[2] for queue in self._queues.values() for entry in queue.ranked)
+        return (entry[2] for queue in self.queues.values() for entry in queue.ranked)
 
     def add(self, seq: Sequence) -> None:
         key = (seq.priority, seq.tenant)
-        queue = self._queues.get(key)
+        queue = self.queues.get(key)
         if queue is None:
-            if len(self._queues) >= 2 * MAX_IDLE or len(self.served) >= 2 * MAX_IDLE:
+            if len(self.queues) >= 2 * MAX_IDLE or len(self.served) >= 2 * MAX_IDLE:
                 self._forget_idle()
-            queue = self._queues[key] = Queue(self.max_overtaken, num_left=self._num_left)
+            queue = self.queues[key] = Queue(self.max_overtaken, num_left=self._num_left)
         self._lift(seq.tenant)
         queue.add(seq, self.order(seq, self.lengths))
         self._num += 1
 
     def discard(self, seq: Sequence) -> None:
-        self._queues[seq.priority, seq.tenant].discard(seq)
+        self.queues[seq.priority, seq.tenant].discard(seq)
         self._num -= 1
 
     def head(self, window: int, matched: Callable[[Sequence], int]) -> Sequence | None:
         best: tuple[int, float, str] | None = None
-        for (priority, tenant), queue in self._queues.items():
+        for (priority, tenant), queue in self.queues.items():
             if queue.ranked:
                 place = (priority, self.served[tenant], tenant)
                 best = place if best is None or place < best else best
         if best is None:
             return None
         self._last_served = best[1]
-        return self._queues[best[0], best[2]].head(window, matched)
+        return self.queues[best[0], best[2]].head(window, matched)
 
     @property
     def most_urgent(self) -> float:
         """The lowest priority number of the waiting sequences; infinity if there are none."""
-        return min((priority for (priority, _), queue in self._queues.items() if queue.ranked), default=math.inf)
+        return min((priority for (priority, _), queue in self.queues.items() if queue.ranked), default=math.inf)
 
     def is_due(self, seq: Sequence) -> bool:
         """Whether ``seq``, which may be running, has been overtaken ``max_overtaken`` times."""
-        queue = self._queues.get((seq.priority, seq.tenant))
+        queue = self.queues.get((seq.priority, seq.tenant))
         return seq.due <= (self._num_left if queue is None else queue.num_left)
 
     def charge(self, tenant: str, cost: float) -> None:
@@ -158,9 +158,9 @@ class Waiting:
 
     def _forget_idle(self) -> None:
         """Bound the memory, as clients choose tenants' names: keep the ``MAX_IDLE`` most served of the idle tenants."""
-        for key in [key for key, queue in self._queues.items() if not queue.ranked]:
-            self._num_left = max(self._num_left, self._queues.pop(key).num_left)
-        waiting = {tenant for _, tenant in self._queues}
+        for key in [key for key, queue in self.queues.items() if not queue.ranked]:
+            self._num_left = max(self._num_left, self.queues.pop(key).num_left)
+        waiting = {tenant for _, tenant in self.queues}
         idle = sorted((tenant for tenant in self.served if tenant not in waiting), key=self.served.__getitem__)
         for tenant in idle[: max(0, len(idle) - MAX_IDLE)]:
             del self.served[tenant]
@@ -168,7 +168,7 @@ class Waiting:
     def _lift(self, tenant: str) -> None:
         """Raise the counter of a tenant that begins to wait to the lowest counter of the waiting tenants."""
         others = set()
-        for (_, other), queue in self._queues.items():
+        for (_, other), queue in self.queues.items():
             if queue.ranked:
                 if other == tenant:
                     return

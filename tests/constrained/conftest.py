@@ -79,7 +79,7 @@ def wander(grammar: CompiledGrammar, rng: random.Random, *, most: int = 40) -> s
 def completion(matcher: Matcher) -> bytes:
     """Bytes that end the text, by a search that prefers low nesting. Without dead ends there always are some."""
     machine = matcher.grammar.machine
-    start = matcher._configs[-1]
+    start = matcher.state
     plain = bytes(b for b in range(0x20, 0x7F) if b != 0x5C) + b"\n\t\x80\x90\xa0\xbf"
     for alphabet in (plain, plain + b"\\", bytes(range(256))):
         met = {machine.configs[start][:3]: 1}  # a few texts of an item under way: some may repeat another item

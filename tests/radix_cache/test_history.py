@@ -122,11 +122,11 @@ def test_old_counts_fade_and_none_overflows():
     history, cache = History(100), RadixCache(1000)
     serve(cache, text(0, 32))
     (node,) = nodes_of(cache).values()
+    history.num_until_halved = 1 << 60
     for _ in range(3 * MOST):
-        history._num_counted = 0
         history.count("", text(0, 32))
     assert history.times(node)[0] == MOST
-    history._num_counted = history.num_until_halved
+    history.num_until_halved = 1
     history.count("", text(5000, 32))
     assert history.times(node)[0] == MOST // 2
 

@@ -103,6 +103,15 @@ def test_a_block_that_left_the_host_tier_is_saved_again():
     assert engine.run(text(0, 8)) == 0
 
 
+def test_blocks_are_not_copied_when_computing_is_faster():
+    engine = Engine(8)
+    engine.tiers.recompute_s_per_token = 0.0  # less than any copy takes
+    for _ in range(3):
+        engine.run(text(0, 8))
+        engine.run(text(50, 8))
+    assert engine.tiers.counters.refused > 0
+
+
 def test_a_match_inside_a_block_is_completed_from_the_block():
     engine = Engine(40)
     engine.run(text(0, 12))

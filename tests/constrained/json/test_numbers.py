@@ -249,5 +249,5 @@ def test_a_counted_digit_costs_no_mask_of_its_own(vocabulary: Vocabulary) -> Non
     rows = []
     for byte in b"[9999999999":
         assert matcher.accept(byte)
-        rows.append(grammar.masks.of(matcher._configs[-1]))
+        rows.append(grammar.masks.of(matcher.state))
     assert len({id(row) for row in rows[1:]}) == 1

@@ -8,6 +8,7 @@ import jsonschema
 import numpy as np
 import pytest
 from phloem.constrained import CompiledGrammar, Vocabulary, compile
+from phloem.constrained.spec import GrammarKind
 
 from ..conftest import is_set, reachable
 
@@ -46,7 +47,7 @@ SCHEMAS: list[Any] = [
      "required": ["next"], "additionalProperties": False}]}}, "$ref": "#/$defs/l"},
 ]  # fmt: skip
 TAGS = {"tags": [{"begin": "<f>", "schema": PERSON, "end": "</f>"}, {"begin": "<g>", "regex": "[ab]{3}", "end": "."}]}
-GRAMMARS: list[tuple[str, str, dict[str, Any]]] = [
+GRAMMARS: list[tuple[GrammarKind, str, dict[str, Any]]] = [
     *[("json_schema", json.dumps(schema), {}) for schema in SCHEMAS],
     ("json_schema", json.dumps(PERSON), {"property_order": "any"}),
     ("json_schema", json.dumps(PERSON), {"whitespace": "compact"}),
@@ -66,7 +67,7 @@ NAMES = [f"{kind}-{i}" for i, (kind, _, _) in enumerate(GRAMMARS)]
 
 def compiled(at: int, vocabulary: Vocabulary) -> CompiledGrammar:
     kind, text, options = GRAMMARS[at]
-    return compile(kind, text, vocabulary, **options)  # type: ignore[arg-type]
+    return compile(kind, text, vocabulary, **options)
 
 
 def draw(row: np.ndarray, rng: random.Random) -> int:

@@ -10,10 +10,7 @@ from ..conftest import is_set
 def walked(vocabulary: Vocabulary, *, room: int) -> tuple[np.ndarray, list[int]]:
     """The mask of a regex, and the nodes where it may end, with buffers that have ``room`` entries at first."""
     machine = Machine(vocabulary)
-    walker = TrieWalker(machine)
-    walker._pending = [np.zeros((room, 5), np.int64), np.zeros((room, 5), np.int64)]
-    walker._noted = np.zeros(0, np.int64)
-    walker._room_for_notes(room)
+    walker = TrieWalker(machine, room=room)
     mask = np.zeros(vocabulary.num_words, np.uint32)
     state = machine.text(compile_regex("[a-z ]+(\\.[a-z]+)*|[0-9-]+", machine.expressions, anchored=True))
     noted = walker.ends_from(mask, state)

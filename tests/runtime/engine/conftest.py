@@ -1,5 +1,9 @@
 """Fixtures of the engine's tests: an engine with a tiny random model, and its driver."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
@@ -21,3 +25,19 @@ def driver(engine):
     engine.drop_client(CLIENT)
     engine.check()
     assert not engine.has_work and not engine.programs.live and engine.cache.num_locked == 0
+
+
+@pytest.fixture
+def start(tiny_model_path: Path) -> Iterator[Any]:
+    """Starts engines with the tiny model, float32 and one thread."""
+    engines: list[EngineCore] = []
+
+    def start(**options: Any) -> Driver:
+        engines.append(
+            EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", num_threads=1, **options))
+        )
+        return Driver(engines[-1])
+
+    yield start
+    for engine in engines:
+        engine.close()

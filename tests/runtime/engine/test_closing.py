@@ -1,19 +1,15 @@
 """Texts under a grammar end within ``max_tokens``: in batches, with drafts, forced tokens, forks and replays."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from phloem.constrained import compile
 from phloem.protocol import ops as o
-from phloem.protocol.messages import CandidateMeta
+from phloem.protocol.messages import CandidateMeta, GenMeta
 from phloem.protocol.ops import Drawn, GrammarSpec
 from phloem.protocol.sampling import SamplingParams
-from phloem.runtime.config import EngineConfig
-from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import Driver, Outcome
 
 SCHEMA: dict[str, Any] = {
@@ -31,21 +27,6 @@ SUM = GrammarSpec("ebnf", 'root ::= sum\nsum ::= num "+" sum | num | "(" sum ")"
 CALL = GrammarSpec("structural_tags", json.dumps({"tags": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}]}))
 
 
-@pytest.fixture
-def start(tiny_model_path: Path) -> Iterator[Any]:
-    engines: list[EngineCore] = []
-
-    def start(**options: Any) -> Driver:
-        engines.append(
-            EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", num_threads=1, **options))
-        )
-        return Driver(engines[-1])
-
-    yield start
-    for engine in engines:
-        engine.close()
-
-
 def params(max_tokens: int, **fields: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **fields})
 
@@ -59,7 +40,9 @@ def ask(text: str, grammar: GrammarSpec, sampling: SamplingParams, *, n: int = 1
 
 
 def candidates(outcome: Outcome) -> list[CandidateMeta]:
-    return list(outcome.done[1].meta.candidates)  # type: ignore[union-attr]
+    meta = outcome.done[1].meta
+    assert isinstance(meta, GenMeta)
+    return list(meta.candidates)
 
 
 def check(grammar: GrammarSpec, text: str, driver: Driver) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +9,7 @@ import pytest
 from phloem.protocol import ops as o
 from phloem.protocol.ops import GrammarSpec
 from phloem.protocol.sampling import SamplingParams
-from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
-from phloem.tests.runtime.engine.driver import Driver
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=200)
 DATE = GrammarSpec("regex", "on (the )?[0-9]{2}\\.[0-9]{2}\\.[0-9]{4} at noon")
@@ -35,21 +31,6 @@ CALLS = {
 }
 
 
-@pytest.fixture
-def start(tiny_model_path: Path) -> Iterator[Any]:
-    engines: list[EngineCore] = []
-
-    def start(**options: Any) -> Driver:
-        engines.append(
-            EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", num_threads=1, **options))
-        )
-        return Driver(engines[-1])
-
-    yield start
-    for engine in engines:
-        engine.close()
-
-
 def gen(grammar: GrammarSpec, *, params: SamplingParams = GREEDY, seq: int = 0, op: int = 1, n: int = 1) -> o.Gen:
     return o.Gen(op=op, seq=seq, params=params, grammar=grammar, n=n)
 
@@ -58,22 +39,23 @@ def ask(text: str, grammar: GrammarSpec, **options: Any) -> list[o.AnyOp]:
     return [o.Text(op=0, seq=0, text=text), gen(grammar, **options), o.Close(op=2, seq=0)]
 
 
-def wish(engine: EngineCore, text: str) -> None:
+def wish(monkeypatch: pytest.MonkeyPatch, engine: EngineCore, text: str) -> None:
     """Replace the engine's logits: the model now prefers ``text`` and then the end, as far as the grammar allows."""
     wanted = [*text.encode(), engine.tokenizer.vocabulary().eos]
     executor = engine.executor
-    find_masks, constrain, drawn = executor._masks, executor._constrain, []
+    masks_of, constrain, drawn = executor.masks_of, executor.constrain, []
 
     def note(rows: Any, vectorised: Any) -> Any:
         drawn[:] = rows
-        return find_masks(rows, vectorised)
+        return masks_of(rows, vectorised)
 
     def wishful(logits: Any, masks: Any) -> None:
         for i, row in enumerate(drawn):
             logits[i, wanted[min(len(row.token_ids) - row.prompt_len, len(wanted) - 1)]] += 100.0
         constrain(logits, masks)
 
-    executor._masks, executor._constrain = note, wishful  # type: ignore[method-assign]
+    monkeypatch.setattr(executor, "masks_of", note)
+    monkeypatch.setattr(executor, "constrain", wishful)
 
 
 @pytest.mark.parametrize("jump_forward", [True, False])
@@ -86,9 +68,9 @@ def test_a_text_that_can_only_end_needs_no_further_forward(start, jump_forward):
     assert re.fullmatch("[0-9]{3}", outcome.value(1)[0])
 
 
-def test_a_text_that_can_continue_needs_a_forward_to_end(start):
+def test_a_text_that_can_continue_needs_a_forward_to_end(monkeypatch, start):
     driver = start(speculative="off")
-    wish(driver.engine, "12")
+    wish(monkeypatch, driver.engine, "12")
     outcome = driver.run(ask("id: ", GrammarSpec("regex", "[0-9]{1,3}")))
     assert outcome.value(1) == ["12"] and driver.engine.loop.counters.forward_rows == 3
 
@@ -160,10 +142,10 @@ def test_after_a_rollback_the_grammar_starts_again(start):
 
 
 @pytest.mark.parametrize("options", [{}, {"jump_forward": False}, {"speculative": "off", "prefill_chunk": 8}])
-def test_free_text_then_calls_then_free_text_again(start, options):
+def test_free_text_then_calls_then_free_text_again(monkeypatch, start, options):
     driver = start(**options)
     said = 'It < rains. <call name="weather">{"city":"Lima"}</call><call name="wait">12s</call> Done <b>.'
-    wish(driver.engine, said)
+    wish(monkeypatch, driver.engine, said)
     outcome = driver.run(ask("How is it?", GrammarSpec("structural_tags", json.dumps(CALLS))))
     assert outcome.value(1) == [said]
     assert outcome.done[1].meta.candidates[0].finish_reason == "stop"
@@ -172,18 +154,18 @@ def test_free_text_then_calls_then_free_text_again(start, options):
         assert forced >= 2 * len(' name="') + 2 * len("</call>")
 
 
-def test_the_grammar_restricts_text_inside_a_tag_and_not_outside(start):
+def test_the_grammar_restricts_text_inside_a_tag_and_not_outside(monkeypatch, start):
     driver = start()
-    wish(driver.engine, '<call name="wait">soon, in 7 s</call> </think>')
+    wish(monkeypatch, driver.engine, '<call name="wait">soon, in 7 s</call> </think>')
     text = driver.run(ask("When?", GrammarSpec("structural_tags", json.dumps(CALLS)))).value(1)[0]
     begin, _, rest = text.partition(">")
     assert begin == '<call name="wait"' and re.match("[0-9]{1,3}s</call>", rest), text
 
 
-def test_calls_are_held_to_their_schemas_only_after_the_thinking(start):
+def test_calls_are_held_to_their_schemas_only_after_the_thinking(monkeypatch, start):
     driver = start()
     said = 'Perhaps <call name="wait">soon</call>?</think>Yes: <call name="wait">5s</call>'
-    wish(driver.engine, said)
+    wish(monkeypatch, driver.engine, said)
     tags = GrammarSpec("structural_tags", json.dumps({**CALLS, "start_after": "</think>"}))
     assert driver.run(ask("Wait?", tags)).value(1) == [said]
 

@@ -1,6 +1,7 @@
 """Overlap of host and device changes no answer, and the host waits only for the previous step."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,10 +19,10 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 WORDS = ["a river", "the orchard", "seven lamps", "a door", "the map", "salt", "an engine", "the tide"]
 
 
-def engine_of(path: Path, accelerator: StandIn | None = None, **options: object) -> EngineCore:
+def engine_of(path: Path, accelerator: StandIn | None = None, **options: Any) -> EngineCore:
     settings: dict[str, object] = {"num_slots": 1024, "max_seq_len": 160, "prefill_chunk": 16, "max_running": 8}
     return EngineCore(
-        EngineConfig(model=str(path), precision="float32", num_threads=1, **(settings | options)),  # type: ignore[arg-type]
+        EngineConfig(model=str(path), precision="float32", num_threads=1, **(settings | options)),
         accelerator=accelerator,
     )
 

@@ -1,6 +1,7 @@
 """On a GPU the KV pool fills the memory that the weights and the largest step leave."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from phloem.tests.runtime.executor.stand_in import StandIn
 MIB = 1 << 20
 
 
-def engine_on(path: Path, device: StandIn, **options: object) -> EngineCore:
-    config = EngineConfig(model=str(path), precision="float32", max_seq_len=256, num_threads=1, **options)  # type: ignore[arg-type]
+def engine_on(path: Path, device: StandIn, **options: Any) -> EngineCore:
+    config = EngineConfig(model=str(path), precision="float32", max_seq_len=256, num_threads=1, **options)
     return EngineCore(config, accelerator=device)
 
 

@@ -145,15 +145,6 @@ def test_a_preempted_sequence_comes_back_from_host_memory(tiny_model_path):
     engine.close()
 
 
-def test_blocks_are_not_copied_when_computing_is_faster(tiny_model_path):
-    engine = make_engine(tiny_model_path, num_slots=512, host_cache_bytes=64 << 20)
-    engine.tiers._save_s = 10.0
-    for prompt in PROMPTS:
-        ask(engine, prompt)
-    assert engine.tiers.counters.refused > 0
-    engine.close()
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

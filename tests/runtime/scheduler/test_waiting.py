@@ -116,4 +116,4 @@ def test_any_number_of_tenants_leaves_a_bounded_number_of_counters():
         queue.waiting.charge(f"tenant {n}", 5.0)
         queue.add(tenant=f"tenant {n}")
         queue.waiting.charge(queue.next().tenant, 5.0)
-    assert len(queue.waiting.served) < 3 * MAX_IDLE and len(queue.waiting._queues) < 3 * MAX_IDLE
+    assert len(queue.waiting.served) < 3 * MAX_IDLE and len(queue.waiting.queues) < 3 * MAX_IDLE

@@ -53,7 +53,7 @@ def probabilities(params: P, text: tuple[int, ...]) -> np.ndarray:
 def draws(row: SampleRow, seeds: np.ndarray) -> np.ndarray:
     """The tokens that ``seeds`` draw for ``row``."""
     logits = LOGITS[int(row.token_ids[-1])].clone().unsqueeze(0)
-    EXECUTOR._constrain(logits, EXECUTOR._masks([row], None))
+    EXECUTOR.constrain(logits, EXECUTOR.masks_of([row], None))
     edits = kernels.LogitEdits.from_params([row.params], [row.token_ids], [row.prompt_len])
     if edits is not None:
         kernels.apply_edits(logits, edits)
