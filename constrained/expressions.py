@@ -920,6 +920,16 @@ class Expressions:
     def is_subset(self, left: int, right: int) -> bool:
         return not self.is_nonempty(self.intersect(left, self.complement(right)))
 
+    def texts_of(self, expr: int) -> list[bytes]:
+        """The texts of a finite language, shortest first."""
+        found: list[bytes] = []
+        todo = [(b"", expr)] if self.is_nonempty(expr) else []
+        for text, rest in todo:
+            if self.nullable[rest]:
+                found.append(text)
+            todo += [(text + bytes([b]), to) for low, high, to in self.steps(rest) for b in range(low, high)]
+        return found
+
     def num_texts(self, expr: int, most: int) -> int:
         """How many texts are in the language, counted up to ``most``."""
         total = 0

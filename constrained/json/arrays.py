@@ -8,23 +8,25 @@ The leaves speak of the items still to come:
     ("distinct", members, seen)        the same where every item is one of a list's; ``seen`` has the bits of those read
 
 A state does not hold the items read before: an ``ItemReader`` knows them. It leads an item that repeats another to the
-state where ``unique`` is false. Where items are strings of a list, literals aside, states do hold them, as bits: each
-string is the end of a trie, and the array's frame has a filter for those that are left.
+state where ``unique`` is false. Where items are bound to a list of strings, numbers and literals, states do hold them,
+as bits (``Members``).
 """
 
 import json
 from collections.abc import Callable, Sequence, Set
+from decimal import Decimal
 from itertools import pairwise
 
 import numpy as np
 
-from ..machine import Seen, known_value
+from ..machine import Machine, Seen, known_value
 from ..spec import GrammarTooComplex
 from .documents import read_json
 from .formulas import FALSE, TRUE, Leaf
-from .inner_values import InnerValues
+from .inner_values import InnerValues, Scalar
 from .layouts import Layout
 from .names import NameTrie
+from .number_list import NumberList
 
 CLOSE = 1 << 30  # the result where the closing bracket stands in the place of the first item
 OPENED = 1 << 29  # OPENED + i: the result where white space before the first item chose layout i of ``Layouts.all``
@@ -63,8 +65,9 @@ class Arrays:
         self._have_to_repeat: dict[tuple[int, ...], bool] = {}
         self._checked: set[int] = set()
         self._lists: list[Members] = []
-        self._list_ids: dict[tuple[tuple[type, str | bool | None], ...], int] = {}
+        self._list_ids: dict[tuple[tuple[tuple[type, Scalar], ...], tuple[int, ...]], int] = {}
         self._chosen: dict[tuple[int, int], int] = {}
+        self._bound: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     # -- leaves ---------------------------------------------------------------------------------------------------
 
@@ -462,7 +465,13 @@ class Arrays:
     # -- items of a list ------------------------------------------------------------------------------------------
 
     def _with_members(self, context: tuple[int, ...]) -> tuple[int, ...]:
-        """The context with bits for the items read, if all items are strings of a list or literals."""
+        """The context with bits for the items read, if all items are of a list of strings, numbers and literals."""
+        found = self._bound.get(context)
+        if found is None:
+            found = self._bound[context] = self._bind_to_members(context)
+        return found
+
+    def _bind_to_members(self, context: tuple[int, ...]) -> tuple[int, ...]:
         formulas = self.formulas
         parts = formulas.positive_clause(context[0])
         if parts is None or len(context) > 1:
@@ -470,17 +479,23 @@ class Arrays:
         leaves = [formulas.nodes[p][1] for p in parts]
         if any(leaf[0] == "contains" for leaf in leaves):
             return context
-        for leaf in leaves:
-            options = [self.values.listed(schema) for schema in (*leaf[1], leaf[2])] if leaf[0] == "items" else [None]
+        lists = [leaf for leaf in leaves if leaf[0] == "items"]
+        for leaf in lists:
+            options = [self.values.listed(schema) for schema in (*leaf[1], leaf[2])]
             if None not in options:
                 members = tuple(dict.fromkeys((type(v), v) for option in options for v in option or ()))
                 break
         else:
             return context
-        number = self._list_ids.get(members)
+        spellings: tuple[int, ...] = ()
+        if any(isinstance(v, Decimal) for _, v in members):
+            if len(lists) > 1 or leaf[1]:
+                return context  # several schemas may allow different spellings of a number
+            spellings = tuple(self.values.spellings(leaf[2], v) for _, v in members if isinstance(v, Decimal))
+        number = self._list_ids.get((members, spellings))
         if number is None:
-            number = self._list_ids[members] = len(self._lists)
-            self._lists.append(Members(tuple(v for _, v in members)))
+            number = self._list_ids[members, spellings] = len(self._lists)
+            self._lists.append(Members(tuple(v for _, v in members), spellings))
         distinct = formulas.leaf("distinct", number, 0)
         return (
             formulas.conjunction(
@@ -516,14 +531,15 @@ class Arrays:
         if not left and not or_close:
             return 0
         names = left & ((1 << len(members.names)) - 1)
+        has_numbers = left >> members.first_number > 0
         literals = tuple(i for i, _ in members.literals if left >> i & 1)
-        trie = members.trie
-        if trie is None:
-            trie = members.trie = NameTrie(machine, 0, members.names)
+        trie, numbers = members.states(machine)
 
         def fill(row: np.ndarray) -> None:
             if names:
                 row[ord('"')] = trie.start
+            if has_numbers:
+                numbers.begin(row)
             for i, text in members.literals:
                 if i in literals:
                     row[text[0]] = machine.literal(text[1:], machine.end_state(i + 1))
@@ -532,13 +548,13 @@ class Arrays:
             if choices is not None and left:
                 layouts.choose(row, choices, "array", lambda chosen: machine.end_state(OPENED + chosen.number))
 
-        key = ("member", layouts.plain, space, number, bool(names), literals, choices, or_close)
+        key = ("member", layouts.plain, space, number, bool(names), has_numbers, literals, choices, or_close)
         state = machine.state(key, lambda: machine.add_state(fill, space=space))
         frame = machine.frame(
             ("array of members", layout, must),
             lambda: machine.add_frame(
                 lambda result: self._returns_member(must, distinct, layout, left, result),
-                filter_at=trie.filter(names, False),
+                filter_at=members.filter(left),
                 decides=members.has_prefixes,
             ),
         )
@@ -550,8 +566,7 @@ class Arrays:
         if found is None:
             members = self._lists[number]
             wanted = {(type(v), v) for v in self.values.listed(demand) or ()}
-            all_members = (*members.names, *members.values_of_literals)
-            found = sum(1 << i for i, v in enumerate(all_members) if (type(v), v) in wanted)
+            found = sum(1 << i for i, v in enumerate(members.values) if (type(v), v) in wanted)
             self._chosen[number, demand] = found
         return found
 
@@ -568,13 +583,36 @@ class Arrays:
 
 
 class Members:
-    """The values of a list that items are bound to: member i has bit i, strings before literals."""
+    """The values of a list that items are bound to: member i has bit i, strings before literals before numbers.
 
-    def __init__(self, values: Sequence[str | bool | None]) -> None:
+    Each string is the end of a trie, each number that of a ``NumberList``; the array's frame has a filter for those
+    that are left. ``spellings``: the language of each number.
+    """
+
+    def __init__(self, values: Sequence[Scalar], spellings: tuple[int, ...]) -> None:
         self.names = tuple(v for v in values if isinstance(v, str))
-        self.values_of_literals = tuple(v for v in values if not isinstance(v, str))
-        first = len(self.names)
-        self.literals = [(i, json.dumps(v).encode()) for i, v in enumerate(self.values_of_literals, first)]
+        literals = tuple(v for v in values if v is None or isinstance(v, bool))
+        numbers = tuple(v for v in values if isinstance(v, Decimal))
+        self.values = (*self.names, *literals, *numbers)
+        self.first_number = len(self.names) + len(literals)
+        self.literals = [(i, json.dumps(v).encode()) for i, v in enumerate(literals, len(self.names))]
         ordered = sorted(self.names)  # a string stands right before those that begin with it
-        self.has_prefixes = any(b.startswith(a) for a, b in pairwise(ordered))
-        self.trie: NameTrie | None = None
+        self.has_prefixes = bool(numbers) or any(b.startswith(a) for a, b in pairwise(ordered))
+        self._spellings = spellings
+        self._states: tuple[NameTrie, NumberList] | None = None
+
+    def states(self, machine: Machine) -> tuple[NameTrie, NumberList]:
+        """The states of the strings and of the numbers, made the first time."""
+        if self._states is None:
+            trie = NameTrie(machine, 0, self.names)
+            self._states = trie, NumberList(machine, self._spellings, self.first_number, trie.num_nodes + 1)
+        return self._states
+
+    def filter(self, left: int) -> int:
+        """The frame filter that allows the members whose bits are set; ``states`` have been made."""
+        assert self._states is not None
+        trie, numbers = self._states
+        names = left & ((1 << len(self.names)) - 1)
+        if left == names and not numbers.num_states:
+            return trie.filter(names, False)
+        return trie.machine.add_filter(np.concatenate([trie.allowed(names, False), numbers.allowed(left)]))

@@ -1,6 +1,7 @@
 """The kinds of JSON values, and what arrays and objects ask of the values inside them."""
 
 from collections.abc import Callable, Hashable, Sequence, Set
+from decimal import Decimal
 from typing import Literal, Protocol
 
 from ..expressions import Expressions
@@ -11,6 +12,7 @@ from .layouts import Layout, Layouts
 from .scalars import Scalars
 
 Kind = Literal["null", "true", "false", "string", "number", "array", "object"]
+Scalar = str | bool | None | Decimal
 KINDS: tuple[Kind, ...] = ("null", "true", "false", "string", "number", "array", "object")
 
 
@@ -44,8 +46,12 @@ class InnerValues(Protocol):
         """A lower bound of how many values of each kind, literals aside, satisfy the formula, at most ``most``."""
         ...
 
-    def listed(self, formula: int) -> tuple[str | bool | None, ...] | None:
-        """The values that satisfy the formula if they are all strings of a list or literals; else None."""
+    def listed(self, formula: int) -> tuple[Scalar, ...] | None:
+        """The values that satisfy the formula if they are all of a list of strings, literals and numbers; else None."""
+        ...
+
+    def spellings(self, formula: int, number: Decimal) -> int:
+        """The language of the spellings of one of the numbers that satisfy the formula."""
         ...
 
     def weakest(self, asked: Sequence[int], holds: Callable[[Set[int], Set[int], bool], bool], what: str) -> int:

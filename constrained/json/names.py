@@ -86,16 +86,20 @@ class NameTrie:
         key = (names, others)
         found = self._filters.get(key)
         if found is None:
-            allowed = np.ones(self.num_nodes + 1, np.uint8)
-            if not others:
-                count = len(self._sorted)
-                data = np.frombuffer(names.to_bytes(count // 8 + 1, "little"), np.uint8)
-                chosen = np.unpackbits(data, bitorder="little")[:count]
-                sums = np.concatenate([[0], np.cumsum(chosen[self._sorted])])
-                allowed[0] = not self._has_others  # a list's frame waits below the states of its literals too
-                allowed[1:] = sums[self._last] > sums[self._first]
-            found = self._filters[key] = self.machine.add_filter(allowed)
+            found = self._filters[key] = self.machine.add_filter(self.allowed(names, others))
         return found
+
+    def allowed(self, names: int, others: bool) -> np.ndarray:
+        """uint8 [num_nodes + 1]: whether states of each local number may be entered; see ``filter``."""
+        allowed = np.ones(self.num_nodes + 1, np.uint8)
+        if not others:
+            count = len(self._sorted)
+            data = np.frombuffer(names.to_bytes(count // 8 + 1, "little"), np.uint8)
+            chosen = np.unpackbits(data, bitorder="little")[:count]
+            sums = np.concatenate([[0], np.cumsum(chosen[self._sorted])])
+            allowed[0] = not self._has_others  # a list's frame waits below the states of its literals too
+            allowed[1:] = sums[self._last] > sums[self._first]
+        return allowed
 
 
 def spelled(name: str) -> bytes:

@@ -14,6 +14,7 @@ from ..expressions import EMPTY, NOTHING, Expressions
 from ..spec import GrammarError, GrammarTooComplex
 
 MAX_DIGITS = 400
+MAX_LISTED = 256  # numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Numbers:
         self._sign = sign
         self._canonical: dict[tuple[int, Digits], int] = {}
         self._digits_of: dict[int, Digits] = {}
+        self._listed: dict[int, tuple[Decimal, ...] | None] = {}
         self._integers: set[int] = set()  # expressions of which every text is an integer
         self.fraction = ex.union(EMPTY, ex.concat(self.point, ex.repeat(self.digit, 1, None)))
         self.plain = ex.concat(sign, self.natural, self.fraction)
@@ -81,6 +83,23 @@ class Numbers:
         """Spellings of some numbers, one spelling for each of them: for counting different numbers."""
         fraction = self.ex.concat(self.point, self.ex.repeat(self.digit, 0, 16), self._digits(1, 9))
         return self.ex.concat(self.canonical_integer(USUAL_DIGITS.whole), self.ex.union(EMPTY, fraction))
+
+    def listed(self, expr: int) -> tuple[Decimal, ...] | None:
+        """The numbers of a language, if it has spellings of at most ``MAX_LISTED`` numbers; else None."""
+        if expr in self._listed:
+            return self._listed[expr]
+        ex = self.ex
+        found: tuple[Decimal, ...] | None = None
+        if expr == NOTHING:
+            found = ()
+        elif expr not in (self.any, self.integer, self.plain, self.plain_integer, self.pointless_integer):
+            distinct = ex.intersect(expr, self.distinct)
+            if 0 < ex.num_texts(distinct, MAX_LISTED + 1) <= MAX_LISTED:
+                values = [Decimal(text.decode()) for text in ex.texts_of(distinct)]
+                if ex.is_subset(expr, self.equal_to_any(values)):
+                    found = tuple(values)
+        self._listed[expr] = found
+        return found
 
     def _up_to(self, num_digits: int) -> int:
         """Positive integers of at most so many digits."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from ..code_points import ANY
+from ..machine import key_of, known_value
 from ..spec import GrammarTooComplex
 from .documents import Json, escape
 from .formats import FORMATS
@@ -176,7 +177,8 @@ class SchemaReader:
                 values = [Decimal(v) for v in options if is_number(v)]
                 return formulas.leaf("number", self.values.numbers.equal_to_any(values)) if values else FALSE
             case "array":
-                return formulas.disjunction([self._this_array(v) for v in options if isinstance(v, list)])
+                lists = [v for v in options if isinstance(v, list) and (not self._is_unique() or _are_different(v))]
+                return formulas.disjunction(list(map(self._this_array, lists)))
         return formulas.disjunction([self._this_object(v) for v in options if isinstance(v, dict)])
 
     def _this_array(self, items: list[Json]) -> int:
@@ -228,7 +230,7 @@ class SchemaReader:
         parts.append(arrays.at_least(int(schema.get("minItems", 0))))
         if "maxItems" in schema:
             parts.append(arrays.at_most(int(schema["maxItems"])))
-        if schema.get("uniqueItems") is True and schema.get("maxItems", 2) > 1 and self.document.keeps_unique_items:
+        if self._is_unique() and schema.get("maxItems", 2) > 1 and schema.keys().isdisjoint(("const", "enum")):
             parts.append(arrays.unique())
         if "contains" in schema:
             asked = self.sub(schema["contains"], "contains")
@@ -246,6 +248,9 @@ class SchemaReader:
             else:
                 parts.append(arrays.contains(asked, need, room))
         return parts
+
+    def _is_unique(self) -> bool:
+        return self.schema.get("uniqueItems") is True and self.document.keeps_unique_items
 
     def _item_schemas(self) -> tuple[tuple[int, ...], int]:
         schema = self.schema
@@ -384,6 +389,10 @@ class SchemaReader:
                 "beside it; name the properties in one place, or use additionalProperties"
             )
         return joined
+
+
+def _are_different(items: list[Json]) -> bool:
+    return len({key_of(known_value(item)) for item in items}) == len(items)
 
 
 def _is_encodable(text: str) -> bool:

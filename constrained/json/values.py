@@ -5,6 +5,7 @@ it satisfies. Every text that a state allows can be completed, because a state i
 """
 
 from collections.abc import Callable, Hashable, Sequence, Set
+from decimal import Decimal
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ..spec import GrammarTooComplex
 from .arrays import CLOSE, OPENED, Arrays
 from .documents import Json
 from .formulas import FALSE, TRUE
-from .inner_values import KINDS, Kind
+from .inner_values import KINDS, Kind, Scalar
 from .layouts import Layout, Layouts
 from .numbers import Numbers
 from .objects import Objects
@@ -220,17 +221,33 @@ class Values:
         live = [kind for kind in kinds if formula != FALSE and self.satisfiable_kind(formula, kind)]
         return min((self._num_values_of(formula, kind, most, NUM_VALUES_DEPTH) for kind in live), default=0)
 
-    def listed(self, formula: int) -> tuple[str | bool | None, ...] | None:
-        """The values that satisfy the formula if they are all strings of a list or literals; else None."""
+    def listed(self, formula: int) -> tuple[Scalar, ...] | None:
+        """The values that satisfy the formula if they are all of a list of strings, literals and numbers; else None."""
         if formula <= TRUE:
             return () if formula == FALSE else None
-        if self.expression(formula, "number") != NOTHING:
-            return None
         words = self.ex.words_of(self.expression(formula, "string"))
         if words is None or any(self.expand(formula, kind) != FALSE for kind in COMPOUND_KINDS):
             return None
+        numbers = self.numbers.listed(self._spelled_number(formula))
+        if numbers is None:
+            return None
         literals = [value for kind, value in LITERALS if self.expand(formula, kind) == TRUE]
-        return (*(word.decode() for word in words), *literals)
+        return (*(word.decode() for word in words), *literals, *numbers)
+
+    def spellings(self, formula: int, number: Decimal) -> int:
+        """The language of the spellings of one of the numbers that satisfy the formula."""
+        return self.ex.alive(self.ex.intersect(self._spelled_number(formula), self.numbers.equal_to(number)))
+
+    def _spelled_number(self, formula: int) -> int:
+        """The language of the numbers that satisfy the formula, in the spellings that are written."""
+        return self._written(formula, self.expression(formula, "number"))
+
+    def _written(self, formula: int, number: int) -> int:
+        """Of a language of numbers that satisfy the formula, the spellings that are written."""
+        if not self.canonical or number == NOTHING:
+            return number
+        leaves = self.formulas.leaves(self.expand(formula, "number"))
+        return self.numbers.canonical(number, self.numbers.digits_for(*(leaf[1] for _, leaf in leaves)))
 
     def _num_values_of(self, formula: int, kind: Kind, most: int, depth: int) -> int:
         inner = self.expand(formula, kind)
@@ -366,10 +383,7 @@ class Values:
             watched = tuple(self.expression(o, "number") for o in observers)
             if any(w not in (self.numbers.any, NOTHING) for w in watched):
                 number = self.numbers.without_exponents(number)  # observers judge plain spellings only
-            if self.canonical:
-                leaves = self.formulas.leaves(self.expand(must, "number"))
-                number = self.numbers.canonical(number, self.numbers.digits_for(*(leaf[1] for _, leaf in leaves)))
-            self.scalars.fill_number(row, number, watched)
+            self.scalars.fill_number(row, self._written(must, number), watched)
         array = self.expand(must, "array")
         if array != FALSE:
             row[ord("[")] = self.arrays.open((array, *[self.expand(o, "array") for o in observers]), layout)

@@ -3,7 +3,7 @@
 Builders of grammars add states and frames to a ``Machine``; ``Masks`` makes the masks of its configurations.
 """
 
-from .agreement import known_value
+from .agreement import key_of, known_value
 from .endings import Endings, pack
 from .item_texts import ItemReader, Seen
 from .machine import MASK_WORK, Fill, Machine
@@ -28,6 +28,7 @@ __all__ = [
     "Masks",
     "Seen",
     "indent",
+    "key_of",
     "known_value",
     "new_line",
     "pack",

@@ -209,6 +209,9 @@ def test_a_comma_is_refused_where_no_value_is_left() -> None:
         ({"type": "boolean"}, [[True, False], [False]], [[True, True], [False, True, False]]),
         ({"const": "x"}, [["x"]], [["x", "x"]]),
         ({"enum": [1, True, 0, False]}, [[1, True], [False, 0, True]], [[True, True], [0, 0]]),
+        ({"type": "integer", "minimum": -1, "maximum": 12}, [[12, 1, -1, 10], [0, 1.0]], [[1, 1.0], [0, -0.0], [11, 1, 11]]),
+        ({"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 1}, [[0.5, 1, 0.0]], [[0.5, 0.50], [0, 1, 0.0]]),
+        ({"type": ["integer", "boolean", "null"], "minimum": 3, "maximum": 5}, [[None, 3, True, 5]], [[None, None], [4, 4]]),
     ],
 )  # fmt: skip
 def test_items_of_few_values_are_unique(vocabulary: Vocabulary, items: Any, good: list[Any], bad: list[Any]) -> None:
@@ -221,3 +224,40 @@ def test_items_of_few_values_are_unique(vocabulary: Vocabulary, items: Any, good
         mismatches(grammar, lambda text: jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), walks=5)
         == []
     )
+
+
+def test_numbers_of_a_list_are_told_apart_without_their_texts(vocabulary: Vocabulary) -> None:
+    items = {"type": "integer", "minimum": 1, "maximum": 31}
+    schema = json.dumps({"type": "array", "items": items, "uniqueItems": True})
+    for numbers in ("canonical", "any"):
+        matcher = compile("json_schema", schema, vocabulary, whitespace="compact", numbers=numbers).matcher()
+        for byte in f"[{','.join(map(str, range(1, 31)))},3".encode():
+            assert matcher.accept(byte)
+        allowed = {byte for byte in range(256) if is_set(matcher.mask(), byte)}
+        assert allowed == set(b"1") and matcher.accept(ord("1"))  # 31 is the only one left, without a comma after it
+        assert not is_set(matcher.mask(), ord(",")) and is_set(matcher.mask(), ord("]"))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"type": "array", "items": {"$ref": "#"}, "uniqueItems": True}, {"type": "integer"}]},
+        {"anyOf": [{"items": {"$ref": "#"}, "uniqueItems": True}, {"type": "array", "maxItems": 2}]},
+    ],
+)
+def test_unique_items_below_a_root_that_is_its_own_item(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
+    grammar = compile("json_schema", json.dumps(schema), vocabulary, whitespace="flexible", numbers="any")
+    valid = jsonschema.Draft202012Validator(schema).is_valid
+    texts = ["[1,2]", "[1,[2],3]", "[[1],[1]]", "[[1],[2, 1]]", "[[[]],[]]", "[[[],[]]]", "[[ 1 , 2 ] , [ 2 ],1 ]",
+             "[[1,1],[1,1]]", "[[1,1],[1,1],3]", "[[[1],[1]],2,3]"]  # fmt: skip
+    for text in texts:
+        assert takes(grammar, text) == valid(json.loads(text)), text
+
+
+def test_constants_with_unique_items_are_those_whose_items_differ(vocabulary: Vocabulary) -> None:
+    schema = {"enum": [[1, 1.0], [1, True], [[2], [2]], [[2], [3]], "x"], "uniqueItems": True}
+    grammar = compile("json_schema", json.dumps(schema), vocabulary, numbers="any")
+    taken = [takes(grammar, as_json(value)) for value in schema["enum"]]
+    assert taken == [False, True, False, True, True]
+    with pytest.raises(GrammarError, match="no value satisfies the schema"):
+        compile("json_schema", '{"const": [["a"], ["a"]], "uniqueItems": true}', vocabulary)

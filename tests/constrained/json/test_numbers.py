@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from phloem.constrained import GrammarError, Vocabulary, compile
-from phloem.constrained.expressions import Expressions
+from phloem.constrained.expressions import NOTHING, Expressions
 from phloem.constrained.json.numbers import Bound, Numbers
 
 from ..conftest import takes
@@ -251,3 +251,14 @@ def test_a_counted_digit_costs_no_mask_of_its_own(vocabulary: Vocabulary) -> Non
         assert matcher.accept(byte)
         rows.append(grammar.masks.of(matcher.state))
     assert len({id(row) for row in rows[1:]}) == 1
+
+
+def test_the_numbers_of_a_short_list_are_named() -> None:
+    numbers = Numbers(Expressions((True,) * 256))
+    one, five = Bound(Decimal(1), True), Bound(Decimal(5), True)
+    assert numbers.listed(numbers.between(one, five, integer=True)) == tuple(map(Decimal, range(1, 6)))
+    assert numbers.listed(numbers.between(one, Bound(Decimal(257), True), integer=True)) is None
+    assert numbers.listed(numbers.between(one, five)) is None
+    halves = numbers.intersect(numbers.between(one, five), numbers.multiple_of(Decimal("0.5")))
+    assert sorted(numbers.listed(halves) or ()) == [Decimal(n) / 2 for n in range(2, 11)]
+    assert numbers.listed(NOTHING) == () and numbers.listed(numbers.any) is None

@@ -1,4 +1,5 @@
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -58,7 +59,10 @@ def test_the_values_of_each_kind_are_counted_and_lists_are_found(schemas: Schema
     values = schemas.values
     for schema, num, listed in [
         ({"type": ["string", "null"]}, 9, None),
-        ({"enum": [1, "a", "b"]}, 1, None),
+        ({"enum": [1, "a", "b"]}, 1, ("a", "b", Decimal(1))),
+        ({"type": "integer", "minimum": -1, "maximum": 1}, 3, (Decimal(0), Decimal(1), Decimal(-1))),
+        ({"type": "integer", "minimum": 0, "maximum": 999}, 9, None),
+        ({"type": "number", "minimum": 0, "maximum": 1}, 9, None),
         ({"enum": ["a", "b", True]}, 2, ("a", "b", True)),
         ({"anyOf": [{"const": "a"}, {"const": "b"}, {"type": "boolean"}]}, 2, ("a", "b", True, False)),
         ({"type": "null"}, 0, (None,)),
