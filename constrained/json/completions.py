@@ -1,6 +1,6 @@
 """Whether an object can be completed, and which next properties keep it so."""
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from ..spec import GrammarTooComplex
@@ -48,6 +48,7 @@ class Completions:
         self._demands: dict[tuple[ObjectContext, int], tuple[int, tuple[int, ...]]] = {}
         self._settled: dict[int, int] = {}
         self._sure_breaks: dict[tuple[int, int], bool] = {}
+        self._allowed_names: dict[tuple[NamePartition, int, int], tuple[int, frozenset[int]]] = {}
         self._rule_demands: dict[tuple[NamePartition, tuple[int, ...], int], int] = {}
 
     # -- whole objects --------------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ class Completions:
         if formulas.positive_clause(must) is not None:
             seen = self.properties.seen_after(partition, context.seen, cls)
             certain = self._asked_by(partition, cls, must)
-            is_alive = self.is_alive(partition, seen, self.properties.step(must, partition, cls, None))
+            is_alive = self.is_alive(partition, seen, self.properties.step(must, partition, context.seen, cls, None))
             demand = formulas.conjunction(certain) if is_alive else FALSE
             observed = self._asked_by(partition, cls, *context.formulas[1:]) - certain
         else:
@@ -294,30 +295,33 @@ class Completions:
     def _weakest_demand(self, context: ObjectContext, cls: int) -> int:
         """The weakest condition on the next property's value after which the object can still be completed."""
         formulas, properties = self.formulas, self.properties
-        partition, must = context.partition, context.formulas[0]
-        seen = properties.seen_after(partition, context.seen, cls)
+        partition, before, must = context.partition, context.seen, context.formulas[0]
+        seen = properties.seen_after(partition, before, cls)
 
         def is_alive(true: Set[int], unknown: Set[int], at_worst: bool) -> bool:
             either = true | unknown
-            after = properties.step(must, partition, cls, *((true, either) if at_worst else (either, true)))
+            after = properties.step(must, partition, before, cls, *((true, either) if at_worst else (either, true)))
             return self.is_alive(partition, seen, after)
 
-        signs = formulas.polarities(must)
-        asked = self._asked_by(partition, cls, must)
+        parts = formulas.parts(must, "and")
+        changed = [p for p in parts if not properties.is_unchanged(partition, cls, p)]
+        rest = [p for p in parts if properties.is_unchanged(partition, cls, p)]
+        signs = formulas.polarities(*changed)
+        asked = self._asked_by(partition, cls, *changed)
         if any(formulas.nodes[p][1][0] == "props" and not sign for p, sign in signs):
             return self.values.weakest(sorted(asked), is_alive, "one property")
         if is_alive(set(), asked, True):
             return TRUE
         # only what asks something of the value is multiplied out
-        asks = {p: bool(self._asked_by(partition, cls, p)) for p in formulas.parts(must, "and")}
-        rest = [p for p, is_asking in asks.items() if not is_asking]
-        parts = []
-        for clause in formulas.clauses(formulas.conjunction([p for p, is_asking in asks.items() if is_asking])):
+        asking = [p for p in changed if self._asked_by(partition, cls, p)]
+        rest += [p for p in changed if p not in asking]
+        demands = []
+        for clause in formulas.clauses(formulas.conjunction(asking)):
             chosen = formulas.conjunction([p if sign else formulas.negation(p) for p, sign in clause])
             whole = formulas.conjunction([chosen, *rest])
-            if self.is_alive(partition, seen, properties.step(whole, partition, cls, None)):
-                parts.append(formulas.conjunction(self._asked_by(partition, cls, chosen)))
-        return formulas.disjunction(parts)
+            if self.is_alive(partition, seen, properties.step(whole, partition, before, cls, None)):
+                demands.append(formulas.conjunction(self._asked_by(partition, cls, chosen)))
+        return formulas.disjunction(demands)
 
     def allowed_demand(self, context: ObjectContext, cls: int) -> tuple[int, tuple[int, ...]]:
         """As ``demand``, for a class that ``allowed`` has returned: for plain objects without the checks."""
@@ -326,11 +330,11 @@ class Completions:
             return self.demand(context, cls)
         return self._demanded(context.partition, plain.rules, cls), ()
 
-    def demands_at_start(self, formula: int) -> list[int]:
+    def demands_at_start(self, formula: int) -> Iterator[int]:
         """The conditions on the values of the listed properties that may come first."""
         context = self._start(formula)
         names, _ = self.allowed(context)
-        return [self.allowed_demand(context, cls)[0] for cls in classes_of(names)]
+        return (self.allowed_demand(context, cls)[0] for cls in classes_of(names))
 
     def has_free_names(self, formula: int) -> bool:
         """Whether the first property may have a name of class 0, of which there are any number."""
@@ -345,14 +349,78 @@ class Completions:
         fast = self._allowed_plain(context)
         if fast is not None:
             return fast
-        names, others = 0, []
-        for cls in self.properties.unseen_classes(context.partition, context.seen):
-            if self.demand(context, cls)[0] != FALSE:
-                if 1 <= cls <= len(context.partition.names):
-                    names |= 1 << (cls - 1)
-                else:
-                    others.append(cls)
-        return names, tuple(others)
+        names, others = self._allowed(context.partition, context.seen, context.formulas[0])
+        return names, tuple(cls for cls in self.properties.other_classes(context.partition) if cls in others)
+
+    def _allowed(self, partition: NamePartition, seen: int, formula: int) -> tuple[int, frozenset[int]]:
+        """As ``allowed``, for a formula that some object may satisfy or not."""
+        key = (partition, seen, formula)
+        found = self._allowed_names.get(key)
+        if found is None:
+            found = self._allowed_names[key] = self._find_allowed(partition, seen, formula)
+        return found
+
+    def _find_allowed(self, partition: NamePartition, seen: int, formula: int) -> tuple[int, frozenset[int]]:
+        formulas = self.formulas
+        parts = formulas.parts(formula, "and")
+        choices = [p for p in parts if formulas.nodes[p][0] == "or"]
+        names, others = 0, frozenset[int]()
+        if len(choices) == 1:  # the names of its alternatives
+            rest = [p for p in parts if p != choices[0]]
+            for option in formulas.parts(choices[0], "or"):
+                more_names, more_others = self._allowed(partition, seen, formulas.conjunction([option, *rest]))
+                names, others = names | more_names, others | more_others
+            return names, others
+        clause = self._alive_clause(partition, seen, formula)
+        if clause is None:
+            return 0, frozenset()
+        context = ObjectContext(partition, seen, (formula,))
+        fast = self._allowed_plain(context)
+        if fast is not None:
+            return fast[0], frozenset(fast[1])
+        names, others = self._allowed_beside(context, clause)
+        for cls in self.properties.unseen_classes(partition, seen):
+            name = partition.name_of(cls)
+            if name is None:
+                if cls not in others and self.demand(context, cls)[0] != FALSE:
+                    others |= {cls}
+            elif not names >> (cls - 1) & 1:
+                before = seen if self.properties.any_order else seen | (1 << (cls - 1)) - 1
+                with_name = self.properties.with_name(formula, partition, cls)
+                clause = self._alive_clause(partition, before, with_name)
+                if clause is not None:
+                    more_names, more_others = self._allowed_beside(context, clause)
+                    names, others = names | more_names | 1 << (cls - 1), others | more_others
+        return names, others
+
+    def _alive_clause(self, partition: NamePartition, seen: int, formula: int) -> Clause | None:
+        """A clause of the formula that an object can satisfy from here; None if there is none."""
+        found: list[Clause] = []
+
+        def holds(literals: tuple[SignedLeaf, ...]) -> bool:
+            if self._clause_is_alive(partition, seen, literals):
+                found.append(self._clause(partition, literals))
+                return True
+            return False
+
+        return found[-1] if self.formulas.some_clause(formula, holds) else None
+
+    def _allowed_beside(self, context: ObjectContext, clause: Clause | None) -> tuple[int, frozenset[int]]:
+        """Listed names, as bits, and other classes of which a property leaves a clause alive that is alive without it.
+
+        Those are the ones that the clause's rules allow, if the clause does not count properties; in the schema's
+        order, those that come before what the clause needs.
+        """
+        if clause is None or clause.high < MANY or (clause.low and not self.properties.any_order):
+            return 0, frozenset()
+        possible, others = self._possible_of(context.partition, clause.rules)
+        names = possible & ~(context.seen | clause.banned)
+        if self.properties.any_order:
+            return names, frozenset(others)
+        if clause.broken:
+            return 0, frozenset()
+        first = clause.needed & -clause.needed
+        return (names & ((first << 1) - 1), frozenset()) if first else (names, frozenset(others))
 
     # -- conjunctions without negations, by a few operations on bits ----------------------------------------------
 
@@ -367,9 +435,9 @@ class Completions:
         return found
 
     def _allowed_plain(self, context: ObjectContext) -> tuple[int, tuple[int, ...]] | None:
-        """As ``allowed``, for a conjunction without negations and without a least count; None for any other."""
+        """As ``allowed``, for a conjunction without negations; None for any other."""
         plain = self._plain(context.partition, context.formulas[0])
-        if plain is None or plain.low:
+        if plain is None:
             return None
         missing, room = plain.needed, plain.high
         if room == 0:
@@ -382,7 +450,19 @@ class Completions:
         if missing and not self.properties.any_order:
             names &= ((missing & -missing) << 1) - 1
             others = ()
-        return names, others
+        return self._leaving_enough(context, plain, names), others
+
+    def _leaving_enough(self, context: ObjectContext, plain: Clause, names: int) -> int:
+        """Of the listed names that may come next, those after which the least number of properties is still reached."""
+        possible, others = self._possible_of(context.partition, plain.rules)
+        left = possible & ~context.seen
+        if others or plain.low <= 1 or (self.properties.any_order and plain.low <= left.bit_count()):
+            return names
+        if self.properties.any_order:
+            return 0
+        while names and (left >> (names.bit_length() - 1)).bit_count() < plain.low:
+            names ^= 1 << (names.bit_length() - 1)
+        return names
 
     def _possible_of(self, partition: NamePartition, rules: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         """The listed names, as bits, and the other classes of which the rules allow a property."""

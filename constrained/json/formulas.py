@@ -118,13 +118,22 @@ class Formulas:
         )
 
     def replace(
-        self, formula: int, change: Callable[[Leaf], int], change_negated: Callable[[Leaf], int] | None = None
+        self,
+        formula: int,
+        change: Callable[[Leaf], int],
+        change_negated: Callable[[Leaf], int] | None = None,
+        is_kept: Callable[[int], bool] | None = None,
     ) -> int:
-        """The formula with ``change(leaf)`` for every leaf; if given, ``change_negated(leaf)`` for negated ones."""
+        """The formula with ``change(leaf)`` for every leaf; if given, ``change_negated(leaf)`` for negated ones.
+
+        A part of which ``is_kept`` is true stays as it is.
+        """
         known: dict[int, int] = {}
 
         def visit(at: int) -> int:
             found = known.get(at)
+            if found is None and is_kept is not None and is_kept(at):
+                found = known[at] = at
             if found is None:
                 self.fuel.spend(1)
                 node = self.nodes[at]
@@ -191,10 +200,13 @@ class Formulas:
         """
         budget = [fuel]
 
-        def is_held(chosen: dict[int, bool]) -> bool:
+        def spend() -> None:
             budget[0] -= 1
             if budget[0] < 0:
                 raise _OutOfFuel
+
+        def is_held(chosen: dict[int, bool]) -> bool:
+            spend()
             return holds(tuple(sorted(chosen.items())))
 
         def search(todo: tuple[int, ...], chosen: dict[int, bool], checks_parts: bool) -> bool:
@@ -215,18 +227,26 @@ class Formulas:
                     return any(search((p, *todo), dict(chosen), checks_parts) for p in options)
                 leaf, sign = self._literal(at)
                 if chosen.setdefault(leaf, sign) != sign:
+                    if not checks_parts:  # with it, what goes on has been held
+                        spend()
                     return False
             return is_held(chosen)
 
         parts = self.nodes[formula][1:] if self.nodes[formula][0] == "and" else (formula,)
         choices = [p for p in parts if self.nodes[p][0] == "or"]
         try:
-            if prod(len(self.nodes[p]) - 1 for p in choices) <= FEW_CASES:
+            is_short = prod(len(self.nodes[p]) - 1 for p in choices) <= FEW_CASES
+            budget[0] = fuel if is_short else FEW_CASES
+            try:
                 return search((formula,), {}, False)
+            except _OutOfFuel:
+                if is_short:
+                    raise
+            budget[0] = fuel
             certain = tuple(p for p in parts if self.nodes[p][0] != "or")
             parts = certain
             for choice in choices:
-                alone = [p for p in self.nodes[choice][1:] if search((*certain, p), {}, False)]
+                alone = [p for p in self.nodes[choice][1:] if search((*certain, p), {}, True)]
                 parts += (self.disjunction(alone),)
             if FALSE in parts:
                 return False

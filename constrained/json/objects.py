@@ -162,8 +162,8 @@ class Objects:
             leaves = self.formulas.leaves(context.formulas[0])
             certain = {self.properties.asked(leaf, partition, cls) for _, leaf in leaves}
         return (
-            self.properties.step(context.formulas[0], partition, cls, None if plain else true),
-            *[self.properties.step(f, partition, cls, true | certain) for f in context.formulas[1:]],
+            self.properties.step(context.formulas[0], partition, context.seen, cls, None if plain else true),
+            *[self.properties.step(f, partition, context.seen, cls, true | certain) for f in context.formulas[1:]],
         )
 
     def _before_name(self, context: ObjectContext, layout: Layout, space: int) -> int:

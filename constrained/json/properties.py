@@ -13,6 +13,7 @@ name is written twice.
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..expressions import NOTHING
 from ..spec import GrammarTooComplex
@@ -64,6 +65,8 @@ class Properties:
         self._equal_partitions: dict[tuple[tuple[str, ...], tuple[int, ...]], NamePartition] = {}
         self._asks: dict[tuple[Leaf, NamePartition, int], int] = {}
         self._classes: dict[NamePartition, tuple[int, ...]] = {}
+        self._asking: dict[tuple[int, NamePartition], int] = {}
+        self._unchanged: dict[tuple[NamePartition, int], dict[int, bool]] = {}  # see ``is_unchanged``; by formula
 
     # -- leaves ---------------------------------------------------------------------------------------------------
 
@@ -193,15 +196,18 @@ class Properties:
         self,
         formula: int,
         partition: NamePartition,
+        seen: int,
         cls: int,
         true: Set[int] | None,
         true_negated: Set[int] | None = None,
     ) -> int:
         """The formula after a property whose value satisfies the schemas in ``true`` (None: all).
 
-        Negated leaves go by ``true_negated`` where that is given.
+        ``seen`` has the bits of the listed names that may not be written, before the property. Negated leaves go by
+        ``true_negated`` where that is given.
         """
         name = partition.name_of(cls)
+        seen = self.seen_after(partition, seen, cls)
 
         def change(leaf: Leaf, known: Set[int] | None) -> int:
             match leaf[0]:
@@ -209,6 +215,9 @@ class Properties:
                     asked = self.asked(leaf, partition, cls)
                     if asked == FALSE or (known is not None and asked != TRUE and asked not in known):
                         return FALSE
+                    bits = self._asking_names(leaf[1], partition)
+                    if bits >= 0 and not bits & ~seen:
+                        return TRUE
                 case "has":
                     if leaf[1] == name:
                         return TRUE
@@ -221,9 +230,65 @@ class Properties:
                         return FALSE
             return self.formulas.leaf(*leaf)
 
-        if true_negated is None:
-            return self.formulas.replace(formula, lambda leaf: change(leaf, true))
-        return self.formulas.replace(formula, lambda leaf: change(leaf, true), lambda leaf: change(leaf, true_negated))
+        change_negated = None if true_negated is None else lambda leaf: change(leaf, true_negated)
+        is_kept = partial(self.is_unchanged, partition, cls)
+        return self.formulas.replace(formula, lambda leaf: change(leaf, true), change_negated, is_kept)
+
+    def _asking_names(self, number: int, partition: NamePartition) -> int:
+        """The bits of the listed names of whose values the rule asks something; -1 if it asks something of others."""
+        key = (number, partition)
+        found = self._asking.get(key)
+        if found is None:
+            rule = self.rules[number]
+            asks_others = rule.additional != TRUE or any(asked != TRUE for _, asked in rule.patterns)
+            bits = [1 << partition.index[name] for name, asked in rule.names if asked != TRUE]
+            found = self._asking[key] = -1 if asks_others else sum(bits)
+        return found
+
+    def with_name(self, formula: int, partition: NamePartition, cls: int) -> int:
+        """The formula, and that one of the properties to come has the name of the class, a listed one."""
+        name = partition.name_of(cls)
+        assert name is not None
+
+        def change(leaf: Leaf) -> int:
+            if leaf[0] == "has" and leaf[1] == name:
+                return TRUE
+            if leaf[0] == "props" and self.asked(leaf, partition, cls) == FALSE:
+                return FALSE
+            return self.formulas.leaf(*leaf)
+
+        is_kept = partial(self.is_unchanged, partition, cls)
+        return self.formulas.conjunction([self.formulas.replace(formula, change, None, is_kept), self.has(name)])
+
+    def is_unchanged(self, partition: NamePartition, cls: int, formula: int) -> bool:
+        """Whether a property of the class changes nothing of what the formula asks, whatever the value is."""
+        known = self._unchanged.setdefault((partition, cls), {FALSE: True, TRUE: True})
+
+        def visit(at: int) -> bool:
+            found = known.get(at)
+            if found is None:
+                node = self.formulas.nodes[at]
+                match node[0]:
+                    case "and" | "or":
+                        found = all(visit(part) for part in node[1:])
+                    case "not":
+                        found = visit(node[1])
+                    case _:
+                        found = self._is_unchanged(node[1], partition, cls)
+                known[at] = found
+            return found
+
+        return visit(formula)
+
+    def _is_unchanged(self, leaf: Leaf, partition: NamePartition, cls: int) -> bool:
+        match leaf[0]:
+            case "props":
+                return self.asked(leaf, partition, cls) == TRUE
+            case "has":
+                return leaf[1] != partition.name_of(cls)
+            case "names":
+                return self.matches(self.values.expression(leaf[1], "string"), partition, cls)
+        return False
 
     def ends(self, formula: int) -> bool:
         """Whether an object that ends here satisfies the formula."""

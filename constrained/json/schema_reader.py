@@ -102,13 +102,22 @@ class SchemaReader:
         if "if" in schema and ("then" in schema or "else" in schema):
             test = self.inside(self.sub(schema["if"], "if"))
             then, other = self.inside(self.optional("then")), self.inside(self.optional("else"))
-            f = self.formulas
-            parts.append(f.disjunction([f.conjunction([test, then]), f.conjunction([f.negation(test), other])]))
+            parts.append(self._if_then_else(test, then, other))
         if self.kind == "object" and "unevaluatedProperties" in schema:
             parts.append(self._unevaluated("unevaluatedProperties"))
         if self.kind == "array" and "unevaluatedItems" in schema:
             parts.append(self._unevaluated("unevaluatedItems"))
         return self.formulas.conjunction(parts)
+
+    def _if_then_else(self, test: int, then: int, other: int) -> int:
+        f = self.formulas
+        fails = f.negation(test)
+        if other == TRUE:
+            return f.disjunction([fails, then])
+        if then == TRUE:
+            return f.disjunction([test, other])
+        # the third part is implied; it holds where the answer to the test is not known yet
+        return f.disjunction([f.conjunction([test, then]), f.conjunction([fails, other]), f.conjunction([then, other])])
 
     def target(self, key: str) -> int:
         """The formula of the schema that the reference under ``key`` leads to."""

@@ -4,8 +4,9 @@ A value has to satisfy a *must* formula. *Observers* are further formulas: the v
 it satisfies. Every text that a state allows can be completed, because a state is made only if some value is left.
 """
 
-from collections.abc import Callable, Hashable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from decimal import Decimal
+from itertools import islice
 
 import numpy as np
 
@@ -267,9 +268,13 @@ class Values:
                 completions = self.objects.completions
                 if kind == "object" and completions.has_free_names(inner):
                     return most
-                firsts = [self.arrays.first_demand(inner)] if kind == "array" else completions.demands_at_start(inner)
-                found = [self._num_values(first, most, depth - 1) for first in firsts] if depth else []
-                return max(found, default=1) or 1
+                firsts = (
+                    iter([self.arrays.first_demand(inner)]) if kind == "array" else completions.demands_at_start(inner)
+                )
+                found = 1
+                while depth and found < most and (first := next(firsts, None)) is not None:
+                    found = max(found, self._num_values(first, most, depth - 1))
+                return found
         return 1
 
     def prove(self, key: Hashable, rule: Callable[[], bool]) -> bool:
@@ -348,7 +353,7 @@ class Values:
             most -= 1
             row = machine.row(self.value(formula, layout=layout, space=layout.first))
             try:
-                inner = self._prepare_inside(formula, row)
+                inner = list(islice(self._prepare_inside(formula, row), most))
             except GrammarTooComplex as error:
                 raise error.at(self._pointer(formula)) from None
             for following in inner:
@@ -356,16 +361,14 @@ class Values:
                     seen.add(following)
                     queue.append(following)
 
-    def _prepare_inside(self, formula: int, row: np.ndarray) -> list[int]:
+    def _prepare_inside(self, formula: int, row: np.ndarray) -> Iterator[int]:
         """Make the row after an object's bracket. The conditions on the first values inside the value."""
         array, members = self.expand(formula, "array"), self.expand(formula, "object")
-        inner: list[int] = []
         if members != FALSE and row[ord("{")] > 0:
             self.machine.row(int(row[ord("{")]))
-            inner += self.objects.completions.demands_at_start(members)
+            yield from self.objects.completions.demands_at_start(members)
         if array != FALSE and row[ord("[")] > 0:
-            inner.append(self.arrays.first_demand(array))
-        return inner
+            yield self.arrays.first_demand(array)
 
     def _fill_value(self, row: np.ndarray, must: int, observers: tuple[int, ...], layout: Layout) -> None:
         kind: Kind

@@ -45,14 +45,14 @@ def test_a_property_takes_from_a_formula_what_it_answers(schemas: Schemas) -> No
         schemas, {"required": ["a", "b"], "maxProperties": 2, "properties": {"a": {"minimum": 1}}}
     )
     assert not properties.ends(formula)
-    after_a = properties.step(formula, partition, 1, None)
+    after_a = properties.step(formula, partition, 0, 1, None)
     assert ("has", "a") not in dict(formulas.leaves(after_a)).values() and ("maxp", 1) in dict(
         formulas.leaves(after_a)
     ).values()
-    after_b = properties.step(after_a, partition, 2, None)
-    assert properties.ends(after_b) and properties.step(after_b, partition, 0, None) == FALSE
-    assert properties.step(formula, partition, 1, set()) == FALSE  # the value of a is below its minimum
-    assert properties.step(TRUE, partition, 1, set()) == TRUE
+    after_b = properties.step(after_a, partition, 1, 2, None)
+    assert properties.ends(after_b) and properties.step(after_b, partition, 3, 0, None) == FALSE
+    assert properties.step(formula, partition, 0, 1, set()) == FALSE  # the value of a is below its minimum
+    assert properties.step(TRUE, partition, 0, 1, set()) == TRUE
 
 
 def test_too_many_patterns_are_refused_with_their_number(schemas: Schemas) -> None:
