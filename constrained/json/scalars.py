@@ -4,7 +4,10 @@
 for each of them that the value is in.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +23,9 @@ SHORT_CODES = frozenset(SHORT_ESCAPES.values())
 ESCAPED: Ranges = ((0, 0x1F), (QUOTE, QUOTE), (BACKSLASH, BACKSLASH))  # characters that cannot stand for themselves
 HEX = {ord(c): c.lower() for c in "0123456789abcdefABCDEF"}
 LOWER_HEX = {ord(c): c for c in "0123456789abcdef"}
+_CharMoves = tuple[tuple[int, int, int], ...]  # (first, last, to): characters lead to an expression
+_last = itemgetter(1)
+_LeftByChar = tuple[tuple[int, int, int], ...]  # (first, last, left): characters, in order, and ``_left_after`` of each
 
 
 class Spelling(NamedTuple):
@@ -44,6 +50,10 @@ class Scalars:
         self.machine = machine
         self.ex = machine.expressions
         self._reach = machine.reach
+        self._left_by_char: dict[int, _LeftByChar] = {}
+        self._left_by_rest: dict[tuple[int, int], _LeftByChar] = {}  # of what is left of a character
+        self._by_char: dict[int, _CharMoves] = {}
+        self._by_rest: dict[tuple[int, int], _CharMoves] = {}  # of expressions within a character
         text = (self.ex.text,)
         self.free_text = self._string(text, Spelling(free=True))
         self.key_text = self._string(text, Spelling(free=False))
@@ -202,35 +212,56 @@ class Scalars:
         ex = self.ex
         if must == ex.text:
             return 1
-
-        def least(expr: int, base: int, missing: int) -> int:
-            last = base + (1 << 6 * missing) - 1
-            found = intersection(codes, ((base, last),))
-            if not found:
-                return NO_TEXT
-            if found == ((base, last),):
-                return (ex.shortest(expr) or 0) + (missing == 0)
-            return min(
-                (
-                    least(to, base + ((byte & 0x3F) << 6 * (missing - 1)), missing - 1)
-                    for lo, hi, to in ex.moves(expr)
-                    for byte in range(lo, hi)
-                ),
-                default=NO_TEXT,
-            )
-
+        table = self._chars_of(must)
         found = NO_TEXT
-        for lo, hi, to in ex.moves(must):
-            if lo < 0x80:
-                if intersection(codes, ((lo, hi - 1),)):
-                    found = min(found, least(to, codes[0][0], 0))
-                continue
-            if codes[-1][1] < 0x80:
-                break
-            for lead in range(lo, hi):
-                missing = 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3
-                found = min(found, least(to, (lead & (0x3F >> missing)) << 6 * missing, missing))
+        for first, last in codes:
+            for at in range(bisect_left(table, first, key=_last), len(table)):
+                begin, _, to = table[at]
+                if begin > last:
+                    break
+                found = min(found, (ex.shortest(to) or 0) + 1)
         return found
+
+    def _same_after(self, expr: int, first: int, last: int) -> int:
+        """The expression after each of the characters from ``first`` to ``last``; -1 if they differ."""
+        table = self._chars_of(expr)
+        at = bisect_left(table, first, key=_last)
+        if at == len(table) or table[at][0] > last:
+            return NOTHING
+        begin, end, to = table[at]
+        return to if begin <= first and last <= end else -1
+
+    def _chars_of(self, expr: int) -> _CharMoves:
+        """The characters that may come first, in order, with the expression after each."""
+        found = self._by_char.get(expr)
+        if found is None:
+            moves: list[tuple[int, int, int]] = []
+            for lo, hi, to in self.ex.moves(expr):
+                missing = 0 if lo < 0x80 else 1 if lo < 0xE0 else 2 if lo < 0xF0 else 3
+                first = lo if missing == 0 else (lo & (0x3F >> missing)) << 6 * missing
+                self._add_chars(moves, first, hi - lo, to, missing)
+            found = self._by_char[expr] = tuple(moves)
+        return found
+
+    def _add_chars(self, moves: list[tuple[int, int, int]], base: int, count: int, expr: int, missing: int) -> None:
+        """Add the characters of ``count`` bytes that lead to ``expr``, the first character being ``base``; each lacks
+        ``missing`` bytes."""
+        width = 1 << 6 * missing
+        rest = self._by_rest.get((expr, missing))
+        if rest is None:
+            made: list[tuple[int, int, int]] = []
+            if missing == 0:
+                made.append((0, 0, expr))
+            else:
+                for lo, hi, to in self.ex.moves(expr):
+                    self._add_chars(made, (lo & 0x3F) << 6 * (missing - 1), hi - lo, to, missing - 1)
+            rest = self._by_rest[expr, missing] = tuple(made)
+        if len(rest) == 1 and rest[0][:2] == (0, width - 1):
+            _extend(moves, base, base + count * width - 1, rest[0][2])
+            return
+        for at in range(base, base + count * width, width):
+            for first, last, to in rest:
+                _extend(moves, at + first, at + last, to)
 
     def _controls(self, exprs: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The derivatives by each control character."""
@@ -256,6 +287,11 @@ class Scalars:
             to = self._derive(exprs, chr(codes[0][0]).encode())
             return self._string(to, spelling)
 
+        if free and len(codes) == 1 and digits[:1] != "d":
+            after = tuple([self._same_after(e, *codes[0]) for e in exprs])
+            if -1 not in after:
+                return self._any_code_point((self.ex.alive(after[0]), *after[1:]), spelling, 4 - len(digits))
+
         def fill(row: np.ndarray) -> None:
             if len(digits) in (4, 5):
                 byte = b"\\u"[len(digits) - 4]
@@ -266,6 +302,21 @@ class Scalars:
 
         key = ("code point", exprs, spelling, free, digits)
         return machine.state(key, lambda: self._within_escape(fill, exprs, spelling, codes, detour=not digits))
+
+    def _any_code_point(self, to: tuple[int, ...], spelling: Spelling, missing: int) -> int:
+        """The state before the last ``missing`` hexadecimal digits of a character, each of which leads to ``to``."""
+        if to[0] == NOTHING or not missing:
+            return self._string(to, spelling)
+        machine = self.machine
+
+        def make() -> int:
+            left = (self.ex.shortest(to[0]) or 0) + 1 if spelling.counted else 0
+            return machine.add_state(fill, counted=2 if spelling.counted else 0, left=left)
+
+        def fill(row: np.ndarray) -> None:
+            row[list(HEX)] = self._any_code_point(to, spelling, missing - 1)
+
+        return machine.state(("any code point", to, spelling, missing), make)
 
     # -- numbers --------------------------------------------------------------------------------------------------
 
@@ -294,6 +345,22 @@ class Scalars:
             return state
 
         return machine.state(("number", exprs), make)
+
+
+def _extend(found: list[tuple[int, int, int]], first: int, last: int, left: int) -> None:
+    """Add a range, to the last one if it goes on."""
+    if found and found[-1][1] == first - 1 and found[-1][2] == left:
+        found[-1] = (found[-1][0], last, left)
+    else:
+        found.append((first, last, left))
+
+
+def _extend(moves: list[tuple[int, int, int]], first: int, last: int, to: int) -> None:
+    """Add characters, to the last range if they go on with it."""
+    if moves and moves[-1][1] == first - 1 and moves[-1][2] == to:
+        moves[-1] = (moves[-1][0], last, to)
+    else:
+        moves.append((first, last, to))
 
 
 def _after(spelling: Spelling, byte: int) -> Spelling:
