@@ -463,6 +463,8 @@ class Expressions:
                 return EMPTY if node[1] >> byte & 1 else NOTHING
             case "endless" | "padding":
                 return NOTHING
+            case "owing":
+                return self.derive(node[2], byte)
             case "word":
                 return self._words((node[1][1:],), 0, 1, 0) if node[1][0] == byte else NOTHING
             case "words":
@@ -728,6 +730,8 @@ class Expressions:
                 return 0
             case "padding":
                 return node[1]
+            case "owing":
+                return node[1] + least(node[2])
         return 1  # set, chars, tail
 
     def _search_shortest(self, expr: int) -> None:
@@ -809,6 +813,10 @@ class Expressions:
     def padding(self, count: int) -> int:
         """``count`` characters that are counted and that no text has: what stands before has a smaller bound."""
         return self._make(("padding", count), False, True, True, 1) if count else EMPTY
+
+    def owing(self, count: int, inner: int) -> int:
+        """The texts of ``inner`` but the empty one; its shortest text is taken to have ``count`` characters more."""
+        return self._make(("owing", count, inner), False, self.is_text[inner], self.is_plain[inner], self._edges[inner])
 
     def least_padding(self, expr: int) -> int | None:
         """How many characters of padding a text that ends here lacks at least; None if none may end here."""

@@ -21,21 +21,38 @@ class TokenReach:
         self.ex = ex
         self._vocabulary = vocabulary
         self._runs: dict[int, int] = {}
-        self._near: dict[int, int] = {}
+        self._near: dict[tuple[int, bool], int] = {}
         self._most: dict[int, int] = {}
         self._bounded: dict[tuple[int, int, bool], int] = {}
 
-    def without_far_bounds(self, expr: int) -> int:
+    def without_far_bounds(self, expr: int, *, is_counted: bool = False) -> int:
         """A language that allows the same tokens, and accepts the empty text if ``expr`` does.
 
         A bound of a repeated character that no token reaches is dropped, or lowered where texts have to reach it.
+        ``is_counted``: lower bounds stay, so that shortest texts have the same number of characters.
         """
-        found = self._near.get(expr)
+        key = (expr, is_counted)
+        found = self._near.get(key)
         if found is None:
-            found = self._near[expr] = self._without_far_bounds(expr)
+            found = self._near[key] = self._without_far_bounds(expr, is_counted)
         return found
 
-    def _without_far_bounds(self, expr: int) -> int:
+    def near_and_owed(self, expr: int) -> tuple[int, int]:
+        """As ``without_far_bounds``, with lower bounds lowered where every text has to pass them; by so many
+        characters, the second number, the shortest text after each token is longer than it seems."""
+        ex = self.ex
+        node = ex.nodes[expr]
+        if node[0] == "cat":
+            (first, owed), (rest, more) = map(self.near_and_owed, node[1:])
+            return (expr if (first, rest) == node[1:] else ex.concat(first, rest)), owed + more
+        if node[0] == "rep":
+            _, inner, low, _ = node
+            run = self._run(inner)
+            if run is not None and low > run + 1:
+                return ex.repeat(inner, run + 1, None), low - run - 1
+        return self.without_far_bounds(expr, is_counted=True), 0
+
+    def _without_far_bounds(self, expr: int, is_counted: bool) -> int:
         ex = self.ex
         node = ex.nodes[expr]
         match node[0]:
@@ -43,13 +60,14 @@ class TokenReach:
                 _, inner, low, high = node
                 run = self._run(inner)
                 if run is None:
-                    return ex.repeat(self.without_far_bounds(inner), low, high)
-                return ex.repeat(inner, min(low, run + 1), None if high is None or high > run else high)
+                    return ex.repeat(self.without_far_bounds(inner, is_counted=is_counted), low, high)
+                least = low if is_counted else min(low, run + 1)
+                return ex.repeat(inner, least, None if high is None or high > run else high)
             case "cat":
-                first, rest = self.without_far_bounds(node[1]), self.without_far_bounds(node[2])
+                first, rest = (self.without_far_bounds(p, is_counted=is_counted) for p in node[1:])
                 return expr if (first, rest) == node[1:] else ex.concat(first, rest)
             case "or" if len(node) > 1:
-                parts = [self.without_far_bounds(p) for p in node[1:]]
+                parts = [self.without_far_bounds(p, is_counted=is_counted) for p in node[1:]]
                 return expr if parts == list(node[1:]) else ex.union(*parts)
         return expr  # what languages have in common may differ where each of them looks the same
 
@@ -71,19 +89,35 @@ class TokenReach:
         """Whether there are stand-ins."""
         return max(map(self.largest_count, exprs)) > SMALL_COUNTS[0]
 
-    def stand_ins(self, exprs: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Pairs (lower, upper) of languages with few states for each language, the simplest first.
+    def stand_ins(self, exprs: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
+        """(lower, upper, owed): languages with few states for each language, the simplest first.
 
         The lower one allows no token that ``expr`` does not allow, the upper one every token that it does, and
         so do the languages of what follows a token. So where both allow the same, that is what ``expr`` allows, however
-        large its counts are.
+        large its counts are. After each token the shortest text of the first of ``exprs`` has ``owed`` characters more
+        than it has in either.
         """
         largest = max(map(self.largest_count, exprs))
         for most in SMALL_COUNTS:
             if largest <= most:
                 return
-            lower, upper = (tuple([self._bounded_by(e, most, upper) for e in exprs]) for upper in (False, True))
-            yield lower, upper
+            below, owed = self._bounded_and_owed(exprs[0], most, False)
+            above, _ = self._bounded_and_owed(exprs[0], most, True)
+            lower, upper = (tuple([self._bounded_by(e, most, upper) for e in exprs[1:]]) for upper in (False, True))
+            yield (below, *lower), (above, *upper), owed
+
+    def _bounded_and_owed(self, expr: int, most: int, upper: bool) -> tuple[int, int]:
+        """``_bounded_by``; what every text has to pass is not in the language but counted: the second number."""
+        ex = self.ex
+        node = ex.nodes[expr]
+        if node[0] == "cat":
+            (first, owed), (rest, more) = (self._bounded_and_owed(p, most, upper) for p in node[1:])
+            return ex.concat(first, rest), owed + more
+        if node[0] == "rep" and node[2] > most and self._run(node[1]) is None:
+            inner = self._bounded_by(node[1], most, upper)
+            rest = ex.repeat(inner, 0, None) if upper else ex.endless
+            return ex.concat(ex.repeat(inner, most, most), rest), (node[2] - most) * (ex.shortest(inner) or 0)
+        return self._bounded_by(expr, most, upper), 0
 
     def largest_count(self, expr: int) -> int:
         """The largest finite bound of a repeat of more than one character."""
@@ -120,11 +154,12 @@ class TokenReach:
         inner = self._bounded_by(inner, most, upper)
         if is_set:
             return ex.repeat(inner, low, high)
-        if upper:
-            return ex.repeat(inner, min(low, most), None if high is None or high > most else high)
-        if low > most:
-            return ex.concat(ex.repeat(inner, most, most), ex.endless)
-        return ex.repeat(inner, low, high if high is None else min(high, most))
+        more = None if high is None or high > most else high
+        if low > most:  # the repeats left out count as characters of the shortest text
+            owed = (low - most) * (ex.shortest(inner) or 0)
+            rest = ex.owing(owed, ex.repeat(inner, 0, more)) if upper else ex.concat(ex.padding(owed), ex.endless)
+            return ex.concat(ex.repeat(inner, most, most), rest)
+        return ex.repeat(inner, low, more if upper or high is None else min(high, most))
 
 
 def contains_all_texts_of(ex: Expressions, expr: int) -> int | None:

@@ -7,7 +7,6 @@ for each of them that the value is in.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -109,9 +108,14 @@ class Scalars:
                 inside_string=base,
                 loops=loops and exprs[0] == self.ex.text,
             )
-            near = tuple([self._reach.without_far_bounds(e) for e in exprs])
+            owed = 0
+            if spelling.counted:
+                first, owed = self._reach.near_and_owed(exprs[0])
+                near: tuple[int, ...] = (first,)
+            else:
+                near = tuple([self._reach.without_far_bounds(e) for e in exprs])
             if near != exprs:
-                machine.set_twin(state, lambda: self._string(near, spelling))
+                machine.set_twin(state, lambda: self._string(near, spelling), owed=owed)
             elif self._reach.has_large_counts(exprs):
                 machine.set_stand_ins(state, lambda: self._stand_ins(exprs, spelling))
             else:
@@ -121,9 +125,9 @@ class Scalars:
 
         return machine.state(("string", exprs, spelling), make)
 
-    def _stand_ins(self, exprs: tuple[int, ...], spelling: Spelling) -> Iterator[tuple[int, int]]:
-        for lower, upper in self._reach.stand_ins(exprs):
-            yield self._string(lower, spelling), self._string(upper, spelling)
+    def _stand_ins(self, exprs: tuple[int, ...], spelling: Spelling) -> Iterator[tuple[int, int, int]]:
+        for lower, upper, owed in self._reach.stand_ins(exprs):
+            yield self._string(lower, spelling), self._string(upper, spelling), owed
 
     def _code_of(self, exprs: tuple[int, ...], spelling: Spelling, byte: int) -> int:
         """One entry of a row; -1 for bytes of which several mean something else than themselves."""
@@ -345,14 +349,6 @@ class Scalars:
             return state
 
         return machine.state(("number", exprs), make)
-
-
-def _extend(found: list[tuple[int, int, int]], first: int, last: int, left: int) -> None:
-    """Add a range, to the last one if it goes on."""
-    if found and found[-1][1] == first - 1 and found[-1][2] == left:
-        found[-1] = (found[-1][0], last, left)
-    else:
-        found.append((first, last, left))
 
 
 def _extend(moves: list[tuple[int, int, int]], first: int, last: int, to: int) -> None:

@@ -34,7 +34,7 @@ from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
 
 Fill = Callable[[np.ndarray], None]
 Returns = Callable[[int], int]
-StandIns = Callable[[], Iterator[tuple[int, int]]]
+StandIns = Callable[[], Iterator[tuple[int, int, int]]]
 
 DEAD_STATE = 0
 MASK_WORK = 100_000  # fuel for one mask: 0.1 to 0.2 s, during which other texts wait
@@ -110,6 +110,7 @@ class Machine:
         self.inside_string: dict[int, int] = {}
         self.counted_states: set[int] = set()
         self.twins: dict[int, Callable[[], int]] = {}
+        self.owed: dict[int, int] = {}  # of states with a twin; see ``set_twin``
         self.stand_ins: dict[int, StandIns] = {}
         self._single: dict[int, Callable[[int], int]] = {}
         self.item_readers: dict[int, ItemReader] = {}  # by frame
@@ -240,13 +241,19 @@ class Machine:
         if self._any_missing:
             rows[:, self._missing] = walk.REFUSED
 
-    def set_twin(self, state: int, twin: Callable[[], int]) -> None:
-        """Make masks of ``state`` from ``twin()``, a state that allows the same tokens and whose masks are shared."""
+    def set_twin(self, state: int, twin: Callable[[], int], *, owed: int = 0) -> None:
+        """Make masks of ``state`` from ``twin()``, a state that allows the same tokens and whose masks are shared.
+
+        Within a counted string, ``owed`` characters more than for the twin have to follow each token.
+        """
         self.twins[state] = twin
+        if owed:
+            self.owed[state] = owed
 
     def set_stand_ins(self, state: int, stand_ins: StandIns) -> None:
-        """Pairs (lower, upper) of states: the lower one allows no token that ``state`` does not allow, the upper one
-        every token that it does, and so do the states after each byte. Masks are made from the first pair that agrees.
+        """(lower, upper, owed): the lower state allows no token that ``state`` does not allow, the upper one every
+        token that it does, and so do the states after each byte; ``owed`` is that of ``set_twin`` for both. Masks are
+        made from the first pair that agrees.
         """
         self.stand_ins[state] = stand_ins
 
@@ -426,9 +433,9 @@ class Machine:
             self.set_single(state, lambda byte: self.text(ex.alive(ex.derive(expr, byte))))
             return state
 
-        def stand_ins() -> Iterator[tuple[int, int]]:
-            for (lower,), (upper,) in self.reach.stand_ins((expr,)):
-                yield self.text(lower), self.text(upper)
+        def stand_ins() -> Iterator[tuple[int, int, int]]:
+            for (lower,), (upper,), owed in self.reach.stand_ins((expr,)):
+                yield self.text(lower), self.text(upper), owed
 
         if expr == NOTHING:
             return DEAD_STATE

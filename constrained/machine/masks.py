@@ -28,7 +28,7 @@ class _Inner(NamedTuple):
 
     ``exits`` [n, 5], in the order of the nodes: node, result, whether the node's byte belongs to the value, characters
     before it, their padding. ``needs`` uint16 [32 * words]: of a counted string, the characters that each token brings
-    and that have to follow it; ``most``: the largest of an allowed token.
+    and that have to follow it, but for ``owed`` more; ``most``: the largest of an allowed token.
     """
 
     key: tuple[int, int, int]
@@ -37,11 +37,14 @@ class _Inner(NamedTuple):
     exits: np.ndarray
     needs: np.ndarray | None = None
     most: int = 0
+    owed: int = 0
 
     def allows_the_same(self, other: "_Inner") -> bool:
         if not np.array_equal(self.mask, other.mask) or not np.array_equal(self.exits, other.exits):
             return False
-        return self.needs is None or other.needs is None or np.array_equal(self.needs, other.needs)
+        if self.needs is None or other.needs is None:
+            return True
+        return self.owed == other.owed and np.array_equal(self.needs, other.needs)
 
 
 class Masks:
@@ -141,7 +144,7 @@ class Masks:
         frame = self.machine.stack_frames[stack]
         low, high = int(arrays[walk.FRAME_LOW][frame]), int(arrays[walk.FRAME_HIGH][frame])
         longest = int(inner.exits[:, 3].max()) if len(inner.exits) else -1
-        return min(max(low - count, 0), longest + 1), min(high - count, inner.most)
+        return min(max(low - count, 0), longest + 1), min(high - count - inner.owed, inner.most)
 
     def _top_frames(self, stack: int, depth: int) -> tuple[int, ...]:
         if depth == 0:
@@ -220,12 +223,12 @@ class Masks:
             return found
         twin = machine.twins.get(state)
         if twin is not None:
-            found = self._inner_at(twin(), aux, barrier, known)
+            found = _owing(self._inner_at(twin(), aux, barrier, known), machine.owed.get(state, 0))
         elif state in machine.stand_ins:
-            for lower, upper in machine.stand_ins[state]():
+            for lower, upper, owed in machine.stand_ins[state]():
                 above = self._inner_at(upper, aux, barrier, known)
                 if above.allows_the_same(self._inner_at(lower, aux, barrier, known)):
-                    found = above
+                    found = _owing(above, owed)
                     break
         if found is None:
             found = self._walk_inside(state, aux, barrier)
@@ -287,6 +290,12 @@ class Masks:
         vocabulary = self.vocabulary
         before = np.concatenate([[0], np.cumsum(vocabulary.token_bytes[:-1] == mark[0])])
         return (np.diff(before[vocabulary.token_offsets]) > 0) & vocabulary.is_text
+
+
+def _owing(inner: _Inner, owed: int) -> _Inner:
+    """The same walk where ``owed`` characters more have to follow. Then no token ends the string."""
+    assert not (owed and inner.needs is not None and len(inner.exits))
+    return inner._replace(owed=inner.owed + owed) if owed else inner
 
 
 def _frozen(row: np.ndarray) -> np.ndarray:

@@ -315,7 +315,10 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     counted = _u8(control[COUNTED])
     stack_frame = _i32(control[STACK_FRAME])
     frame_filter = _i64(control[FRAME_FILTER])
-    plain_stack, is_plain = np.int64(-1), False
+    frame_low = _i64(control[FRAME_LOW])
+    frame_high = _i64(control[FRAME_HIGH])
+    stack_depth = _i32(control[STACK_DEPTH])
+    known_stack, is_plain, low, high, depth = np.int64(-1), False, np.int64(0), np.int64(0), np.int64(0)
     accepting = _u8(control[ACCEPTING])
     noted = _i64(control[NOTED])
     num_noted = control[NUM_NOTED]
@@ -368,11 +371,24 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
             aux = np.int64(0)
             byte = np.int64(node_byte[at])
             code = np.int64(delta[s * 256 + byte])
-            if k != plain_stack:
-                plain_stack = k
+            if k != known_stack:
+                known_stack = k
                 is_plain = frame_filter[stack_frame[k]] < 0
+                low, high, depth = frame_low[stack_frame[k]], frame_high[stack_frame[k]], np.int64(stack_depth[k])
             # Most steps stay within one lexeme and need the row alone; _transition handles the rest.
-            if space[s] != 0 or counted[s] != 0:
+            if counted[s] != 0:
+                if is_plain and 0 < code < PUSH and counted[code] != 0 and space[s] == 0:
+                    control[LOWEST] = min(control[LOWEST], depth)
+                    aux = aux_at[d - 1]
+                    s = code
+                    if counted[s] == 1 and (aux < low or high < UNBOUNDED):
+                        aux += 1
+                    status = DEAD if left[s] > high - aux else OK
+                elif code == REFUSED:
+                    status = DEAD
+                else:
+                    status, s, aux, k = _transition(control, s, aux_at[d - 1], k, byte)
+            elif space[s] != 0:
                 status, s, aux, k = _transition(control, s, aux_at[d - 1], k, byte)
             elif is_plain and 0 < code < PUSH and final[code] == 0:
                 status = OK

@@ -56,7 +56,7 @@ def test_the_tokens_of_a_language_lie_between_those_of_its_stand_ins(prefixes: T
         for byte in text.encode():
             rest = ex.derive(rest, byte)
         exact = allowed(ex, rest)
-        for (lower,), (upper,) in prefixes.stand_ins((rest,)):
+        for (lower,), (upper,), _ in prefixes.stand_ins((rest,)):
             below, above = allowed(ex, lower), allowed(ex, upper)
             for low, here, high in zip(below, exact, above, strict=True):
                 assert low[0] <= here[0] <= high[0] and low[1] <= here[1] <= high[1], text

@@ -90,6 +90,30 @@ def test_masks_of_counted_patterns_equal_their_definition(pattern: str, low: int
         assert matcher.is_accepting() == (text in valid)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "high"),
+    [
+        ("[0-9]*[a-z]{60}", 64), ("x?[a-z]{60,100}-[a-z]*", 70), (r"(\S+ ){30,200}\S+", 70),
+        ("(a{40}|x|(ab,){20,30}){1,3}", 85),
+        ("(([0-9a-f]{2}:){3,12}[0-9a-f]{2},){1,61}", 64), ("((a|ab){10,20}c){3,9}", 60),
+        ("(?:[a-m]{3,}[n-z]{2,} ?){12,}", 66),
+    ],
+)  # fmt: skip
+def test_masks_leave_room_for_repeats_that_have_to_follow(vocabulary: Vocabulary, pattern: str, high: int) -> None:
+    schema = {"type": "string", "pattern": f"^{pattern}$", "maxLength": high}
+    grammar = compile("json_schema", json.dumps(schema), vocabulary)
+    rng = random.Random(1)
+    matcher = grammar.matcher()
+    for _ in range(2 * high):
+        row = matcher.mask()
+        allowed = [token for token in range(len(vocabulary)) if grammar.machine.advance(matcher.state, token) >= 0]
+        assert allowed == [t for t in range(len(vocabulary)) if vocabulary.is_text[t] and is_set(row, t)]
+        if not allowed:
+            break
+        assert matcher.accept(rng.choice(allowed))
+    assert matcher.is_accepting()
+
+
 def test_alternatives_with_bounds_of_their_own_make_no_state_for_each_length(vocabulary: Vocabulary) -> None:
     parts = [(r"^(\S+ )*\S+$", 90), (r"^[^,]+$", 60), (r"^([^,]*,){0,20}$", 70), (r"^a*$", 5)]
     schema = {"anyOf": [{"type": "string", "pattern": p, "maxLength": n} for p, n in parts]}
