@@ -225,6 +225,57 @@ class Matcher:
         word = int(row[words[0]])
         return int(words[0]) * 32 + word.bit_length() - 1 if len(words) == 1 and word & (word - 1) == 0 else -1
 
+    # -- ahead of time ------------------------------------------------------------------------------------------------
+
+    def knows(self, token_ids: Sequence[int]) -> bool:
+        """Whether all that ``prepare`` derives is remembered. False near the limit, where nothing tells."""
+        if self._finished or self.error is not None:
+            return True
+        known, edge, eos = self._known, self._machine.edge, self._machine.vocabulary.eos
+        config, made = self._configs[-1], len(self._configs) - 1
+        taken, tokens = 0, [*token_ids]
+        while True:
+            row = known.get(config)
+            if row is None or (made >= self._free_until and not self._is_far(config, made)):
+                return False
+            if taken < len(tokens):
+                token = tokens[taken]
+                if not row[token >> 5] >> (token & 31) & 1:
+                    return True
+            else:
+                only = self._masks.known_only_token(config)
+                if only is None or only < 0:
+                    return only is not None
+                token = only
+            if token == eos:
+                return True
+            following = edge(config, token)
+            if following is None:
+                return False
+            config, made, taken = following, made + 1, taken + 1
+
+    def _is_far(self, config: int, made: int) -> bool:
+        return self.grammar.endings.knows_no_limit(config, self._limit - made)
+
+    def prepare(self, token_ids: Sequence[int]) -> None:
+        """Derive what it takes to accept these tokens, up to the first that is not allowed, and those that are then
+        forced, with the masks on the way. Afterwards ``accept`` and ``mask`` only look up.
+
+        It may run on another thread, on a clone, which is left where it got to.
+        """
+        try:
+            for token in token_ids:
+                row = self.mask()
+                if not row[token >> 5] >> (token & 31) & 1 or not self.accept(token):
+                    return
+                self.must_end()
+            for token in self.forced_tokens():
+                self.accept(token)
+                self.must_end()
+            self.mask()
+        except GrammarError:
+            return  # met again, and at once, where the token is accepted
+
     # -- more than one token ------------------------------------------------------------------------------------------
 
     def follow(self, states: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ grammars. No token is forced, and text given back for healing must be spelled ag
 import importlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -182,6 +183,10 @@ class PeerMatcher:
 
     def forced_tokens(self) -> list[int]:
         return []
+
+    def knows(self, token_ids: Sequence[int]) -> bool:
+        """A peer makes its masks in the step."""
+        return True
 
     def is_accepting(self) -> bool:
         return self.error is None and (self._finished or (not self._rest() and self._walk.may_end()))

@@ -184,7 +184,7 @@ def contains_all_texts_of(ex: Expressions, expr: int) -> int | None:
     return None
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def longest_run(token_bytes, offsets, has):
     """The longest run of bytes of the set ``has`` [256] in one token.
 

@@ -157,6 +157,14 @@ class Endings:
             self._costs.put(config, found)
         return found
 
+    def knows_no_limit(self, config: int, left: int) -> bool:
+        """Whether it is remembered that ``left`` tokens to come take no token out of the mask: every ending fits, or
+        the text's own ending does not, so that it is not closed."""
+        if config not in self._known:
+            return False
+        ending = self._known[config]
+        return ending is None or ending.num_tokens > left or self._most.get(config, NOT_ALLOWED) < left
+
     # -- after each token -----------------------------------------------------------------------------------------
 
     def _after(self, config: int) -> tuple[np.ndarray, int]:

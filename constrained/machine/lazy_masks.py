@@ -219,7 +219,7 @@ def _lacks(covered, order, first, end):
     return False
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def reached(node_byte, ends, first, order, noted, row, covered_before, marks, mark, limit):
     """The tokens of ``row``, and the children of the noted nodes that lead to tokens which no mask has yet.
 

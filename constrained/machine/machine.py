@@ -24,7 +24,7 @@ import numpy as np
 from ..expressions import NOTHING, Expressions
 from ..fuel import Fuel
 from ..prefixes import TokenReach
-from ..spec import GrammarTooComplex
+from ..spec import GrammarError, GrammarTooComplex
 from ..vocabulary import Vocabulary
 from . import walk
 from .item_texts import ItemReader, ItemTexts, Level, Levels
@@ -139,6 +139,7 @@ class Machine:
         self._configs: dict[tuple[int, int, int, int], int] = {}
         self.configs: list[tuple[int, int, int, int]] = []
         self._edges: dict[tuple[int, int], int] = {}
+        self._failed_edges: dict[tuple[int, int], GrammarError] = {}  # that took too much work
         self._may_end: dict[int, bool] = {}
         self.control[walk.NUM_NOTED] = -1
 
@@ -535,20 +536,34 @@ class Machine:
         return code >= 0
 
     def advance(self, config: int, token: int) -> int:
-        """The configuration after a token; -1 if the grammar refuses it."""
+        """The configuration after a token; -1 if the grammar refuses it.
+
+        Raises GrammarError where that takes too much work; then it does so at once when asked again.
+        """
         found = self._edges.get((config, token))
         if found is not None:
             return found
         with self.lock:
             if not self.vocabulary.is_text[token]:
                 return -1
-            if self.item_readers:
-                return self._remember(
-                    config, token, self._unless_stuck(self.read_on(config, self.vocabulary.tokens[token], token))
-                )
-            state, aux, stack, _ = self.configs[config]
-            after = self._follow(state, aux, stack, token, None)
-            return -1 if after is None else self._remember(config, token, self.config(*after))
+            failed = self._failed_edges.get((config, token))
+            if failed is not None:
+                raise failed.twin()
+            try:
+                if self.item_readers:
+                    after = self._unless_stuck(self.read_on(config, self.vocabulary.tokens[token], token))
+                else:
+                    state, aux, stack, _ = self.configs[config]
+                    place = self._follow(state, aux, stack, token, None)
+                    after = -1 if place is None else self.config(*place)
+            except GrammarError as error:
+                self._failed_edges[(config, token)] = error.twin()
+                raise
+            return self._remember(config, token, after)
+
+    def edge(self, config: int, token: int) -> int | None:
+        """As ``advance``, where it is remembered; else None. It takes no lock."""
+        return self._edges.get((config, token))
 
     def _follow(
         self, state: int, aux: int, stack: int, token: int, data: np.ndarray | None

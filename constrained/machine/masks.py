@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..spec import GrammarError
 from . import walk
 from .lazy_masks import LazyMasks
 from .machine import MASK_WORK, Machine
@@ -62,6 +63,7 @@ class Masks:
         self._inner: Recent[tuple[int, int, int], _Inner] = Recent(capacity)
         self._counted: Recent[tuple[int, int, int], _Inner] = Recent(max(16, capacity // 16))  # with ``needs``
         self._depths: dict[_Key, tuple[int, ...]] = {}
+        self._failed: dict[int, GrammarError] = {}  # configurations whose mask took too much work
         self._only: dict[int, int] = {}
         self._barriers: dict[int, int] = {}
         self._inside: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -76,14 +78,24 @@ class Masks:
         return self.lazy.num_bytes > MAX_LEXEME_BYTES
 
     def of(self, config: int) -> np.ndarray:
-        """uint32 [ceil(V / 32)], read-only: the tokens that may follow, the end token's bit where the text may end."""
+        """uint32 [ceil(V / 32)], read-only: the tokens that may follow, the end token's bit where the text may end.
+
+        Raises GrammarError where that takes too much work; then it does so at once when asked again.
+        """
         found = self.known.get(config)
         if found is None:
+            failed = self._failed.get(config)
+            if failed is not None:
+                raise failed.twin()
             with self.machine.lock:
-                with self.machine.fuel.at_most(MASK_WORK):
-                    found = self._find(config)
-                    if self.machine.item_readers:
-                        found = self._repeats.removed(config, found)
+                try:
+                    with self.machine.fuel.at_most(MASK_WORK):
+                        found = self._find(config)
+                        if self.machine.item_readers:
+                            found = self._repeats.removed(config, found)
+                except GrammarError as error:
+                    self._failed[config] = error.twin()
+                    raise
                 self.known.put(config, found)
         return found
 
@@ -96,6 +108,7 @@ class Masks:
         found = self._only.get(config)
         if found is None:
             mask = self.of(config)
+            self.machine.may_end(config)  # so that it is remembered too
             words = np.flatnonzero(mask)
             found = -1
             if len(words) == 1:
@@ -104,6 +117,10 @@ class Masks:
                     found = int(words[0]) * 32 + word.bit_length() - 1
             self._only[config] = found
         return found
+
+    def known_only_token(self, config: int) -> int | None:
+        """As ``only_token``, where it is remembered; else None. It takes no lock."""
+        return self._only.get(config)
 
     # -- one mask -------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ def _following() -> np.ndarray:
 FOLLOWING = _following()
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def text_slices(node_byte, node_depth, node_end, first_token, num_tokens, token_order, has_byte):
     """What ``walk_trie`` needs to allow all text of a string at once.
 

@@ -278,7 +278,7 @@ def _allow(mask, order, first, count):
         mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def walk_trie(control, trie, mask, pending, num_pending, out):
     """Walk the regions in ``pending`` [n, 5] (node, state, aux, stack, taken) and set the mask's bits.
 
@@ -523,7 +523,7 @@ def steps_from(control, s, aux, k, low, high, out):
     return n
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def token_places(control, trie, mask, at, path, groups, places, num_places, table):
     """Where each token of ``mask`` leads: ``places[groups[token]]`` [n, 3] is its (state, aux, stack).
 

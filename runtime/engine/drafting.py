@@ -9,6 +9,7 @@ proposes with certainty this is the rejection rule of Leviathan et al. (2023): i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +22,7 @@ from .generation import Candidate
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
+    from .mask_thread import MaskThread
 
 
 def wants_of(
@@ -28,6 +30,7 @@ def wants_of(
     live: Mapping[int, Sequence],
     tokenizer: Tokenizer,
     *,
+    masks: MaskThread,
     context_len: int,
     max_draft: int,
 ) -> list[Want]:
@@ -37,6 +40,8 @@ def wants_of(
         seq = live[row.seq_id]
         candidate = seq.tag
         if not row.num_logits or row.end != len(seq.tokens) or not isinstance(candidate, Candidate):
+            continue
+        if candidate.is_awaited:
             continue
         params = candidate.generation.op.params
         # A step makes one token more than it accepts from the draft.
@@ -56,6 +61,7 @@ def wants_of(
                 limit=limit,
                 ends=ends,
                 matcher=candidate.matcher,
+                is_ready=None if candidate.matcher is None else partial(masks.is_ready, candidate.matcher),
                 params=params,
                 seed=candidate.seed,
             )

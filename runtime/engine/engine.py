@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,9 +197,13 @@ class EngineCore:
         return outbox
 
     def _idle(self) -> None:
-        """No forward can run: give the processor to compilations and to reads from disk, or write KV blocks."""
-        if self.generations.compiling:
-            wait(self.generations.compiling.values(), timeout=0.005, return_when="FIRST_COMPLETED")
+        """No forward can run: give the processor to grammars and to reads from disk, or write KV blocks."""
+        awaited: list[Future[Any]] = [
+            *self.generations.compiling.values(),
+            *(deferred.future for deferred in self.loop.deferred),
+        ]
+        if awaited:
+            wait(awaited, timeout=0.005, return_when="FIRST_COMPLETED")
         elif self.scheduler.num_reading:
             time.sleep(0.0005)  # KV blocks are being read from disk
         elif self.tiers is not None:
@@ -228,6 +232,7 @@ class EngineCore:
             return
         self._is_closed = True
         self.grammars.close()
+        self.loop.masks.close()
         if self.tiers is not None:
             if self.tiers.disk is not None:
                 self.tiers.flush()

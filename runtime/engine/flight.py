@@ -7,6 +7,7 @@ another op, before the results are read.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...radix_cache import Lease
-    from ..executor import Readback, StepDraws, StepLogits
+    from ..executor import Readback, SampledToken, StepDraws, StepLogits
 
 
 class Draw(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -42,6 +43,19 @@ class Draw(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Whether the sequence still holds the slots that the row wrote; False once it was preempted."""
         seq = self.candidate.seq
         return seq.state == "running" and seq.lease is self.lease
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredDraw:
+    """A draw that is accepted once ``future`` is done: until then its grammar's masks are being made.
+
+    ``features`` [1 + draft tokens, C]: the head's input at the draw and at those of its draft, where drafters read it.
+    """
+
+    draw: Draw
+    sampled: list[SampledToken]
+    features: torch.Tensor | None
+    future: Future[None]
 
 
 def _none() -> np.ndarray:

@@ -51,6 +51,7 @@ class Candidate:
         "generation",
         "healing",
         "index",
+        "is_awaited",
         "is_drafted",
         "logprobs",
         "matched_stop",
@@ -94,6 +95,7 @@ class Candidate:
         self.num_forced = 0
         self.num_repeated = 0  # tokens that came with the op (``Gen.drawn``)
         self.is_drafted = self.may_draft = False  # drafts allowed: now, and once it is healed
+        self.is_awaited = False  # a token was drawn that is accepted once its grammar's masks are made
         self.healing: HealMatcher | None = None  # without a grammar, until the given-back text is written
         self.num_asked = self.num_drafted = self.num_accepted = 0
         self.num_drawn_drafts = 0  # drawn tokens that were draft tokens

@@ -21,6 +21,7 @@ def metrics(loop: StepLoop) -> dict[str, Any]:
     """
     scheduler, steps, programs = loop.scheduler, loop.counters, loop.programs
     cache, counters = scheduler.cache, scheduler.cache.counters
+    masks = loop.masks.counters
     queue_time = scheduler.counters.queue_time
     return {
         "steps": steps.steps,
@@ -28,6 +29,9 @@ def metrics(loop: StepLoop) -> dict[str, Any]:
         "forward_rows": steps.forward_rows,
         "step_seconds": steps.step_s,
         "wait_seconds": steps.wait_s,
+        "masks_deferred": masks.num_deferred,
+        "mask_thread_seconds": masks.thread_s,
+        "mask_wait_seconds": masks.wait_s,
         **_drafts(loop.speculation),
         "running": len(scheduler.running),
         "waiting": scheduler.num_waiting,

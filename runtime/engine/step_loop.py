@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,17 @@ from ...protocol.errors import PromptTooLong
 from ..executor import SampledToken, SampleRow
 from ..scheduler import Draft, StepPlan
 from .drafting import draft_rows, wants_of
-from .flight import Draw, StepInFlight
+from .flight import DeferredDraw, Draw, StepInFlight
 from .generation import Candidate
 from .logprobs import want_prompt_logprobs, want_scores
+from .mask_thread import MaskThread
 from .scoring import ScoreRow
 from .tracing import traced_params
 from .vectorised_decode import VectorisedDecode
 
 if TYPE_CHECKING:
+    import torch
+
     from ...radix_cache import Tiers
     from ..executor import Executor
     from ..speculative import Speculation
@@ -63,6 +67,7 @@ class StepLoop:
         overlaps: bool,
         clock: Callable[[], float],
     ) -> None:
+        self.masks = MaskThread()
         self.scheduler = programs.scheduler
         self.programs = programs
         self.executor = executor
@@ -74,6 +79,7 @@ class StepLoop:
         self.overlaps = overlaps
         self.clock = clock
         self.flight: StepInFlight | None = None  # given to the device, not read yet
+        self.deferred: list[DeferredDraw] = []  # in the order of their draws
         self._generations = generations
         self._scorings = scorings
         self._collected_s = -math.inf
@@ -87,15 +93,20 @@ class StepLoop:
             send=programs.send,
             accept=generations.accept_token,
             finish=generations.finish_candidate,
+            prepare=self._prepare,
+            defer=lambda draw, token, future: self._defer(DeferredDraw(draw, [token], None, future)),
         )
 
     def run(self) -> bool:
         """Run at most one forward. False when there was nothing to run and nothing to read."""
+        self.masks.begin_step()
+        self._accept_deferred()
         return self._run_ahead() if self.overlaps else self._run()
 
     def drop(self) -> None:
-        """Discard the step that the device is computing."""
+        """Discard the step that the device is computing, and the draws that are deferred."""
         self.flight = None
+        self.deferred.clear()
         if self.speculation is not None:
             self.speculation.drop_steps()
 
@@ -206,8 +217,8 @@ class StepLoop:
             first += row.num_logits
             match tag:
                 case Candidate() as candidate:
-                    if candidate.finish_reason:
-                        continue  # the candidate ended while this forward ran
+                    if candidate.finish_reason or candidate.is_awaited:
+                        continue  # it ended while this forward ran, or it was preempted with its next token drawn
                     if candidate.wants_prompt_logprobs:
                         want_prompt_logprobs(flight, candidate, row, part, self.executor, self.tokenizer)
                     if row.tokens_end == len(seq.tokens):
@@ -255,7 +266,18 @@ class StepLoop:
         for draw in flight.draws:
             if not draw.candidate.finish_reason:  # else the op was cancelled, or failed with a sibling's grammar
                 self.scheduler.settle(draw.candidate.seq)
-                self._accept(draw, sampled[draw.at - first : draw.end - first], flight)
+                features = None
+                if self.speculation is not None and self.speculation.readers:
+                    at = flight.rows[draw.at].logits_row
+                    features = flight.features[at : at + draw.end - draw.at]
+                tokens = sampled[draw.at - first : draw.end - first]
+                future = self._prepare(draw.candidate, _followed(draw, tokens))
+                if future is None:
+                    self._accept(draw, tokens, features)
+                else:
+                    self.scheduler.postpone(draw.candidate.seq)
+                    kept = None if features is None else features.clone()  # the next step has the same memory
+                    self._defer(DeferredDraw(draw, tokens, kept, future))
         end_s = self.clock()
         elapsed_s = end_s - max(flight.start_s, self._collected_s)
         self._collected_s = end_s
@@ -271,7 +293,14 @@ class StepLoop:
         if self.speculation is None:
             return plan, {}
         live = self.programs.live
-        wants = wants_of(plan, live, self.tokenizer, context_len=self.context_len, max_draft=self.speculation.max_draft)
+        wants = wants_of(
+            plan,
+            live,
+            self.tokenizer,
+            masks=self.masks,
+            context_len=self.context_len,
+            max_draft=self.speculation.max_draft,
+        )
         drafts = self.speculation.propose(wants, num_tokens=plan.num_tokens)
         if not drafts:
             return plan, {}
@@ -300,7 +329,36 @@ class StepLoop:
             candidate.prefilled_tokens = candidate.seq.num_run
             candidate.cached_tokens = candidate.seq.num_cached
 
-    def _accept(self, draw: Draw, sampled: list[SampledToken], flight: StepInFlight) -> None:
+    # -- accepting ----------------------------------------------------------------------------------------------------
+
+    def _prepare(self, candidate: Candidate, token_ids: list[int]) -> Future[None] | None:
+        """What has to be awaited before the candidate's grammar takes these tokens; None if nothing has to."""
+        matcher = candidate.matcher
+        if matcher is None or not token_ids or token_ids[-1] < 0:  # no token was allowed: accepting fails by name
+            return None
+        return self.masks.prepare(matcher, token_ids)
+
+    def _defer(self, deferred: DeferredDraw) -> None:
+        """Accept the draw in a later step."""
+        self.masks.counters.num_deferred += 1
+        deferred.draw.candidate.is_awaited = True
+        self.deferred.append(deferred)
+
+    def _accept_deferred(self) -> None:
+        """Accept the deferred draws whose masks are made, and drop those of candidates that have ended."""
+        waiting, self.deferred = self.deferred, []
+        for deferred in waiting:
+            candidate = deferred.draw.candidate
+            if candidate.finish_reason:
+                continue
+            if not deferred.future.done():
+                self.deferred.append(deferred)
+                continue
+            deferred.future.result()
+            candidate.is_awaited = False
+            self._accept(deferred.draw, deferred.sampled, deferred.features)
+
+    def _accept(self, draw: Draw, sampled: list[SampledToken], features: torch.Tensor | None) -> None:
         """Accept the drawn token, and while the accepted tokens equal the draft's, the draw after the last of them."""
         candidate, row, draft = draw.candidate, draw.row, draw.draft
         seq, start = candidate.seq, row.tokens_end
@@ -331,13 +389,21 @@ class StepLoop:
         if self.speculation is not None and candidate.is_drafted:
             self.speculation.observe(seq.seq_id, seq.tokens.ids[start:], draft, num_followed)
             if self.speculation.readers:
-                at = flight.rows[draw.at].logits_row
-                features = flight.features[at : at + 1 + num_followed].clone()
+                assert features is not None
+                read = features[: 1 + num_followed].clone()
                 for reader in self.speculation.readers:
-                    reader.read(seq.seq_id, start - 1, features)
+                    reader.read(seq.seq_id, start - 1, read)
         if candidate.finish_reason:
             if self.speculation is not None and candidate.is_drafted:
                 self.speculation.rest(seq.seq_id)
             self._generations.finish_candidate(candidate)
         else:
             seq.logits_from = len(seq.tokens) - 1
+
+
+def _followed(draw: Draw, sampled: list[SampledToken]) -> list[int]:
+    """The draws that are accepted: as long as each one equals its draft token, and the one after the last of them."""
+    guessed = [] if draw.draft is None else draw.draft.token_ids.tolist()
+    drawn = [token.token_id for token in sampled]
+    num_equal = next((i for i, guess in enumerate(guessed) if drawn[i] != guess), len(guessed))
+    return drawn[: num_equal + 1]

@@ -13,6 +13,7 @@ streamed, or takes a grammar from a state by a token that was not seen there bef
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +40,8 @@ class VectorisedDecode:
     """Owns every vectorised sequence; ``plan`` gives the scheduler their part of a step.
 
     ``accept(candidate, token)`` takes one token as a step without arrays would, and returns whether the candidate's op
-    goes on or ends well. ``finish`` is called for a candidate that has its finish reason.
+    goes on or ends well. ``finish`` is called for a candidate that has its finish reason. ``prepare(candidate, ids)``
+    returns what its grammar has to be awaited for; ``defer(draw, token, future)`` accepts the draw after that.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class VectorisedDecode:
         send: Callable[[bytes, RuntimeMessage], None],
         accept: Callable[[Candidate, SampledToken], bool],
         finish: Callable[[Candidate], None],
+        prepare: Callable[[Candidate, list[int]], Future[None] | None],
+        defer: Callable[[Draw, SampledToken, Future[None]], None],
     ) -> None:
         scheduler.vectorised = self
         self._scheduler = scheduler
@@ -63,6 +67,7 @@ class VectorisedDecode:
         # Without overlap the next token of a sequence is known when it is planned, so it can get a draft instead.
         self._can_be_drafted = overlaps and (speculation is None or not speculation.readers)
         self._send, self._accept, self._finish = send, accept, finish
+        self._prepare, self._defer = prepare, defer
         max_rows = scheduler.config.max_running
         self._sequences: dict[int, Sequence] = {}  # by row
         self._seq_ids = np.full(max_rows, -1, np.int64)  # -1: no vectorised sequence has this row
@@ -191,6 +196,7 @@ class VectorisedDecode:
         seq, params = candidate.seq, candidate.generation.op.params
         if (
             candidate.finish_reason
+            or candidate.is_awaited
             or candidate.record is not None
             or candidate.healing is not None
             or candidate.detokenizer.num_hidden
@@ -415,7 +421,14 @@ class VectorisedDecode:
         candidate, row = _candidate_of(seq), seq.row_id
         self.synchronise(seq)
         before = len(seq.tokens)
-        if not self._accept(candidate, SampledToken(token_id, 0.0)):
+        token = SampledToken(token_id, 0.0)
+        future = self._prepare(candidate, [token_id])
+        if future is not None:
+            self.remove(seq)
+            self._scheduler.postpone(seq)
+            self._defer(_draw_of(seq, 0), token, future)
+            return
+        if not self._accept(candidate, token):
             return
         self._observe(candidate, seq.tokens.ids[before:])
         if candidate.finish_reason:

@@ -173,8 +173,12 @@ class Scheduler:
         seq.logits_from = len(seq.tokens)
 
     def settle(self, seq: Sequence) -> None:
-        """The expected draw is known: the caller appends it now, or parks ``seq`` without it."""
+        """The expected draw is known: the caller appends it now, postpones it, or parks ``seq`` without it."""
         seq.next_draw = 0
+
+    def postpone(self, seq: Sequence) -> None:
+        """The caller appends the draw later; ``seq`` keeps its row, its slots and its place, and sits out steps."""
+        seq.num_computed = min(seq.num_computed, len(seq.tokens))
 
     def commit(self, seq: Sequence) -> None:
         """Give what ``seq`` has computed to the cache, so that others find it."""

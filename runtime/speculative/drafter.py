@@ -1,5 +1,6 @@
 """The interface of a drafter, and the values that it takes and returns."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +20,7 @@ class Want:
     ``tokens`` (int32, a view) are all its tokens; the first ``num_cached`` were in the cache. ``is_first`` marks the
     first request of a generation, before which tokens may have been replaced. ``ends`` would end the text, so drafting
     them gains nothing. The next token is drawn by ``params`` with the random number of ``seed`` and its position.
+    ``is_ready`` of some tokens says whether ``matcher`` takes them, and tells the masks between, without long work.
     """
 
     seq_id: int
@@ -29,6 +31,7 @@ class Want:
     limit: int
     ends: frozenset[int]
     matcher: "Matcher | None" = None
+    is_ready: Callable[[Sequence[int]], bool] | None = None
     params: "SamplingParams | None" = None
     seed: int = 0
 

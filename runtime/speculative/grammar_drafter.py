@@ -53,6 +53,8 @@ class GrammarDrafter:
             reached *= chance
             if reached < _LEAST or token in want.ends:
                 break
+            if want.is_ready is not None and not want.is_ready((token,)):
+                break
             if not matcher.accept(token):
                 matcher.error = None  # the grammar ran into a limit on a path that the model may not take
                 break

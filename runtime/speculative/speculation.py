@@ -215,11 +215,16 @@ class Speculation:
 
 
 def num_possible(draft: Draft, want: Want) -> int:
-    """The length of ``draft`` before its first token that the grammar forbids or that ends the text."""
+    """The length of ``draft`` before its first token that the grammar forbids or that ends the text.
+
+    0 where that would take long to find out.
+    """
     tokens, matcher = draft.token_ids.tolist(), want.matcher
     count = next((i for i, token in enumerate(tokens) if token in want.ends), len(tokens))
     if matcher is None:
         return count
+    if want.is_ready is not None and not want.is_ready(tokens[:count]):
+        return 0
     for i, token in enumerate(tokens[:count]):
         if not matcher.mask()[token >> 5] >> (token & 31) & 1:
             count = i

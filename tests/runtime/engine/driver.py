@@ -49,10 +49,14 @@ class Outcome:
 
 
 class Driver:
-    """Drives one engine. ``check``: verify the cache's slots after every step."""
+    """Drives one engine. ``check``: verify the cache's slots after every step.
 
-    def __init__(self, engine: EngineCore, *, check: bool = True) -> None:
+    ``mask_budget_s``: how long a step waits for masks; for so long that no step depends on the machine's speed.
+    """
+
+    def __init__(self, engine: EngineCore, *, check: bool = True, mask_budget_s: float = 600.0) -> None:
         self.engine = engine
+        engine.loop.masks.budget_s = mask_budget_s
         self.check = check
         self.outcomes: dict[str, Outcome] = {}
         self._inbox: list[tuple[bytes, m.ClientMessage]] = []

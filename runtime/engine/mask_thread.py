@@ -1,0 +1,93 @@
+"""The thread that derives what grammars say after a token, where that is not remembered yet.
+
+Almost every token leads to a state whose mask is remembered: then accepting it only looks up. For the others the step
+waits, up to a budget. Where that is not enough, the sequence sits out steps until the thread is done, and the others
+go on. So the step's thread derives nothing and never waits for a machine's lock, which the thread may hold for long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...constrained import Matcher
+
+STEP_BUDGET_S = 0.002
+
+
+@dataclass(slots=True)
+class MaskCounters:
+    """Counts since the engine started.
+
+    ``num_deferred`` tokens were accepted in a later step than the one that drew them. ``thread_s`` is the thread's own
+    processor time, ``wait_s`` the time for which steps waited for it.
+    """
+
+    num_deferred: int = 0
+    thread_s: float = 0.0
+    wait_s: float = 0.0
+
+
+class MaskThread:
+    """Takes one matcher after the other. ``budget_s`` is how long a step waits, for all of its sequences together; at 0
+    every token that is not remembered is deferred.
+    """
+
+    def __init__(self, *, budget_s: float = STEP_BUDGET_S) -> None:
+        self.budget_s = budget_s
+        self.counters = MaskCounters()
+        self._left_s = budget_s
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._last: Future[None] | None = None
+
+    def begin_step(self) -> None:
+        self._left_s = self.budget_s
+
+    def prepare(self, matcher: Matcher, token_ids: Sequence[int]) -> Future[None] | None:
+        """None if accepting these tokens, and what they force, only looks up; else what has to be awaited for that."""
+        if matcher.knows(token_ids):
+            return None
+        future = self._submit(matcher, token_ids)
+        return None if self._is_done(future) else future
+
+    def is_ready(self, matcher: Matcher, token_ids: Sequence[int]) -> bool:
+        """As ``prepare``, for tokens that need not be accepted. A busy thread is not asked."""
+        if matcher.knows(token_ids):
+            return True
+        return not self._is_busy and self._left_s > 0.0 and self._is_done(self._submit(matcher, token_ids))
+
+    def close(self) -> None:
+        """Drop what has not begun."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._last is not None and not self._last.done()
+
+    def _submit(self, matcher: Matcher, token_ids: Sequence[int]) -> Future[None]:
+        is_busy = self._is_busy
+        future = self._last = self._executor.submit(self._run, matcher.clone(), token_ids)
+        if not is_busy and self._left_s > 0.0:  # behind a longer one, waiting would gain nothing
+            begin_s = time.perf_counter()
+            wait([future], self._left_s)
+            waited_s = time.perf_counter() - begin_s
+            self._left_s -= waited_s
+            self.counters.wait_s += waited_s
+        return future
+
+    def _is_done(self, future: Future[None]) -> bool:
+        if not self.budget_s or not future.done():
+            return False
+        future.result()
+        return True
+
+    def _run(self, matcher: Matcher, token_ids: Sequence[int]) -> None:
+        begin_s = time.thread_time()
+        try:
+            matcher.prepare(token_ids)
+        finally:
+            self.counters.thread_s += time.thread_time() - begin_s
