@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
-from . import cpu_isa
+from . import cpu_isa, processor
 from .runtime.weights.aliases import ALIASES
 from .runtime.weights.home import default_home
 from .runtime.weights.pull import is_pulled
@@ -32,35 +30,19 @@ def report() -> dict[str, Mapping[str, str]]:
 
 
 def _machine() -> dict[str, str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": sys.version.split()[0],
-        "cpu": _cpu_field("model name") or platform.processor() or "unknown",
-        "cores for this process": str(cores),
+        "cpu": processor.name(),
+        "cores for this process": str(processor.num_cores()),
         "cpu features": " ".join(_cpu_features()) or "none of note",
-        "memory": _memory(),
+        "memory": f"{memory / 1e9:.1f} GB" if (memory := processor.memory_bytes()) else "unknown",
     }
 
 
-def _cpu_field(name: str) -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":", 1)[0].strip() == name), "")
-
-
 def _cpu_features() -> list[str]:
-    flags = set((_cpu_field("flags") or _cpu_field("Features")).split())
+    flags = set((processor.field("flags") or processor.field("Features")).split())
     return [flag for flag in _CPU_FLAGS if flag in flags]
-
-
-def _memory() -> str:
-    try:
-        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.1f} GB"
-    except (ValueError, OSError, AttributeError):
-        return "unknown"
 
 
 def _version(name: str) -> str:

@@ -1,7 +1,6 @@
 """Measurements of Phloem. Each prints the machine, the commit and the command, and writes its figures as JSON."""
 
 import json
-import os
 import platform
 import shlex
 import subprocess
@@ -10,6 +9,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from phloem import processor
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -40,8 +41,7 @@ def save(path: Path, report: dict[str, Any]) -> None:
 
 
 def machine() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores, {platform.system()} {platform.machine()}"
+    return f"{processor.name()}, {processor.num_cores()} cores, {platform.system()} {platform.machine()}"
 
 
 def commit() -> str:
@@ -54,15 +54,6 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return name.stdout.strip() + ("+" if changes.stdout.strip() else "")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown processor"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown processor"
 
 
 def _module() -> str:

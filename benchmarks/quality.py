@@ -11,7 +11,6 @@ with float32's margin between its two best logits. A near-tie is rounding; a dif
 
 import argparse
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from phloem import kernels
+from phloem import kernels, processor
 from phloem.kernels.linear import GROUP_LEN, PackedLinear
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.layers.batch import ForwardBatch
@@ -273,7 +272,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--greedy", type=int, default=0, metavar="N", help="compare greedy texts of N prompts instead")
     parser.add_argument("--sensitivity", action="store_true", help="with --greedy: also 8 bits by kind of product")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=processor.num_cores())
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args(argv)
     if not 0 <= args.greedy <= len(SUBJECTS):

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from phloem import cpu_isa
+from phloem import cpu_isa, processor
 
 from . import RESULTS, header, save
 from .quality import measure_quality
@@ -279,7 +279,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated: " + ", ".join(PEERS))
     parser.add_argument("--repeats", type=int, default=3, help="runs of each workload by each engine")
     parser.add_argument("--count", type=int, default=0, help="requests of each workload, for a quick look; 0: all")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
+    parser.add_argument("--threads", type=int, default=processor.num_cores(), help="of every engine")
     parser.add_argument("--quality-tokens", type=int, default=4096, help="tokens of text to measure quality on")
     parser.add_argument(
         "--cpu-isa",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from .. import processor
 from ..protocol.client import Client
 from ..protocol.errors import Cancelled, EngineLost, InternalError, InvalidParams, InvalidRequest, PhloemError
 from ..protocol.ops import AnyOp
@@ -163,7 +163,7 @@ def share(config: EngineConfig, replicas: int) -> list[EngineConfig]:
         return [msgspec.structs.replace(config, device=f"cuda:{i}") for i in range(replicas)]
     if config.num_threads or not config.device.startswith("cpu"):
         return [config] * replicas
-    num_threads = max(1, len(os.sched_getaffinity(0)) // replicas)
+    num_threads = max(1, processor.num_cores() // replicas)
     return [msgspec.structs.replace(config, num_threads=num_threads)] * replicas
 
 

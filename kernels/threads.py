@@ -13,7 +13,6 @@ own pool adds 2 us. With both cores busy with other processes, 120 products of a
 """
 
 import ctypes
-import os
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from .. import processor
 from .cpu.pool import Pool, has_pool
 
 Run = Callable[[int, int, int], None]
@@ -91,15 +91,10 @@ def set_kernel_threads(num_threads: int) -> int:
     return count
 
 
-def num_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _count(num_threads: int) -> int:
     if num_threads < 0:
         raise ValueError(f"num_threads={num_threads}: must be 0 (one per core) or more")
-    return num_threads or num_cores()
+    return num_threads or processor.num_cores()
 
 
 def _openmp_run() -> Run | None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ... import kernels
+from ... import kernels, processor
 from ...kernels.cpu.recording import Arena, Recording
 from ...kernels.cpu.tape import Tape
 from ...kernels.linear import GROUP_LEN, Group32, PackedLinear, Precision
@@ -39,7 +37,7 @@ REPEATS = 7
 def cpu_hardware(home: Path, *, threads: int = 0, again: bool = False) -> Hardware:
     """Read from the file in ``home``, or measure now and write it there. ``threads`` 0: one per core."""
     count = kernels.set_threads(threads)
-    key = _digest_of_kernels(f"{VERSION} {_processor()} {count} {torch.__version__}")
+    key = _digest_of_kernels(f"{VERSION} {processor.name()} {count} {torch.__version__}")
     path = home / f"cpu-{key}.json"
     if path.exists() and not again:
         data = json.loads(path.read_text())
@@ -76,13 +74,13 @@ def _measure_kernels(threads: int, host_step_s: float, host_row_s: float) -> Har
     _, gate_rate = _line(_gate_s)
     return Hardware(
         name="cpu",
-        memory_bytes=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        memory_bytes=float(processor.memory_bytes()),
         read_rate=0.625e9 / four[0][1],
         product_rate=2e9 * four[-1][0] / four[-1][1],
         launch_s=launch_s,
         host_step_s=host_step_s,
         host_row_s=host_row_s,
-        about=f"{_processor()}, {count} threads, measured",
+        about=f"{processor.name()}, {count} threads, measured",
         curves={4: four, 8: eight, 16: sixteen},
         product_calls={4: four_call, 8: eight_call, 16: sixteen_call},
         attention_call_s=attention_call_s,
@@ -211,11 +209,3 @@ def _digest_of_kernels(salt: str) -> str:
     for file in sorted((Path(kernels.__file__).parent / "cpu").glob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from ...kernels.threads import num_cores
+from ...processor import num_cores
 from .block_decoding import halves
 from .quant_tensor import CHUNK, QuantTensor, format_of
 

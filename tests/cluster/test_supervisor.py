@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from phloem import processor
 from phloem.cluster.restarts import RestartPolicy
 from phloem.cluster.supervisor import Supervisor, share
 from phloem.protocol import messages as m
@@ -130,7 +131,7 @@ def test_close_does_not_wait_for_an_engine_that_starts_nor_for_a_backoff(supervi
 
 
 def test_replicas_share_out_the_machine():
-    cores = len(os.sched_getaffinity(0))
+    cores = processor.num_cores()
     assert share(EngineConfig("m"), 1) == [EngineConfig("m")]
     assert [c.num_threads for c in share(EngineConfig("m"), 2)] == [max(1, cores // 2)] * 2
     assert [c.num_threads for c in share(EngineConfig("m"), cores + 1)] == [1] * (cores + 1)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from numba import cfunc, types
 from numba.core.errors import TypingError
-from phloem import kernels
+from phloem import kernels, processor
 from phloem.kernels import threads
 from phloem.kernels.cpu import machine_code
 from phloem.kernels.cpu.entry import Entry
@@ -121,7 +121,7 @@ def test_the_number_of_threads_is_torch_s_or_our_own() -> None:
         ours = kernels.silu_mul(x)
         assert kernels.set_kernel_threads(1) == 1 and threads.team().size == 1
         assert torch.equal(kernels.silu_mul(x), ours)
-        assert kernels.set_threads(0) == threads.num_cores()
+        assert kernels.set_threads(0) == processor.num_cores()
         with pytest.raises(ValueError, match="num_threads=-1"):
             kernels.set_threads(-1)
     finally:
