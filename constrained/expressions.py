@@ -23,6 +23,7 @@ EMPTY = 1  # the language of the empty text alone
 
 FULL = (1 << 256) - 1
 NO_TEXT = 1 << 30  # as a number of characters
+ANY_LENGTH = -(1 << 29)  # the padding of texts that no bound is meant for
 MAX_COUNTED_BY_STATES = 16  # of one character: a larger bound is one on the length
 MAX_SEARCHED = 2_000  # derivatives of an intersection whose shortest text is looked for
 MAX_FREE_DIGITS = 400  # digits that ``_can_reach_multiple`` looks ahead
@@ -801,6 +802,8 @@ class Expressions:
         """
         node = self.nodes[expr]
         match node[0]:
+            case "cat" if node[1] == self.text:  # it is an alternative of every derivative, so all great lengths occur
+                return max(1, self.shortest(expr) or 0)
             case "cat":
                 return self.widest_gap(node[2])
             case "or":
@@ -811,8 +814,10 @@ class Expressions:
         return None
 
     def padding(self, count: int) -> int:
-        """``count`` characters that are counted and that no text has: what stands before has a smaller bound."""
-        return self._make(("padding", count), False, True, True, 1) if count else EMPTY
+        """``count`` characters that are counted and that no text has: what stands before has a smaller bound, or a
+        larger one if ``count`` is negative."""
+        is_text = count > 0  # then every text has room for it
+        return self._make(("padding", count), False, is_text, True, 1) if count else EMPTY
 
     def owing(self, count: int, inner: int) -> int:
         """The texts of ``inner`` but the empty one; its shortest text is taken to have ``count`` characters more."""
@@ -820,8 +825,6 @@ class Expressions:
 
     def least_padding(self, expr: int) -> int | None:
         """How many characters of padding a text that ends here lacks at least; None if none may end here."""
-        if self.nullable[expr]:
-            return 0
         node = self.nodes[expr]
         match node[0]:
             case "padding":
@@ -830,7 +833,7 @@ class Expressions:
                 return self.least_padding(node[2])
             case "or":
                 return min((n for n in map(self.least_padding, node[1:]) if n is not None), default=None)
-        return None
+        return 0 if self.nullable[expr] else None
 
     def length_bound(self, expr: int) -> tuple[int, int, int | None] | None:
         """A language of texts, and how many characters they have at least and at most, if the expression is that."""
@@ -894,13 +897,17 @@ class Expressions:
         parts: list[tuple[int, int]] = []  # with their bounds
         for part in self._parts(expr) if self.nodes[expr][0] == "or" else ():
             inner, low, high = self.counted(part) or (part, 0, None)
-            if low or not self.is_plain[inner]:
+            if low:
+                inner = self.intersect(inner, self.repeat(self.any_char, low, None))
+            if high is None:
+                high = self.longest(inner) if self.is_plain[inner] else NO_TEXT
+            if self.shortest(inner) is None:
                 return None
-            parts.append((inner, self.longest(inner) if high is None else high))
-        most = max((bound for _, bound in parts), default=NO_TEXT)
+            parts.append((inner, high))
+        most = max((bound for _, bound in parts if bound < NO_TEXT), default=NO_TEXT)
         if most == NO_TEXT:
             return None
-        padded = [self.concat(inner, self.padding(most - bound)) for inner, bound in parts]
+        padded = [self.concat(i, self.padding(most - bound if bound < NO_TEXT else ANY_LENGTH)) for i, bound in parts]
         return self.union(*padded), 0, most
 
     def _has_all_lengths(self, expr: int, low: int, high: int | None) -> bool:

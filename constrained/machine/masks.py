@@ -161,7 +161,7 @@ class Masks:
         frame = self.machine.stack_frames[stack]
         low, high = int(arrays[walk.FRAME_LOW][frame]), int(arrays[walk.FRAME_HIGH][frame])
         longest = int(inner.exits[:, 3].max()) if len(inner.exits) else -1
-        return min(max(low - count, 0), longest + 1), min(high - count - inner.owed, inner.most)
+        return min(max(low - count, 0), longest + 1), max(min(high - count - inner.owed, inner.most), -1)
 
     def _top_frames(self, stack: int, depth: int) -> tuple[int, ...]:
         if depth == 0:

@@ -418,7 +418,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                 _allow(mask, order, first[at], count[at])
                 if has_needs:
                     for i in range(first[at], first[at] + count[at]):
-                        needs[order[i]] = np.uint16(min(aux + left[s], MAX_NEED))
+                        needs[order[i]] = np.uint16(max(min(aux + left[s], MAX_NEED), 0))
                 at += 1
                 continue
             if status in (EXIT, EXIT_AFTER):

@@ -69,16 +69,28 @@ COUNTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("pattern", "low", "high"), COUNTED)
-def test_masks_of_counted_patterns_equal_their_definition(pattern: str, low: int, high: int | None) -> None:
+ALTERNATIVES = [
+    [("(a,){0,5}a?", 0, 3), ("[ab]*", 0, None)], [("(a,){0,9}", 3, 6), ("(ab?)*", 0, None), ("b*", 0, 4)],
+    [("[ab]{2,}", 2, 5), ("a*b", 0, None)], [("(a|b,)*", 1, 7), ("(ab){1,9}", 3, 5)],
+    [("a(b,)*", 4, None), (".*", 0, 2)], [("([ab],)*", 0, 4), ("([ab],)*b", 6, None)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", [[case] for case in COUNTED] + ALTERNATIVES, ids=str)
+def test_masks_of_counted_patterns_equal_their_definition(parts: list[tuple[str, int, int | None]]) -> None:
     """Every token is tried after every beginning of a text, against all texts of Python's ``re``."""
     words = ["a", "b", ",", '"', "aa", "a,", "ab", "a,a,", ',"', 'b"', "aaaa", "abab", "</s>"]
     vocabulary = Vocabulary([word.encode() for word in words], {len(words) - 1}, len(words) - 1)
-    schema = {"type": "string", "pattern": f"^({pattern})$", "minLength": low}
-    grammar = compile("json_schema", json.dumps(schema | ({} if high is None else {"maxLength": high})), vocabulary)
+    schemas = [
+        {"type": "string", "pattern": f"^({p})$", "minLength": low} | ({} if high is None else {"maxLength": high})
+        for p, low, high in parts
+    ]
+    grammar = compile("json_schema", json.dumps({"anyOf": schemas}), vocabulary)
     longest = 9
     texts = ["".join(t) for n in range(longest + 1) for t in itertools.product("ab,", repeat=n)]
-    valid = {f'"{t}"' for t in texts if low <= len(t) <= (high or 99) and re.fullmatch(pattern, t)}
+    valid = {
+        f'"{t}"' for t in texts if any(low <= len(t) <= (high or 99) and re.fullmatch(p, t) for p, low, high in parts)
+    }
     begins = {text[:at] for text in valid for at in range(len(text) + 1)}
     for text in sorted(t for t in begins if len(t) <= longest - 4):
         matcher = grammar.matcher()
