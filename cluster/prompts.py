@@ -14,16 +14,16 @@ def first_prompt(ops: Iterable[AnyOp], tokenizer: Tokenizer) -> list[int]:
     They end before the first op that generates, chooses or scores, or whose text is not known yet.
     """
     ids: list[int] = []
-    pending = ""  # texts that follow each other are tokenized as one
+    pending: list[str] = []  # texts that follow each other are tokenized as one
 
     def append(new: list[int]) -> None:
         bos = tokenizer.bos_id if tokenizer.add_bos and not ids else None
         ids.extend(new if bos is None or new[:1] == [bos] else [bos, *new])
 
     def flush() -> None:
-        nonlocal pending
         if pending:
-            text, pending = pending, ""
+            text = "".join(pending)
+            pending.clear()
             append(tokenizer.encode(text, at_start=not ids))
 
     seq: int | None = None
@@ -33,7 +33,7 @@ def first_prompt(ops: Iterable[AnyOp], tokenizer: Tokenizer) -> list[int]:
             continue
         match op:
             case Text():
-                pending += op.text
+                pending.append(op.text)
             case Special():
                 flush()
                 append(list(op.ids))

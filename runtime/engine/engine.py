@@ -165,7 +165,13 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self.generations.compiling) or self.loop.flight is not None
+        return self.scheduler.has_work or bool(self._coming) or self.loop.flight is not None
+
+    @property
+    def _coming(self) -> list[Future[Any]]:
+        """What sequences wait for on threads: grammars, masks, and tokens of long texts."""
+        masks: list[Future[Any]] = [deferred.future for deferred in self.loop.deferred]
+        return [*self.generations.compiling.values(), *masks, *self.programs.beside.futures]
 
     def welcome(self) -> Welcome:
         return Welcome(
@@ -197,13 +203,9 @@ class EngineCore:
         return outbox
 
     def _idle(self) -> None:
-        """No forward can run: give the processor to grammars and to reads from disk, or write KV blocks."""
-        awaited: list[Future[Any]] = [
-            *self.generations.compiling.values(),
-            *(deferred.future for deferred in self.loop.deferred),
-        ]
-        if awaited:
-            wait(awaited, timeout=0.005, return_when="FIRST_COMPLETED")
+        """No forward can run: give the processor to the threads and to reads from disk, or write KV blocks."""
+        if coming := self._coming:
+            wait(coming, timeout=0.005, return_when="FIRST_COMPLETED")
         elif self.scheduler.num_reading:
             time.sleep(0.0005)  # KV blocks are being read from disk
         elif self.tiers is not None:
@@ -233,6 +235,7 @@ class EngineCore:
         self._is_closed = True
         self.grammars.close()
         self.loop.masks.close()
+        self.programs.beside.close()
         if self.tiers is not None:
             if self.tiers.disk is not None:
                 self.tiers.flush()

@@ -11,10 +11,12 @@ from ...protocol.errors import (
     InternalError,
     InvalidRequest,
     Overloaded,
+    PhloemError,
     from_info,
 )
 from ...protocol.messages import Accepted, Cancel, Limits, ProgramSettings, Rejected, Submit
 from ...protocol.ops import Close, Fork, Gen, Join, Mark, Pin, Ref, Rollback, Score, Select, Special, Text
+from ..tokenizer.tokenizer import LONG_TEXT
 from .program import OpState, SequenceState
 from .submission import find_faults
 
@@ -121,6 +123,7 @@ class Interpreter:
     def advance(self) -> None:
         """Run ops until every sequence waits: for the model, a grammar, another sequence, or more ops."""
         self._generations.poll_grammars()
+        self._programs.beside.poll(self._fail_beside)
         while self._programs.ready:
             owner = self._programs.ready.popleft()
             try:
@@ -130,6 +133,27 @@ class Interpreter:
                 self._programs.fail_sequence(owner, InternalError(f"{type(error).__name__}: {error}"))
         self._num_coming = 0
 
+    def _fail_beside(self, owner: SequenceState, error: BaseException) -> None:
+        """Work for ``owner`` on a thread has failed."""
+        if not isinstance(error, PhloemError):
+            log.error("an op of program %s failed", owner.program.id, exc_info=error)
+            error = InternalError(f"{type(error).__name__}: {error}")
+        self._programs.fail_sequence(owner, error)
+
+    def _is_tokenized(self, owner: SequenceState) -> bool:
+        """False for a long pending text, which is tokenized on a thread: ``owner`` then waits for it."""
+        if owner.stop_op is not None:
+            return False
+        if owner.pending_len <= LONG_TEXT:
+            return True
+        text, at_start, tokenizer = owner.pending_text, owner.is_at_start, self._tokenizer
+        self._programs.beside.begin(
+            owner,
+            lambda is_wanted: tokenizer.encode(text, at_start=at_start),
+            lambda ids: owner.take_encoded(ids, tokenizer),
+        )
+        return False
+
     def _advance_sequence(self, owner: SequenceState) -> None:
         while owner.queue and owner.stop_op is None and not owner.unborn:
             op_state = owner.queue[0]
@@ -138,6 +162,13 @@ class Interpreter:
                 cause = owner.error
                 self._programs.fail_op(owner, op_state, DependencyFailed(f"an earlier op failed: {cause}"))
                 continue
+            if not isinstance(op, Text | Ref | Mark | Rollback | Close):
+                num_ids = len(op.ids) if isinstance(op, Special) else 0
+                if (too_long := self._programs.too_long(owner, num_ids=num_ids)) is not None:
+                    self._programs.fail_op(owner, op_state, too_long)
+                    continue
+                if not self._is_tokenized(owner):
+                    return
             match op:
                 case Text():
                     owner.append_text(op.text)
@@ -156,7 +187,11 @@ class Interpreter:
                     self._fork(owner, op_state, op)
                 case Join():
                     if not self._join(owner, op_state, op):
+                        if owner not in owner.program.joining:
+                            owner.program.joining.append(owner)
                         return
+                    if owner in owner.program.joining:
+                        owner.program.joining.remove(owner)
                 case Mark():
                     self._mark(owner, op_state, op)
                 case Rollback():
@@ -203,17 +238,15 @@ class Interpreter:
     def _join(self, owner: SequenceState, op_state: OpState, op: Join) -> bool:
         children = [owner.program.sequences[i] for i in op.children]
         if any(self._is_before(child, op_state.order) for child in children):
-            if owner not in owner.program.joining:
-                owner.program.joining.append(owner)
             return False
-        if owner in owner.program.joining:
-            owner.program.joining.remove(owner)
         if op.mode == "concate_and_append":
             for child in children:
                 if child.error is not None and child.error_order < op_state.order:
                     error = DependencyFailed(f"sequence {child.id}, which is joined: {child.error}")
                     self._programs.fail_op(owner, op_state, error)
                     return True
+            if not all([self._is_tokenized(child) for child in children]):
+                return False
             for child in children:
                 if child.fork_tokens < 0:  # its first token holds text of before the fork
                     owner.append_text(child.text_since(child.fork_text))

@@ -50,6 +50,7 @@ class SequenceState:
     """
 
     __slots__ = (
+        "_pending",
         "closed",
         "error",
         "error_order",
@@ -58,7 +59,7 @@ class SequenceState:
         "id",
         "marks",
         "num_traced",
-        "pending_text",
+        "pending_len",
         "program",
         "queue",
         "segments",
@@ -76,7 +77,8 @@ class SequenceState:
         self.queue: deque[OpState] = deque()
         self.stop_op: Callable[[], tuple[str, ...]] | None = None
         self.segments: list[Segment] = []
-        self.pending_text = ""
+        self._pending: list[str] = []
+        self.pending_len = 0
         self.text_len = 0
         self.marks: dict[int, int] = {}
         self.fork_tokens = 0
@@ -85,6 +87,17 @@ class SequenceState:
         self.error: PhloemError | None = None
         self.error_order = -1  # of the op that failed: earlier ops still run, later ops fail
         self.closed = False
+
+    @property
+    def pending_text(self) -> str:
+        """Text that is not tokenized yet; ``pending_len`` characters."""
+        if len(self._pending) > 1:
+            self._pending = ["".join(self._pending)]
+        return self._pending[0] if self._pending else ""
+
+    @pending_text.setter
+    def pending_text(self, text: str) -> None:
+        self._pending, self.pending_len = [text], len(text)
 
     @property
     def text(self) -> str:
@@ -103,19 +116,28 @@ class SequenceState:
 
     @property
     def text_end(self) -> int:
-        return self.text_len + len(self.pending_text)
+        return self.text_len + self.pending_len
 
     # -- growing ------------------------------------------------------------------------------------------------------
 
     def append_text(self, text: str) -> None:
-        self.pending_text += text
+        self._pending.append(text)  # joined once: thousands of texts may follow each other
+        self.pending_len += len(text)
 
     def flush_text(self, tokenizer: Tokenizer) -> None:
         """Tokenize the pending text; text that is appended later cannot change its tokens."""
-        if self.pending_text:
-            text, self.pending_text = self.pending_text, ""
-            at_start = not len(self.seq.tokens)
-            self._append("text", tokenizer.encode(text, at_start=at_start), text, tokenizer)
+        if self.pending_len:
+            self.take_encoded(tokenizer.encode(self.pending_text, at_start=self.is_at_start), tokenizer)
+
+    def take_encoded(self, ids: list[int], tokenizer: Tokenizer) -> None:
+        """The pending text has been tokenized to ``ids``."""
+        text, self.pending_text = self.pending_text, ""
+        self._append("text", ids, text, tokenizer)
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether no token comes before the pending text."""
+        return not len(self.seq.tokens)
 
     def append_special(self, ids: tuple[int, ...], tokenizer: Tokenizer) -> None:
         self.flush_text(tokenizer)

@@ -25,6 +25,7 @@ from ...protocol.messages import (
 )
 from ...protocol.ops import Close, Fork
 from ..scheduler import Scheduler, Sequence, TokenBuffer
+from .beside import Beside
 from .program import OpState, Program, SequenceState
 from .usage import Usage
 
@@ -60,6 +61,7 @@ class Programs:
         self.by_key: dict[ProgramKey, Program] = {}
         self.live: dict[int, Sequence] = {}
         self.ready: deque[SequenceState] = deque()
+        self.beside = Beside(self.ready)
         self.usage = Usage()
         self._next_seq_id = 0
 
@@ -95,6 +97,23 @@ class Programs:
         self.scheduler.remove(seq)
         self.live.pop(seq.seq_id, None)
 
+    def too_long(self, owner: SequenceState, *, num_ids: int = 0) -> PromptTooLong | None:
+        """The error of a sequence that cannot fit the context with ``num_ids`` more tokens, before it is tokenized."""
+        length = len(owner.seq.tokens) + num_ids
+        if length > self.context_len:
+            return self._prompt_too_long(length, 0)
+        try:
+            self.tokenizer.check_length(owner.pending_len, self.context_len)
+        except PromptTooLong as error:
+            return error
+        return None
+
+    def _prompt_too_long(self, length: int, extra: int) -> PromptTooLong:
+        return PromptTooLong(
+            f"{length:,} tokens of prompt and at least {extra} to come, but the context is {self.context_len:,}; "
+            "shorten the prompt or start with a larger --max-seq-len"
+        )
+
     def has_room(self, owner: SequenceState, op_state: OpState, *, extra: int) -> bool:
         """Tokenize the pending text and check that ``extra`` more tokens fit the context; the op fails if not."""
         owner.flush_text(self.tokenizer)
@@ -103,11 +122,7 @@ class Programs:
             owner.seq.tokens.append(min(self.tokenizer.eos_ids) if start is None else start)
         length = len(owner.seq.tokens)
         if length + extra > self.context_len:
-            message = (
-                f"{length:,} tokens of prompt and at least {extra} to come, but the context is {self.context_len:,}; "
-                "shorten the prompt or start with a larger --max-seq-len"
-            )
-            self.fail_op(owner, op_state, PromptTooLong(message))
+            self.fail_op(owner, op_state, self._prompt_too_long(length, extra))
             return False
         return True
 

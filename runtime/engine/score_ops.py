@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...protocol.ops import Score
+from ...protocol.errors import PromptTooLong
+from ...protocol.ops import Score, Select
 from ..scheduler import TokenBuffer
+from ..tokenizer.tokenizer import LONG_TEXT
 from .program import OpState, Segment, SequenceState
-from .scoring import ScoreRow, Scoring
+from .scoring import ScoreRow, Scoring, num_chars_of_choices, tokenize_choices
 from .tracing import trace_scoring
 
 if TYPE_CHECKING:
@@ -24,9 +26,37 @@ class ScoreOps:
         self._programs = programs
 
     def start(self, owner: SequenceState, op_state: OpState) -> None:
+        programs, tokenizer = self._programs, self._programs.tokenizer
+        owner.flush_text(tokenizer)
+        op = op_state.op
+        assert isinstance(op, Select | Score)
+        choices = op.choices if isinstance(op, Select) else (op.text,)
+        try:
+            tokenizer.check_length(max(map(len, choices)), programs.context_len)
+        except PromptTooLong as error:
+            programs.fail_op(owner, op_state, error)
+            return
+        start_s = programs.clock()
+        begin = partial(self._begin, owner, op_state, choices, start_s)
+        if num_chars_of_choices(owner, choices) <= LONG_TEXT:
+            begin(tokenize_choices(owner, choices, tokenizer))
+        else:
+            programs.beside.begin(
+                owner, lambda is_wanted: tokenize_choices(owner, choices, tokenizer, is_wanted=is_wanted), begin
+            )
+
+    def _begin(
+        self,
+        owner: SequenceState,
+        op_state: OpState,
+        choices: tuple[str, ...],
+        start_s: float,
+        tokens: tuple[int, list[list[int]]],
+    ) -> None:
+        """``tokens``: what ``tokenize_choices`` has found."""
         programs = self._programs
-        owner.flush_text(programs.tokenizer)
-        scoring = Scoring(op_state, owner, programs.tokenizer, now_s=programs.clock())
+        common, suffixes = tokens
+        scoring = Scoring(op_state, owner, choices, common=common, suffixes=suffixes, start_s=start_s)
         longest = max(len(suffix) for suffix in scoring.suffixes)
         if not programs.has_room(owner, op_state, extra=longest):
             return

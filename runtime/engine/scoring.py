@@ -8,10 +8,12 @@ choice's first characters merge with the prompt's last ones into one token; ever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...protocol.errors import Cancelled
 from ...protocol.messages import SelectMeta
 from ...protocol.ops import Score, Select
 from ..scheduler import Sequence
@@ -56,23 +58,28 @@ class ScoreRow:
 class Scoring:
     """``choices`` are continuations of ``owner``'s tokens; ``suffixes`` are their tokens from ``common`` on."""
 
-    __slots__ = ("common", "op", "op_state", "owner", "prompt_len", "rows", "start_s", "suffixes", "unconditional")
+    __slots__ = ("choices", "common", "op", "op_state", "owner", "prompt_len", "rows", "start_s", "suffixes", "unconditional")
 
-    def __init__(self, op_state: OpState, owner: SequenceState, tokenizer: Tokenizer, *, now_s: float) -> None:
+    def __init__(
+        self,
+        op_state: OpState,
+        owner: SequenceState,
+        choices: tuple[str, ...],
+        *,
+        common: int,
+        suffixes: list[list[int]],
+        start_s: float,
+    ) -> None:
         op = op_state.op
         assert isinstance(op, Select | Score)
         self.op: Select | Score = op
         self.op_state = op_state
         self.owner = owner
-        self.start_s = now_s
+        self.start_s = start_s
         self.prompt_len = len(owner.seq.tokens)
-        self.common, self.suffixes = tokenize_choices(owner, self.choices, tokenizer)
+        self.choices, self.common, self.suffixes = choices, common, suffixes
         self.rows: dict[tuple[int, ...], ScoreRow] = {}
         self.unconditional: dict[tuple[int, ...], ScoreRow] = {}
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        return self.op.choices if isinstance(self.op, Select) else (self.op.text,)
 
     @property
     def needs_unconditional(self) -> bool:
@@ -119,19 +126,40 @@ def _collect(rows: dict[tuple[int, ...], ScoreRow], suffix: list[int], *, has_co
     return [*head, *inner, row.last[suffix[-1]]]
 
 
+def num_chars_of_choices(owner: SequenceState, choices: tuple[str, ...]) -> int:
+    """The characters that ``tokenize_choices`` tokenizes."""
+    return len(choices) * len(_last_text(owner)) + sum(map(len, choices))
+
+
+def _last_text(owner: SequenceState) -> str:
+    last = owner.segments[-1] if owner.segments else None
+    return last.text if last is not None and last.kind == "text" else ""
+
+
 def tokenize_choices(
-    owner: SequenceState, choices: tuple[str, ...], tokenizer: Tokenizer
+    owner: SequenceState,
+    choices: tuple[str, ...],
+    tokenizer: Tokenizer,
+    *,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> tuple[int, list[list[int]]]:
     """(common, suffixes): ``tokens[:common] + suffixes[i]`` is the sequence followed by choice i.
 
-    The prompt's last text segment is tokenized together with each choice, as text was in training.
+    The prompt's last text segment is tokenized together with each choice, as text was in training. Raises Cancelled
+    where ``is_wanted`` turns false.
     """
+
+    def encoded(text: str) -> list[int]:
+        if not is_wanted():
+            raise Cancelled("nobody waits for these choices any more")
+        return tokenizer.encode(text)
+
     tokens = owner.seq.tokens.ids
     last = owner.segments[-1] if owner.segments else None
     if last is None or last.kind != "text":
-        return len(tokens), [tokenizer.encode(choice) for choice in choices]
+        return len(tokens), [encoded(choice) for choice in choices]
     tail = tokens[last.token_start :].tolist()
-    merged = [tokenizer.encode(last.text + choice) for choice in choices]
+    merged = [encoded(last.text + choice) for choice in choices]
     shared = min(min(_shared_len(tail, ids), len(ids) - 1) for ids in merged)
     return last.token_start + shared, [ids[shared:] for ids in merged]
 

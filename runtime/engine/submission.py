@@ -32,6 +32,7 @@ def find_faults(
 
     if len(submit.ops) > limits.max_ops_per_submit:
         fault(None, "LimitExceeded", f"{len(submit.ops):,} ops, but one submit may hold {limits.max_ops_per_submit:,}")
+        return faults
     settings = submit.settings
     if program is not None and settings is not None:
         fault(None, "InvalidRequest", f"program {submit.program!r} has its settings already; send them once")

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 import tokenizers
 
-from ...protocol.errors import InvalidRequest
+from ...protocol.errors import InvalidRequest, PromptTooLong
 from .detokenizer import Detokenizer
 from .stop_patterns import StopPattern
 
 if TYPE_CHECKING:
     from ...constrained.vocabulary import Vocabulary
 
+LONG_TEXT = 16_000  # characters; a longer text is tokenized on a thread where others would wait for it
 _MAX_STOP_PATTERNS = 64
 
 
@@ -116,8 +117,29 @@ class Tokenizer:
 
     # -- text to tokens -----------------------------------------------------------------------------------------------
 
+    def check_length(self, num_chars: int, context_len: int) -> None:
+        """Raise PromptTooLong for a text of so many characters that it cannot fit, before it is tokenized.
+
+        No token has more bytes than ``max_token_bytes``, and a character has at least one. Only a vocabulary that
+        drops or merges characters could fit a longer text; it is refused there as well.
+        """
+        limit = context_len * self.max_token_bytes
+        if num_chars > limit:
+            raise PromptTooLong(
+                f"{num_chars:,} characters of prompt cannot fit the context of {context_len:,} tokens, because no token "
+                f"has more than {self.max_token_bytes} characters; give at most {limit:,}, or start with a larger "
+                "--max-seq-len"
+            )
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """Of the longest token."""
+        return max(1, max(map(len, self.token_bytes)))
+
     def encode(self, text: str, *, special: bool = False, at_start: bool = False) -> list[int]:
         """Tokens of ``text``. With ``special``, special tokens spelled in the text become special tokens.
+
+        For a text longer than ``LONG_TEXT`` other threads run meanwhile.
 
         ``at_start``: nothing but BOS comes before; there SentencePiece vocabularies put a space before the first word.
         """
@@ -150,6 +172,9 @@ class Tokenizer:
         if at_start and self._prefix_space:
             text = " " + text
         try:
+            if len(text) > LONG_TEXT:  # a batch releases Python's lock, ``encode`` does not
+                (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+                return encoding.ids
             return self._backend.encode(text, add_special_tokens=False).ids
         except TypeError:
             at = _lone_surrogate(text)
