@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -133,7 +133,8 @@ class ProgramCall:
                 raise InvalidRequest(f"program {self.program!r} is over; start another one", where="program")
             new = dict.fromkeys(ids)
             if len(new) < len(ids) or not self._open.keys().isdisjoint(new):
-                twice = next(op for op in ids if op in self._open or ids.count(op) > 1)
+                counts = Counter(ids)
+                twice = next(op for op in ids if op in self._open or counts[op] > 1)
                 raise InvalidRequest(f"op id {twice} is used twice", where="ops")
             self._open.update(new)
             self._in_flight.append(ids)

@@ -58,7 +58,18 @@ class ScoreRow:
 class Scoring:
     """``choices`` are continuations of ``owner``'s tokens; ``suffixes`` are their tokens from ``common`` on."""
 
-    __slots__ = ("choices", "common", "op", "op_state", "owner", "prompt_len", "rows", "start_s", "suffixes", "unconditional")
+    __slots__ = (
+        "choices",
+        "common",
+        "op",
+        "op_state",
+        "owner",
+        "prompt_len",
+        "rows",
+        "start_s",
+        "suffixes",
+        "unconditional",
+    )
 
     def __init__(
         self,

@@ -66,6 +66,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         service.bridge.close()
+        service.threads.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="Phloem", openapi_url=None, lifespan=lifespan)
     app.include_router(openai_routes(service))

@@ -12,8 +12,9 @@ from functools import partial
 from ...protocol import errors
 from ...protocol.engine_client import EngineClient
 from ...protocol.messages import ProgramSettings
-from ...protocol.ops import AnyOp
+from ...protocol.ops import AnyOp, Text
 from ...protocol.program_call import ProgramCall, ProgramEvent
+from ..tokenizer.tokenizer import LONG_TEXT
 
 
 class Bridge:
@@ -25,10 +26,10 @@ class Bridge:
         self._is_woken = False
         self._calls: set[BridgedCall] = set()
 
-    def send(self, ops: Sequence[AnyOp], settings: ProgramSettings | None, *, program: str = "") -> "BridgedCall":
+    async def send(self, ops: Sequence[AnyOp], settings: ProgramSettings | None, *, program: str = "") -> "BridgedCall":
         """Start a program. Raises what the client raises; the caller gives the call back with ``release``."""
         bridged = BridgedCall(self._client, program, partial(self._post, asyncio.get_running_loop()))
-        bridged.call.submit(list(ops), settings)
+        await submit(bridged.call, ops, settings)
         self._calls.add(bridged)
         return bridged
 
@@ -58,6 +59,15 @@ class Bridge:
         while self._inbox:
             call, event = self._inbox.popleft()
             call.take(event)
+
+
+async def submit(call: ProgramCall, ops: Sequence[AnyOp], settings: ProgramSettings | None) -> None:
+    """``call.submit``; of a long text on a thread, because a fleet tokenizes it to place the program."""
+    send = partial(call.submit, list(ops), settings)
+    if sum(len(op.text) for op in ops if isinstance(op, Text)) > LONG_TEXT:
+        await asyncio.to_thread(send)
+    else:
+        send()
 
 
 class BridgedCall:

@@ -91,7 +91,7 @@ def of_validation(error: ValidationError, model: type[BaseModel]) -> Fault:
     first = found[0]
     path = _path(first["loc"])
     here = [e for e in found if _path(e["loc"]) == path]
-    first = next((e for e in here if e["type"] == "unsupported"), first)
+    first = next((e for e in here if e["type"] in ("unsupported", "too_long")), first)
     kind, context = first["type"], first.get("ctx") or {}
     if kind == "json_invalid":
         return Fault(400, f"the body is not valid JSON: {context['error']}", code="invalid_json")
@@ -104,6 +104,9 @@ def of_validation(error: ValidationError, model: type[BaseModel]) -> Fault:
         return Fault(400, first["msg"], param=path, code="unsupported")
     if kind == "conflict":
         return Fault(400, first["msg"], param=context["param"], code="invalid_value")
+    if kind == "too_long":
+        message = f"{path}: more than {context['max_length']:,} items; send fewer"
+        return Fault(400, message, param=path, code="limit_exceeded")
     if not path:
         return Fault(400, "the body must be a JSON object", code="invalid_json")
     reasons = list(dict.fromkeys(_reason(e) for e in here))

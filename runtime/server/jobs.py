@@ -12,7 +12,7 @@ from ...protocol.messages import Delta, Done, GenMeta, Limits, ProgramSettings
 from ...protocol.ops import AnyOp, Close, Gen, Special, Text
 from ...protocol.program_call import OpFailed, SubmitRefused
 from ..tokenizer import Tokenizer
-from .bridge import Bridge
+from .bridge import Bridge, BridgedCall
 
 Part = str | tuple[int, ...]  # text, or token ids as they are
 
@@ -29,7 +29,10 @@ class Job:
 def make_job(
     prompts: Sequence[Iterable[Part]], gens: Sequence[Gen], *, settings: ProgramSettings, limits: Limits
 ) -> Job:
-    """``gens[i]`` says what to generate after ``prompts[i]``; its ids are replaced."""
+    """``gens[i]`` says what to generate after ``prompts[i]``; its ids are replaced.
+
+    Raises LimitExceeded where one submit cannot hold all operations.
+    """
     ops: list[AnyOp] = []
     gen_ids = []
     for seq, (parts, gen) in enumerate(zip(prompts, gens, strict=True)):
@@ -43,13 +46,34 @@ def make_job(
         gen_ids.append(len(ops))
         ops.append(Gen(op=len(ops), seq=seq, params=gen.params, grammar=gen.grammar, n=gen.n, stream=gen.stream))
         ops.append(Close(op=len(ops), seq=seq))
+    if len(ops) > limits.max_ops_per_submit:
+        raise errors.LimitExceeded(
+            f"the request makes {len(ops):,} operations (about 4 for a message, 3 for a prompt), but one may make "
+            f"{limits.max_ops_per_submit:,}; send fewer messages or prompts, or join neighbouring ones"
+        )
     return Job(tuple(ops), tuple(gen_ids), settings)
 
 
-def raw_parts(prompt: str | list[int], tokenizer: Tokenizer, *, parse_special: bool, name: str) -> list[Part]:
-    """A prompt that no template touches. ``parse_special``: special tokens written in the text count as such."""
+def check_number(prompts: Sequence[object], limits: Limits, *, name: str) -> None:
+    """Raise LimitExceeded for more prompts than one submit can hold, before any is read."""
+    most = limits.max_ops_per_submit // 3
+    if len(prompts) > most:
+        raise errors.LimitExceeded(f"{name} holds {len(prompts):,} prompts, but at most {most:,} fit", where=name)
+
+
+def raw_parts(
+    prompt: str | list[int], tokenizer: Tokenizer, *, parse_special: bool, name: str, context_len: int
+) -> list[Part]:
+    """A prompt that no template touches. ``parse_special``: special tokens written in the text count as such.
+
+    Raises PromptTooLong for a prompt that cannot fit the context, before it is tokenized.
+    """
     if isinstance(prompt, str):
+        tokenizer.check_length(len(prompt), context_len)
         return [tuple(tokenizer.encode(prompt, special=True, at_start=True))] if parse_special else [prompt]
+    if len(prompt) > context_len:
+        message = f"{name} holds {len(prompt):,} token ids, but the context is {context_len:,}; shorten the prompt"
+        raise errors.PromptTooLong(f"{message} or start with a larger --max-seq-len", where=name)
     for token in prompt:
         if not 0 <= token < tokenizer.vocab_size:
             message = f"{name} holds token id {token}, but the vocabulary has {tokenizer.vocab_size:,}"
@@ -77,15 +101,20 @@ class Result:
 class RunningJob:
     """Ends when every Gen has its result, or with the first failure; ``close`` before that cancels the program."""
 
-    def __init__(self, bridge: Bridge, job: Job) -> None:
+    @classmethod
+    async def begin(cls, bridge: Bridge, job: Job) -> "RunningJob":
         """Send ``job``. Raises what the client raises; what the engine refuses is raised by ``events``."""
-        self.opened_s = time.perf_counter()
+        opened_s = time.perf_counter()
+        return cls(bridge, job, await bridge.send(job.ops, job.settings), opened_s=opened_s)
+
+    def __init__(self, bridge: Bridge, job: Job, bridged: BridgedCall, *, opened_s: float) -> None:
+        self.opened_s = opened_s
         self.first_text_s: float | None = None
         self._bridge = bridge
         self._prompt_of = {op: i for i, op in enumerate(job.gens)}
         self._unfinished = set(job.gens)
         self._failure: errors.PhloemError | None = None
-        self.bridged = bridge.send(job.ops, job.settings)
+        self.bridged = bridged
 
     async def events(self) -> Sequence[Piece | Result]:
         """What has come since the last call, at least one; empty at the end. Raises the failure."""

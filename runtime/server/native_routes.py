@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from ...protocol.ops import Gen
 from .forms import NativeForm
-from .jobs import make_job, raw_parts
+from .jobs import check_number, make_job, raw_parts
 from .response import GenerationResponse
 from .schemas import NATIVE_NAMES, GenerateRequest, NativeSampling, check_sampling
 from .service import Service, json_response
@@ -61,14 +61,27 @@ def _add_generate(router: APIRouter, service: Service) -> None:
 
     @router.post("/generate")
     async def generate(http: Request) -> Response:
-        request = await service.read(http, GenerateRequest)
+        return await service.respond(http, GenerateRequest, lambda request: respond(request, http.url.path))
+
+    def respond(request: GenerateRequest, path: str) -> Response:
         prompts = request.prompts()
         name = "text" if request.text is not None else "input_ids"
+        check_number(prompts, welcome.limits, name=name)
         gens = [_gen(sampling, request, welcome.vocab_size) for sampling in request.sampling_of_each(len(prompts))]
+        parts = [
+            raw_parts(
+                prompt,
+                service.tokenizer,
+                parse_special=request.parse_special,
+                name=name,
+                context_len=welcome.context_len,
+            )
+            for prompt in prompts
+        ]
         job = make_job(
-            [raw_parts(p, service.tokenizer, parse_special=request.parse_special, name=name) for p in prompts],
+            parts,
             gens,
-            settings=request.settings(http.url.path, adapter=service.adapter_of(request.lora_path, where="lora_path")),
+            settings=request.settings(path, adapter=service.adapter_of(request.lora_path, where="lora_path")),
             limits=welcome.limits,
         )
 

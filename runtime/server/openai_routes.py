@@ -10,7 +10,7 @@ from ...protocol.ops import Gen
 from ...protocol.tool_format import ToolFormat
 from .conversation import conversation_parts
 from .forms import ChatForm, CompletionForm, Header, ToolChatForm
-from .jobs import make_job, raw_parts
+from .jobs import check_number, make_job, raw_parts
 from .response import GenerationResponse
 from .schemas import COMPLETION_MAX_TOKENS, ChatRequest, CompletionRequest, check_sampling, with_logprobs
 from .service import Service, json_response
@@ -42,7 +42,9 @@ def _add_chat(router: APIRouter, service: Service) -> None:
 
     @router.post("/v1/chat/completions")
     async def chat(http: Request) -> Response:
-        request = await service.read(http, ChatRequest)
+        return await service.respond(http, ChatRequest, lambda request: respond(request, http.url.path))
+
+    def respond(request: ChatRequest, path: str) -> Response:
         adapter = service.adapter_of(request.model)
         if template is None:
             message = f"{service.model_name!r} has no chat template; send its prompt to /v1/completions"
@@ -54,6 +56,7 @@ def _add_chat(router: APIRouter, service: Service) -> None:
             params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *turn_ends))
         params = with_logprobs(params, (request.top_logprobs or 0) if request.logprobs else None)
         tools = request.tool_schemas()
+        service.tokenizer.check_length(request.num_chars, welcome.context_len)
         parts = conversation_parts(template, [message.for_template() for message in request.messages], tools)
         grammar = request.grammar()
         if tools:
@@ -64,7 +67,7 @@ def _add_chat(router: APIRouter, service: Service) -> None:
                 raise errors.InvalidRequest(message, where="tools")
             grammar = tool_format.grammar(tools, request.choice, parallel=request.parallel_tool_calls is not False)
         gen = Gen(op=0, seq=0, params=params, grammar=grammar, n=request.n or 1, stream=bool(request.stream))
-        job = make_job([parts], [gen], settings=request.settings(http.url.path, adapter=adapter), limits=welcome.limits)
+        job = make_job([parts], [gen], settings=request.settings(path, adapter=adapter), limits=welcome.limits)
 
         def form_for(program: str) -> ChatForm:
             header = Header.new("chatcmpl", program, adapter or service.model_name)
@@ -94,19 +97,32 @@ def _add_completions(router: APIRouter, service: Service) -> None:
 
     @router.post("/v1/completions")
     async def completions(http: Request) -> Response:
-        request = await service.read(http, CompletionRequest)
+        return await service.respond(http, CompletionRequest, lambda request: respond(request, http.url.path))
+
+    def respond(request: CompletionRequest, path: str) -> Response:
         adapter = service.adapter_of(request.model)
         limit = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         params = request.sampling(max_tokens=limit)
         check_sampling(params, vocab_size=welcome.vocab_size, names={})
         params = with_logprobs(params, request.logprobs, start=0 if request.echo else -1)
         prompts = request.prompts()
+        check_number(prompts, welcome.limits, name="prompt")
         parse_special = bool(request.parse_special)
         gen = Gen(op=0, seq=0, params=params, grammar=request.grammar(), n=request.n or 1, stream=bool(request.stream))
+        parts = [
+            raw_parts(
+                prompt,
+                service.tokenizer,
+                parse_special=parse_special,
+                name="prompt",
+                context_len=welcome.context_len,
+            )
+            for prompt in prompts
+        ]
         job = make_job(
-            [raw_parts(p, service.tokenizer, parse_special=parse_special, name="prompt") for p in prompts],
+            parts,
             [gen] * len(prompts),
-            settings=request.settings(http.url.path, adapter=adapter),
+            settings=request.settings(path, adapter=adapter),
             limits=welcome.limits,
         )
         echoes = [_text_of(p, service) if request.echo else "" for p in prompts]

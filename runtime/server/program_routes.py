@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...protocol import errors
-from ...protocol.messages import Closed, Failed, Rejected, RuntimeMessage, Submit
+from ...protocol.messages import Closed, Failed, Limits, Rejected, RuntimeMessage, Submit
 from ...protocol.program_call import OpFailed, ProgramCall, ProgramEvent, SubmitRefused
-from . import faults
+from . import bridge, faults
 from .bridge import Bridge, BridgedCall
 from .response import fail_on_disconnect
 from .service import Service, json_response
@@ -36,7 +36,7 @@ class ProgramResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         submit = self._submit
-        bridged = self._bridge.send(submit.ops, submit.settings, program=submit.program)
+        bridged = await self._bridge.send(submit.ops, submit.settings, program=submit.program)
         self._running[submit.program] = bridged.call
         watch = asyncio.ensure_future(fail_on_disconnect(receive, bridged))
         try:
@@ -82,6 +82,7 @@ def _message_of(event: ProgramEvent, program: str) -> RuntimeMessage:
 def program_routes(service: Service) -> APIRouter:
     router = APIRouter()
     client = service.client
+    limits = client.welcome.limits
     running: dict[str, ProgramCall] = {}
 
     @router.get("/v1/welcome")
@@ -91,12 +92,12 @@ def program_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/programs")
     async def begin(http: Request) -> Response:
-        return ProgramResponse(service.bridge, _read(await service.read_body(http)), running)
+        return ProgramResponse(service.bridge, _read(await service.read_body(http), limits), running)
 
     @router.post("/v1/programs/{program}")
     async def go_on(program: str, http: Request) -> Response:
         """The program's own stream reports how the operations end."""
-        submit = _read(await service.read_body(http))
+        submit = _read(await service.read_body(http), limits)
         if submit.program != program:
             message = f"the body is of program {submit.program!r}, the path of {program!r}"
             raise errors.InvalidRequest(message, where="program")
@@ -104,7 +105,7 @@ def program_routes(service: Service) -> APIRouter:
         if call is None:
             message = f"program {program!r} is not running here; begin it with POST /v1/programs"
             raise errors.InvalidRequest(message, where="program")
-        call.submit(submit.ops, submit.settings)
+        await bridge.submit(call, submit.ops, submit.settings)
         return json_response({"program": program}, status=202)
 
     @router.delete("/v1/programs/{program}")
@@ -117,11 +118,14 @@ def program_routes(service: Service) -> APIRouter:
     return router
 
 
-def _read(body: bytes) -> Submit:
+def _read(body: bytes, limits: Limits) -> Submit:
     try:
         submit = _submits.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise errors.InvalidRequest(f"the body is not a submit: {error}") from error
+    if len(submit.ops) > limits.max_ops_per_submit:
+        text = f"{len(submit.ops):,} ops, but one submit may hold {limits.max_ops_per_submit:,}"
+        raise errors.LimitExceeded(f"{text}; send them in several submits", where="ops")
     if not submit.program:
         raise errors.InvalidRequest("a submit names its program: any id that no running program has", where="program")
     return submit

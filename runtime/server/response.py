@@ -16,6 +16,7 @@ from .bridge import Bridge, BridgedCall
 from .forms import Form, failure
 from .jobs import Job, Piece, Result, RunningJob
 from .metrics import ServerMetrics
+from .service import disconnected
 
 
 class GenerationResponse(Response):
@@ -35,7 +36,7 @@ class GenerationResponse(Response):
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        generation = RunningJob(self._bridge, self._job)
+        generation = await RunningJob.begin(self._bridge, self._job)
         watch = asyncio.ensure_future(fail_on_disconnect(receive, generation.bridged))
         results: list[Result] = []
         try:
@@ -104,6 +105,5 @@ async def _send_whole(send: Send, body: bytes) -> None:
 
 
 async def fail_on_disconnect(receive: Receive, bridged: BridgedCall) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await disconnected(receive)
     bridged.fail(errors.Cancelled("the client has disconnected"))

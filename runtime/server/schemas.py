@@ -4,6 +4,7 @@ Unknown fields, and known ones that are not served, are refused by name.
 """
 
 import json
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,10 +13,13 @@ from pydantic_core import PydanticCustomError
 
 from ...constrained.spec import GrammarKind, GrammarSpec
 from ...protocol import errors
-from ...protocol.messages import ProgramSettings
+from ...protocol.messages import Limits, ProgramSettings
 from ...protocol.sampling import FIELDS, SamplingParams
 from ...protocol.sampling import Field as SamplingField
 
+MAX_ITEMS = Limits().max_ops_per_submit  # messages or prompts of a request: each makes at least one operation
+MAX_IDS = 1 << 20  # token ids of one prompt that are read at all; the context is usually shorter
+MAX_NAMED = 20  # tools that an error names
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 COMPLETION_MAX_TOKENS = 16  # the completions API's default
 
@@ -279,6 +283,11 @@ class ChatMessage(Strict):
             raise PydanticCustomError("tool_call_id", "tool_call_id goes with role 'tool', and only with it")
         return self
 
+    @property
+    def num_chars(self) -> int:
+        calls = sum(len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ())
+        return sum(map(len, self.content or ())) + len(self.name or "") + calls
+
     def for_template(self) -> dict[str, Any]:
         content = self.content if isinstance(self.content, str) else "".join(map(str, self.content or ()))
         role = "system" if self.role == "developer" else self.role
@@ -321,12 +330,12 @@ class ResponseFormat(Strict):
 
 
 class ChatRequest(OpenAISampling):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[ToolEntry] | None = None
+    tools: Annotated[list[ToolEntry], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     # accepted and ignored: they describe the request, not the answer
@@ -358,8 +367,9 @@ class ChatRequest(OpenAISampling):
         choice = self.choice
         names = [tool.function.name for tool in self.tools or ()]
         if choice not in ("none", "auto") and choice not in (*names, *(["required"] if names else [])):
-            raise fault(f"tool_choice asks for {choice!r}, but tools has {', '.join(names) or 'none'}", "tool_choice")
-        twice = next((name for name in names if names.count(name) > 1), None)
+            there = ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED:,} more" * (len(names) > MAX_NAMED))
+            raise fault(f"tool_choice asks for {choice!r}, but tools has {there or 'none'}", "tool_choice")
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise fault(f"tools: two functions are called {twice!r}", "tools")
         return self
@@ -374,6 +384,12 @@ class ChatRequest(OpenAISampling):
     def tool_schemas(self) -> list[dict[str, Any]]:
         """The tools that may be called."""
         return [] if self.choice == "none" else [tool.schema_of() for tool in self.tools or ()]
+
+    @property
+    def num_chars(self) -> int:
+        """Of all messages and tools, without what the template adds."""
+        messages = sum(message.num_chars for message in self.messages)
+        return messages + sum(len(json.dumps(tool, ensure_ascii=False)) for tool in self.tool_schemas())
 
     @property
     def names(self) -> dict[str, str]:
@@ -393,10 +409,16 @@ class ChatRequest(OpenAISampling):
 # -- /v1/completions --------------------------------------------------------------------------------------------------
 
 
+# A wrong item ends the reading of a list: a long list of them would cost seconds and memory.
+Texts = Annotated[list[str], Field(max_length=MAX_ITEMS, fail_fast=True)]
+TokenIds = Annotated[list[int], Field(max_length=MAX_IDS, fail_fast=True)]
+IdLists = Annotated[list[TokenIds], Field(max_length=MAX_ITEMS, fail_fast=True)]
+
+
 class CompletionRequest(OpenAISampling):
     """``parse_special`` (extension): special tokens written in the prompt's text count as such."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Texts | TokenIds | IdLists
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
@@ -447,8 +469,8 @@ class NativeSampling(_with_rows("NativeFields", _Grammars, _NATIVE, has_defaults
 
 
 class GenerateRequest(_with_rows("BesideSampling", Strict, _BESIDE_NATIVE, has_defaults=True)):  # type: ignore[misc]
-    text: str | list[str] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    text: str | Texts | None = None
+    input_ids: TokenIds | IdLists | None = None
     sampling_params: NativeSampling | list[NativeSampling] | None = None
     stream: bool = False
     rid: str | None = None

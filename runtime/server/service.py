@@ -2,12 +2,15 @@
 
 import asyncio
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from ...cluster.supervisor import Replica
 from ...protocol import errors
@@ -18,7 +21,10 @@ from .faults import Fault, HttpError, of_validation
 from .forms import encode
 from .metrics import ServerMetrics
 
+LONG_BODY_BYTES = 16_000  # a longer body is read, rendered and tokenized on a thread
+
 RequestModel = TypeVar("RequestModel", bound=BaseModel)
+Result = TypeVar("Result")
 
 
 class Supervised(Protocol):
@@ -41,6 +47,7 @@ class Service:
     metrics: ServerMetrics
     supervisor: Supervised | None = None
     started_s: float = field(default_factory=time.time)
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="requests"))
 
     def adapter_of(self, name: str | None, *, where: str = "model") -> str:
         """The adapter that a request's field ``where`` names; empty: the model itself."""
@@ -56,13 +63,38 @@ class Service:
         """The engine's answer. Waits on a thread, which is too costly for requests that generate."""
         return await asyncio.to_thread(self.client.query, what, timeout_s=timeout_s)
 
-    async def read(self, request: Request, model: type[RequestModel]) -> RequestModel:
-        """The request's body as ``model``. Raises ``HttpError`` where it is not valid."""
+    async def respond(
+        self, request: Request, model: type[RequestModel], respond: Callable[[RequestModel], Response]
+    ) -> Response:
+        """``respond(body)``, where the body is a ``model``; that of a long body is made on a thread.
+
+        Raises ``HttpError`` where the body is not valid, and Cancelled where the client leaves meanwhile.
+        """
         body = await self.read_body(request)
+
+        def read_and_respond() -> Response:
+            try:
+                found = model.model_validate_json(body)
+            except ValidationError as error:
+                raise HttpError(of_validation(error, model)) from None
+            return respond(found)
+
+        if len(body) <= LONG_BODY_BYTES:
+            return read_and_respond()
+        return await self._beside(read_and_respond, request.receive)
+
+    async def _beside(self, work: Callable[[], Result], receive: Receive) -> Result:
+        """``work()`` on a thread. Where the client leaves before it has begun, it is not begun."""
+        coming = asyncio.get_running_loop().run_in_executor(self.threads, work)
+        left = asyncio.ensure_future(disconnected(receive))
         try:
-            return model.model_validate_json(body)
-        except ValidationError as error:
-            raise HttpError(of_validation(error, model)) from None
+            await asyncio.wait((coming, left), return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                raise errors.Cancelled("the client has disconnected")
+            return coming.result()
+        finally:
+            coming.cancel()
+            left.cancel()
 
     async def read_body(self, request: Request) -> bytes:
         """The JSON body, unparsed, of at most ``max_body_bytes``."""
@@ -80,6 +112,12 @@ class Service:
         except ClientDisconnect:
             raise errors.Cancelled("the client has disconnected") from None
         return bytes(body)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return once the client has left. The request's body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def json_response(value: Any, *, status: int = 200) -> Response:

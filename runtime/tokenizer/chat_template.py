@@ -27,6 +27,7 @@ from .tokenizer import Tokenizer
 Part = str | tuple[int, ...]
 
 _TEMPLATE_FILE = "<template>"  # jinja2's name for a template made from a string
+MAX_ROLES = 20  # that an error names
 _ROLE = re.compile(r"[A-Za-z0-9_.-]+")
 _BREAKS = "\ue000\ue001\ue002\ue003\ue004\ue005\ue006\ue007"
 
@@ -168,7 +169,9 @@ def _place(error: Exception, messages: Sequence[Mapping[str, Any]]) -> str:
         index = next(i for i, message in enumerate(messages) if message is current)
         what = f"message {index} of role {current['role']!r}"
     else:
-        what = f"a conversation of roles {[message['role'] for message in messages]}"
+        roles = ", ".join(repr(message["role"]) for message in messages[:MAX_ROLES])
+        more = f" and {len(messages) - MAX_ROLES:,} more" if len(messages) > MAX_ROLES else ""
+        what = f"a conversation of roles [{roles}{more}]"
     return what if line is None else f"{what} at its line {line}"
 
 

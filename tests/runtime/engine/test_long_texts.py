@@ -39,7 +39,9 @@ def short_long_texts(monkeypatch):
         monkeypatch.setattr(module, "LONG_TEXT", LONG_TEXT)
 
 
-@pytest.mark.parametrize("op", [o.Gen(op=1, seq=0, params=ONE), o.Fork(op=1, seq=0, children=(1,)), o.Pin(op=1, seq=0, ttl_s=1.0)])
+@pytest.mark.parametrize(
+    "op", [o.Gen(op=1, seq=0, params=ONE), o.Fork(op=1, seq=0, children=(1,)), o.Pin(op=1, seq=0, ttl_s=1.0)]
+)
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(engine, driver, monkeypatch, op):
     """15 MB of text were tokenized to 3.75 million tokens on the engine's thread before the context was looked at."""
     gate = Gate(engine.tokenizer, monkeypatch)

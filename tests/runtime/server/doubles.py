@@ -16,6 +16,7 @@ from phloem.protocol import errors, messages, ops
 from phloem.protocol.client import Client
 from phloem.protocol.program_call import ProgramCall
 from phloem.runtime.engine_socket import EngineSocket
+from phloem.runtime.tokenizer import Tokenizer
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.string_tokens import CHATML, ROLE_IDS, SPECIAL_TEXT, piece_id, pieces_of
 from phloem.tests.runtime.wire import wait_until
@@ -30,6 +31,8 @@ class WordTokenizer:
     vocab_size = 30100
     add_bos = False
     bos_id = None
+    max_token_bytes = 100
+    check_length = Tokenizer.check_length
 
     def __init__(self) -> None:
         self.token_bytes = [b""] * self.vocab_size
