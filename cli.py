@@ -82,6 +82,7 @@ def _serve(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
     from .cluster.restarts import RestartPolicy
     from .runtime.server import serve
+    from .runtime.server.limits import ConnectionLimits
 
     how = _how_it_runs(config) + (f", {args.replicas} replicas" if args.replicas > 1 else "")
     with _loading_bars(lambda url: f"phloem serves {args.model} at {url}, {how} (Ctrl-C ends it)") as (
@@ -96,6 +97,13 @@ def _serve(args: argparse.Namespace) -> int:
             model_name=args.model_name,
             cors_origins=args.cors_origin,
             replicas=args.replicas,
+            connections=ConnectionLimits(
+                headers_s=args.header_timeout_s,
+                body_s=args.body_timeout_s,
+                idle_s=args.idle_timeout_s,
+                write_s=args.write_timeout_s,
+                per_address=args.max_connections_per_address,
+            ),
             policy=RestartPolicy(step_timeout_s=args.step_timeout_s, max_restarts=args.max_restarts),
             on_ready=on_ready,
             progress=progress,
@@ -330,6 +338,7 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--model-name", help="the model's name in requests (default: MODEL)")
     cors = serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
     cors.help = "origin of web pages that may send requests; may be repeated"
+    _add_connection_flags(serve)
     fleet = serve.add_argument_group("replicas")
     fleet.add_argument(
         "--replicas", type=parse_at_least_one, default=1, metavar="N", help="engine processes (default: %(default)s)"
@@ -342,6 +351,27 @@ def _add_serve(commands: Any) -> None:
     restarts.default = policy.max_restarts
     add_engine_flags(serve)
     serve.set_defaults(run=_serve)
+
+
+def _add_connection_flags(serve: argparse.ArgumentParser) -> None:
+    from .runtime.server.limits import ConnectionLimits
+
+    limits, group = ConnectionLimits(), serve.add_argument_group("connections")
+    for flag, default, what in (
+        ("--header-timeout-s", limits.headers_s, "close a connection whose request's headers take longer"),
+        ("--body-timeout-s", limits.body_s, "refuse a request whose body takes longer"),
+        ("--idle-timeout-s", limits.idle_s, "close a connection that sends no other request for this long"),
+        ("--write-timeout-s", limits.write_s, "close a connection that reads nothing of its answer for this long"),
+    ):
+        help = f"{what} (default: %(default)g)"
+        group.add_argument(flag, type=parse_duration, default=default, metavar="SECONDS", help=help)
+    group.add_argument(
+        "--max-connections-per-address",
+        type=parse_count,
+        default=limits.per_address,
+        metavar="N",
+        help="open connections of one address; 0: any number (default: %(default)s)",
+    )
 
 
 def _add_engine(commands: Any) -> None:

@@ -96,14 +96,17 @@ class ToolFormat:
 
 
 def closed_schema(schema: Any) -> Any:
-    """``schema`` closed: no properties beyond those it lists, and no titles, descriptions or examples."""
+    """``schema`` closed: no properties beyond those it lists, and no titles, descriptions or examples.
+
+    What is no schema stays as it is; the compiler of grammars names it.
+    """
     if isinstance(schema, list):
         return [closed_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     closed: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in ("properties", "$defs", "patternProperties"):
+        if key in ("properties", "$defs", "patternProperties") and isinstance(value, dict):
             closed[key] = {name: closed_schema(inner) for name, inner in value.items()}
         elif key in ("title", "description", "default", "examples", "discriminator"):
             continue

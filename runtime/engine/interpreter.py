@@ -245,7 +245,8 @@ class Interpreter:
                     error = DependencyFailed(f"sequence {child.id}, which is joined: {child.error}")
                     self._programs.fail_op(owner, op_state, error)
                     return True
-            if not all([self._is_tokenized(child) for child in children]):
+            tokenized = [self._is_tokenized(child) for child in children]  # all of them begin
+            if not all(tokenized):
                 return False
             for child in children:
                 if child.fork_tokens < 0:  # its first token holds text of before the fork

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +19,8 @@ from ...protocol.engine_client import EngineClient
 from ..tokenizer import ModelTemplate, Tokenizer
 from . import faults
 from .bridge import Bridge
+from .connection import connection_class
+from .limits import ConnectionLimits
 from .listener import url_of
 from .metrics import ServerMetrics
 from .native_routes import native_routes
@@ -30,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 OPEN_PATHS = ("/health", "/health/live")
 GRACE_S = 5  # for running answers to end when the server stops
+LAST_WORDS_S = 1  # for their errors to be sent after that
 
 
 def create_app(
@@ -69,6 +73,7 @@ def create_app(
         service.threads.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="Phloem", openapi_url=None, lifespan=lifespan)
+    app.state.service = service
     app.include_router(openai_routes(service))
     app.include_router(native_routes(service))
     app.include_router(operator_routes(service))
@@ -76,6 +81,7 @@ def create_app(
     app.add_exception_handler(errors.PhloemError, _on_phloem_error)
     app.add_exception_handler(faults.HttpError, _on_http_error)
     app.add_exception_handler(HTTPException, _on_routing_error)
+    app.add_exception_handler(RequestValidationError, _on_wrong_query)
     app.add_exception_handler(Exception, _on_bug)
     app.add_middleware(Gate, api_key=api_key, hosts=hosts, metrics=metrics)
     if cors_origins:  # outside the gate: a browser's preflight carries no key
@@ -115,6 +121,8 @@ class Gate:
                 await fault_response(fault)(scope, receive, counted)
             else:
                 await self._app(scope, receive, counted)
+        except asyncio.CancelledError:  # by the server's end alone, which waits no longer
+            logger.info("%s %s was cut off by the server's end", scope["method"], scope["path"])
         finally:
             self._metrics.in_flight.dec()
             route = getattr(scope.get("route"), "path", "none")
@@ -136,10 +144,19 @@ class Gate:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None], is_over: Callable[[], bool]) -> None:
+    """``end_answers`` is called ``GRACE_S`` after the server was told to stop, if answers still run then."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_ready: Callable[[], None],
+        is_over: Callable[[], bool],
+        end_answers: Callable[[], None],
+    ) -> None:
         super().__init__(config)
         self._on_ready = on_ready
         self._is_over = is_over
+        self._end_answers = end_answers
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -149,11 +166,35 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         return self._is_over() or await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.ensure_future(self._end_all())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_all(self) -> None:
+        """End the answers in an orderly way, then cut the connections whose clients do not read or send."""
+        await asyncio.sleep(GRACE_S)
+        self._end_answers()
+        await asyncio.sleep(LAST_WORDS_S)
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
 
 def run_app(
-    app: FastAPI, listener: socket.socket, on_ready: Callable[[str], None] | None, *, is_over: Callable[[], bool]
+    app: FastAPI,
+    listener: socket.socket,
+    on_ready: Callable[[str], None] | None,
+    *,
+    is_over: Callable[[], bool],
+    limits: ConnectionLimits,
 ) -> None:
-    """Answer requests on ``listener`` until a signal or ``is_over()``; running answers get ``GRACE_S`` to end."""
+    """Answer requests on ``listener`` until a signal or ``is_over()``; running answers get ``GRACE_S`` to end.
+
+    Answers that have not ended by then end with an error.
+    """
     url = url_of(listener)
 
     def ready() -> None:
@@ -162,9 +203,17 @@ def run_app(
             on_ready(url)
 
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=GRACE_S, server_header=False
+        app,
+        http=connection_class(limits),
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        timeout_keep_alive=limits.idle_s,  # type: ignore[arg-type]  # it goes to call_later
+        timeout_graceful_shutdown=GRACE_S + 2 * LAST_WORDS_S,
+        server_header=False,
     )
-    asyncio.run(_Server(config, ready, is_over).serve(sockets=[listener]))
+    service: Service = app.state.service
+    asyncio.run(_Server(config, ready, is_over, service.bridge.close).serve(sockets=[listener]))
 
 
 async def _on_phloem_error(request: Request, error: Exception) -> Response:
@@ -184,6 +233,15 @@ async def _on_routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     return fault_response(faults.Fault(error.status_code, message, code="unknown_url"))
+
+
+async def _on_wrong_query(request: Request, error: Exception) -> Response:
+    """A wrong value in the path or the query; bodies are read by ``Service``."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    message = f"{name}={str(first['input'])[:60]!r}: {first['msg'].replace('Input should be', 'must be')}"
+    return fault_response(faults.Fault(400, message, param=name, code="invalid_value"))
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

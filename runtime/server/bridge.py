@@ -25,12 +25,17 @@ class Bridge:
         self._inbox: deque[tuple[BridgedCall, ProgramEvent]] = deque()
         self._is_woken = False
         self._calls: set[BridgedCall] = set()
+        self._is_closed = False
 
     async def send(self, ops: Sequence[AnyOp], settings: ProgramSettings | None, *, program: str = "") -> "BridgedCall":
         """Start a program. Raises what the client raises; the caller gives the call back with ``release``."""
+        if self._is_closed:
+            raise _closing()
         bridged = BridgedCall(self._client, program, partial(self._post, asyncio.get_running_loop()))
         await submit(bridged.call, ops, settings)
         self._calls.add(bridged)
+        if self._is_closed:
+            bridged.fail(_closing())
         return bridged
 
     def release(self, call: "BridgedCall") -> None:
@@ -41,8 +46,10 @@ class Bridge:
         return len(self._calls)
 
     def close(self) -> None:
+        """Fail every call, and those that come. A second call does nothing."""
+        self._is_closed = True
         for call in self._calls:
-            call.fail(errors.EngineLost("the server is shutting down"))
+            call.fail(_closing())
 
     def _post(self, loop: asyncio.AbstractEventLoop, call: "BridgedCall", event: ProgramEvent) -> None:
         """On the client's thread."""
@@ -59,6 +66,10 @@ class Bridge:
         while self._inbox:
             call, event = self._inbox.popleft()
             call.take(event)
+
+
+def _closing() -> errors.EngineLost:
+    return errors.EngineLost("the server is shutting down; try again later")
 
 
 async def submit(call: ProgramCall, ops: Sequence[AnyOp], settings: ProgramSettings | None) -> None:

@@ -27,6 +27,7 @@ from ...protocol.errors import PhloemError
 from ...protocol.ops import AnyOp
 from ..config import EngineConfig, Progress
 from ..weights.resolve import resolve_model
+from .limits import ConnectionLimits
 from .listener import LOOPBACK_NAMES, is_loopback, listen, url_of
 
 if TYPE_CHECKING:
@@ -45,13 +46,15 @@ def serve(
     cors_origins: Collection[str] = (),
     replicas: int = 1,
     policy: RestartPolicy | None = None,
+    connections: ConnectionLimits | None = None,
     on_ready: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> int:
     """Keep engine processes alive and answer HTTP until SIGINT or SIGTERM; 0 after a clean end.
 
-    The server takes the port before the model loads. ``progress`` gets the progress of loading, and
-    ``on_ready`` the address, once requests are answered. ``policy`` says when an engine is restarted and how often.
+    The server takes the port before the model loads. ``progress`` gets the progress of loading, and ``on_ready`` the
+    address, once requests are answered. ``connections``: the limits of HTTP connections. ``policy`` says when an engine
+    is restarted and how often.
     Raises a PhloemError when the address, the model or the configuration cannot be used, and EngineLost when every
     replica has failed.
     """
@@ -88,7 +91,9 @@ def serve(
                 cors_origins=cors_origins,
                 supervisor=supervisor,
             )
-            front.http.run_app(app, listener, on_ready, is_over=lambda: bool(failures))
+            front.http.run_app(
+                app, listener, on_ready, is_over=lambda: bool(failures), limits=connections or ConnectionLimits()
+            )
     if failures:
         raise failures[0]
     return 0

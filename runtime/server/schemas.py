@@ -4,6 +4,7 @@ Unknown fields, and known ones that are not served, are refused by name.
 """
 
 import json
+import re
 from collections import Counter
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from ...protocol.sampling import Field as SamplingField
 
 MAX_ITEMS = Limits().max_ops_per_submit  # messages or prompts of a request: each makes at least one operation
 MAX_IDS = 1 << 20  # token ids of one prompt that are read at all; the context is usually shorter
+MAX_DEPTH = 100  # of a call's arguments, which are rendered by recursion
 MAX_NAMED = 20  # tools that an error names
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 COMPLETION_MAX_TOKENS = 16  # the completions API's default
@@ -210,6 +212,15 @@ class NamedChoice(Strict):
     function: ChosenFunction
 
 
+def _depth(text: str) -> int:
+    """The deepest nesting of a JSON text; brackets inside its strings count too."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
 class WrittenFunction(Strict):
     name: str
     arguments: str
@@ -218,10 +229,11 @@ class WrittenFunction(Strict):
     def _arguments_are_json(self) -> "WrittenFunction":
         try:
             is_object = isinstance(json.loads(self.arguments), dict)
-        except ValueError:
+        except (ValueError, RecursionError):
             is_object = False
-        if not is_object:
-            raise PydanticCustomError("arguments", "arguments must be a JSON object, as text")
+        if not is_object or _depth(self.arguments) > MAX_DEPTH:
+            message = f"arguments must be a JSON object, as text, nested at most {MAX_DEPTH} deep"
+            raise PydanticCustomError("arguments", "{message}", {"message": message})
         return self
 
 

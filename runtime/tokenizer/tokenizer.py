@@ -126,9 +126,8 @@ class Tokenizer:
         limit = context_len * self.max_token_bytes
         if num_chars > limit:
             raise PromptTooLong(
-                f"{num_chars:,} characters of prompt cannot fit the context of {context_len:,} tokens, because no token "
-                f"has more than {self.max_token_bytes} characters; give at most {limit:,}, or start with a larger "
-                "--max-seq-len"
+                f"{num_chars:,} characters of prompt, but the context is {context_len:,} tokens of at most "
+                f"{self.max_token_bytes} characters; give at most {limit:,}, or start with a larger --max-seq-len"
             )
 
     @cached_property

@@ -120,5 +120,5 @@ def test_the_limit_is_the_context_times_the_longest_token(engine):
     tokenizer = engine.tokenizer
     limit = 7 * max(map(len, tokenizer.token_bytes))
     tokenizer.check_length(limit, 7)
-    with pytest.raises(PromptTooLong, match=rf"{limit + 1:,} characters .* context of 7 tokens"):
+    with pytest.raises(PromptTooLong, match=rf"{limit + 1:,} characters .* the context is 7 tokens"):
         tokenizer.check_length(limit + 1, 7)
