@@ -21,7 +21,7 @@ from .limits import ConnectionLimits
 logger = logging.getLogger(__name__)
 
 
-class Connection(H11Protocol):
+class LimitedConnection(H11Protocol):
     """Made by uvicorn, from a subclass of this class that ``connection_class`` gives its ``limits``."""
 
     limits = ConnectionLimits()
@@ -34,7 +34,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         most, address = self.limits.per_address, self.client and self.client[0]
-        if most and sum(other.client is not None and other.client[0] == address for other in self.connections) > most:
+        others = (other.client for other in self.connections if isinstance(other, LimitedConnection))
+        if most and sum(client is not None and client[0] == address for client in others) > most:
             message = f"{address} has {most:,} connections open, which is the limit here; close some or try again later"
             self._refuse(Fault(429, message, "rate_limit_error", code="too_many_connections"))
         else:
@@ -123,6 +124,6 @@ class Connection(H11Protocol):
             self.transport.abort()
 
 
-def connection_class(limits: ConnectionLimits) -> type[Connection]:
+def connection_class(limits: ConnectionLimits) -> type[LimitedConnection]:
     """The class of connections for uvicorn's ``http=``; ``limits.idle_s`` is its ``timeout_keep_alive``."""
-    return type("LimitedConnection", (Connection,), {"limits": limits})
+    return type("LimitedConnection", (LimitedConnection,), {"limits": limits})
