@@ -131,6 +131,7 @@ class Completions:
     def _clause_is_alive(self, partition: NamePartition, seen: int, literals: tuple[SignedLeaf, ...]) -> bool:
         clause = self._clause(partition, literals)
         rules = clause.rules
+        self.formulas.fuel.spend(len(literals) + len(rules) + len(clause.broken))
         if clause.needed & (seen | clause.banned) or clause.needed.bit_count() > clause.high:
             return False
         used = classes_of(clause.needed)
@@ -210,6 +211,7 @@ class Completions:
         conjunction = self.formulas.conjunction
         for rule in broken:
             for cls in (*used, *free):
+                self.formulas.fuel.spend(1)
                 asked = self._asked(rule, partition, cls)
                 demand = self._demanded(partition, rules, cls)
                 if self._can_break(conjunction([demand, extra[cls]]) if cls in extra else demand, asked):
@@ -361,37 +363,49 @@ class Completions:
         return found
 
     def _find_allowed(self, partition: NamePartition, seen: int, formula: int) -> tuple[int, frozenset[int]]:
-        formulas = self.formulas
-        parts = formulas.parts(formula, "and")
-        choices = [p for p in parts if formulas.nodes[p][0] == "or"]
         names, others = 0, frozenset[int]()
-        if len(choices) == 1:  # the names of its alternatives
-            rest = [p for p in parts if p != choices[0]]
-            for option in formulas.parts(choices[0], "or"):
-                more_names, more_others = self._allowed(partition, seen, formulas.conjunction([option, *rest]))
-                names, others = names | more_names, others | more_others
-            return names, others
-        clause = self._alive_clause(partition, seen, formula)
-        if clause is None:
-            return 0, frozenset()
-        context = ObjectContext(partition, seen, (formula,))
-        fast = self._allowed_plain(context)
-        if fast is not None:
-            return fast[0], frozenset(fast[1])
-        names, others = self._allowed_beside(context, clause)
+        unsure: list[ObjectContext] = []  # alternatives that may allow more than was found
+        for option in self._alternatives(formula):
+            clause = self._alive_clause(partition, seen, option)
+            if clause is None:
+                continue
+            context = ObjectContext(partition, seen, (option,))
+            fast = self._allowed_plain(context)
+            if fast is None:
+                unsure.append(context)
+            more_names, more_others = fast or self._allowed_beside(context, clause)
+            names, others = names | more_names, others.union(more_others)
         for cls in self.properties.unseen_classes(partition, seen):
             name = partition.name_of(cls)
-            if name is None:
-                if cls not in others and self.demand(context, cls)[0] != FALSE:
-                    others |= {cls}
-            elif not names >> (cls - 1) & 1:
+            for context in unsure:
+                if cls in others or (name is not None and names >> (cls - 1) & 1):
+                    break
+                if name is None:
+                    if self.demand(context, cls)[0] != FALSE:
+                        others |= {cls}
+                    continue
                 before = seen if self.properties.any_order else seen | (1 << (cls - 1)) - 1
-                with_name = self.properties.with_name(formula, partition, cls)
+                with_name = self.properties.with_name(context.formulas[0], partition, cls)
                 clause = self._alive_clause(partition, before, with_name)
                 if clause is not None:
                     more_names, more_others = self._allowed_beside(context, clause)
-                    names, others = names | more_names | 1 << (cls - 1), others | more_others
+                    names, others = names | more_names | 1 << (cls - 1), others.union(more_others)
         return names, others
+
+    def _alternatives(self, formula: int) -> list[int]:
+        """Formulas of which one holds where the formula does: of a conjunction with one disjunction, its parts."""
+        formulas = self.formulas
+        found, todo = [], [formula]
+        while todo:
+            at = todo.pop()
+            parts = formulas.parts(at, "and")
+            choices = [p for p in parts if formulas.nodes[p][0] == "or"]
+            if len(choices) != 1:
+                found.append(at)
+                continue
+            rest = [p for p in parts if p != choices[0]]
+            todo += [formulas.conjunction([option, *rest]) for option in formulas.parts(choices[0], "or")]
+        return found
 
     def _alive_clause(self, partition: NamePartition, seen: int, formula: int) -> Clause | None:
         """A clause of the formula that an object can satisfy from here; None if there is none."""
@@ -405,22 +419,22 @@ class Completions:
 
         return found[-1] if self.formulas.some_clause(formula, holds) else None
 
-    def _allowed_beside(self, context: ObjectContext, clause: Clause | None) -> tuple[int, frozenset[int]]:
+    def _allowed_beside(self, context: ObjectContext, clause: Clause) -> tuple[int, tuple[int, ...]]:
         """Listed names, as bits, and other classes of which a property leaves a clause alive that is alive without it.
 
         Those are the ones that the clause's rules allow, if the clause does not count properties; in the schema's
         order, those that come before what the clause needs.
         """
-        if clause is None or clause.high < MANY or (clause.low and not self.properties.any_order):
-            return 0, frozenset()
+        if clause.high < MANY or (clause.low and not self.properties.any_order):
+            return 0, ()
         possible, others = self._possible_of(context.partition, clause.rules)
         names = possible & ~(context.seen | clause.banned)
         if self.properties.any_order:
-            return names, frozenset(others)
+            return names, others
         if clause.broken:
-            return 0, frozenset()
+            return 0, ()
         first = clause.needed & -clause.needed
-        return (names & ((first << 1) - 1), frozenset()) if first else (names, frozenset(others))
+        return (names & ((first << 1) - 1), ()) if first else (names, others)
 
     # -- conjunctions without negations, by a few operations on bits ----------------------------------------------
 

@@ -252,7 +252,12 @@ class Numbers:
         high_whole, high_part = _split(high.value) if high is not None else ("", "")
         longest = len(high_whole) if high is not None else len(low_whole)
         parts = []
-        for length in range(len(low_whole), longest + 1):
+        shorter = longest - len(low_whole) - 1  # numbers longer than the lower bound and shorter than the upper one
+        if shorter > 0:
+            tail = self.zeros if integer else self.fraction
+            digits = self.ex.repeat(self.digit, len(low_whole), len(low_whole) + shorter - 1)
+            parts.append(self.ex.concat(self._digits(1, 9), digits, tail))
+        for length in sorted({len(low_whole), longest}):
             tight_low = length == len(low_whole)
             tight_high = high is not None and length == len(high_whole)
             first = low_whole if tight_low else "1" + "0" * (length - 1)
@@ -275,6 +280,9 @@ class Numbers:
         ex = self.ex
         if at == len(low):
             return tail.expression(on_low, on_high)
+        # a first digit may be bound to be no zero
+        on_low = on_low and (at == 0 or bool(low[at:].strip("0")) or not tail.is_free_above)
+        on_high = on_high and (bool(high[at:].strip("9")) or not tail.is_free_below)
         first = int(low[at]) if on_low else 0
         last = int(high[at]) if on_high else 9
         if not on_low and not on_high:
@@ -306,10 +314,20 @@ class _Fractions:
         self.high, self.high_inclusive = high, high_inclusive
         self.integer = integer
 
+    @property
+    def is_free_below(self) -> bool:
+        """Whether all decimals may follow the whole part of the upper bound."""
+        return self.integer or self.high is None
+
+    @property
+    def is_free_above(self) -> bool:
+        """Whether all decimals may follow the whole part of the lower bound."""
+        return self.low == "" and self.low_inclusive
+
     def expression(self, on_low: bool, on_high: bool) -> int:
         ex = self.numbers.ex
         on_high = on_high and self.high is not None
-        if self.low == "" and self.low_inclusive:
+        if self.is_free_above:
             on_low = False
         if self.integer:
             return self.numbers.zeros  # bounds of integers are whole and inclusive

@@ -10,6 +10,9 @@ from .formulas import FALSE, TRUE, Formulas
 from .inner_values import Kind
 from .keywords import ANNOTATIONS, FIRST_KINDS, OBSTACLES, SURE_KEYWORDS
 
+BESIDE_REFERENCES = ANNOTATIONS | {"$ref", "$defs", "definitions"}
+MAX_REFERENCES = 16  # one after the other; a longer chain, or a circle, is followed keyword by keyword
+
 
 class SchemaNodes:
     """Schemas by number. Equal schemas of scalars have one number, wherever they stand; other schemas one a place."""
@@ -25,6 +28,7 @@ class SchemaNodes:
 
     def node(self, document: Document, key: str, place: Place) -> int:
         """The formula that a value satisfies the schema at ``place``."""
+        place = self._referred(document, place)
         schema = place.schema
         if schema is True or schema == {}:
             return TRUE
@@ -38,6 +42,18 @@ class SchemaNodes:
             found = self._ids[identity] = len(self.nodes)
             self.nodes.append((document, key, place))
         return self.formulas.leaf("schema", found)
+
+    def _referred(self, document: Document, place: Place) -> Place:
+        """Where the references lead of which a schema consists; the place itself for any other schema."""
+        at = place
+        for _ in range(MAX_REFERENCES):
+            schema = at.schema
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                return at
+            if not at.dialect.ref_stands_alone and not BESIDE_REFERENCES.issuperset(schema):
+                return at
+            at = self.target(document, at, "$ref")
+        return place
 
     def constant(self, value: Json) -> int:
         """The formula that a value equals ``value``."""

@@ -24,6 +24,7 @@ from .scalars import Scalars
 from .schema_nodes import SchemaNodes
 
 MAX_CASES = 256  # of the answers to observed schemas
+PREPARE_WORK = 500_000  # fuel for the first states of a value when its schema is compiled
 FEW_CASES = 16  # with more, schemas that exclude each other are looked for
 COMPOUND_KINDS: tuple[Kind, ...] = ("array", "object")
 LITERALS: tuple[tuple[Kind, bool | None], ...] = (("null", None), ("true", True), ("false", False))
@@ -351,9 +352,10 @@ class Values:
             if most <= 0:
                 return
             most -= 1
-            row = machine.row(self.value(formula, layout=layout, space=layout.first))
             try:
-                inner = list(islice(self._prepare_inside(formula, row), most))
+                with machine.fuel.at_most(PREPARE_WORK):
+                    row = machine.row(self.value(formula, layout=layout, space=layout.first))
+                    inner = list(islice(self._prepare_inside(formula, row), most))
             except GrammarTooComplex as error:
                 raise error.at(self._pointer(formula)) from None
             for following in inner:

@@ -68,6 +68,7 @@ SCHEMAS: list[dict[str, Any]] = [
     {"if": STRINGS, "then": {"maxItems": 2}, "type": "array"},
     {"if": {"uniqueItems": True}, "then": {"minItems": 2}, "else": {"maxItems": 2}, "type": "array"},
     {**STRINGS, "contains": {"const": "a"}},
+    {"if": {"type": "array", "contains": {"const": 1}}, "then": {"not": {"uniqueItems": True}}},
     {"type": "array", "uniqueItems": True, "contains": {"type": "integer"}, "maxContains": 1},
     {"type": "array", "items": STRINGS, "uniqueItems": True},
     {"type": "array", "items": {"not": STRINGS}},
@@ -160,7 +161,7 @@ def test_rollback_and_clones_keep_the_text_of_the_item_under_way(vocabulary: Voc
     [
         {"type": "array", "prefixItems": [{"type": "string"}], "not": {"uniqueItems": True}},
         {"oneOf": [{"uniqueItems": True}, {"type": "array", "contains": {"const": 1}}]},
-        {"if": {"type": "array", "contains": {"const": 1}}, "then": {"not": {"uniqueItems": True}}},
+        {"not": {"type": "array", "uniqueItems": True, "contains": {"const": 1}}, "contains": {"const": 2}},
     ],
 )
 def test_repeats_that_cannot_be_followed_are_refused_with_their_place(
