@@ -274,11 +274,7 @@ class SchemaReader:
         parts = []
         if "properties" in schema or "patternProperties" in schema or "additionalProperties" in schema:
             names = {k: self.sub(v, "properties", k) for k, v in schema.get("properties", {}).items()}
-            patterns = [
-                (self.schemas.pattern(k, self.place.pointer), self.sub(v, "patternProperties", k))
-                for k, v in schema.get("patternProperties", {}).items()
-            ]
-            parts.append(properties.rule(names, patterns, self.optional("additionalProperties")))
+            parts.append(properties.rule(names, self._patterns(), self.optional("additionalProperties")))
         parts += [properties.has(name) for name in schema.get("required", ())]
         parts.append(properties.at_least(int(schema.get("minProperties", 0))))
         if "maxProperties" in schema:
@@ -293,6 +289,14 @@ class SchemaReader:
                     consequence = self.inside(self.sub(needs, key, name))
                 parts.append(formulas.disjunction([formulas.negation(properties.has(name)), consequence]))
         return parts
+
+    def _patterns(self) -> list[tuple[int, int]]:
+        """``patternProperties``: languages of names, each with the schema of their values; no schema comes twice."""
+        found: dict[int, list[int]] = {}
+        for pattern, schema in self.schema.get("patternProperties", {}).items():
+            value = self.sub(schema, "patternProperties", pattern)
+            found.setdefault(value, []).append(self.schemas.pattern(pattern, self.place.pointer))
+        return [(self.schemas.ex.union(*patterns), value) for value, patterns in found.items()]
 
     # -- unevaluated ----------------------------------------------------------------------------------------------
 
@@ -360,8 +364,8 @@ class SchemaReader:
         schema = self.schema
         if self.kind == "object":
             everything = any(k in schema and k != skip for k in ("additionalProperties", "unevaluatedProperties"))
-            patterns = [self.schemas.pattern(p, self.place.pointer) for p in schema.get("patternProperties", {})]
-            return Evaluated(everything, frozenset(schema.get("properties", {})), frozenset(patterns))
+            patterns = frozenset(pattern for pattern, _ in self._patterns())
+            return Evaluated(everything, frozenset(schema.get("properties", {})), patterns)
         items = schema.get("items")
         prefix = len(schema.get("prefixItems", ()))
         everything = "unevaluatedItems" in schema and skip != "unevaluatedItems"
