@@ -3,8 +3,10 @@
     python -m benchmarks.hostile_grammars [--data schemas.jsonl] [--save]
 
 One client streams text all the time. Another client requests each grammar twice, and with ``--data`` all its schemas,
-four at a time. Times are milliseconds between two pieces of text at the streaming client. The answers under grammars
-are not judged: the server may refuse a grammar or stop an answer.
+four at a time; between two grammars the stream is alone. Times are milliseconds between two pieces of text at the
+streaming client. Of the engine, the table has the tokens that were accepted late because of their masks, the seconds
+of the thread that makes masks, and the milliseconds for which steps waited for it. The answers under grammars are not
+judged: the server may refuse a grammar or stop an answer.
 """
 
 import argparse
@@ -26,6 +28,8 @@ from . import RESULTS, header, save
 
 PROMPT = "Tell a long story about a lighthouse. "
 QUIET_S = 4.0  # before and after, alone
+PAUSE_S = 1.0  # between two grammars, alone
+ENGINE = {"deferred": "masks_deferred", "thread_s": "mask_thread_seconds", "wait_ms": "mask_wait_seconds"}
 
 
 def _ranges(count: int) -> list[dict[str, Any]]:
@@ -42,6 +46,10 @@ def _ranges(count: int) -> list[dict[str, Any]]:
 
 def _branches(key: str) -> list[dict[str, Any]]:
     return [{"properties": {f"a{i}": {"type": "string"}}, key: [f"a{i}"]} for i in range(12)]
+
+
+def _text(pattern: str, **bounds: int) -> dict[str, Any]:
+    return {"type": "string", "pattern": pattern, **bounds}
 
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -61,6 +69,29 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         ],
     },
     "unique items": {"type": "array", "uniqueItems": True, "minItems": 20},
+    "unique of 400 names": {
+        "type": "array",
+        "items": {"enum": [f"name {i * 7919 % 1009}" for i in range(400)]},
+        "uniqueItems": True,
+        "minItems": 12,
+    },
+    "oneOf of 12 objects": {"oneOf": _ranges(12)},
+    "patterns, maxLength 200": {
+        "type": "object",
+        "properties": {f"p{i}": _text(f"(foo|ba[rz]{i})+x?[0-9]", maxLength=200) for i in range(4)},
+        "required": [f"p{i}" for i in range(4)],
+    },
+    "nested wide repeats": {
+        "type": "array",
+        "items": _text("^(([a-z]{1,20}[0-9]{0,9}){1,30}[,;]){2,40}$"),
+        "minItems": 3,
+    },
+    "oneOf of 2 lengths": {
+        "oneOf": [
+            _text("^(\\S+\\s+){0,19}\\S+$", maxLength=120),
+            _text("^([a-z]+ ){2,30}[a-z]+[.]$", minLength=30, maxLength=90),
+        ]
+    },
 }
 GRAMMARS = {name: GrammarSpec("json_schema", json.dumps(schema)) for name, schema in SCHEMAS.items()} | {
     "20,000 words": GrammarSpec("regex", "|".join(f"word{i * 7919 % 100_003}x" for i in range(20_000))),
@@ -98,25 +129,38 @@ class Listener:
 
 
 def measure(model: str, data: Path | None) -> dict[str, dict[str, float]]:
+    work: dict[str, dict[str, float]] = {}
     with phloem.Runtime(model=model) as runtime:
         listener = Listener(runtime)
         try:
             time.sleep(QUIET_S)
             for name, grammar in GRAMMARS.items():
+                before = runtime.metrics()
                 listener.beside = name
                 for seed in range(2):
                     _ask(runtime, grammar, seed)
+                listener.beside = "alone"
+                work[name] = _work(before, runtime.metrics())
+                time.sleep(PAUSE_S)
             if data is not None:
+                before = runtime.metrics()
                 listener.beside = f"schemas of {data.name}"
                 with data.open() as lines:
                     specs = [GrammarSpec("json_schema", json.loads(line)["text"]) for line in lines]
                 with ThreadPoolExecutor(4) as pool:
                     list(pool.map(lambda spec: _ask(runtime, spec, 1), specs))
-            listener.beside = "alone again"
+                work[listener.beside] = _work(before, runtime.metrics())
+            listener.beside = "alone"
             time.sleep(QUIET_S)
         finally:
             listener.stop()
-    return {name: _summary(gaps) for name, gaps in listener.gaps_ms.items()}
+    return {name: _summary(gaps) | work.get(name, {}) for name, gaps in listener.gaps_ms.items()}
+
+
+def _work(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
+    """What the engine did for masks between two reports."""
+    scale = {"deferred": 1, "thread_s": 1, "wait_ms": 1e3}
+    return {name: round(scale[name] * (after[key] - before[key]), 1) for name, key in ENGINE.items()}
 
 
 def _ask(runtime: phloem.Runtime, grammar: GrammarSpec, seed: int) -> None:
@@ -139,9 +183,10 @@ def main() -> None:
     )
     args = parser.parse_args()
     found = measure(args.model, args.data)
-    print(f"{'beside':30} {'pieces':>7} {'p50':>8} {'p99':>8} {'max ms':>8}")
+    columns = ("pieces", "p50", "p99", "max", *ENGINE)
+    print(f"{'beside':30}", *(f"{column:>8}" for column in columns))
     for name, row in found.items():
-        print(f"{name:30} {row['pieces']:>7} {row['p50']:>8} {row['p99']:>8} {row['max']:>8}")
+        print(f"{name:30}", *(f"{row.get(column, ''):>8}" for column in columns))
     if args.save:
         save(RESULTS / "hostile_grammars.json", header() | {"gaps_ms": found})
 

@@ -108,7 +108,7 @@ class Compiler:
                         start = machine.start(compile_ebnf(spec.text, shop.masks, start=options["start"]), 0)
                 case _:
                     start = machine.start(compile_lark(spec.text, shop.masks, start=options["start"]), 0)
-            shop.masks.of(start)  # so the first mask is ready when it is asked for
+            shop.masks.only_token(start)  # so that the first mask is ready when it is asked for
         except RecursionError:
             raise GrammarTooComplex(f"the {spec.kind} grammar nests too deep") from None
         return CompiledGrammar(spec, machine, shop.masks, shop.endings, start, tuple(unchecked))

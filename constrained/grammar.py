@@ -255,7 +255,7 @@ class Matcher:
             config, made, taken = following, made + 1, taken + 1
 
     def _is_far(self, config: int, made: int) -> bool:
-        return self.grammar.endings.knows_no_limit(config, self._limit - made)
+        return self.grammar.endings.knows_no_limit(config, self._limit - made, self._margin)
 
     def prepare(self, token_ids: Sequence[int]) -> None:
         """Derive what it takes to accept these tokens, up to the first that is not allowed, and those that are then

@@ -157,13 +157,15 @@ class Endings:
             self._costs.put(config, found)
         return found
 
-    def knows_no_limit(self, config: int, left: int) -> bool:
-        """Whether it is remembered that ``left`` tokens to come take no token out of the mask: every ending fits, or
-        the text's own ending does not, so that it is not closed."""
+    def knows_no_limit(self, config: int, left: int, margin: int) -> bool:
+        """Whether it is remembered that ``left`` tokens to come take no token out of the mask: all endings fit, the
+        text's own with more than ``margin`` tokens to spare, or that one does not, so that the text is not closed."""
         if config not in self._known:
             return False
         ending = self._known[config]
-        return ending is None or ending.num_tokens > left or self._most.get(config, NOT_ALLOWED) < left
+        if ending is None or not left - margin <= ending.num_tokens <= left:
+            return True
+        return self._most.get(config, NOT_ALLOWED) < left
 
     # -- after each token -----------------------------------------------------------------------------------------
 

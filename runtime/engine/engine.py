@@ -46,6 +46,7 @@ from .cache_feed import CacheFeed
 from .gen_ops import GenOps
 from .grammars import Grammars
 from .interpreter import Interpreter
+from .mask_thread import MaskThread
 from .programs import Programs
 from .report import cache_tree, metrics
 from .score_ops import ScoreOps
@@ -114,6 +115,7 @@ class EngineCore:
             use_graphs=config.cuda_graphs == "auto",
         )
         self.grammars = Grammars(self.tokenizer, engine=config.grammar_engine)
+        masks = MaskThread()
         self._outbox: Outbox = []
         speculation = self._speculation(parts.drafter) if config.speculative != "off" else None
         self.programs = Programs(
@@ -127,6 +129,7 @@ class EngineCore:
         self.generations = GenOps(
             self.programs,
             compile_grammar=self.grammars.compile,
+            masks=masks,
             seed=config.seed,
             may_draft=speculation is not None,
             jump_forward=config.jump_forward,
@@ -145,6 +148,7 @@ class EngineCore:
             self.generations,
             scorings,
             self.executor,
+            masks=masks,
             speculation=speculation,
             tiers=self.tiers,
             overlaps=self.executor.accelerator is not None and config.overlap == "auto",
@@ -191,6 +195,7 @@ class EngineCore:
 
     def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> Outbox:
         """Take messages, run at most one forward, and return the messages to send."""
+        self.loop.masks.begin_step()
         for client, message in inbox:
             self._receive(client, message)
         interpreter = self.interpreter

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,8 +22,9 @@ from .program import OpState, Program, Segment, SequenceState
 from .tracing import trace_generation
 
 if TYPE_CHECKING:
-    from ...constrained import CompiledGrammar
+    from ...constrained import CompiledGrammar, Matcher
     from ..executor import SampledToken
+    from .mask_thread import MaskThread
     from .programs import Programs
 
 log = logging.getLogger(__name__)
@@ -32,13 +33,17 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class GenOps:
-    """Begins and ends the generations of ``programs``. ``compile_grammar`` starts a compilation, or finds one."""
+    """Begins and ends the generations of ``programs``. ``compile_grammar`` starts a compilation, or finds one.
+
+    ``masks`` makes their first masks.
+    """
 
     def __init__(
         self,
         programs: Programs,
         *,
         compile_grammar: Callable[[GrammarSpec], Future[CompiledGrammar]],
+        masks: MaskThread,
         seed: int,
         may_draft: bool,
         jump_forward: bool,
@@ -50,7 +55,9 @@ class GenOps:
         self.compile_grammar = compile_grammar
         self.may_draft = may_draft
         self.jump_forward = jump_forward
-        self.compiling: dict[SequenceState, Future[CompiledGrammar]] = {}  # sequences that wait for their grammar
+        self.compiling: dict[SequenceState, Future[Any]] = {}  # sequences that wait for their grammar
+        self._masks = masks
+        self._begun: dict[SequenceState, Future[Matcher]] = {}  # those whose first mask is being made
         self._healer = Healer(programs.tokenizer)
         self._programs = programs
         self._seed = seed
@@ -67,8 +74,7 @@ class GenOps:
         if op.grammar is not None:
             future = self.compile_grammar(op.grammar)
             if not future.done():
-                self.compiling[owner] = future
-                owner.stop_op = partial(self._stop_waiting, owner)
+                self._wait(owner, future)
                 return
             error = future.exception()
             if error is not None:
@@ -77,8 +83,21 @@ class GenOps:
             grammar = future.result()
         if not self._has_room(owner, op_state, grammar):
             return
+        count, given_back = self._to_give_back(owner, op.params)
+        first = None
+        if grammar is not None:
+            begun = self._begun.pop(owner, None) or self._begin(owner, op, grammar, count, given_back)
+            if not begun.done():
+                self._begun[owner] = begun
+                self._wait(owner, begun)
+                return
+            error = begun.exception()
+            if error is not None:
+                self._programs.fail_op(owner, op_state, _grammar_error(error))
+                return
+            first = begun.result()
         generation = Generation(op_state, owner, now_s=self._programs.clock())
-        given_back = self._give_back(owner, op.params)
+        self._give_back(owner, count, given_back)
         generation.healed = given_back.decode()
         seed = op.params.seed
         if seed is None:
@@ -86,7 +105,7 @@ class GenOps:
             seed = _mixed(self._seed, self._num_unseeded)
         for index in range(op.n):
             candidate_seed = seed if index == 0 else _mixed(seed, index)
-            generation.candidates.append(self._candidate(generation, index, candidate_seed, grammar, given_back))
+            generation.candidates.append(self._candidate(generation, index, candidate_seed, first, given_back))
         owner.stop_op = partial(self._stop, generation)
         least = _least_new(op.params, has_grammar=grammar is not None)
         for candidate in generation.candidates:
@@ -99,6 +118,21 @@ class GenOps:
                 self._programs.scheduler.submit(
                     candidate.seq, max_new=op.params.max_tokens - made, min_new=max(least - made, 0)
                 )
+
+    def _wait(self, owner: SequenceState, future: Future[Any]) -> None:
+        """Start the op again when ``future`` is done."""
+        self.compiling[owner] = future
+        owner.stop_op = partial(self._stop_waiting, owner)
+
+    def _begin(
+        self, owner: SequenceState, op: Gen, grammar: CompiledGrammar, num_given_back: int, given_back: bytes
+    ) -> Future[Matcher]:
+        """The matcher that the candidates have copies of."""
+        most = None
+        if op.params.max_tokens and op.params.finish == "closed":
+            most = min(op.params.max_tokens, self._programs.context_len - len(owner.seq.tokens) + num_given_back)
+        drawn = [candidate.token_ids for candidate in op.drawn]
+        return self._masks.begin(grammar, text=given_back, max_tokens=most, drawn=drawn)
 
     def _has_room(self, owner: SequenceState, op_state: OpState, grammar: CompiledGrammar | None) -> bool:
         """Whether ``max_tokens`` and the context have room for a text of the grammar; the op fails if not."""
@@ -121,7 +155,9 @@ class GenOps:
         programs, first = self._programs, op.drawn[0]
         if not programs.has_room(owner, op_state, extra=len(first.token_ids)):
             return
-        healed = self._give_back(owner, op.params).decode()
+        count, given_back = self._to_give_back(owner, op.params)
+        self._give_back(owner, count, given_back)
+        healed = given_back.decode()
         prompt_len = len(owner.seq.tokens)
         owner.seq.tokens.extend(first.token_ids)
         texts = tuple([drawn.text or "" for drawn in op.drawn])
@@ -196,7 +232,7 @@ class GenOps:
             self._programs.send(candidate.owner.program.key[0], delta)
 
     def _candidate(
-        self, generation: Generation, index: int, seed: int, grammar: CompiledGrammar | None, given_back: bytes
+        self, generation: Generation, index: int, seed: int, first: Matcher | None, given_back: bytes
     ) -> Candidate:
         """The first candidate continues the op's own sequence, the others continue copies."""
         programs, owner, params = self._programs, generation.owner, generation.op.params
@@ -207,15 +243,7 @@ class GenOps:
             skip_special=params.skip_special_tokens,
             num_hidden=len(given_back),
         )
-        matcher = None
-        if grammar is not None:
-            grammar = grammar.after(given_back)
-            matcher = grammar.matcher()
-            least = grammar.least_tokens
-            if least is not None and params.max_tokens and params.finish == "closed":
-                left = min(params.max_tokens, programs.context_len - len(seq.tokens))
-                # What is given back is generated anew; its tokens do not count, so there is room for the shortest text.
-                matcher.limit_rest(max(left, least) if given_back else left)
+        matcher = None if first is None else first.clone()
         candidate = Candidate(generation, index, seq, detokenizer=detokenizer, matcher=matcher, seed=seed)
         allowed = params.speculative
         if allowed is None:
@@ -231,23 +259,26 @@ class GenOps:
         seq.tag = candidate
         return candidate
 
-    def _give_back(self, owner: SequenceState, params: SamplingParams) -> bytes:
-        """Remove the last tokens of a prompt that may end inside a longer token; returns their bytes."""
+    def _to_give_back(self, owner: SequenceState, params: SamplingParams) -> tuple[int, bytes]:
+        """How many of the last tokens of a prompt that may end inside a longer token to remove, and their bytes."""
         last = owner.segments[-1] if owner.segments else None
         if not params.heal or params.max_tokens == 0 or last is None or last.kind != "text":
-            return b""
+            return 0, b""
         ids = owner.seq.tokens.ids[max(last.token_start, 1) :].tolist()  # one token has to stay
         count, data = self._healer.to_give_back(ids)
-        text = data.decode()
-        if not count or not last.text.endswith(text):
-            return b""
-        kept = last.text[: len(last.text) - len(text)]
+        return (count, data) if count and last.text.endswith(data.decode()) else (0, b"")
+
+    def _give_back(self, owner: SequenceState, count: int, data: bytes) -> None:
+        """Remove the last ``count`` tokens, whose bytes are ``data``."""
+        if not count:
+            return
+        last, size = owner.segments[-1], len(data.decode())
+        kept = last.text[: len(last.text) - size]
         owner.segments[-1:] = [Segment("text", last.token_start, last.text_start, kept)] if kept else []
-        owner.text_len -= len(text)
+        owner.text_len -= size
         self._programs.scheduler.truncate(owner.seq, len(owner.seq.tokens) - count)
         if len(owner.seq.tokens) < owner.fork_tokens:
             owner.fork_tokens = -1
-        return data
 
     def poll_grammars(self) -> None:
         """Make the sequences ready whose grammar is compiled."""
@@ -314,6 +345,7 @@ class GenOps:
 
     def _stop_waiting(self, owner: SequenceState) -> tuple[str, ...]:
         del self.compiling[owner]
+        self._begun.pop(owner, None)
         return ()
 
     def _stop(self, generation: Generation) -> tuple[str, ...]:

@@ -8,14 +8,17 @@ go on. So the step's thread derives nothing and never waits for a machine's lock
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...constrained.grammar import CompiledGrammar
 
 if TYPE_CHECKING:
     from ...constrained import Matcher
 
+T = TypeVar("T")
 STEP_BUDGET_S = 0.002
 
 
@@ -42,23 +45,42 @@ class MaskThread:
         self.counters = MaskCounters()
         self._left_s = budget_s
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._last: Future[None] | None = None
+        self._last: Future[Any] | None = None
 
     def begin_step(self) -> None:
         self._left_s = self.budget_s
+
+    def begin(
+        self, grammar: CompiledGrammar, *, text: bytes, max_tokens: int | None, drawn: Sequence[Sequence[int]]
+    ) -> Future[Matcher]:
+        """A matcher of ``text`` and then a text of the grammar, which is complete within ``max_tokens`` if it can be.
+
+        Once the future is done, its first mask and accepting the tokens of each of ``drawn`` only look up.
+        """
+        if not isinstance(grammar, CompiledGrammar) or not (text or drawn):  # a peer makes its masks in the step
+            matcher = _matcher_of(grammar, text, max_tokens)
+            if matcher.knows(()):
+                known: Future[Matcher] = Future()
+                known.set_result(matcher)
+                return known
+        return self._submit(self._begin, grammar, text, max_tokens, drawn)
 
     def prepare(self, matcher: Matcher, token_ids: Sequence[int]) -> Future[None] | None:
         """None if accepting these tokens, and what they force, only looks up; else what has to be awaited for that."""
         if matcher.knows(token_ids):
             return None
-        future = self._submit(matcher, token_ids)
+        future = self._submit(self._prepare, matcher.clone(), token_ids)
         return None if self._is_done(future) else future
 
     def is_ready(self, matcher: Matcher, token_ids: Sequence[int]) -> bool:
         """As ``prepare``, for tokens that need not be accepted. A busy thread is not asked."""
         if matcher.knows(token_ids):
             return True
-        return not self._is_busy and self._left_s > 0.0 and self._is_done(self._submit(matcher, token_ids))
+        return (
+            not self._is_busy
+            and self._left_s > 0.0
+            and self._is_done(self._submit(self._prepare, matcher.clone(), token_ids))
+        )
 
     def close(self) -> None:
         """Drop what has not begun."""
@@ -68,9 +90,10 @@ class MaskThread:
     def _is_busy(self) -> bool:
         return self._last is not None and not self._last.done()
 
-    def _submit(self, matcher: Matcher, token_ids: Sequence[int]) -> Future[None]:
+    def _submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         is_busy = self._is_busy
-        future = self._last = self._executor.submit(self._run, matcher.clone(), token_ids)
+        future = self._executor.submit(self._timed, work, *args)
+        self._last = future
         if not is_busy and self._left_s > 0.0:  # behind a longer one, waiting would gain nothing
             begin_s = time.perf_counter()
             wait([future], self._left_s)
@@ -85,9 +108,33 @@ class MaskThread:
         future.result()
         return True
 
-    def _run(self, matcher: Matcher, token_ids: Sequence[int]) -> None:
+    # -- on the thread ------------------------------------------------------------------------------------------------
+
+    def _timed(self, work: Callable[..., T], *args: Any) -> T:
         begin_s = time.thread_time()
         try:
-            matcher.prepare(token_ids)
+            return work(*args)
         finally:
             self.counters.thread_s += time.thread_time() - begin_s
+
+    @staticmethod
+    def _prepare(matcher: Matcher, token_ids: Sequence[int]) -> None:
+        matcher.prepare(token_ids)
+
+    @staticmethod
+    def _begin(
+        grammar: CompiledGrammar, text: bytes, max_tokens: int | None, drawn: Sequence[Sequence[int]]
+    ) -> Matcher:
+        matcher = _matcher_of(grammar, text, max_tokens)
+        for token_ids in drawn or ((),):
+            matcher.clone().prepare(token_ids)
+        return matcher
+
+
+def _matcher_of(grammar: CompiledGrammar, text: bytes, max_tokens: int | None) -> Matcher:
+    grammar = grammar.after(text)
+    matcher = grammar.matcher()
+    if max_tokens is not None and (least := grammar.least_tokens) is not None:
+        # ``text`` is generated anew; its tokens do not count, so there is room for the shortest text.
+        matcher.limit_rest(max(max_tokens, least) if text else max_tokens)
+    return matcher

@@ -19,7 +19,6 @@ from .drafting import draft_rows, wants_of
 from .flight import DeferredDraw, Draw, StepInFlight
 from .generation import Candidate
 from .logprobs import want_prompt_logprobs, want_scores
-from .mask_thread import MaskThread
 from .scoring import ScoreRow
 from .tracing import traced_params
 from .vectorised_decode import VectorisedDecode
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from ..executor import Executor
     from ..speculative import Speculation
     from .gen_ops import GenOps
+    from .mask_thread import MaskThread
     from .programs import Programs
     from .score_ops import ScoreOps
 
@@ -62,12 +62,13 @@ class StepLoop:
         scorings: ScoreOps,
         executor: Executor,
         *,
+        masks: MaskThread,
         speculation: Speculation | None,
         tiers: Tiers | None,
         overlaps: bool,
         clock: Callable[[], float],
     ) -> None:
-        self.masks = MaskThread()
+        self.masks = masks
         self.scheduler = programs.scheduler
         self.programs = programs
         self.executor = executor
@@ -99,7 +100,6 @@ class StepLoop:
 
     def run(self) -> bool:
         """Run at most one forward. False when there was nothing to run and nothing to read."""
-        self.masks.begin_step()
         self._accept_deferred()
         return self._run_ahead() if self.overlaps else self._run()
 

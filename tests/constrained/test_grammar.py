@@ -1,5 +1,6 @@
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -199,3 +200,48 @@ def test_a_limit_that_a_text_passes_is_an_error_of_its_matcher(vocabulary: Vocab
             break
     assert matcher.error is not None and "more than 240 automaton states" in matcher.error
     assert is_set(matcher.mask(), vocabulary.eos) and matcher.mask().astype(bool).sum() == 1
+
+
+@pytest.mark.parametrize("max_tokens", [None, 400])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("json_schema", SCHEMA), ("regex", "(ab|cd){3,9}[0-9]+"), ("ebnf", 'root ::= "(" root ")" | "x"')],
+)
+def test_what_is_prepared_on_another_thread_is_then_taken_without_the_machines_lock(
+    vocabulary, kind, text, max_tokens
+) -> None:
+    grammar = Compiler(vocabulary).compile(GrammarSpec(kind, text))
+    matcher = grammar.matcher(max_tokens=max_tokens)
+    rng = random.Random(1)
+    num_new = 0
+    with ThreadPoolExecutor(1) as other:
+        for _ in range(25):
+            allowed = np.flatnonzero(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little"))
+            token = int(rng.choice(allowed))
+            if token == vocabulary.eos:
+                break
+            num_new += not matcher.knows((token,))
+            matcher.clone().prepare((token,))
+            assert matcher.knows((token,))
+            with grammar.machine.lock:
+                taken = other.submit(
+                    lambda token=token: (matcher.accept(token), matcher.forced_tokens(), matcher.mask())
+                )
+                is_accepted, forced, mask = taken.result(timeout=60)
+            assert is_accepted and mask.any()
+            for token in forced:
+                assert matcher.accept(token)
+    assert num_new > 0
+
+
+def test_a_mask_or_token_that_takes_too_much_work_fails_at_once_when_asked_again(vocabulary, monkeypatch) -> None:
+    grammar = Compiler(vocabulary).compile(GrammarSpec("regex", "[a-z]{1,4}(ab|ba){2,30}"))
+    matcher = grammar.matcher()
+    assert matcher.accept(encode(vocabulary, "q")[0])
+    monkeypatch.setattr("phloem.constrained.machine.masks.MASK_WORK", -1)
+    twin, again = matcher.clone(), matcher.clone()
+    assert twin.mask() is not None and "takes more than" in twin.error
+    spent = grammar.machine.fuel.spent
+    with ThreadPoolExecutor(1) as other, grammar.machine.lock:
+        other.submit(again.mask).result(timeout=60)
+    assert again.error == twin.error and grammar.machine.fuel.spent == spent

@@ -38,7 +38,7 @@ GRAMMARS = [
     GrammarSpec("structural_tags", json.dumps(CALL)),
 ]
 LETTERS = GrammarSpec("regex", "[a-z]{9,20}")
-SHORT = SamplingParams(max_tokens=30, temperature=0.0)
+SHORT = SamplingParams(max_tokens=30, temperature=0.0, finish="cut")
 
 
 def mixed(seed: int) -> list[list[AnyOp]]:
