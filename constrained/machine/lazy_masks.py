@@ -72,7 +72,7 @@ class LazyMasks:
         trie = machine.vocabulary.trie
         self._known: Recent[tuple[object, int, frozenset], np.ndarray] = Recent(capacity)
         self._depths: dict[tuple[object, frozenset], tuple[int, ...]] = {}
-        self._reaches: dict[tuple[int, int], Reach] = {}
+        self._reaches: dict[tuple[int, int], Reach] = {}  # by the number of the nodes, and the state at them
         self._plans: dict[tuple[Lexer, int], Plan] = {}
         nothing = np.zeros(machine.vocabulary.num_words, np.uint32)
         self._begin = Ends(0, -1, nothing, np.zeros(257, np.int32), np.zeros(0, np.int32))  # the whole trie
@@ -103,7 +103,7 @@ class LazyMasks:
         lexemes = tuple(lexemes)
         for lexeme in between:
             self._plan(((lexeme, lexeme),), self._begin)
-        after = [found.ends for e in between if (found := self._reaches.get((0, e))) is not None]
+        after = [self._reach(self._begin, self._beginning(e).state).ends for e in between]
         for lexeme in lexemes:
             seconds = {ex.alive(ex.derive(lexeme, b)) for b, _ in ex.classes(lexeme)} - {0}
             for rest in (lexeme, *sorted(seconds)):
@@ -140,19 +140,14 @@ class LazyMasks:
         return row, looked_up
 
     def _plan(self, lexer: Lexer, begin: Ends) -> Plan:
-        reaches, beginnings = self._reaches, self._beginnings
         row = None
         tokens: list[np.ndarray] = []
         further: list[tuple[int, Ends]] = []
         for lexeme, rest in lexer:
-            beginning = beginnings.get(rest)
-            if beginning is None:
-                beginning = beginnings[rest] = self._beginning(rest)
+            beginning = self._beginning(rest)
             if not beginning.firsts & begin.firsts:
                 continue
-            reach = reaches.get((begin.number, rest))
-            if reach is None:
-                reach = reaches[begin.number, rest] = self._reach(begin, beginning.state)
+            reach = self._reach(begin, beginning.state)
             if reach.row is not None:
                 row = reach.row if row is None else row | reach.row
             if reach.tokens is not None:
@@ -162,6 +157,19 @@ class LazyMasks:
         return Plan(row, np.concatenate(tokens) if tokens else None, tuple(further))
 
     def _reach(self, begin: Ends, state: int) -> Reach:
+        """What a lexeme allows from the nodes of ``begin`` on: what its stand-ins do, where a pair agrees."""
+        found = self._reaches.get((begin.number, state))
+        if found is None:
+            stand_ins = self.machine.stand_ins.get(state)
+            for lower, upper, _ in stand_ins() if stand_ins is not None else ():
+                above = self._reach(begin, upper)
+                if _is_same(self._reach(begin, lower), above):
+                    found = above
+                    break
+            found = self._reaches[begin.number, state] = found or self._walk(begin, state)
+        return found
+
+    def _walk(self, begin: Ends, state: int) -> Reach:
         """Walk the automaton of a lexeme from the nodes of ``begin`` on."""
         row = np.zeros(self.machine.vocabulary.num_words, np.uint32)
         if begin.number == 0:
@@ -188,12 +196,25 @@ class LazyMasks:
         return Reach(None, tokens, ends)
 
     def _beginning(self, rest: int) -> Beginning:
-        machine = self.machine
-        state = machine.text(rest)
-        twin = machine.twins.get(state)
-        state = twin() if twin is not None else state
-        firsts = np.packbits(machine.row(state) > 0, bitorder="little")
-        return Beginning(state, int.from_bytes(firsts.tobytes(), "little"))
+        found = self._beginnings.get(rest)
+        if found is None:
+            machine = self.machine
+            state = machine.text(rest)
+            twin = machine.twins.get(state)
+            state = twin() if twin is not None else state
+            firsts = np.packbits(machine.row(state) > 0, bitorder="little")
+            found = self._beginnings[rest] = Beginning(state, int.from_bytes(firsts.tobytes(), "little"))
+        return found
+
+
+def _is_same(one: Reach, other: Reach) -> bool:
+    """Whether two lexemes allow the same tokens, and end at the same nodes."""
+    if (one.ends is None) != (other.ends is None):
+        return False
+    pairs = [(one.row, other.row), (one.tokens, other.tokens)]
+    if one.ends is not None and other.ends is not None:
+        pairs += [(one.ends.starts, other.ends.starts), (one.ends.nodes, other.ends.nodes)]
+    return all(a is b or (a is not None and b is not None and np.array_equal(a, b)) for a, b in pairs)
 
 
 def _depth_of(looked_up: set[int], numbers: Iterable[int], sets: Sets) -> int:

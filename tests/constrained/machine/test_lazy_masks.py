@@ -53,3 +53,27 @@ def test_states_that_agree_as_deep_as_was_looked_share_a_mask(vocabulary: Vocabu
             assert matcher.accept(token)
         masks.append(matcher.mask())
     assert masks[0] is masks[1] is masks[2]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "texts"),
+    [
+        (r"LINE: /([a-z]+[ ,]){0,60}[a-z]+\./", ["the", *[",name"] * 14, "."]),
+        (r"LINE: /([a-z]{1,9} ){6,40}[a-z]+\./", ["the", *[" an"] * 14, "."]),
+        (r"LINE: /(([0-9]{2}-){2,12}[0-9]{2}a){1,40}/", ["10-12-00a"] * 14),
+    ],
+)
+def test_counts_in_a_lexeme_make_no_walks_of_their_own(vocabulary: Vocabulary, grammar: str, texts: list[str]) -> None:
+    fresh = Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos)
+    matcher = compile("lark", f'start: LINE ("\\n" LINE)*\n{grammar}', fresh).matcher()
+    machine = matcher.grammar.machine
+    held = []
+    for text in texts:
+        for token in encode(vocabulary, text):
+            row = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")[: len(vocabulary)].astype(bool)
+            for other in np.flatnonzero(vocabulary.is_text).tolist():
+                assert row[other] == (machine.advance(matcher.state, other) >= 0), vocabulary.tokens[other]
+            assert matcher.accept(token), matcher.error
+        held.append(matcher.grammar.masks.lazy.num_bytes)
+    assert matcher.is_accepting()
+    assert held[11] == held[12], held
