@@ -1,8 +1,19 @@
-"""``python -m phloem`` is the command ``phloem``."""
+"""``python -m phloem`` is the command ``phloem``. Ctrl-C ends it in one line also while its modules are imported."""
 
 import sys
 
-from .cli import main
+INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+
+
+def main() -> int:
+    try:
+        from .cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        sys.stderr.write("phloem: error: interrupted\n")
+        return INTERRUPTED
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -31,7 +31,7 @@ from .flags import (
 )
 from .progress import Bars, Progress, progress_bars
 from .protocol.errors import EngineLost, PhloemError, UnknownModel
-from .runtime.config import EngineConfig, choose_cpu_isa
+from .runtime.config import ConnectionLimits, EngineConfig, choose_cpu_isa
 from .runtime.weights.aliases import ALIASES
 
 _MODELS = f"an alias ({', '.join(ALIASES)}), a .gguf file, a folder with config.json, or a Hugging Face name"
@@ -45,9 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A lost engine is 1: the same command may succeed when it is run again.
     """
-    args = _parser().parse_args(argv)
-    _set_up_logging(getattr(args, "log_level", "warning"))
     try:
+        parser = _parser()
+        if not (sys.argv[1:] if argv is None else argv):
+            parser.print_usage(sys.stderr)
+        args = parser.parse_args(argv)
+        _set_up_logging(getattr(args, "log_level", "warning"))
         code = int(args.run(args))
         sys.stdout.flush()
         return code
@@ -63,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _complain(f"{error.strerror or error}; choose another --host or --port")
         raise
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return _complain("interrupted", code=_INTERRUPTED)
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -82,7 +85,6 @@ def _serve(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
     from .cluster.restarts import RestartPolicy
     from .runtime.server import serve
-    from .runtime.server.limits import ConnectionLimits
 
     how = _how_it_runs(config) + (f", {args.replicas} replicas" if args.replicas > 1 else "")
     with _loading_bars(lambda url: f"phloem serves {args.model} at {url}, {how} (Ctrl-C ends it)") as (
@@ -294,8 +296,15 @@ def _resolved_config(args: argparse.Namespace) -> EngineConfig:
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors are one line, like all others; commands are parsed by the same class."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_FAILED, f"phloem: error: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="phloem",
         description="A language for programs that call a language model many times, and a runtime for such programs.",
     )
@@ -354,8 +363,6 @@ def _add_serve(commands: Any) -> None:
 
 
 def _add_connection_flags(serve: argparse.ArgumentParser) -> None:
-    from .runtime.server.limits import ConnectionLimits
-
     limits, group = ConnectionLimits(), serve.add_argument_group("connections")
     for flag, default, what in (
         ("--header-timeout-s", limits.headers_s, "close a connection whose request's headers take longer"),

@@ -1,6 +1,7 @@
 """The configuration of an engine: resolved once, printed once, passed down."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -81,3 +82,19 @@ def choose_cpu_isa(config: EngineConfig) -> Isa:
         return choose(config.cpu_isa)
     except IsaError as error:
         raise InvalidParams(str(error), where="cpu_isa") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Of an HTTP connection, in seconds.
+
+    ``headers_s``: from a request's first byte, or the connection's beginning, to the end of its headers. ``body_s``:
+    from there to the end of its body. ``idle_s``: from an answer to the next request. ``write_s``: how long a client
+    may read nothing of an answer. ``per_address``: connections of one address; 0: any number.
+    """
+
+    headers_s: float = 15.0
+    body_s: float = 60.0
+    idle_s: float = 15.0
+    write_s: float = 60.0
+    per_address: int = 0

@@ -127,7 +127,31 @@ def test_a_wrong_flag_is_named(
     with pytest.raises(SystemExit) as done:
         cli.main(["serve", model, *flags])
     assert done.value.code == 2 and not served
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said and said.startswith("phloem: error: ") and said.count("\n") == 1
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == MODULE:
+            os.kill(os.getpid(), signal.SIGINT)
+
+MODULE = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupt())
+from phloem.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["phloem.cli", "phloem.flags", "phloem.runtime.planning", "phloem.doctor"])
+def test_ctrl_c_while_modules_are_imported_is_one_line_and_code_130(module: str) -> None:
+    """Ctrl-C in the first seconds printed 26 to 42 lines of traceback."""
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, module, "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "phloem: error: interrupted\n")
 
 
 def raising(error: Exception) -> Callable[..., int]:

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 import socket
+import uuid
 from collections.abc import AsyncIterator, Callable, Collection
 
 import uvicorn
@@ -16,11 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...protocol import errors
 from ...protocol.engine_client import EngineClient
+from ..config import ConnectionLimits
 from ..tokenizer import ModelTemplate, Tokenizer
 from . import faults
 from .bridge import Bridge
 from .connection import connection_class
-from .limits import ConnectionLimits
 from .listener import url_of
 from .metrics import ServerMetrics
 from .native_routes import native_routes
@@ -30,6 +32,8 @@ from .program_routes import program_routes
 from .service import Service, Supervised, fault_response
 
 logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # a client's own; another is replaced
 
 OPEN_PATHS = ("/health", "/health/live")
 GRACE_S = 5  # for running answers to end when the server stops
@@ -106,12 +110,18 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = dict(scope["headers"])
+        request_id = headers.get(b"x-request-id", b"")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex.encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
         status = 499  # without a response, the client has disconnected
 
         async def counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id)]}
             await send(message)
 
         fault = self._fault(scope)
@@ -220,7 +230,8 @@ async def _on_phloem_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.PhloemError)
     fault = faults.of_error(error)
     if fault.status >= 500:
-        logger.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error.message)
+        kind, request_id = type(error).__name__, request.state.request_id
+        logger.error("%s %s (%s): %s: %s", request.method, request.url.path, request_id, kind, error.message)
     return fault_response(fault)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ..config import ConnectionLimits
 from .faults import Fault
-from .limits import ConnectionLimits
 
 logger = logging.getLogger(__name__)
 

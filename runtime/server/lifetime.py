@@ -25,9 +25,8 @@ from ...cluster.restarts import RestartPolicy
 from ...cluster.supervisor import Supervisor
 from ...protocol.errors import PhloemError
 from ...protocol.ops import AnyOp
-from ..config import EngineConfig, Progress
+from ..config import ConnectionLimits, EngineConfig, Progress
 from ..weights.resolve import resolve_model
-from .limits import ConnectionLimits
 from .listener import LOOPBACK_NAMES, is_loopback, listen, url_of
 
 if TYPE_CHECKING:

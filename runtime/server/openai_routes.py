@@ -65,7 +65,8 @@ def _add_chat(router: APIRouter, service: Service) -> None:
                     "tools and a grammar (response_format, regex, ...) exclude each other; tool_choice 'none' helps"
                 )
                 raise errors.InvalidRequest(message, where="tools")
-            grammar = tool_format.grammar(tools, request.choice, parallel=request.parallel_tool_calls is not False)
+            parallel = request.parallel_tool_calls is not False
+            grammar = tool_format.grammar(request.callable_schemas(), request.choice, parallel=parallel)
         gen = Gen(op=0, seq=0, params=params, grammar=grammar, n=request.n or 1, stream=bool(request.stream))
         job = make_job([parts], [gen], settings=request.settings(path, adapter=adapter), limits=welcome.limits)
 

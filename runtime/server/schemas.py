@@ -221,6 +221,18 @@ def _depth(text: str) -> int:
     return deepest
 
 
+class AllowedTools(Strict):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+
+
+class AllowedChoice(Strict):
+    """The model sees all tools and may call those of ``allowed_tools``."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class WrittenFunction(Strict):
     name: str
     arguments: str
@@ -348,7 +360,7 @@ class ChatRequest(OpenAISampling):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[ToolEntry], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     # accepted and ignored: they describe the request, not the answer
     metadata: Any = None
@@ -381,6 +393,11 @@ class ChatRequest(OpenAISampling):
         if choice not in ("none", "auto") and choice not in (*names, *(["required"] if names else [])):
             there = ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED:,} more" * (len(names) > MAX_NAMED))
             raise fault(f"tool_choice asks for {choice!r}, but tools has {there or 'none'}", "tool_choice")
+        if isinstance(self.tool_choice, AllowedChoice):
+            allowed = [tool.function.name for tool in self.tool_choice.allowed_tools.tools]
+            strange = next(iter(set(allowed) - set(names)), None)
+            if strange is not None:
+                raise fault(f"tool_choice allows {strange!r}, which tools does not have", "tool_choice")
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise fault(f"tools: two functions are called {twice!r}", "tools")
@@ -391,11 +408,20 @@ class ChatRequest(OpenAISampling):
         """auto, required, none, or the name of a tool."""
         if isinstance(self.tool_choice, NamedChoice):
             return self.tool_choice.function.name
+        if isinstance(self.tool_choice, AllowedChoice):
+            return self.tool_choice.allowed_tools.mode
         return self.tool_choice or "auto"
 
     def tool_schemas(self) -> list[dict[str, Any]]:
         """The tools that may be called."""
         return [] if self.choice == "none" else [tool.schema_of() for tool in self.tools or ()]
+
+    def callable_schemas(self) -> list[dict[str, Any]]:
+        """Those of ``tool_schemas`` that ``tool_choice`` allows to be called."""
+        if not isinstance(self.tool_choice, AllowedChoice):
+            return self.tool_schemas()
+        allowed = {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
+        return [tool for tool in self.tool_schemas() if tool["function"]["name"] in allowed]
 
     @property
     def num_chars(self) -> int:

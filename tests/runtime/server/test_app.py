@@ -481,3 +481,18 @@ def test_requests_from_many_threads_of_the_openai_client(serve):
 
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(one, range(32))) == [f"{i}x"[::-1] for i in range(32)]
+
+
+def test_every_response_has_a_request_id(shared_server, caplog):
+    http = shared_server.http
+    assert http.get("/health/live", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    made = [http.post("/v1/completions", content=b"{").headers["x-request-id"] for _ in range(2)]
+    assert len(set(made)) == 2 and all(len(name) == 32 for name in made)
+    for strange in ("a" * 129, "two words"):
+        assert http.get("/health/live", headers={"x-request-id": strange}).headers["x-request-id"] != strange
+
+
+def test_an_error_of_the_server_is_logged_with_the_request_id(serve, caplog):
+    server = serve(client=ScriptedClient(rejecting(errors.InternalError("broken"))))
+    answer = server.http.post("/v1/completions", json={"prompt": "a"}, headers={"x-request-id": "find-me"})
+    assert answer.status_code == 500 and "POST /v1/completions (find-me): InternalError: broken" in caplog.text

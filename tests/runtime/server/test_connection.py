@@ -6,8 +6,8 @@ import socket
 import threading
 
 import pytest
+from phloem.runtime.config import ConnectionLimits
 from phloem.runtime.server.app import create_app, run_app
-from phloem.runtime.server.limits import ConnectionLimits
 from phloem.runtime.server.listener import listen
 from phloem.tests.runtime.server.doubles import MODEL, ChatML, WordTokenizer, connected
 from phloem.tests.runtime.string_engine import StringEngine

@@ -169,3 +169,24 @@ def test_a_real_engine_writes_valid_calls_and_finds_its_prefix_again(tiny_model_
                 ]
                 cached.append(answer.usage.prompt_tokens_details.cached_tokens)
     assert cached[0] < cached[1] < cached[2]
+
+
+def test_allowed_tools_are_the_only_ones_that_are_called_and_all_are_shown(serve):
+    """``allowed_tools`` was refused by a message that did not name it."""
+    seen = Seen('<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>')
+    server = serve(StringEngine(reply=seen))
+    for mode in ("auto", "required"):
+        allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "clock"}}]}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        server.openai.chat.completions.create(model="string", messages=ASK, tools=[WEATHER, CLOCK], tool_choice=choice)
+        assert [tag["begin"].split('"')[3] for tag in seen.tags["tags"]] == ["clock"]
+        assert seen.tags["at_least_one"] is (mode == "required")
+        assert '"name": "weather"' in seen.prompts[-1] and '"name": "clock"' in seen.prompts[-1]
+
+
+def test_allowed_tools_that_are_none_are_named(serve):
+    server = serve()
+    for tools, named in (([{"type": "function", "function": {"name": "sun"}}], "allows 'sun'"), ([], "tool_choice")):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+        with pytest.raises(openai.BadRequestError, match=named):
+            server.openai.chat.completions.create(model="string", messages=ASK, tools=[CLOCK], tool_choice=choice)
