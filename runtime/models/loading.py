@@ -24,6 +24,7 @@ from .adapters import with_adapters
 from .decoder import DecoderLayer, Model
 from .names import TensorNames
 
+MOST_OF_A_TABLE = 1 << 31  # numbers in the table of cosines and sines, 8 GiB
 _KV_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
@@ -37,7 +38,14 @@ def load_model(path: Path | str, config: EngineConfig) -> Model:
             f"max_seq_len {config.max_seq_len:,} is beyond the {trained:,} positions of {file.path}; lower it",
             where="max_seq_len",
         )
-    model = _Loader(file, precision_of(config, file, device), device).model(config.max_seq_len or trained)
+    num_positions = config.max_seq_len or trained
+    if num_positions * file.config.head_dim > MOST_OF_A_TABLE:
+        most = MOST_OF_A_TABLE // file.config.head_dim
+        raise InvalidParams(
+            f"{file.path} was trained for {num_positions:,} positions, as it says; set max_seq_len to {most:,} or less",
+            where="max_seq_len",
+        )
+    model = _Loader(file, precision_of(config, file, device), device).model(num_positions)
     if config.kv_dtype == "fp8" and not reads_packed(device):
         raise InvalidParams(
             f"kv_dtype 'fp8' on {device}: only GPU kernels read 8-bit keys and values; use bfloat16 or auto",

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from ...protocol.errors import Unsupported
+from ...protocol.errors import UnknownModel, Unsupported
+from ..weights.damage import shown
 from ..weights.model_config import ModelConfig
 
 # Our name -> (Hugging Face's, llama.cpp's); the first {} is the layer, the second the expert.
@@ -79,12 +80,21 @@ class TensorNames:
         return self._layer[key].format(layer, expert)
 
     def refuse_strangers(self, present: Sequence[str], *, source: str) -> None:
-        """Raises Unsupported when a file holds tensors that this model does not use: it is of another architecture."""
+        """Raises Unsupported when a file holds tensors that this model does not use: it is of another architecture.
+
+        Raises UnknownModel when it has fewer tensors than the config's layers and experts need.
+        """
+        least = self._num_layers * max(1, self._num_experts)
+        if len(present) < least:
+            raise UnknownModel(
+                f"{source}: {len(present):,} tensors, but its config asks for {self._num_layers:,} layers"
+                + (f" of {self._num_experts:,} experts" if self._num_experts else "")
+            )
         known = set(self._model.values())
         for name in self._layer.values():
             experts = range(self._num_experts) if name.count("{}") > 1 else range(1)
             known |= {name.format(i, expert) for i in range(self._num_layers) for expert in experts}
         strangers = [name for name in present if name not in known and not name.endswith(_DERIVED)]
         if strangers:
-            shown = ", ".join(strangers[:4]) + (", ..." if len(strangers) > 4 else "")
-            raise Unsupported(f"{source}: {len(strangers)} tensors that this architecture does not use: {shown}")
+            names = ", ".join(map(shown, strangers[:4])) + (", ..." if len(strangers) > 4 else "")
+            raise Unsupported(f"{source}: {len(strangers)} tensors that this architecture does not use: {names}")

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from ...protocol.errors import UnknownModel, Unsupported
+from ..weights.damage import shown
 from .special_names import HiddenNames, end_of_text_ids, looks_like_control
 from .spelling import SPACE, byte_level_bytes, sentencepiece_bytes
 from .tokenizer import SpecialIds, SpecialToken, Tokenizer, VocabTable
@@ -48,6 +49,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UnknownModel(f"{file} holds a {type(value).__name__}, not a JSON object")
     return value
+
+
+MOST_UNUSED = 100_000  # ids without a token, beside three for each token
 
 
 class _Folder:
@@ -95,7 +99,12 @@ class _Folder:
         ids |= {token_id: token["content"] for token_id, token in self.added.items()}
         if not ids:
             raise UnknownModel(f"{self.file} has an empty vocabulary")
+        odd = [text for text in ids.values() if not isinstance(text, str)]
+        if odd:
+            raise UnknownModel(f"{self.file}: a token is {shown(repr(odd[0]))}; it must be a text")
         size = max(ids) + 1
+        if min(ids) < 0 or size > MOST_UNUSED + 4 * len(ids):
+            raise UnknownModel(f"{self.file}: token ids from {min(ids):,} to {size - 1:,} for {len(ids):,} tokens")
         return [ids.get(i, f"[unused {i}]") for i in range(size)], frozenset(range(size)) - ids.keys()
 
     def _token_bytes(self) -> list[bytes]:

@@ -52,6 +52,8 @@ class _Fields:
         self.metadata = metadata
         self.hidden_names = HiddenNames()
         self.texts: list[str] = self.require("tokens")
+        if not isinstance(self.texts, list) or not all(isinstance(text, str) for text in self.texts):
+            raise UnknownModel(f"{path}: tokenizer.ggml.tokens is no list of texts; fetch it again")
         types = self.get("token_type")
         self.types = np.ones(len(self.texts), dtype=np.int32) if types is None else np.asarray(types)
         if len(self.types) != len(self.texts):
@@ -158,7 +160,10 @@ def _sentencepiece(fields: _Fields) -> Tokenizer:
         value = fields.get(name)
         if value is not None and np.any(value):
             raise Unsupported(f"{fields.path}: tokenizer.ggml.{name} is not served for SentencePiece vocabularies")
-    scores = np.asarray(fields.require("scores"), dtype=np.float64)
+    scores = np.asarray(fields.require("scores"))
+    if scores.dtype.kind not in "fiu" or not np.isfinite(scores).all():
+        raise UnknownModel(f"{fields.path}: tokenizer.ggml.scores are not all numbers; fetch it again")
+    scores = scores.astype(np.float64)
     if len(scores) != len(fields.texts):
         raise UnknownModel(f"{fields.path}: {len(scores):,} scores for {len(fields.texts):,} tokens")
     special, unused = fields.special(), fields.unused()

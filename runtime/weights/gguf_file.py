@@ -66,5 +66,8 @@ class GGUFFile:
         part = name.split(".")
         if self.config.family not in _INTERLEAVED or len(part) != 4 or part[2] not in ("attn_q", "attn_k"):
             return None
+        if num_rows % self.config.head_dim:
+            heads = f"heads of {self.config.head_dim} rows, as its config asks"
+            raise UnknownModel(f"{self.path}: tensor {name} has {num_rows} rows, which are no {heads}")
         pairs = torch.arange(num_rows).view(-1, self.config.head_dim // 2, 2)
         return pairs.transpose(1, 2).reshape(-1)

@@ -14,12 +14,15 @@ import gguf
 import numpy as np
 
 from ...protocol.errors import UnknownModel, Unsupported
+from .damage import shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
+MAX_NAME_BYTES = 65_535  # of a key or a tensor's name; the format's limit for keys
+MAX_NESTING = 4  # of lists in lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +68,25 @@ class _Cursor:
         num_tensors, num_fields = self.scalar("<Q"), self.scalar("<Q")
         metadata: dict[str, Any] = {}
         for _ in range(num_fields):
-            key = self.string()
+            key = self.name()
             metadata[key] = self.value(self.scalar("<I"))
         found = [self.place() for _ in range(num_tensors)]
-        alignment = int(metadata.get("general.alignment", 32))
-        if alignment < 1:
-            raise UnknownModel(f"{self.path}: general.alignment is {alignment}")
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 20 or alignment % 8:
+            raise UnknownModel(f"{self.path}: general.alignment is {shown(repr(alignment))}; it is a multiple of 8")
         data_start = -(-self.at // alignment) * alignment
         tensors: dict[str, TensorPlace] = {}
         for name, kind, shape, offset in found:
             kind_name, size = self.size_of(name, kind, shape)
+            if offset % alignment:
+                raise UnknownModel(
+                    f"{self.path}: tensor {shown(name)} begins at offset {offset:,}, which is no multiple of "
+                    f"{alignment}; fetch it again"
+                )
             start = data_start + offset
             if start + size > self.size:
                 raise UnknownModel(
-                    f"{self.path} ends at byte {self.size:,}, but tensor {name} ends at {start + size:,}; "
+                    f"{self.path} ends at byte {self.size:,}, but tensor {shown(name)} ends at {start + size:,}; "
                     "the download is incomplete: fetch it again"
                 )
             tensors[name] = TensorPlace(kind_name, shape, start, size)
@@ -98,22 +106,28 @@ class _Cursor:
     def string(self) -> str:
         return self.take(self.scalar("<Q")).decode("utf-8", errors="surrogateescape")
 
-    def value(self, kind: int) -> Any:
+    def name(self) -> str:
+        length = struct.unpack_from("<Q", self.data, self.at)[0] if self.at + 8 <= self.size else 0
+        if length > MAX_NAME_BYTES:
+            raise UnknownModel(f"{self.path}: a name of {length:,} bytes at byte {self.at:,}; fetch it again")
+        return self.string()
+
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
             return self.string()
-        if kind == _ARRAY:
-            return self.array()
+        if kind == _ARRAY and depth < MAX_NESTING:
+            return self.array(depth + 1)
         if kind in _SCALARS:
             return self.scalar(_SCALARS[kind])
         raise UnknownModel(f"{self.path}: metadata of unknown type {kind} at byte {self.at:,}")
 
-    def array(self) -> Any:
+    def array(self, depth: int) -> Any:
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if kind in _SCALARS:
             dtype = np.dtype(_SCALARS[kind])
             return np.frombuffer(self.take(count * dtype.itemsize), dtype=dtype)
         if kind != _STRING:
-            return [self.value(kind) for _ in range(count)]
+            return [self.value(kind, depth) for _ in range(count)]
         texts, data, at, length = [], self.data, self.at, struct.Struct("<Q")
         try:
             for _ in range(count):
@@ -127,10 +141,10 @@ class _Cursor:
         return texts
 
     def place(self) -> tuple[str, int, tuple[int, ...], int]:
-        name = self.string()
+        name = self.name()
         num_dims = self.scalar("<I")
         if num_dims > 4:
-            raise UnknownModel(f"{self.path}: tensor {name} with {num_dims} dimensions; the format allows 4")
+            raise UnknownModel(f"{self.path}: tensor {shown(name)} with {num_dims} dimensions; the format allows 4")
         dims = struct.unpack(f"<{num_dims}Q", self.take(8 * num_dims))
         return name, self.scalar("<I"), tuple(reversed(dims)), self.scalar("<Q")
 
@@ -138,6 +152,11 @@ class _Cursor:
         try:
             ggml_type = gguf.GGMLQuantizationType(kind)
         except ValueError:
-            raise Unsupported(f"{self.path}: tensor {name} is of ggml type {kind}, which is not known") from None
+            raise Unsupported(f"{self.path}: tensor {shown(name)} is of ggml type {kind}, which is not known") from None
         block_len, block_bytes = gguf.GGML_QUANT_SIZES[ggml_type]
+        if not shape or min(shape) < 1 or shape[-1] % block_len:
+            raise UnknownModel(
+                f"{self.path}: tensor {shown(name)} is {list(shape)}; {ggml_type.name} has rows of whole blocks of "
+                f"{block_len} numbers"
+            )
         return ggml_type.name, math.prod(shape) // block_len * block_bytes

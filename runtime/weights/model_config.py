@@ -5,6 +5,11 @@ from typing import Any
 import msgspec
 
 from ...protocol.errors import Unsupported
+from .damage import shown
+
+MOST_OF_A_SIZE = (1 << 31) - 1  # what the formats' own 32-bit fields can hold
+MOST_LAYERS = 10_000
+LAYER_KEYS = ("num_hidden_layers", "block_count")
 
 
 class LinearRope(msgspec.Struct, frozen=True, tag="linear"):
@@ -211,7 +216,10 @@ class _Reader:
         if value is None:
             value = default
         if not isinstance(value, int) or isinstance(value, bool):
-            raise Unsupported(f"{self.source}: {key} is {value!r}; it must be one integer")
+            raise Unsupported(f"{self.source}: {key} is {shown(repr(value))}; it must be one integer")
+        most = MOST_LAYERS if key in LAYER_KEYS else MOST_OF_A_SIZE
+        if not 0 <= value <= most:
+            raise Unsupported(f"{self.source}: {key} is {value:,}; it must be between 0 and {most:,}")
         return value
 
     def refuse(self, key: str, why: str) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from ...protocol.errors import UnknownModel
 from ..quant import QuantTensor
+from .damage import refuse_damage
 from .gguf_file import GGUFFile
 from .model_config import ModelConfig
 from .safetensors_file import SafetensorsFolder
@@ -27,8 +28,9 @@ class WeightFile(Protocol):
 def open_weights(path: Path | str) -> WeightFile:
     """Opens a ``.gguf`` file, or a folder with config.json and safetensors. Reads headers, not weights."""
     path = Path(path)
-    if path.is_dir():
-        return SafetensorsFolder(path)
-    if path.is_file():
-        return GGUFFile(path)
+    with refuse_damage(path):
+        if path.is_dir():
+            return SafetensorsFolder(path)
+        if path.is_file():
+            return GGUFFile(path)
     raise UnknownModel(f"no model at {path}: it must be a .gguf file or a folder with config.json and *.safetensors")
