@@ -129,6 +129,7 @@ class Machine:
         self._stack_room = 1 << 16
         for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
             self.set_array(slot, np.zeros(2 * self._stack_room, np.int32))
+        self.control[walk.STACK_LIMIT] = 2 * self._stack_room - 1
 
         # A stack is a (frame, parent stack) pair; 0 is the empty one. Python reads single entries faster from these
         # lists than from the arrays, which hold the same.
@@ -479,6 +480,7 @@ class Machine:
             if found + self._stack_room >= len(self.arrays[walk.STACK_FRAME]):
                 for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
                     self._grow(slot, 2 * (found + self._stack_room))
+                self.control[walk.STACK_LIMIT] = len(self.arrays[walk.STACK_FRAME]) - 1
             self.arrays[walk.STACK_FRAME][found] = frame
             self.arrays[walk.STACK_PARENT][found] = parent
             self.arrays[walk.STACK_DEPTH][found] = self.stack_depths[found]
@@ -506,10 +508,8 @@ class Machine:
     def begin(self) -> None:
         """Prepare the compiled walk: stacks it pushes are kept behind the lasting ones until the next ``begin``."""
         control = self.control
-        room = len(self.stack_frames)
-        control[walk.SCRATCH] = room
-        control[walk.STACK_LIMIT] = len(self.arrays[walk.STACK_FRAME]) - 1
-        control[walk.LOWEST] = 1 << 40
+        control[walk.SCRATCH] = len(self.stack_frames)
+        control[walk.LOWEST] = walk.NO_DEPTH
 
     def keep_stack(self, stack: int) -> int:
         """The lasting stack equal to a stack that a compiled walk has pushed."""
@@ -572,15 +572,15 @@ class Machine:
         control = self.control
         at = 0
         while True:
-            self.begin()
+            kept = len(self.stack_frames)
             if data is None:
-                status, at = walk.step_token(control, token, at, state, aux, stack)
+                status, at, state, aux, stack = walk.step_token(control, token, at, state, aux, stack, kept)
             else:
-                status, at = walk.step_bytes(control, data, at, state, aux, stack)
+                status, at, state, aux, stack = walk.step_bytes(control, data, at, state, aux, stack, kept)
             if status == walk.DEAD:
                 return None
-            state, aux = int(control[walk.OUT_STATE]), int(control[walk.OUT_AUX])
-            stack = self.keep_stack(int(control[walk.OUT_STACK]))
+            if stack >= kept:
+                stack = self.keep_stack(stack)
             if status == walk.OK:
                 return state, aux, stack
             if status != walk.MISS_ROW or not self._supply_single():

@@ -27,11 +27,11 @@ UNKNOWN, REFUSED, ASKED = 0, -1, -2  # row entries: missing; the byte is refused
 (
     DELTA, ENDS, FINAL, SPACE, LOCAL, COUNTED, ACT_FRAME, ACT_STATE, FRAME_FILTER, FRAME_LOW, FRAME_HIGH, FILTERS,
     HASH_KEYS, HASH_VALUES, HASH_MASK, STACK_FRAME, STACK_PARENT, STACK_DEPTH, STACK_LIMIT, SPACE_DELTA, SPACE_CLASS,
-    TOKEN_BYTES, TOKEN_OFFSETS, LAZY, LOOPS, SCRATCH, LOWEST, OUT_STATE, OUT_AUX, OUT_STACK, MISS_A, MISS_B,
+    TOKEN_BYTES, TOKEN_OFFSETS, LAZY, LOOPS, SCRATCH, LOWEST, MISS_A, MISS_B,
     STATE_AT, AUX_AT, STACK_AT, WANTED, WANTED_SIZE, EXITS, EXITS_SIZE, NUM_EXITS,
     ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED, CHARS_LEFT, NEEDS, MISS_BYTE, PADDING,
-) = range(48)  # fmt: skip
-CONTROL_SIZE = 48
+) = range(45)  # fmt: skip
+CONTROL_SIZE = 45
 
 # Slots of a trie's array of addresses.
 (
@@ -42,6 +42,7 @@ TRIE_SIZE = 13
 
 SHORT_OF_REGIONS, SHORT_OF_EXITS, SHORT_OF_NOTES = -1, -2, -3  # the buffer that is full
 OK, DEAD, MISS_ROW, MISS_AFTER, FULL, EXIT, EXIT_AFTER = range(7)
+NO_DEPTH = 1 << 40  # ``LOWEST`` before a walk: deeper than any stack
 UNBOUNDED = 1 << 40  # the upper bound of a string without one
 MAX_NEED = (1 << 16) - 2  # of ``NEEDS``; no string with a larger bound is counted
 EXITED = 1 << 30  # what a barrier frame returns: the walk stops here and is continued for each real frame
@@ -221,22 +222,28 @@ def _transition(control, s, aux, k, byte):
 
 
 @nb.njit(cache=True)
-def step_token(control, token, start, s, aux, k):
-    """Follow a token's bytes from byte ``start``. Returns the status and the index of the byte it stopped at."""
+def step_token(control, token, start, s, aux, k, num_stacks):
+    """Follow a token's bytes from byte ``start``; stacks from ``num_stacks`` on are free.
+
+    Returns the status, the index of the byte it stopped at, and the state, aux and stack before that byte.
+    """
     offset = _i64(control[TOKEN_OFFSETS])[token]
     end = _i64(control[TOKEN_OFFSETS])[token + 1]
-    status, at = _step_range(control, _u8(control[TOKEN_BYTES]), offset + start, end, s, aux, k)
-    return status, at - offset
+    data = _u8(control[TOKEN_BYTES])
+    status, at, s, aux, k = _step_range(control, data, offset + start, end, s, aux, k, num_stacks)
+    return status, at - offset, s, aux, k
 
 
 @nb.njit(cache=True)
-def step_bytes(control, data, start, s, aux, k):
+def step_bytes(control, data, start, s, aux, k, num_stacks):
     """As ``step_token``, for the bytes ``data``."""
-    return _step_range(control, data, start, len(data), s, aux, k)
+    return _step_range(control, data, start, len(data), s, aux, k, num_stacks)
 
 
 @nb.njit(inline="always")
-def _step_range(control, data, at, end, s, aux, k):
+def _step_range(control, data, at, end, s, aux, k, num_stacks):
+    control[SCRATCH] = num_stacks
+    control[LOWEST] = NO_DEPTH
     status = OK
     while at < end:
         status, s2, aux2, k2 = _transition(control, s, aux, k, np.int64(data[at]))
@@ -244,10 +251,7 @@ def _step_range(control, data, at, end, s, aux, k):
             break
         s, aux, k = s2, aux2, k2
         at += 1
-    control[OUT_STATE] = s
-    control[OUT_AUX] = aux
-    control[OUT_STACK] = k
-    return status, at
+    return status, at, s, aux, k
 
 
 @nb.njit(cache=True)
