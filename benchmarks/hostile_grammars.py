@@ -3,7 +3,8 @@
     python -m benchmarks.hostile_grammars [--data schemas.jsonl] [--save]
 
 One client streams text all the time. Another client requests each grammar twice, and with ``--data`` all its schemas,
-four at a time; between two grammars the stream is alone. Times are milliseconds between two pieces of text at the
+four at a time; between two grammars the stream is alone. The first row has the same requests without a grammar: what a
+grammar adds is the difference to it. Times are milliseconds between two pieces of text at the
 streaming client. Of the engine, the table has the tokens that were accepted late because of their masks, the seconds
 of the thread that makes masks, and the milliseconds for which steps waited for it. The answers under grammars are not
 judged: the server may refuse a grammar or stop an answer.
@@ -93,7 +94,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         ]
     },
 }
-GRAMMARS = {name: GrammarSpec("json_schema", json.dumps(schema)) for name, schema in SCHEMAS.items()} | {
+GRAMMARS: dict[str, GrammarSpec | None] = {
+    "no grammar": None,  # the delay by the other request alone
+    **{name: GrammarSpec("json_schema", json.dumps(schema)) for name, schema in SCHEMAS.items()},
     "20,000 words": GrammarSpec("regex", "|".join(f"word{i * 7919 % 100_003}x" for i in range(20_000))),
     "(a|b)*a(a|b){12}": GrammarSpec("regex", "(a|b)*a(a|b){12}"),
     "(x[a-z]{1,50}y?){1,500}": GrammarSpec("regex", "(x[a-z]{1,50}y?){1,500}"),
@@ -163,7 +166,7 @@ def _work(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
     return {name: round(scale[name] * (after[key] - before[key]), 1) for name, key in ENGINE.items()}
 
 
-def _ask(runtime: phloem.Runtime, grammar: GrammarSpec, seed: int) -> None:
+def _ask(runtime: phloem.Runtime, grammar: GrammarSpec | None, seed: int) -> None:
     with contextlib.suppress(PhloemError):  # a refusal is fine here
         runtime.generate("Say: ", grammar=grammar, max_tokens=60, temperature=1.0, seed=seed)
 
