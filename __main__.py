@@ -1,5 +1,6 @@
 """``python -m phloem`` is the command ``phloem``. Ctrl-C ends it in one line also while its modules are imported."""
 
+import gc
 import sys
 
 INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
@@ -9,7 +10,9 @@ def main() -> int:
     try:
         from .cli import main as run
 
-        return run()
+        code = run()
+        gc.freeze()  # the interpreter's last collection of millions of objects would take seconds
+        return code
     except KeyboardInterrupt:
         sys.stderr.write("phloem: error: interrupted\n")
         return INTERRUPTED

@@ -310,7 +310,8 @@ class ChatMessage(Strict):
     @property
     def num_chars(self) -> int:
         calls = sum(len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ())
-        return sum(map(len, self.content or ())) + len(self.name or "") + calls
+        content = len(self.content) if isinstance(self.content, str) else sum(map(len, map(str, self.content or ())))
+        return content + len(self.name or "") + calls
 
     def for_template(self) -> dict[str, Any]:
         content = self.content if isinstance(self.content, str) else "".join(map(str, self.content or ()))
