@@ -842,11 +842,12 @@ class Expressions:
             case "rep" if node[1] == self.any_char:
                 return self.text, node[2], node[3]
             case "and":
-                lengths = [p for p in node[1:] if self.nodes[p][0] == "rep" and self.nodes[p][1] == self.any_char]
-                if len(lengths) != 1 or lengths[0] == self.text:
+                found = ((p, bound) for p in node[1:] if p != self.text and (bound := self.length_bound(p)) is not None)
+                part, bound = next(found, (0, None))
+                if bound is None:
                     return None
-                inner = self.intersect(self.text, *[p for p in node[1:] if p != lengths[0]])
-                _, _, low, high = self.nodes[lengths[0]]
+                unbounded, low, high = bound
+                inner = self.intersect(self.text, unbounded, *[p for p in node[1:] if p != part])
                 nested = self.length_bound(inner)
                 if nested is None:
                     return inner, low, high
@@ -863,11 +864,11 @@ class Expressions:
                 before = self.longest(node[1])
                 return self.concat(node[1], inner), low + before if low else 0, None if high is None else high + before
             case "or":
-                found = [self.length_bound(p) for p in node[1:]]
-                bounds = {part[1:] for part in found if part is not None}
-                if None in found or len(bounds) != 1:
+                options = [self.length_bound(p) for p in node[1:]]
+                bounds = {option[1:] for option in options if option is not None}
+                if None in options or len(bounds) != 1:
                     return None
-                return self.union(*[part[0] for part in found if part is not None]), *bounds.pop()
+                return self.union(*[option[0] for option in options if option is not None]), *bounds.pop()
         return None
 
     def _is_char(self, expr: int) -> bool:
