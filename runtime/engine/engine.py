@@ -163,7 +163,7 @@ class EngineCore:
         ]
         if trained is not None:
             drafters.append(trained)
-        return Speculation(drafters, max_draft=self.config.max_draft, costs=costs)
+        return Speculation(drafters, max_draft=self.config.max_draft, costs=costs, clock=self.clock)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
