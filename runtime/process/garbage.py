@@ -1,30 +1,42 @@
-"""When an engine's process runs Python's full garbage collection: while it is idle, not between two tokens.
+"""When an engine's process runs Python's full garbage collection, which stops every sequence for as long as it takes.
 
-Python itself runs it whenever the objects have grown by a quarter; with some hundreds of grammars in memory that
-stops every sequence for a third of a second.
+Python itself runs it whenever the objects have grown by a quarter, over all of them; with some hundreds of grammars in
+memory that takes a third of a second. Here each collection freezes what survives it, so the next one looks at newer
+objects only. Cycles among frozen objects are freed by a collection over everything, in an idle moment, once the frozen
+objects are twice as many as after the last one.
 """
 
 import gc
 
 NEVER = 1 << 30
 IDLE_PASSES = 10  # over young objects, 7,000 more of them each
-BUSY_PASSES = 500  # some hundred megabytes of garbage at the most
+BUSY_PASSES = 50
 
 
 class Garbage:
     """Freezes the objects that exist when it is made; ``after_step`` collects among later ones."""
 
     def __init__(self) -> None:
-        gc.collect()
-        gc.freeze()
         self._thresholds = gc.get_threshold()
+        self._collect_all()
         gc.set_threshold(*self._thresholds[:2], NEVER)
 
     def after_step(self, *, is_idle: bool) -> None:
-        if gc.get_count()[2] >= (IDLE_PASSES if is_idle else BUSY_PASSES):
+        if gc.get_count()[2] < (IDLE_PASSES if is_idle else BUSY_PASSES):
+            return
+        if is_idle and gc.get_freeze_count() > 2 * self._num_lasting:
+            self._collect_all()
+        else:
             gc.collect()
+            gc.freeze()
 
     def close(self) -> None:
         """Restore Python's own schedule."""
         gc.set_threshold(*self._thresholds)
         gc.unfreeze()
+
+    def _collect_all(self) -> None:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        self._num_lasting = gc.get_freeze_count()

@@ -1,6 +1,7 @@
 """A full garbage collection runs while the engine is idle, or when very many objects have been made."""
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -69,9 +70,45 @@ def test_cycles_dropped_meanwhile_are_freed(whole):
     garbage = Garbage()
     try:
         nodes = [Node() for _ in range(10)]
+        seen = [weakref.ref(node) for node in nodes]
         grow(garbage_module.IDLE_PASSES)  # they are old by now
         del nodes
         garbage.after_step(is_idle=True)
-        assert not any(isinstance(found, Node) for found in gc.get_objects())
+        assert not any(node() for node in seen)
+    finally:
+        garbage.close()
+
+
+def test_frozen_cycles_are_freed_in_an_idle_moment_once_there_are_many(whole):
+    class Node:
+        def __init__(self) -> None:
+            self.itself = self
+            self.others: list[list] = []
+
+    garbage = Garbage()
+    try:
+        node = Node()
+        seen = weakref.ref(node)
+        node.others = [[] for _ in range(2 * gc.get_freeze_count())]
+        grow(garbage_module.BUSY_PASSES)
+        garbage.after_step(is_idle=False)
+        del node
+        grow(garbage_module.BUSY_PASSES)
+        garbage.after_step(is_idle=False)
+        assert seen() is not None
+        before = gc.get_freeze_count()
+        grow(garbage_module.IDLE_PASSES)
+        garbage.after_step(is_idle=True)
+        assert seen() is None and gc.get_freeze_count() < before / 2
+    finally:
+        garbage.close()
+
+
+def test_a_collection_under_load_looks_at_what_is_new(whole):
+    garbage = Garbage()
+    try:
+        kept = grow(garbage_module.BUSY_PASSES)
+        garbage.after_step(is_idle=False)
+        assert gc.get_freeze_count() > len(kept) and len(gc.get_objects()) < len(kept)
     finally:
         garbage.close()
