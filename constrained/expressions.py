@@ -964,4 +964,4 @@ class Expressions:
 
 def _num_chars(word: bytes) -> int:
     """Characters of UTF-8; the rest of one that has begun counts too."""
-    return sum(b & 0xC0 != 0x80 for b in word) + (0x80 <= word[0] < 0xC0)
+    return sum(b & 0xC0 != 0x80 for b in word) + (bool(word) and 0x80 <= word[0] < 0xC0)

@@ -126,6 +126,13 @@ def test_the_lengths_of_texts_are_known(pattern: str) -> None:
             assert ex.shortest(ex.intersect(rest, ex.complement(ex.any_char))) == min(others), text
 
 
+def test_the_shortest_rest_of_a_word_that_may_have_ended_is_empty() -> None:
+    ex = Expressions()
+    words = ex.one_of([b"a", b"abc", b"ad"])
+    rest = ex.derive(words, ord("a"))
+    assert (ex.shortest(words), ex.shortest(rest), ex.shortest(ex.concat(rest, words))) == (1, 0, 1)
+
+
 def test_the_moves_of_an_expression_are_its_derivatives() -> None:
     ex = Expressions()
     patterns = [r"(\S+\s+){0,9}\S+", "(?i)[a-fé]{2,5}|x.*y", "(a|b)*(ab|cd)", "word|words|wort"]
