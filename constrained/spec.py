@@ -50,3 +50,8 @@ class GrammarError(ValueError):
 
 class GrammarTooComplex(GrammarError):
     """Compiling or walking the grammar needs more steps, states or cases than the limit."""
+
+
+def grammar_error(error: GrammarError | RecursionError) -> GrammarError:
+    """``error`` as an error of the grammar."""
+    return error if isinstance(error, GrammarError) else GrammarTooComplex("the grammar nests too deep to be followed")

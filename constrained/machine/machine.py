@@ -24,7 +24,7 @@ import numpy as np
 from ..expressions import NOTHING, Expressions
 from ..fuel import Fuel
 from ..prefixes import TokenReach
-from ..spec import GrammarError, GrammarTooComplex
+from ..spec import GrammarError, GrammarTooComplex, grammar_error
 from ..vocabulary import Vocabulary
 from . import walk
 from .item_texts import ItemReader, ItemTexts, Level, Levels
@@ -556,9 +556,9 @@ class Machine:
                     state, aux, stack, _ = self.configs[config]
                     place = self._follow(state, aux, stack, token, None)
                     after = -1 if place is None else self.config(*place)
-            except GrammarError as error:
-                self._failed_edges[(config, token)] = error.twin()
-                raise
+            except (GrammarError, RecursionError) as error:
+                self._failed_edges[(config, token)] = grammar_error(error)
+                raise self._failed_edges[(config, token)].twin() from error
             return self._remember(config, token, after)
 
     def edge(self, config: int, token: int) -> int | None:

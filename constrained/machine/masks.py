@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..spec import GrammarError
+from ..spec import GrammarError, grammar_error
 from . import walk
 from .lazy_masks import LazyMasks
 from .machine import MASK_WORK, Machine
@@ -93,9 +93,9 @@ class Masks:
                         found = self._find(config)
                         if self.machine.item_readers:
                             found = self._repeats.removed(config, found)
-                except GrammarError as error:
-                    self._failed[config] = error.twin()
-                    raise
+                except (GrammarError, RecursionError) as error:
+                    self._failed[config] = grammar_error(error)
+                    raise self._failed[config].twin() from error
                 self.known.put(config, found)
         return found
 

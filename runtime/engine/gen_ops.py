@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .programs import Programs
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -72,30 +74,20 @@ class GenOps:
             return
         grammar = None
         if op.grammar is not None:
-            future = self.compile_grammar(op.grammar)
-            if not future.done():
-                self._wait(owner, future)
+            grammar = self._taken(owner, op_state, self.compile_grammar(op.grammar))
+            if grammar is None:
                 return
-            error = future.exception()
-            if error is not None:
-                self._programs.fail_op(owner, op_state, _grammar_error(error))
-                return
-            grammar = future.result()
         if not self._has_room(owner, op_state, grammar):
             return
         count, given_back = self._to_give_back(owner, op.params)
         first = None
         if grammar is not None:
             begun = self._begun.pop(owner, None) or self._begin(owner, op, grammar, count, given_back)
-            if not begun.done():
-                self._begun[owner] = begun
-                self._wait(owner, begun)
+            first = self._taken(owner, op_state, begun)
+            if first is None:
+                if owner in self.compiling:
+                    self._begun[owner] = begun
                 return
-            error = begun.exception()
-            if error is not None:
-                self._programs.fail_op(owner, op_state, _grammar_error(error))
-                return
-            first = begun.result()
         generation = Generation(op_state, owner, now_s=self._programs.clock())
         self._give_back(owner, count, given_back)
         generation.healed = given_back.decode()
@@ -119,10 +111,17 @@ class GenOps:
                     candidate.seq, max_new=op.params.max_tokens - made, min_new=max(least - made, 0)
                 )
 
-    def _wait(self, owner: SequenceState, future: Future[Any]) -> None:
-        """Start the op again when ``future`` is done."""
-        self.compiling[owner] = future
-        owner.stop_op = partial(self._stop_waiting, owner)
+    def _taken(self, owner: SequenceState, op_state: OpState, future: Future[T]) -> T | None:
+        """What the grammar's threads have made; None if the op is started again once it is, or has failed with it."""
+        if not future.done():
+            self.compiling[owner] = future
+            owner.stop_op = partial(self._stop_waiting, owner)
+            return None
+        error = future.exception()
+        if error is not None:
+            self._programs.fail_op(owner, op_state, _grammar_error(error))
+            return None
+        return future.result()
 
     def _begin(
         self, owner: SequenceState, op: Gen, grammar: CompiledGrammar, num_given_back: int, given_back: bytes

@@ -24,7 +24,7 @@ from .adapters import with_adapters
 from .decoder import DecoderLayer, Model
 from .names import TensorNames
 
-MOST_OF_A_TABLE = 1 << 31  # numbers in the table of cosines and sines, 8 GiB
+MAX_ROPE_TABLE = 1 << 31  # numbers in the table of cosines and sines, 8 GiB
 _KV_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
@@ -39,8 +39,8 @@ def load_model(path: Path | str, config: EngineConfig) -> Model:
             where="max_seq_len",
         )
     num_positions = config.max_seq_len or trained
-    if num_positions * file.config.head_dim > MOST_OF_A_TABLE:
-        most = MOST_OF_A_TABLE // file.config.head_dim
+    if num_positions * file.config.head_dim > MAX_ROPE_TABLE:
+        most = MAX_ROPE_TABLE // file.config.head_dim
         raise InvalidParams(
             f"{file.path} was trained for {num_positions:,} positions, as it says; set max_seq_len to {most:,} or less",
             where="max_seq_len",

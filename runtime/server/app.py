@@ -218,7 +218,7 @@ def run_app(
         log_level="warning",
         access_log=False,
         ws="none",
-        timeout_keep_alive=limits.idle_s,  # type: ignore[arg-type]  # it goes to call_later
+        timeout_keep_alive=limits.idle_s,  # type: ignore[arg-type]  # declared int, given to call_later
         timeout_graceful_shutdown=GRACE_S + 2 * LAST_WORDS_S,
         server_header=False,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -31,8 +31,8 @@ class LimitedConnection(H11Protocol):
         self._wait: tuple[str, asyncio.TimerHandle] | None = None  # what the client has to send, and until when
         self._write: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
         most, address = self.limits.per_address, self.client and self.client[0]
         others = (other.client for other in self.connections if isinstance(other, LimitedConnection))
         if most and sum(client is not None and client[0] == address for client in others) > most:

@@ -7,9 +7,10 @@ import msgspec
 from ...protocol.errors import Unsupported
 from .damage import shown
 
-MOST_OF_A_SIZE = (1 << 31) - 1  # what the formats' own 32-bit fields can hold
-MOST_LAYERS = 10_000
-LAYER_KEYS = ("num_hidden_layers", "block_count")
+MAX_SIZE = (1 << 31) - 1  # what the formats' own 32-bit fields can hold
+MAX_LAYERS = 10_000
+MAX_BLOCKS = 100_000  # feed-forward blocks of all layers: one each, or its experts
+_LAYER_KEYS = ("num_hidden_layers", "block_count")
 
 
 class LinearRope(msgspec.Struct, frozen=True, tag="linear"):
@@ -95,6 +96,11 @@ class ModelConfig(msgspec.Struct, frozen=True):
             )
         if self.num_experts and self.expert_size < 1:
             raise Unsupported(f"model config: expert_size is {self.expert_size}; it must be at least 1")
+        if self.num_layers * max(1, self.num_experts) > MAX_BLOCKS:
+            raise Unsupported(
+                f"model config: {self.num_layers:,} layers of {self.num_experts:,} experts; in all there may be "
+                f"{MAX_BLOCKS:,} experts"
+            )
         if self.layer_windows and len(self.layer_windows) != self.num_layers:
             raise Unsupported(f"model config: {len(self.layer_windows)} layer windows for {self.num_layers} layers")
 
@@ -217,7 +223,7 @@ class _Reader:
             value = default
         if not isinstance(value, int) or isinstance(value, bool):
             raise Unsupported(f"{self.source}: {key} is {shown(repr(value))}; it must be one integer")
-        most = MOST_LAYERS if key in LAYER_KEYS else MOST_OF_A_SIZE
+        most = MAX_LAYERS if key in _LAYER_KEYS else MAX_SIZE
         if not 0 <= value <= most:
             raise Unsupported(f"{self.source}: {key} is {value:,}; it must be between 0 and {most:,}")
         return value

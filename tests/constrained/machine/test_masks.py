@@ -99,6 +99,22 @@ def test_a_mask_of_too_much_work_ends_its_own_text_alone(
     assert takes(grammar, "qa7xqbfy") and not takes(grammar, "qa7xqbgy")
 
 
+def test_a_mask_that_nests_too_deep_ends_its_own_text_alone(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar = fresh_compiler(vocabulary).compile(GrammarSpec("regex", "(qa[0-9]x|qb[a-f]y)z"))
+    matcher, other = grammar.matcher(), grammar.matcher()
+    assert other.mask().any() and matcher.accept(vocabulary.tokens.index(b"q"))
+
+    def nest(*_: object) -> None:
+        raise RecursionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(grammar.machine, "begin", nest)
+        assert matcher.mask().any() and "nests too deep" in str(matcher.error)
+    assert other.mask().any() and other.error is None
+
+
 def test_branches_that_overlap_too_much_end_their_own_text_alone(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:

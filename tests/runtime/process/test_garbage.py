@@ -9,6 +9,14 @@ from phloem.runtime.process import garbage as garbage_module
 from phloem.runtime.process.garbage import Garbage
 
 
+class Node:
+    """A cycle of its own."""
+
+    def __init__(self) -> None:
+        self.itself = self
+        self.others: list[list] = []
+
+
 @pytest.fixture
 def whole() -> Iterator[list[int]]:
     """A list that grows by one with each full collection."""
@@ -63,10 +71,6 @@ def test_under_load_memory_has_an_end(whole, monkeypatch):
 
 
 def test_cycles_dropped_meanwhile_are_freed(whole):
-    class Node:
-        def __init__(self) -> None:
-            self.itself = self
-
     garbage = Garbage()
     try:
         nodes = [Node() for _ in range(10)]
@@ -80,11 +84,6 @@ def test_cycles_dropped_meanwhile_are_freed(whole):
 
 
 def test_frozen_cycles_are_freed_in_an_idle_moment_once_there_are_many(whole):
-    class Node:
-        def __init__(self) -> None:
-            self.itself = self
-            self.others: list[list] = []
-
     garbage = Garbage()
     try:
         node = Node()

@@ -171,6 +171,15 @@ def test_sizes_are_checked_before_anything_is_made(fields: dict[str, Any], messa
         weights_of(folder)
 
 
+def test_experts_are_counted_before_their_tensors_are_named(tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    folder = make_tiny_model(tmp_path / "tiny", seed=0, family="qwen3_moe", **experts)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_experts": 10**6}))
+    with pytest.raises(PhloemError, match="2 layers of 1,000,000 experts; in all there may be 100,000"):
+        weights_of(folder)
+
+
 def test_a_token_id_far_beyond_the_others_is_refused(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny", seed=0)
     spec = json.loads((folder / "tokenizer.json").read_text())
