@@ -31,7 +31,6 @@ class TrieWalker:
         # A continuation byte that is not a token may leave a character incomplete; then text is walked byte by byte.
         self.has_slices = bool(vocabulary.has_byte[0x80:0xC0].all())
         self._kept: list[tuple[np.ndarray, ...]] = []  # the arrays whose addresses were handed out
-        self.text_tokens = np.zeros(0, np.int32)  # tokens of whole characters that a JSON string needs no escape for
         self.whole = self.addresses(vocabulary.trie)
 
     def addresses(self, trie: Trie) -> np.ndarray:
@@ -51,8 +50,6 @@ class TrieWalker:
             ):
                 out[slot] = array.ctypes.data
             kept += slices
-            if not self._kept:
-                self.text_tokens = slices[1]
         self._kept.append(kept)
         return out
 
