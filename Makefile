@@ -36,7 +36,7 @@ test: $(DEV_STAMP)
 soak: $(DEV_STAMP)
 	PHLOEM_SOAK_REQUESTS=100000 $(VENV)/bin/pytest tests/runtime/engine/test_soak.py -o log_cli=true -o log_cli_level=INFO
 
-# Engine processes are killed 200 times under 40 programs: about three quarters of an hour on two cores, with a line each tenth kill.
+# Engine processes are killed 200 times under 40 programs: eight to ten minutes on two cores, with a line each tenth kill.
 soak-fleet: $(DEV_STAMP)
 	PHLOEM_SOAK_KILLS=200 $(VENV)/bin/pytest tests/cluster/test_soak.py -o log_cli=true -o log_cli_level=INFO
 

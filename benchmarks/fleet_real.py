@@ -151,8 +151,8 @@ class _Talk:
                 self._run.fail(event.error)
 
 
-def share(values: Sequence[float], q: float) -> float:
-    """The ``q`` quantile, linear between values."""
+def quantile(values: Sequence[float], q: float) -> float:
+    """The ``q`` quantile of ``values``, linear between them."""
     ordered = sorted(values)
     at = q * (len(ordered) - 1)
     low = math.floor(at)
@@ -165,7 +165,7 @@ def figures(calls: Sequence[TimedCall]) -> dict[str, float]:
         "latency": [call.end_s - call.arrival_s for call in calls],
         "ttft": [call.first_s - call.arrival_s for call in calls],
     }
-    return {f"{what}_p{round(100 * q)}_s": share(times[what], q) for what in WHAT for q in (0.5, 0.99)} | {
+    return {f"{what}_p{round(100 * q)}_s": quantile(times[what], q) for what in WHAT for q in (0.5, 0.99)} | {
         "latency_mean_s": sum(times["latency"]) / len(calls)
     }
 
