@@ -22,7 +22,9 @@ from ..scheduler import SchedulerConfig
 from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
 from ..tokenizer import ModelTemplate, Tokenizer, load_chat_template, load_tokenizer
 from ..weights import open_weights, resolve_model
+from ..weights.damage import refuse_damage
 from ..weights.digest import weights_digest
+from ..weights.gguf_header import read_header
 from .sizing import measured_slots
 
 log = logging.getLogger(__name__)
@@ -57,9 +59,12 @@ def load_parts(
     isa = choose_cpu_isa(config)
     kernels.set_threads(config.num_threads)
     path = resolve_model(config.model)
+    with refuse_damage(path):
+        header = read_header(path) if path.is_file() else None  # held, so that the next three read it once
     tokenizer = load_tokenizer(path)
     template = load_chat_template(path, tokenizer)
     model = load_model(path, config)
+    del header
     if model.device.type == "cpu":
         kernels.warm_up(None if progress is None else partial(progress, "compiling kernels, once for this machine"))
         if not model.needs_torch_threads:

@@ -9,6 +9,7 @@ child -> parent:   lines of JSON on the file descriptor that is its argument: ``
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import logging
 import os
@@ -24,6 +25,7 @@ import msgspec
 from ...protocol.address import ServerKeys
 from ...protocol.errors import ErrorInfo, InternalError, PhloemError
 from ..config import EngineConfig
+from .late_import import import_late
 from .loop import run_engine
 
 PARENT_CHECK_S = 1.0
@@ -61,7 +63,13 @@ Told = Loading | Ready
 
 
 def run() -> None:
-    sys.exit(main(int(sys.argv[1])))
+    gc.disable()  # until the engine is ready: all that loading makes stays
+    import_late()
+    code = main(int(sys.argv[1]))
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is closed; taking half a million objects apart would take Python half a second
 
 
 def main(ready_fd: int) -> int:

@@ -18,8 +18,10 @@ class Garbage:
 
     def __init__(self) -> None:
         self._thresholds = gc.get_threshold()
-        self._collect_all()
+        gc.freeze()
+        self._num_lasting = gc.get_freeze_count()
         gc.set_threshold(*self._thresholds[:2], NEVER)
+        gc.enable()
 
     def after_step(self, *, is_idle: bool) -> None:
         if gc.get_count()[2] < (IDLE_PASSES if is_idle else BUSY_PASSES):

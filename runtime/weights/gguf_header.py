@@ -1,11 +1,14 @@
 """A GGUF file's metadata and the places of its tensors, without torch and without reading the tensors.
 
-A vocabulary of 150,000 tokens takes some tenths of a second, so a tokenizer can read the header too.
+A vocabulary of 150,000 tokens takes some tenths of a second, so a header is read once for tokenizer, chat template and
+weights: while somebody holds it, ``read_header`` of the same file returns it again.
 """
 
 import math
 import mmap
+import os
 import struct
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,20 +38,28 @@ class TensorPlace:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class GGUFHeader:
-    """``metadata``: numbers, strings, lists of strings, and numpy arrays for lists of numbers."""
+    """``metadata``: numbers, strings, lists of strings, and numpy arrays for lists of numbers. Shared, so read only."""
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, TensorPlace]
 
 
+_held: weakref.WeakValueDictionary[tuple[Path, int, int, int], GGUFHeader] = weakref.WeakValueDictionary()
+
+
 def read_header(path: Path | str) -> GGUFHeader:
     path = Path(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Cursor(path, data).header()
+            found = os.fstat(file.fileno())
+            key = (path, found.st_ino, found.st_size, found.st_mtime_ns)
+            header = _held.get(key)
+            if header is None:
+                _held[key] = header = _Cursor(path, data).header()
+            return header
     except (OSError, ValueError) as error:
         if isinstance(error, UnknownModel | Unsupported):
             raise

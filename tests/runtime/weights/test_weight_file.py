@@ -60,6 +60,14 @@ def test_header_reads_lists(tmp_path: Path) -> None:
     assert metadata["tokenizer.ggml.scores"].tolist() == [0.5, -1.0, 0.0, 2.0]
 
 
+def test_a_header_that_somebody_holds_is_read_once_until_the_file_changes(gguf_path: Path) -> None:
+    header = read_header(gguf_path)
+    assert read_header(gguf_path) is header
+    gguf_path.write_bytes(gguf_path.read_bytes() + b"\0")
+    again = read_header(gguf_path)
+    assert again is not header and again.tensors == header.tensors
+
+
 def test_gguf_tensors_come_as_stored(gguf_path: Path) -> None:
     weights = open_weights(gguf_path)
     gate, down = weights.tensor("blk.1.ffn_gate.weight"), weights.tensor("blk.1.ffn_down.weight")
