@@ -128,12 +128,30 @@ class ToolTemplate(msgspec.Struct, frozen=True, omit_defaults=True):
     results_between: str = ""
 
 
+class ThinkingStyle(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tags around a model's reasoning. ``is_forced``: text without ``begin`` is reasoning from its first character.
+
+    ``is_special``: the tags are special tokens, which a text shows only without ``skip_special_tokens``.
+    """
+
+    begin: str = "<think>"
+    end: str = "</think>"
+    is_forced: bool = False
+    is_special: bool = False
+
+    @property
+    def closing(self) -> str:
+        """The text that ends the reasoning where an answer would begin with it."""
+        return f"\n{self.end}\n\n" if self.is_forced else f"{self.begin}\n\n{self.end}\n\n"
+
+
 class TemplateInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """A chat template split into per-role tokens.
 
     ``default_system`` is what the template inserts when the first role is not ``system`` (empty: nothing).
     ``stop_token_ids`` end an assistant's turn. ``roles`` is empty where the template could not be split.
     ``tools`` is how the template writes tools, None where it has no tools or its format could not be derived.
+    ``thinking``: the tags of the model's reasoning; None where it has none.
     """
 
     roles: dict[str, RoleTemplate] = {}
@@ -142,6 +160,7 @@ class TemplateInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     source: str = ""
     tools: ToolTemplate | None = None
+    thinking: ThinkingStyle | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):

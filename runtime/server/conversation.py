@@ -1,12 +1,154 @@
-"""A chat request as parts of a prompt: the model's own tool format where its template has one, else a plain one."""
+"""A conversation to go on with: from the request of any chat API to a job, and from the model's text to its answer.
+
+Tools are written in the model's own format where its template has one, else in a plain one.
+"""
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from ...constrained.spec import GrammarSpec
+from ...protocol import errors
+from ...protocol.answer_splitter import AnswerSplitter
+from ...protocol.messages import ProgramSettings, ThinkingStyle
+from ...protocol.ops import Gen
+from ...protocol.sampling import SamplingParams
+from ...protocol.thinking_splitter import ThinkingSplitter
 from ...protocol.tool_format import ToolFormat
-from ..tokenizer import ModelTemplate
-from .jobs import Part
+from ..tokenizer import ModelTemplate, Tokenizer
+from .jobs import Job, Part, make_job
+from .service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """``messages`` as a template takes them; ``tools``, in the form of the OpenAI API, are those that the model sees.
+
+    ``choice``: auto, required, none, or the name of a tool. ``callable_tools``: those of ``tools`` that may be called.
+    ``grammar``: of the answer; it excludes tools. ``may_think``: False ends the model's reasoning before it begins.
+    """
+
+    messages: Sequence[dict[str, Any]]
+    tools: Sequence[dict[str, Any]] = ()
+    callable_tools: Sequence[dict[str, Any]] = ()
+    choice: str = "auto"
+    is_parallel: bool = True
+    grammar: GrammarSpec | None = None
+    may_think: bool = True
+
+    @property
+    def num_chars(self) -> int:
+        """Of all messages and tools, without what the template adds."""
+        tools = sum(len(json.dumps(tool, ensure_ascii=False)) for tool in self.tools)
+        return sum(map(_num_chars, self.messages)) + tools
+
+
+def _num_chars(message: dict[str, Any]) -> int:
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    calls = sum(len(one["name"]) + len(json.dumps(one["arguments"], ensure_ascii=False)) for one in functions)
+    return calls + sum(len(message.get(field) or "") for field in ("content", "name", "reasoning_content"))
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReader:
+    """How one answer's text is read. ``names``: the tools that it may call."""
+
+    tokenizer: Tokenizer
+    tool_format: ToolFormat
+    names: Sequence[str]
+    thinking: ThinkingStyle | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of it is text."""
+        return not self.names and self.thinking is None
+
+    def splitter(self) -> AnswerSplitter:
+        thinking = None if self.thinking is None else ThinkingSplitter(self.thinking)
+        return AnswerSplitter(thinking, self.tool_format.splitter(self.names) if self.names else None)
+
+    def num_reasoning_tokens(self, token_ids: Sequence[int], splitter: AnswerSplitter) -> int:
+        """The tokens up to the end of the reasoning that ``splitter`` has found, its tags included."""
+        if self.thinking is None or not splitter.has_reasoning:
+            return 0
+        tokenizer, end = self.tokenizer, self.thinking.end.encode()
+        seen = b""
+        for count, token in enumerate(token_ids, 1):
+            is_special = token in tokenizer.special_ids
+            shown = tokenizer.special_text(token).encode() if is_special else tokenizer.token_bytes[token]
+            seen = seen[1 - len(end) :] + shown
+            if end in seen:
+                return count
+        return len(token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The job of a conversation, and how its answers are read."""
+
+    job: Job
+    reader: AnswerReader
+
+
+class Chat:
+    """The served model in conversation: its template, its tools and its reasoning."""
+
+    def __init__(self, service: Service) -> None:
+        info = service.template.info() if service.template is not None else None
+        self._service = service
+        self._turn_ends = info.stop_token_ids if info is not None else ()
+        self._thinking = info.thinking if info is not None else None
+        self._tool_format = ToolFormat(info.tools if info is not None else None)
+
+    def ask(
+        self,
+        conversation: Conversation,
+        params: SamplingParams,
+        *,
+        settings: ProgramSettings,
+        n: int = 1,
+        stream: bool = False,
+    ) -> Asked:
+        """Raises an InvalidRequest where the model cannot go on with ``conversation``."""
+        welcome = self._service.client.welcome
+        parts, grammar, reader = self.prompt(conversation)
+        if not params.ignore_eos:
+            params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *self._turn_ends))
+        if reader.thinking is not None and reader.thinking.is_special:
+            params = msgspec.structs.replace(params, skip_special_tokens=False)
+        gen = Gen(op=0, seq=0, params=params, grammar=grammar, n=n, stream=stream)
+        return Asked(make_job([parts], [gen], settings=settings, limits=welcome.limits), reader)
+
+    def prompt(self, conversation: Conversation) -> tuple[list[Part], GrammarSpec | None, AnswerReader]:
+        """The prompt, the grammar of the answer, and how the answer is read."""
+        service, template, tools = self._service, self._service.template, conversation.tools
+        if template is None:
+            message = f"{service.model_name!r} has no chat template; send its prompt to /v1/completions"
+            raise errors.Unsupported(message, where="messages")
+        service.tokenizer.check_length(conversation.num_chars, service.client.welcome.context_len)
+        parts = conversation_parts(template, conversation.messages, tools)
+        grammar = conversation.grammar
+        if tools:
+            if grammar is not None:
+                message = (
+                    "tools and a grammar (response_format, regex, ...) exclude each other; tool_choice 'none' helps"
+                )
+                raise errors.InvalidRequest(message, where="tools")
+            grammar = self._tool_format.grammar(
+                conversation.callable_tools, conversation.choice, parallel=conversation.is_parallel
+            )
+        thinking = self._thinking
+        # A grammar that begins with the answer leaves no room for reasoning that the prompt has begun.
+        is_cut_off = grammar is not None and not (tools and conversation.choice == "auto")
+        if thinking is not None and (not conversation.may_think or (thinking.is_forced and is_cut_off)):
+            closing = service.tokenizer.split_special(thinking.closing)
+            parts += [part if isinstance(part, str) else (part,) for part in closing]
+            thinking = msgspec.structs.replace(thinking, is_forced=False)
+        names = [tool["function"]["name"] for tool in tools]
+        return parts, grammar, AnswerReader(service.tokenizer, self._tool_format, names, thinking)
 
 
 def conversation_parts(
@@ -41,7 +183,8 @@ def in_plain_words(
                 for call in message["tool_calls"]
             ]
             content = [message["content"], *calls] if message["content"] else calls
-            message = {"role": message["role"], "content": format.template.calls_between.join(content)}
+            kept = {name: value for name, value in message.items() if name != "tool_calls"}
+            message = {**kept, "content": format.template.calls_between.join(content)}
         turns.append(message)
     settle()
     if tools:

@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ...protocol.answer_splitter import AnswerEvent, AnswerSplitter, ReasoningPiece
 from ...protocol.messages import TokenLogprob
-from ...protocol.tool_format import ToolFormat
-from ...protocol.tool_splitter import ArgumentsPiece, CallBegun, CallSplitter, SplitEvent, TextPiece
+from ...protocol.tool_splitter import ArgumentsPiece, CallBegun, TextPiece
 from ..tokenizer import Tokenizer
+from .conversation import AnswerReader
 from .faults import Fault
 from .jobs import Piece, Result
 
@@ -55,7 +56,7 @@ class Header:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-def usage_of(results: Iterable[Result]) -> dict[str, Any]:
+def usage_of(results: Iterable[Result], *, reasoning_tokens: int = 0) -> dict[str, Any]:
     """Token counts over all prompts and candidates; a prompt counts once however many candidates it has."""
     prompt = cached = completion = forced = 0
     is_closed = False
@@ -74,6 +75,8 @@ def usage_of(results: Iterable[Result]) -> dict[str, Any]:
     details: dict[str, Any] = {"forced_tokens": forced} if forced else {}
     if is_closed:
         details["closed_by_budget"] = True
+    if reasoning_tokens:
+        details["reasoning_tokens"] = reasoning_tokens
     if details:
         usage["completion_tokens_details"] = details
     return usage
@@ -94,7 +97,10 @@ class _Streamed:
         return self._head + choice + self._tail
 
     def closing(self, results: Sequence[Result]) -> bytes:
-        return event({**self._fields, "usage": usage_of(results)}) + DONE if self._include_usage else DONE
+        return event({**self._fields, "usage": self._usage(results)}) + DONE if self._include_usage else DONE
+
+    def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
+        return usage_of(results)
 
 
 # -- chat -------------------------------------------------------------------------------------------------------------
@@ -156,11 +162,11 @@ class ChatForm(_Streamed):
         return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
 
 
-# -- chat with tools --------------------------------------------------------------------------------------------------
+# -- chat with tools or reasoning -------------------------------------------------------------------------------------
 
 
-class ToolChatForm(ChatForm):
-    """``names`` are those of the tools that may be called."""
+class SplitChatForm(ChatForm):
+    """``reader`` splits the text into reasoning, content and calls."""
 
     def __init__(
         self,
@@ -170,17 +176,12 @@ class ToolChatForm(ChatForm):
         n: int,
         logprobs: bool,
         include_usage: bool,
-        format: ToolFormat,
-        names: Sequence[str],
+        reader: AnswerReader,
     ) -> None:
         super().__init__(header, tokenizer, n=n, logprobs=logprobs, include_usage=include_usage)
-        self._format = format
-        self._names = names
-        self._splitters = [self._splitter() for _ in range(n)]
+        self._reader = reader
+        self._splitters = [reader.splitter() for _ in range(n)]
         self._unsent: list[list[TokenLogprob]] = [[] for _ in range(n)]
-
-    def _splitter(self) -> CallSplitter:
-        return self._format.splitter(self._names)
 
     def _call_id(self, choice: int, index: int) -> str:
         return f"call_{self._header.id.rpartition('-')[2][:24]}_{choice}_{index}"
@@ -189,7 +190,7 @@ class ToolChatForm(ChatForm):
         (result,) = results
         choices = []
         for index, (text, meta) in enumerate(zip(result.texts, result.meta.candidates, strict=True)):
-            splitter = self._splitter()
+            splitter = self._splitters[index]
             choices.append(
                 {
                     "index": index,
@@ -198,13 +199,20 @@ class ToolChatForm(ChatForm):
                     "finish_reason": _reason(meta.finish_reason, splitter),
                 }
             )
-        return encode({**self._header.fields("chat.completion"), "choices": choices, "usage": usage_of(results)})
+        return encode({**self._header.fields("chat.completion"), "choices": choices, "usage": self._usage(results)})
 
-    def _message(self, choice: int, events: Sequence[SplitEvent]) -> dict[str, Any]:
-        content = ""
+    def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
+        metas = [meta for result in results for meta in result.meta.candidates]
+        reasoning = sum(map(self._reader.num_reasoning_tokens, [meta.token_ids for meta in metas], self._splitters))
+        return usage_of(results, reasoning_tokens=reasoning)
+
+    def _message(self, choice: int, events: Sequence[AnswerEvent]) -> dict[str, Any]:
+        reasoning = content = ""
         calls: list[dict[str, Any]] = []
         for event in events:
             match event:
+                case ReasoningPiece():
+                    reasoning += event.text
                 case TextPiece():
                     content += event.text
                 case CallBegun():
@@ -214,6 +222,8 @@ class ToolChatForm(ChatForm):
                     calls[-1]["function"]["arguments"] += event.text
         message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
         message["refusal"] = None
+        if reasoning:
+            message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
         return message
@@ -238,10 +248,12 @@ class ToolChatForm(ChatForm):
             chunks.append(self._chunk_of(choice % (index, encode(_reason(meta.finish_reason, splitter)))))
         return b"".join(chunks)
 
-    def _sent(self, choice: int, events: Sequence[SplitEvent]) -> bytes:
+    def _sent(self, choice: int, events: Sequence[AnswerEvent]) -> bytes:
         chunks = []
         for event in events:
             match event:
+                case ReasoningPiece():
+                    chunks.append(self._chunk(choice, {"reasoning_content": event.text}))
                 case TextPiece():
                     chunks.append(self._chunk(choice, {"content": event.text}))
                 case CallBegun(index=index):
@@ -261,7 +273,7 @@ class ToolChatForm(ChatForm):
         return self._chunk_of(text % (choice, encode(delta), logprobs))
 
 
-def _reason(reason: str, splitter: CallSplitter) -> str:
+def _reason(reason: str, splitter: AnswerSplitter) -> str:
     return "tool_calls" if reason == "stop" and splitter.num_calls else reason
 
 

@@ -2,14 +2,11 @@
 
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
-from ...protocol import errors
 from ...protocol.ops import Gen
-from ...protocol.tool_format import ToolFormat
-from .conversation import conversation_parts
-from .forms import ChatForm, CompletionForm, Header, ToolChatForm
+from .conversation import Chat
+from .forms import ChatForm, CompletionForm, Header, SplitChatForm
 from .jobs import check_number, make_job, raw_parts
 from .response import GenerationResponse
 from .schemas import COMPLETION_MAX_TOKENS, ChatRequest, CompletionRequest, check_sampling, with_logprobs
@@ -36,9 +33,7 @@ def openai_routes(service: Service) -> APIRouter:
 
 def _add_chat(router: APIRouter, service: Service) -> None:
     welcome = service.client.welcome
-    template = service.template
-    turn_ends = template.info().stop_token_ids if template is not None else ()
-    tool_format = ToolFormat(template.info().tools if template is not None else None)
+    model = Chat(service)
 
     @router.post("/v1/chat/completions")
     async def chat(http: Request) -> Response:
@@ -46,51 +41,24 @@ def _add_chat(router: APIRouter, service: Service) -> None:
 
     def respond(request: ChatRequest, path: str) -> Response:
         adapter = service.adapter_of(request.model)
-        if template is None:
-            message = f"{service.model_name!r} has no chat template; send its prompt to /v1/completions"
-            raise errors.Unsupported(message, where="messages")
         limit = request.token_limit
         params = request.sampling(max_tokens=welcome.context_len if limit is None else limit)
         check_sampling(params, vocab_size=welcome.vocab_size, names=request.names)
-        if not params.ignore_eos:
-            params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *turn_ends))
         params = with_logprobs(params, (request.top_logprobs or 0) if request.logprobs else None)
-        tools = request.tool_schemas()
-        service.tokenizer.check_length(request.num_chars, welcome.context_len)
-        parts = conversation_parts(template, [message.for_template() for message in request.messages], tools)
-        grammar = request.grammar()
-        if tools:
-            if grammar is not None:
-                message = (
-                    "tools and a grammar (response_format, regex, ...) exclude each other; tool_choice 'none' helps"
-                )
-                raise errors.InvalidRequest(message, where="tools")
-            parallel = request.parallel_tool_calls is not False
-            grammar = tool_format.grammar(request.callable_schemas(), request.choice, parallel=parallel)
-        gen = Gen(op=0, seq=0, params=params, grammar=grammar, n=request.n or 1, stream=bool(request.stream))
-        job = make_job([parts], [gen], settings=request.settings(path, adapter=adapter), limits=welcome.limits)
+        n, is_stream = request.n or 1, bool(request.stream)
+        settings = request.settings(path, adapter=adapter)
+        asked = model.ask(request.conversation(), params, settings=settings, n=n, stream=is_stream)
 
         def form_for(program: str) -> ChatForm:
             header = Header.new("chatcmpl", program, adapter or service.model_name)
-            if tools:
-                return ToolChatForm(
-                    header,
-                    service.tokenizer,
-                    n=gen.n,
-                    logprobs=params.return_logprob,
-                    include_usage=request.include_usage,
-                    format=tool_format,
-                    names=[tool["function"]["name"] for tool in tools],
-                )
-            return ChatForm(
-                header,
-                service.tokenizer,
-                n=gen.n,
-                logprobs=params.return_logprob,
-                include_usage=request.include_usage,
+            logprobs, usage = params.return_logprob, request.include_usage
+            if asked.reader.is_plain:
+                return ChatForm(header, service.tokenizer, n=n, logprobs=logprobs, include_usage=usage)
+            return SplitChatForm(
+                header, service.tokenizer, n=n, logprobs=logprobs, include_usage=usage, reader=asked.reader
             )
 
-        return GenerationResponse(service.bridge, job, form_for, stream=gen.stream, metrics=service.metrics)
+        return GenerationResponse(service.bridge, asked.job, form_for, stream=is_stream, metrics=service.metrics)
 
 
 def _add_completions(router: APIRouter, service: Service) -> None:

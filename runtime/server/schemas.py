@@ -17,6 +17,7 @@ from ...protocol import errors
 from ...protocol.messages import Limits, ProgramSettings
 from ...protocol.sampling import FIELDS, SamplingParams
 from ...protocol.sampling import Field as SamplingField
+from .conversation import Conversation
 
 MAX_ITEMS = Limits().max_ops_per_submit  # messages or prompts of a request: each makes at least one operation
 MAX_IDS = 1 << 20  # token ids of one prompt that are read at all; the context is usually shorter
@@ -290,6 +291,7 @@ class ChatMessage(Strict):
     role: Annotated[str, AfterValidator(_known_role)]
     content: str | list[Annotated[dict[str, Any], AfterValidator(_text_of_part)]] | None = None
     name: str | None = None
+    reasoning_content: str | None = None
     refusal: Annotated[Any, unserved()] = None
     annotations: Annotated[Any, unserved([])] = None
     audio: Annotated[Any, unserved()] = None
@@ -303,15 +305,11 @@ class ChatMessage(Strict):
             raise PydanticCustomError("content", "a message needs content")
         if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError("tool_calls", "tool_calls belong to the assistant")
+        if self.reasoning_content and self.role != "assistant":
+            raise PydanticCustomError("reasoning_content", "reasoning_content belongs to the assistant")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise PydanticCustomError("tool_call_id", "tool_call_id goes with role 'tool', and only with it")
         return self
-
-    @property
-    def num_chars(self) -> int:
-        calls = sum(len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ())
-        content = len(self.content) if isinstance(self.content, str) else sum(map(len, map(str, self.content or ())))
-        return content + len(self.name or "") + calls
 
     def for_template(self) -> dict[str, Any]:
         content = self.content if isinstance(self.content, str) else "".join(map(str, self.content or ()))
@@ -319,6 +317,8 @@ class ChatMessage(Strict):
         message: dict[str, Any] = {"role": role, "content": content}
         if self.name:
             message["name"] = self.name
+        if self.reasoning_content:
+            message["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
@@ -363,6 +363,7 @@ class ChatRequest(OpenAISampling):
     tools: Annotated[list[ToolEntry], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[Any, unserved("none")] = None  # "none" closes the model's reasoning
     # accepted and ignored: they describe the request, not the answer
     metadata: Any = None
     safety_identifier: Any = None
@@ -376,7 +377,6 @@ class ChatRequest(OpenAISampling):
     moderation: Annotated[Any, unserved()] = None
     prediction: Annotated[Any, unserved()] = None
     prompt_cache_options: Annotated[Any, unserved()] = None
-    reasoning_effort: Annotated[Any, unserved("none")] = None
     service_tier: Annotated[Any, unserved("auto", "default")] = None
     store: Annotated[Any, unserved(False)] = None
     verbosity: Annotated[Any, unserved("medium")] = None
@@ -424,11 +424,16 @@ class ChatRequest(OpenAISampling):
         allowed = {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
         return [tool for tool in self.tool_schemas() if tool["function"]["name"] in allowed]
 
-    @property
-    def num_chars(self) -> int:
-        """Of all messages and tools, without what the template adds."""
-        messages = sum(message.num_chars for message in self.messages)
-        return messages + sum(len(json.dumps(tool, ensure_ascii=False)) for tool in self.tool_schemas())
+    def conversation(self) -> Conversation:
+        return Conversation(
+            [message.for_template() for message in self.messages],
+            tools=self.tool_schemas(),
+            callable_tools=self.callable_schemas(),
+            choice=self.choice,
+            is_parallel=self.parallel_tool_calls is not False,
+            grammar=self.grammar(),
+            may_think=self.reasoning_effort != "none",
+        )
 
     @property
     def names(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -18,7 +19,6 @@ from ...protocol.engine_client import EngineClient
 from ..tokenizer import ModelTemplate, Tokenizer
 from .bridge import Bridge
 from .faults import Fault, HttpError, of_validation
-from .forms import encode
 from .metrics import ServerMetrics
 
 LONG_BODY_BYTES = 16_000  # a longer body is read, rendered and tokenized on a thread
@@ -121,7 +121,7 @@ async def disconnected(receive: Receive) -> None:
 
 
 def json_response(value: Any, *, status: int = 200) -> Response:
-    return Response(encode(value), status, media_type="application/json")
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 def fault_response(fault: Fault) -> Response:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from ...protocol.errors import InvalidRequest
 from ...protocol.messages import RoleTemplate, TemplateInfo
+from .thinking import find_thinking
 from .tokenizer import Tokenizer
 from .tool_split import NotSplit, Renderer, split_tools
 
@@ -24,12 +25,13 @@ _CONTENTS = ("Hello there", "2 + 2 = 4.", "Why?\nTell me\n- one\n- two", "(42)",
 
 def split_template(template: Renderer, tokenizer: Tokenizer) -> TemplateInfo:
     stop_ids = set(tokenizer.eos_ids)
+    thinking = find_thinking(template, tokenizer)
     try:
         found = _RoleProbe(template, tokenizer)
         roles, lead = found.roles(), found.lead
     except (NotSplit, InvalidRequest) as error:
         log.info("the chat template is rendered whole for each turn: %s", error)
-        return TemplateInfo(stop_token_ids=tuple(sorted(stop_ids)), source=template.source)
+        return TemplateInfo(stop_token_ids=tuple(sorted(stop_ids)), source=template.source, thinking=thinking)
     ends_turn = [i for i in roles["assistant"].suffix if i in tokenizer.special_ids]
     stop_ids.update(ends_turn[:1])
     return TemplateInfo(
@@ -39,6 +41,7 @@ def split_template(template: Renderer, tokenizer: Tokenizer) -> TemplateInfo:
         stop_token_ids=tuple(sorted(stop_ids)),
         source=template.source,
         tools=split_tools(template, tokenizer, roles),
+        thinking=thinking,
     )
 
 

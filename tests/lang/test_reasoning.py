@@ -2,8 +2,9 @@
 
 import pytest
 from phloem import assistant, function, gen, separate_reasoning, user
-from phloem.lang.reasoning import STYLES, Splitter
+from phloem.lang.reasoning import STYLES
 from phloem.protocol import errors
+from phloem.protocol.thinking_splitter import ThinkingSplitter
 
 THOUGHT = "<think>\nlet me see\n</think>\n\nfour"
 
@@ -59,7 +60,7 @@ def test_reasoning_is_separated_while_it_streams(connect):
 )
 def test_a_tag_may_be_split_between_chunks(model, text, reasoning, answer):
     for size in (1, 2, 3, 5, 100):
-        splitter = Splitter(STYLES[model])
+        splitter = ThinkingSplitter(STYLES[model])
         parts = [splitter.push(text[i : i + size]) for i in range(0, len(text), size)] + [splitter.finish()]
         assert "".join(r for r, _ in parts) == reasoning, size
         assert "".join(a for _, a in parts) == answer, size

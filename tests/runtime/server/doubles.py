@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import uvicorn
 from phloem.protocol import errors, messages, ops
 from phloem.protocol.client import Client
@@ -33,6 +34,8 @@ class WordTokenizer:
     bos_id = None
     max_token_bytes = 100
     check_length = Tokenizer.check_length
+    special_ids = frozenset(SPECIAL_TEXT)
+    special_text = staticmethod(SPECIAL_TEXT.__getitem__)
 
     def __init__(self) -> None:
         self.token_bytes = [b""] * self.vocab_size
@@ -46,12 +49,18 @@ class WordTokenizer:
             self._texts[piece_id(piece)] = piece
         return [piece_id(piece) for piece in pieces_of(text)]
 
+    def split_special(self, text: str) -> list[str | int]:
+        return [text]
+
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
         return "".join(self._texts[i] for i in ids)
 
 
 class ChatML:
-    """The string engine's chat template."""
+    """The string engine's chat template; ``thinking``: the tags of a model that reasons."""
+
+    def __init__(self, thinking: messages.ThinkingStyle | None = None) -> None:
+        self._info = msgspec.structs.replace(CHATML, thinking=thinking)
 
     def render(
         self, messages: list[dict[str, Any]], *, tools: None = None, add_generation_prompt: bool = True
@@ -65,7 +74,7 @@ class ChatML:
         return parts
 
     def info(self) -> messages.TemplateInfo:
-        return CHATML
+        return self._info
 
 
 class ScriptedClient:
