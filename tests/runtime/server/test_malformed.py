@@ -180,6 +180,7 @@ class CountingTokenizer(WordTokenizer):
 
 class CountingTemplate(ChatML):
     def __init__(self, work: Work) -> None:
+        super().__init__()
         self.work = work
 
     def render(self, messages: list[dict[str, Any]], **options: Any) -> list[Any]:
