@@ -7,7 +7,7 @@ import re
 import secrets
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -21,6 +21,7 @@ from ...protocol.engine_client import EngineClient
 from ..config import ConnectionLimits
 from ..tokenizer import ModelTemplate, Tokenizer
 from . import faults
+from .anthropic_routes import anthropic_routes
 from .bridge import Bridge
 from .connection import connection_class
 from .listener import url_of
@@ -79,6 +80,7 @@ def create_app(
     app = FastAPI(title="Phloem", openapi_url=None, lifespan=lifespan)
     app.state.service = service
     app.include_router(openai_routes(service))
+    app.include_router(anthropic_routes(service))
     app.include_router(native_routes(service))
     app.include_router(operator_routes(service))
     app.include_router(program_routes(service))
@@ -128,7 +130,7 @@ class Gate:
         self._metrics.in_flight.inc()
         try:
             if fault is not None:
-                await fault_response(fault)(scope, receive, counted)
+                await fault_response(fault, scope)(scope, receive, counted)
             else:
                 await self._app(scope, receive, counted)
         except asyncio.CancelledError:  # by the server's end alone, which waits no longer
@@ -147,10 +149,15 @@ class Gate:
             return faults.Fault(403, message, "permission_error", code="host_not_allowed")
         if self._token is None or scope["path"] in OPEN_PATHS:
             return None
-        if not secrets.compare_digest(headers.get(b"authorization", b""), self._token):
-            message = "missing or wrong API key; send it as 'Authorization: Bearer KEY'"
+        if not secrets.compare_digest(_authorization(headers), self._token):
+            message = "missing or wrong API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
             return faults.Fault(401, message, "authentication_error", code="invalid_api_key")
         return None
+
+
+def _authorization(headers: Mapping[bytes, bytes]) -> bytes:
+    """``Bearer KEY``, also where the key came as ``x-api-key``, as Anthropic's clients send it."""
+    return headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
 
 
 class _Server(uvicorn.Server):
@@ -232,18 +239,18 @@ async def _on_phloem_error(request: Request, error: Exception) -> Response:
     if fault.status >= 500:
         kind, request_id = type(error).__name__, request.state.request_id
         logger.error("%s %s (%s): %s: %s", request.method, request.url.path, request_id, kind, error.message)
-    return fault_response(fault)
+    return fault_response(fault, request.scope)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, faults.HttpError)
-    return fault_response(error.fault)
+    return fault_response(error.fault, request.scope)
 
 
 async def _on_routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return fault_response(faults.Fault(error.status_code, message, code="unknown_url"))
+    return fault_response(faults.Fault(error.status_code, message, code="unknown_url"), request.scope)
 
 
 async def _on_wrong_query(request: Request, error: Exception) -> Response:
@@ -252,9 +259,11 @@ async def _on_wrong_query(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     name = str(first["loc"][-1])
     message = f"{name}={str(first['input'])[:60]!r}: {first['msg'].replace('Input should be', 'must be')}"
-    return fault_response(faults.Fault(400, message, param=name, code="invalid_value"))
+    return fault_response(faults.Fault(400, message, param=name, code="invalid_value"), request.scope)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     """uvicorn logs the trace."""
-    return fault_response(faults.Fault(500, "internal error; the server's log has its trace", "server_error"))
+    return fault_response(
+        faults.Fault(500, "internal error; the server's log has its trace", "server_error"), request.scope
+    )

@@ -29,6 +29,7 @@ class Conversation:
 
     ``choice``: auto, required, none, or the name of a tool. ``callable_tools``: those of ``tools`` that may be called.
     ``grammar``: of the answer; it excludes tools. ``may_think``: False ends the model's reasoning before it begins.
+    ``prefill``: the text with which the answer begins, which ends the reasoning too.
     """
 
     messages: Sequence[dict[str, Any]]
@@ -38,6 +39,7 @@ class Conversation:
     is_parallel: bool = True
     grammar: GrammarSpec | None = None
     may_think: bool = True
+    prefill: str = ""
 
     @property
     def num_chars(self) -> int:
@@ -103,6 +105,11 @@ class Chat:
         self._thinking = info.thinking if info is not None else None
         self._tool_format = ToolFormat(info.tools if info is not None else None)
 
+    @property
+    def can_think(self) -> bool:
+        """Whether the model writes its reasoning between tags."""
+        return self._thinking is not None
+
     def ask(
         self,
         conversation: Conversation,
@@ -143,10 +150,13 @@ class Chat:
         thinking = self._thinking
         # A grammar that begins with the answer leaves no room for reasoning that the prompt has begun.
         is_cut_off = grammar is not None and not (tools and conversation.choice == "auto")
-        if thinking is not None and (not conversation.may_think or (thinking.is_forced and is_cut_off)):
+        is_unwanted = not conversation.may_think or bool(conversation.prefill)
+        if thinking is not None and (is_unwanted or (thinking.is_forced and is_cut_off)):
             closing = service.tokenizer.split_special(thinking.closing)
             parts += [part if isinstance(part, str) else (part,) for part in closing]
             thinking = msgspec.structs.replace(thinking, is_forced=False)
+        if conversation.prefill:
+            parts.append(conversation.prefill)
         names = [tool["function"]["name"] for tool in tools]
         return parts, grammar, AnswerReader(service.tokenizer, self._tool_format, names, thinking)
 

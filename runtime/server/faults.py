@@ -1,4 +1,4 @@
-"""Errors as HTTP: the status, the OpenAI-shaped body and the headers each error is answered with.
+"""Errors as HTTP: the status, the body (OpenAI's or Anthropic's shape) and the headers each error is answered with.
 
 InvalidRequest 400 (UnknownModel 404, PromptTooLong 400 ``context_length_exceeded``)   Overloaded 429 + Retry-After
 Cancelled 499   DeadlineExceeded 504   EngineLost 503 + Retry-After   everything else 500
@@ -38,6 +38,12 @@ class Fault:
             {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
         )
 
+    def messages_body(self, request_id: str | None = None) -> bytes:
+        """The body in the shape of Anthropic's API."""
+        kind = _MESSAGES_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        error = {"type": kind, "message": self.message}
+        return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
+
     @property
     def headers(self) -> dict[str, str]:
         if (least_s := LEAST_RETRY_AFTER_S.get(self.status)) is not None:
@@ -45,6 +51,16 @@ class Fault:
         return {"www-authenticate": "Bearer"} if self.status == 401 else {}
 
 
+_MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _TYPE_NAMES = ("str", "int", "float", "bool")
 _FIELD_NAME = re.compile(r"[a-z0-9_]+")
 

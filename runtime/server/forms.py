@@ -22,22 +22,21 @@ encode = msgspec.json.encode
 
 
 class Form(Protocol):
-    """One endpoint's answer as bytes. A stream is ``opening``, ``piece`` and ``result`` as they come, ``closing``."""
+    """One endpoint's answer as bytes. A stream is ``opening``, ``piece`` and ``result`` as they come, ``closing``.
+
+    ``failure`` ends a stream that fails after it has begun.
+    """
 
     def whole(self, results: Sequence[Result]) -> bytes: ...
     def opening(self) -> bytes: ...
     def piece(self, piece: Piece) -> bytes: ...
     def result(self, result: Result) -> bytes: ...
     def closing(self, results: Sequence[Result]) -> bytes: ...
+    def failure(self, fault: Fault) -> bytes: ...
 
 
 def event(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
-
-
-def failure(fault: Fault) -> bytes:
-    """The last chunk of a stream that fails after it has begun."""
-    return b"data: " + fault.body + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,12 @@ def usage_of(results: Iterable[Result], *, reasoning_tokens: int = 0) -> dict[st
     return usage
 
 
-class _Streamed:
+class _Failing:
+    def failure(self, fault: Fault) -> bytes:
+        return b"data: " + fault.body + b"\n\n"
+
+
+class _Streamed(_Failing):
     """Stream chunks of one answer; the part that is the same in each chunk is encoded once."""
 
     def __init__(self, header: Header, kind: str, *, include_usage: bool) -> None:
@@ -363,7 +367,7 @@ def finite(logprob: float | None) -> float | None:
 # -- /generate --------------------------------------------------------------------------------------------------------
 
 
-class NativeForm:
+class NativeForm(_Failing):
     """``counts``: candidates of each prompt. Answers are listed prompt by prompt, candidate by candidate."""
 
     def __init__(self, id: str, *, counts: Sequence[int], is_batch: bool, logprobs: bool, with_text: bool) -> None:

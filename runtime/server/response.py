@@ -13,7 +13,7 @@ from ...protocol import errors
 from ...protocol.messages import Delta
 from . import faults
 from .bridge import Bridge, BridgedCall
-from .forms import Form, failure
+from .forms import Form
 from .jobs import Job, Piece, Result, RunningJob
 from .metrics import ServerMetrics
 from .service import disconnected
@@ -70,7 +70,7 @@ class GenerationResponse(Response):
                 body = b""
                 events = await generation.events()
         except errors.PhloemError as error:
-            body = failure(faults.of_error(error))
+            body = form.failure(faults.of_error(error))
         else:
             results.sort(key=lambda result: result.prompt)
             body = form.closing(results)

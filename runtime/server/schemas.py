@@ -62,13 +62,14 @@ _NATIVE: _Rows = {
     field.native: field for field in FIELDS if field.part == "params" and not field.is_beside and field.native
 }
 _BESIDE_NATIVE: _Rows = {field.native: field for field in FIELDS if field.is_beside and field.native}
+MESSAGES_ROWS: _Rows = {field.anthropic: field for field in FIELDS if field.part == "params" and field.anthropic}
 # our names of the sampling parameters -> those of /generate
 NATIVE_NAMES = {field.name: name for name, field in (_NATIVE | _BESIDE_NATIVE).items()}
 
 _JSON_TYPES: dict[Any, Any] = {tuple[str, ...]: str | list[str], tuple[int, ...]: list[int]}
 
 
-def _with_rows(name: str, base: type[Strict], rows: _Rows, *, has_defaults: bool) -> Any:
+def with_rows(name: str, base: type[Strict], rows: _Rows, *, has_defaults: bool) -> Any:
     """``base`` with a field per row; lists and dicts, and all rows if not ``has_defaults``, default to null."""
     made: dict[str, Any] = {}
     for theirs, row in rows.items():
@@ -78,7 +79,7 @@ def _with_rows(name: str, base: type[Strict], rows: _Rows, *, has_defaults: bool
     return create_model(name, __base__=base, **made)
 
 
-def _given(request: Strict, rows: _Rows) -> dict[str, Any]:
+def given(request: Strict, rows: _Rows) -> dict[str, Any]:
     """The parameters that ``request`` sets, by our names."""
     values = [(row, getattr(request, theirs)) for theirs, row in rows.items() if row.part == "params"]
     return {
@@ -99,7 +100,7 @@ class _Grammars(Strict):
         return one_grammar(given, self.grammar_options)
 
 
-class OpenAISampling(_with_rows("OpenAIFields", _Grammars, _OPENAI, has_defaults=False)):  # type: ignore[misc]
+class OpenAISampling(with_rows("OpenAIFields", _Grammars, _OPENAI, has_defaults=False)):  # type: ignore[misc]
     """The sampling fields of both OpenAI endpoints, with our extensions. null means the default."""
 
     model: str | None = None
@@ -121,7 +122,7 @@ class OpenAISampling(_with_rows("OpenAIFields", _Grammars, _OPENAI, has_defaults
 
     def sampling(self, *, max_tokens: int) -> SamplingParams:
         """The parameters for the engine. ``max_tokens``: the endpoint's default."""
-        return SamplingParams(**{**_given(self, _OPENAI), "max_tokens": max_tokens})
+        return SamplingParams(**{**given(self, _OPENAI), "max_tokens": max_tokens})
 
     def settings(self, name: str, *, adapter: str = "") -> ProgramSettings:
         """The program settings. ``name``: the label of these requests in the metrics."""
@@ -213,7 +214,7 @@ class NamedChoice(Strict):
     function: ChosenFunction
 
 
-def _depth(text: str) -> int:
+def depth_of(text: str) -> int:
     """The deepest nesting of a JSON text; brackets inside its strings count too."""
     depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", text):
@@ -244,7 +245,7 @@ class WrittenFunction(Strict):
             is_object = isinstance(json.loads(self.arguments), dict)
         except (ValueError, RecursionError):
             is_object = False
-        if not is_object or _depth(self.arguments) > MAX_DEPTH:
+        if not is_object or depth_of(self.arguments) > MAX_DEPTH:
             message = f"arguments must be a JSON object, as text, nested at most {MAX_DEPTH} deep"
             raise PydanticCustomError("arguments", "{message}", {"message": message})
         return self
@@ -498,7 +499,7 @@ def as_prompts(value: str | list[str] | list[int] | list[list[int]], name: str) 
 # -- /generate --------------------------------------------------------------------------------------------------------
 
 
-class NativeSampling(_with_rows("NativeFields", _Grammars, _NATIVE, has_defaults=True)):  # type: ignore[misc]
+class NativeSampling(with_rows("NativeFields", _Grammars, _NATIVE, has_defaults=True)):  # type: ignore[misc]
     n: Annotated[int, Field(ge=1)] = 1
     # known fields of the API that the server does not support
     structural_tag: Annotated[Any, unserved()] = None
@@ -509,10 +510,10 @@ class NativeSampling(_with_rows("NativeFields", _Grammars, _NATIVE, has_defaults
 
     def sampling(self, request: "GenerateRequest") -> SamplingParams:
         """The parameters for the engine, including those at the top level of ``request``."""
-        return SamplingParams(**_given(self, _NATIVE), **_given(request, _BESIDE_NATIVE))
+        return SamplingParams(**given(self, _NATIVE), **given(request, _BESIDE_NATIVE))
 
 
-class GenerateRequest(_with_rows("BesideSampling", Strict, _BESIDE_NATIVE, has_defaults=True)):  # type: ignore[misc]
+class GenerateRequest(with_rows("BesideSampling", Strict, _BESIDE_NATIVE, has_defaults=True)):  # type: ignore[misc]
     text: str | Texts | None = None
     input_ids: TokenIds | IdLists | None = None
     sampling_params: NativeSampling | list[NativeSampling] | None = None

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from ...cluster.supervisor import Replica
 from ...protocol import errors
@@ -124,5 +124,8 @@ def json_response(value: Any, *, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def fault_response(fault: Fault) -> Response:
-    return Response(fault.body, fault.status, fault.headers, media_type="application/json")
+def fault_response(fault: Fault, scope: Scope) -> Response:
+    """The answer to the request of ``scope``, in the shape of the API that it speaks."""
+    is_messages = scope["path"].startswith("/v1/messages")
+    body = fault.messages_body(scope["state"]["request_id"]) if is_messages else fault.body
+    return Response(body, fault.status, fault.headers, media_type="application/json")

@@ -1,0 +1,56 @@
+"""Anthropic's Messages API: ``/v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from fastapi import APIRouter, Request, Response
+
+from ...cluster.prompts import first_prompt
+from ...protocol import errors
+from ...protocol.messages import ProgramSettings
+from ...protocol.sampling import SamplingParams
+from .anthropic_forms import MessageForm
+from .anthropic_schemas import CountRequest, MessagesRequest
+from .conversation import Chat
+from .response import GenerationResponse
+from .schemas import check_sampling
+from .service import Service, json_response
+
+
+def anthropic_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+    welcome = service.client.welcome
+    model = Chat(service)
+
+    @router.post("/v1/messages")
+    async def messages(http: Request) -> Response:
+        return await service.respond(http, MessagesRequest, lambda request: respond(request, http.url.path))
+
+    def respond(request: MessagesRequest, path: str) -> Response:
+        adapter = service.adapter_of(request.model)
+        params = request.sampling()
+        check_sampling(params, vocab_size=welcome.vocab_size, names={"stop": "stop_sequences"})
+        check_thinking(request)
+        settings = request.settings(path, adapter=adapter)
+        asked = model.ask(request.conversation(), params, settings=settings, stream=bool(request.stream))
+
+        def form_for(program: str) -> MessageForm:
+            return MessageForm(program, adapter or service.model_name, asked.reader, max_tokens=params.max_tokens)
+
+        return GenerationResponse(
+            service.bridge, asked.job, form_for, stream=bool(request.stream), metrics=service.metrics
+        )
+
+    def check_thinking(request: CountRequest) -> None:
+        if request.thinking is not None and request.thinking.type == "adaptive" and not model.can_think:
+            message = "thinking: this model does not reason between tags; leave it out, or send type 'disabled'"
+            raise errors.Unsupported(message, where="thinking")
+
+    @router.post("/v1/messages/count_tokens")
+    async def count_tokens(http: Request) -> Response:
+        return await service.respond(http, CountRequest, count)
+
+    def count(request: CountRequest) -> Response:
+        service.adapter_of(request.model)
+        check_thinking(request)
+        asked = model.ask(request.conversation(), SamplingParams(), settings=ProgramSettings())
+        return json_response({"input_tokens": len(first_prompt(asked.job.ops, service.tokenizer))})
+
+    return router
