@@ -1,4 +1,4 @@
-"""The command ``phloem``: pull, serve, engine, top, bench, plan, train-drafter, grammar, doctor.
+"""The command ``phloem``: pull, serve, keys, engine, top, bench, plan, train-drafter, grammar, doctor.
 
 Only this module prints. Each command is a call that a program could make as well.
 """
@@ -96,6 +96,8 @@ def _serve(args: argparse.Namespace) -> int:
             host=args.host,
             port=args.port,
             api_key=_api_key(args),
+            key_file=args.key_file,
+            max_concurrent=args.max_concurrent,
             model_name=args.model_name,
             cors_origins=args.cors_origin,
             replicas=args.replicas,
@@ -110,6 +112,17 @@ def _serve(args: argparse.Namespace) -> int:
             on_ready=on_ready,
             progress=progress,
         )
+
+
+def _new_key(args: argparse.Namespace) -> int:
+    from .runtime.server.tenants import check_name, hash_of, new_key
+
+    check_name(args.name)
+    key = new_key()
+    print(f"{key}\n")
+    print("The key is shown this once. For the key file, where the tenant has no table yet:\n")
+    print(f'[tenants."{args.name}"]\nkeys = ["{hash_of(key)}"]')
+    return _OK
 
 
 def _engine(args: argparse.Namespace) -> int:
@@ -312,6 +325,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_pull(commands)
     _add_serve(commands)
+    _add_keys(commands)
     _add_engine(commands)
     _add_top(commands)
     _add_bench(commands)
@@ -344,6 +358,9 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument("--port", type=parse_port, default=8000, help="port to listen on (default: %(default)s)")
     serve.add_argument("--api-key", help="refuse requests without this key (default: $PHLOEM_API_KEY, or none)")
+    serve.add_argument(
+        "--key-file", type=Path, metavar="FILE", help="keys and limits of several tenants; SIGHUP reads it again"
+    )
     serve.add_argument("--model-name", help="the model's name in requests (default: MODEL)")
     cors = serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
     cors.help = "origin of web pages that may send requests; may be repeated"
@@ -379,6 +396,25 @@ def _add_connection_flags(serve: argparse.ArgumentParser) -> None:
         metavar="N",
         help="open connections of one address; 0: any number (default: %(default)s)",
     )
+    group.add_argument(
+        "--max-concurrent",
+        type=parse_count,
+        default=0,
+        metavar="N",
+        help="requests that are answered at once, waiting ones included; 0: any number (default: %(default)s)",
+    )
+
+
+def _add_keys(commands: Any) -> None:
+    keys = commands.add_parser("keys", help="make keys for tenants", description="Make keys for a server's key file.")
+    actions = keys.add_subparsers(title="actions", metavar="ACTION", required=True)
+    new = actions.add_parser(
+        "new",
+        help="make a key",
+        description="Print a new key, once, and the lines for the file of `phloem serve --key-file`.",
+    )
+    new.add_argument("name", metavar="NAME", help="the tenant")
+    new.set_defaults(run=_new_key)
 
 
 def _add_engine(commands: Any) -> None:

@@ -64,6 +64,10 @@ class Overloaded(PhloemError):
         return msgspec.structs.replace(super().info(), retry_after_s=self.retry_after_s)
 
 
+class RateLimited(Overloaded):
+    """A limit of the key that sent the request is reached. ``retry_after_s``: when the request fits again."""
+
+
 class Cancelled(PhloemError):
     """Ended by the client."""
 

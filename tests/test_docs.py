@@ -229,7 +229,8 @@ def test_every_operation_and_message_is_in_the_protocols_page():
 @pytest.mark.model
 def test_metrics_that_are_named_exist(runtime):
     page = (ROOT / "docs" / "operations.md").read_text()
-    metrics = importlib.import_module("phloem.runtime.server.metrics").ServerMetrics()
+    keys = importlib.import_module("phloem.runtime.server.tenants").Keys({})
+    metrics = importlib.import_module("phloem.runtime.server.metrics").ServerMetrics(keys)
     runtime.generate("One, two, one, two, one,", max_tokens=2)
     text = metrics.text({"0": runtime.metrics()}).decode()
     known = set(re.findall(r"^(?:# TYPE )?(phloem_\w+)", text, re.MULTILINE))

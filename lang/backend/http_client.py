@@ -35,6 +35,7 @@ _KIND_OF_CODE = {
     "body_too_large": "LimitExceeded",
     "unsupported": "Unsupported",
     "overloaded": "Overloaded",
+    "rate_limit_exceeded": "RateLimited",
     "cancelled": "Cancelled",
     "deadline_exceeded": "DeadlineExceeded",
     "engine_lost": "EngineLost",

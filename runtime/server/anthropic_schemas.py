@@ -22,6 +22,7 @@ from .schemas import (
     unserved,
     with_rows,
 )
+from .tenants import tenant_of_user
 
 JOINT = "\n"  # between neighbouring messages of one role, which become one turn
 _NAME = Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")
@@ -321,5 +322,7 @@ class MessagesRequest(with_rows("MessagesFields", CountRequest, MESSAGES_ROWS, h
 
     def settings(self, name: str, *, adapter: str = "") -> ProgramSettings:
         return ProgramSettings(
-            tenant=(self.metadata.user_id if self.metadata is not None else None) or "", adapter=adapter, name=name
+            tenant=tenant_of_user(self.metadata.user_id if self.metadata is not None else None),
+            adapter=adapter,
+            name=name,
         )

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import re
-import secrets
 import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -31,12 +30,17 @@ from .openai_routes import openai_routes
 from .operator_routes import operator_routes
 from .program_routes import program_routes
 from .service import Service, Supervised, fault_response
+from .tenants import Account, Keys, Sender, presented_key, set_sender
 
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # a client's own; another is replaced
 
 OPEN_PATHS = ("/health", "/health/live")
+# What every key opens. The other paths show or change what all tenants share, so they need an operator's key.
+TENANT_PATHS = re.compile(
+    r"/|/v1/.*|/generate|/tokenize|/detokenize|/rerank|/usage|/get_model_info|/version|/openapi\.json|/docs"
+)
 GRACE_S = 5  # for running answers to end when the server stops
 LAST_WORDS_S = 1  # for their errors to be sent after that
 
@@ -48,6 +52,8 @@ def create_app(
     *,
     model_name: str,
     api_key: str | None = None,
+    keys: Keys | None = None,
+    max_concurrent: int = 0,
     hosts: Collection[str] = (),
     cors_origins: Collection[str] = (),
     max_body_bytes: int | None = None,
@@ -55,18 +61,22 @@ def create_app(
 ) -> FastAPI:
     """An application that answers through ``client``; the caller closes the client.
 
-    Without a ``template`` (a base model) chat requests are refused. ``hosts``: host names that requests may use (empty:
-    any). ``cors_origins``: web origins that may call (none). ``max_body_bytes``: the engine's limit for one submit.
+    Without a ``template`` (a base model) chat requests are refused. ``keys``: who may call; ``api_key`` is short for
+    one key without limits. ``max_concurrent``: requests that may be answered at once, 0: any number. ``hosts``: host
+    names that requests may use (empty: any). ``cors_origins``: web origins that may call (none). ``max_body_bytes``:
+    the engine's limit for one submit.
     ``supervisor``: of the client's engines, for the pages of operators.
     """
-    metrics = ServerMetrics()
+    keys = keys or (Keys.of_one(api_key) if api_key else Keys({}))
+    keys.check_models((model_name, *client.welcome.adapters))
+    metrics = ServerMetrics(keys)
     service = Service(
         client=client,
         tokenizer=tokenizer,
         template=template,
         model_name=model_name,
         max_body_bytes=client.welcome.limits.max_submit_bytes if max_body_bytes is None else max_body_bytes,
-        bridge=Bridge(client),
+        bridge=Bridge(client, model_name),
         metrics=metrics,
         supervisor=supervisor,
     )
@@ -89,7 +99,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _on_routing_error)
     app.add_exception_handler(RequestValidationError, _on_wrong_query)
     app.add_exception_handler(Exception, _on_bug)
-    app.add_middleware(Gate, api_key=api_key, hosts=hosts, metrics=metrics)
+    app.add_middleware(Gate, keys=keys, hosts=hosts, metrics=metrics, max_concurrent=max_concurrent)
     if cors_origins:  # outside the gate: a browser's preflight carries no key
         app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"])
     return app
@@ -99,14 +109,18 @@ class Gate:
     """ASGI middleware. ``hosts``: the names by which requests may call this server (empty: any).
 
     Without a key, a server on loopback answers only to loopback names: a web page that has bound its own name to
-    127.0.0.1 (DNS rebinding) gets nothing.
+    127.0.0.1 (DNS rebinding) gets nothing. Limits count POST requests: all that let the engine work are POSTs.
     """
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, hosts: Collection[str], metrics: ServerMetrics) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: Keys, hosts: Collection[str], metrics: ServerMetrics, max_concurrent: int
+    ) -> None:
         self._app = app
-        self._token = b"Bearer " + api_key.encode() if api_key else None
+        self._keys = keys
         self._hosts = frozenset(hosts)
         self._metrics = metrics
+        self._max_concurrent = max_concurrent
+        self._num_running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -118,46 +132,70 @@ class Gate:
             request_id = uuid.uuid4().hex.encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
         status = 499  # without a response, the client has disconnected
+        account: Account | None = None
 
         async def counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id)]}
+                limits = account.headers() if account is not None and is_limited else ()
+                added = (*message.get("headers", ()), (b"x-request-id", request_id), *limits)
+                message = {**message, "headers": list(added)}
             await send(message)
 
-        fault = self._fault(scope)
+        is_limited = scope["method"] == "POST"
+        is_begun = False
         self._metrics.in_flight.inc()
         try:
-            if fault is not None:
-                await fault_response(fault, scope)(scope, receive, counted)
-            else:
-                await self._app(scope, receive, counted)
+            self._check_host(headers)
+            account = self._account(scope["path"], headers)
+            if is_limited:
+                self._begin(account)
+                is_begun = True
+            set_sender(Sender(account, request_id.decode()))
+            await self._app(scope, receive, counted)
+        # errors of this gate: those of the routes are answered inside
+        except faults.HttpError as error:
+            await fault_response(error.fault, scope)(scope, receive, counted)
+        except errors.RateLimited as error:
+            await fault_response(faults.of_error(error), scope)(scope, receive, counted)
         except asyncio.CancelledError:  # by the server's end alone, which waits no longer
             logger.info("%s %s was cut off by the server's end", scope["method"], scope["path"])
         finally:
+            if is_begun and account is not None:
+                self._num_running -= 1
+                account.end_request()
             self._metrics.in_flight.dec()
             route = getattr(scope.get("route"), "path", "none")
             self._metrics.responses.labels(route, str(status)).inc()
 
-    def _fault(self, scope: Scope) -> faults.Fault | None:
-        headers = dict(scope["headers"])
+    def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if self._hosts and name not in self._hosts:
             message = f"this server does not answer to the host name {name!r}; start it with an API key or another host"
-            return faults.Fault(403, message, "permission_error", code="host_not_allowed")
-        if self._token is None or scope["path"] in OPEN_PATHS:
-            return None
-        if not secrets.compare_digest(_authorization(headers), self._token):
+            raise faults.HttpError(faults.Fault(403, message, "permission_error", code="host_not_allowed"))
+
+    def _account(self, path: str, headers: Mapping[bytes, bytes]) -> Account:
+        """Of the request's key."""
+        if path in OPEN_PATHS:
+            return self._keys.everyone
+        account = self._keys.account(presented_key(headers))
+        if account is None:
             message = "missing or wrong API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
-            return faults.Fault(401, message, "authentication_error", code="invalid_api_key")
-        return None
+            raise faults.HttpError(faults.Fault(401, message, "authentication_error", code="invalid_api_key"))
+        if not account.tenant.operator and not TENANT_PATHS.fullmatch(path):
+            message = f"{path} shows what all tenants share; it needs a key with 'operator = true' in the key file"
+            raise faults.HttpError(faults.Fault(403, message, "permission_error", code="operators_only"))
+        return account
 
-
-def _authorization(headers: Mapping[bytes, bytes]) -> bytes:
-    """``Bearer KEY``, also where the key came as ``x-api-key``, as Anthropic's clients send it."""
-    return headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
+    def _begin(self, account: Account) -> None:
+        most = self._max_concurrent
+        if most and self._num_running >= most:
+            message = f"{self._num_running:,} requests are being answered, which is the limit here; try again later"
+            raise faults.HttpError(faults.Fault(429, message, "rate_limit_error", code="overloaded"))
+        account.begin_request()
+        self._num_running += 1
 
 
 class _Server(uvicorn.Server):

@@ -11,28 +11,39 @@ from functools import partial
 
 from ...protocol import errors
 from ...protocol.engine_client import EngineClient
-from ...protocol.messages import ProgramSettings
+from ...protocol.messages import Closed, ProgramSettings, ProgramStats
 from ...protocol.ops import AnyOp, Text
 from ...protocol.program_call import ProgramCall, ProgramEvent
 from ..tokenizer.tokenizer import LONG_TEXT
+from .tenants import sender_of_request
 
 
 class Bridge:
-    """Makes calls through ``client`` and delivers their events on the event loop that makes them."""
+    """Makes calls through ``client`` and delivers their events on the event loop that makes them.
 
-    def __init__(self, client: EngineClient) -> None:
+    A call runs for the tenant of the request whose task makes it: under the tenant's name, limits and part of the
+    cache. ``model_name``: the served model's, which a tenant may be kept from.
+    """
+
+    def __init__(self, client: EngineClient, model_name: str) -> None:
         self._client = client
+        self._model_name = model_name
         self._inbox: deque[tuple[BridgedCall, ProgramEvent]] = deque()
         self._is_woken = False
         self._calls: set[BridgedCall] = set()
         self._is_closed = False
 
     async def send(self, ops: Sequence[AnyOp], settings: ProgramSettings | None, *, program: str = "") -> "BridgedCall":
-        """Start a program. Raises what the client raises; the caller gives the call back with ``release``."""
+        """Start a program. Raises what the client raises, and a 429 beyond a limit of the tenant's.
+
+        The caller gives the call back with ``release``.
+        """
         if self._is_closed:
             raise _closing()
         bridged = BridgedCall(self._client, program, partial(self._post, asyncio.get_running_loop()))
-        await submit(bridged.call, ops, settings)
+        if (sender := sender_of_request()) is not None:
+            settings = sender.account.admit(settings, self._model_name)
+        await bridged.submit(ops, settings)
         self._calls.add(bridged)
         if self._is_closed:
             bridged.fail(_closing())
@@ -72,23 +83,37 @@ def _closing() -> errors.EngineLost:
     return errors.EngineLost("the server is shutting down; try again later")
 
 
-async def submit(call: ProgramCall, ops: Sequence[AnyOp], settings: ProgramSettings | None) -> None:
-    """``call.submit``; of a long text on a thread, because a fleet tokenizes it to place the program."""
-    send = partial(call.submit, list(ops), settings)
-    if sum(len(op.text) for op in ops if isinstance(op, Text)) > LONG_TEXT:
-        await asyncio.to_thread(send)
-    else:
-        send()
-
-
 class BridgedCall:
     """One program call and its events that were not read yet. Lives on the event loop."""
 
     def __init__(self, client: EngineClient, program: str, post: Callable[["BridgedCall", ProgramEvent], None]) -> None:
         self.call = ProgramCall(client, partial(post, self), program=program)
+        self._context_len = client.welcome.context_len
+        sender = sender_of_request()
+        self._account = None if sender is None else sender.account
+        self._reserved = 0.0
         self._events: list[ProgramEvent] = []
         self._failure: errors.PhloemError | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    async def submit(self, ops: Sequence[AnyOp], settings: ProgramSettings | None) -> None:
+        """``call.submit``; of a long text on a thread, because a fleet tokenizes it to place the program.
+
+        The tenant's tokens are reserved, and settled when the program is over.
+        """
+        reserved = 0.0 if self._account is None else self._account.reserve(ops, self._context_len)
+        self._reserved += reserved
+        send = partial(self.call.submit, list(ops), settings)
+        try:
+            if sum(len(op.text) for op in ops if isinstance(op, Text)) > LONG_TEXT:
+                await asyncio.to_thread(send)
+            else:
+                send()
+        except errors.PhloemError:  # the client did not send it
+            self._reserved -= reserved
+            if self._account is not None:
+                self._account.settle(reserved, ProgramStats())
+            raise
 
     async def events(self, *, timeout_s: float | None = None) -> Sequence[ProgramEvent]:
         """All events since the last call: at least one, or none after ``timeout_s``. Raises the error of ``fail``."""
@@ -108,6 +133,8 @@ class BridgedCall:
         self._wake()
 
     def take(self, event: ProgramEvent) -> None:
+        if isinstance(event, Closed) and self._account is not None:
+            self._account.settle(self._reserved, event.stats)
         self._events.append(event)
         self._wake()
 

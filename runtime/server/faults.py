@@ -82,6 +82,7 @@ _ANSWERS: tuple[tuple[type[errors.PhloemError], int, str, str | None], ...] = (
     (errors.LimitExceeded, 400, "invalid_request_error", "limit_exceeded"),
     (errors.Unsupported, 400, "invalid_request_error", "unsupported"),
     (errors.InvalidRequest, 400, "invalid_request_error", "invalid_request"),
+    (errors.RateLimited, 429, "rate_limit_error", "rate_limit_exceeded"),
     (errors.Overloaded, 429, "rate_limit_error", "overloaded"),
     (errors.Cancelled, 499, "cancelled_error", "cancelled"),
     (errors.DeadlineExceeded, 504, "timeout_error", "deadline_exceeded"),

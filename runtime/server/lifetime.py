@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING
 from ...cluster.prompts import first_prompt
 from ...cluster.restarts import RestartPolicy
 from ...cluster.supervisor import Supervisor
-from ...protocol.errors import PhloemError
+from ...protocol.errors import InvalidRequest, PhloemError
 from ...protocol.ops import AnyOp
 from ..config import ConnectionLimits, EngineConfig, Progress
 from ..weights.resolve import resolve_model
 from .listener import LOOPBACK_NAMES, is_loopback, listen, url_of
+from .tenants import Keys
 
 if TYPE_CHECKING:
     from ..tokenizer import ModelTemplate, Tokenizer
@@ -41,6 +42,8 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: str | None = None,
+    key_file: Path | None = None,
+    max_concurrent: int = 0,
     model_name: str | None = None,
     cors_origins: Collection[str] = (),
     replicas: int = 1,
@@ -56,15 +59,21 @@ def serve(
     is restarted and how often.
     Raises a PhloemError when the address, the model or the configuration cannot be used, and EngineLost when every
     replica has failed.
+    ``key_file``: instead of ``api_key``, keys and limits of several tenants; SIGHUP lets the server read it again.
+    ``max_concurrent``: requests that are answered at once, 0: any number.
     """
+    if key_file is not None and api_key is not None:
+        raise InvalidRequest("there are a key file and an API key; give one of them (see $PHLOEM_API_KEY)")
+    keys = Keys.of_file(key_file) if key_file is not None else Keys.of_one(api_key) if api_key is not None else Keys({})
     failures: list[PhloemError] = []
     with (
         listen(host, port) as listener,
         contextlib.suppress(KeyboardInterrupt),
         _stop_by_signal(),
+        _reload_by_signal(keys),
         ThreadPoolExecutor(1, thread_name_prefix="front") as beside,
     ):
-        if not is_loopback(listener) and api_key is None:
+        if not is_loopback(listener) and keys.is_open:
             logger.warning("%s can be reached from other machines and asks for no API key", url_of(listener))
         loading = beside.submit(_load_front, resolve_model(config.model))
 
@@ -85,8 +94,9 @@ def serve(
                 front.tokenizer,
                 front.template,
                 model_name=model_name or _name_of(config.model),
-                api_key=api_key,
-                hosts=() if api_key is not None or not is_loopback(listener) else (host, *LOOPBACK_NAMES),
+                keys=keys,
+                max_concurrent=max_concurrent,
+                hosts=() if not keys.is_open or not is_loopback(listener) else (host, *LOOPBACK_NAMES),
                 cors_origins=cors_origins,
                 supervisor=supervisor,
             )
@@ -130,6 +140,19 @@ def _stop_by_signal() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _reload_by_signal(keys: Keys) -> Iterator[None]:
+    """SIGHUP reads the key file again. Without a key file SIGHUP ends the process, as it does by default."""
+    if keys.path is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, lambda number, frame: keys.reload())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _name_of(model: str) -> str:

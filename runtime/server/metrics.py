@@ -6,19 +6,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ...cluster.supervisor import Replica
 from .jobs import Result, RunningJob
+from .tenants import Keys
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class ServerMetrics:
-    def __init__(self) -> None:
+    """``keys``: whose tenants are counted; their names are the label, so the number of rows is the key file's."""
+
+    def __init__(self, keys: Keys) -> None:
         self._registry = CollectorRegistry()
         registry = self._registry
+        registry.register(_Tenants(keys))
         self.responses = Counter(
             "phloem_http_responses", "Responses by route and status.", ("route", "status"), registry=registry
         )
@@ -80,6 +84,32 @@ class ServerMetrics:
             lines.setdefault(name, []).append(f"{name} {float(value)!r}\n")
         untyped = "".join(f"# TYPE {name} untyped\n{''.join(lines[name])}" for name in sorted(lines))
         return generate_latest(self._registry) + generate_latest(labelled) + untyped.encode()
+
+
+class _Tenants(Collector):
+    """Requests, tokens and refusals of each tenant of the key file."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def collect(self) -> Iterator[Metric]:
+        accounts = [account for account in self._keys.accounts if account.name]
+        running = GaugeMetricFamily("phloem_tenant_running", "Requests being answered, by tenant.", labels=("tenant",))
+        requests = CounterMetricFamily("phloem_tenant_requests", "Requests let in, by tenant.", labels=("tenant",))
+        tokens = CounterMetricFamily(
+            "phloem_tenant_tokens", "Tokens of ended programs, by tenant and kind.", labels=("tenant", "kind")
+        )
+        refused = CounterMetricFamily(
+            "phloem_tenant_refused", "Requests beyond a limit, by tenant and limit.", labels=("tenant", "limit")
+        )
+        for account in accounts:
+            running.add_metric((account.name,), account.num_running)
+            requests.add_metric((account.name,), account.used.requests)
+            for kind in ("prompt", "cached", "completion"):
+                tokens.add_metric((account.name, kind), getattr(account.used, f"{kind}_tokens"))
+            for limit, count in account.used.refused.copy().items():
+                refused.add_metric((account.name, limit), count)
+        yield from (running, requests, tokens, refused)
 
 
 class _Labelled(Collector):

@@ -20,13 +20,11 @@ def openai_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> Response:
-        return json_response(
-            {"object": "list", "data": [_model(service, name) for name in ("", *service.client.welcome.adapters)]}
-        )
+        return json_response({"object": "list", "data": [_model(service, name) for name in service.model_names()]})
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        return json_response(_model(service, service.adapter_of(name)))
+        return json_response(_model(service, service.adapter_of(name) or service.model_name))
 
     return router
 
@@ -109,9 +107,9 @@ def _text_of(prompt: str | list[int], service: Service) -> str:
     return prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt, skip_special=False)
 
 
-def _model(service: Service, adapter: str) -> dict[str, Any]:
+def _model(service: Service, name: str) -> dict[str, Any]:
     return {
-        "id": adapter or service.model_name,
+        "id": name,
         "object": "model",
         "created": int(service.started_s),
         "owned_by": "phloem",

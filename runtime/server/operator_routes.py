@@ -1,4 +1,4 @@
-"""For operators and their tools: health, the fleet of engines, and metrics."""
+"""For operators and their tools: health, the fleet of engines, usage and metrics."""
 
 import asyncio
 import time
@@ -11,6 +11,7 @@ from fastapi import APIRouter, Response
 from ...cluster.supervisor import Replica
 from ...protocol import errors
 from .service import Service, Supervised, json_response
+from .tenants import sender_of_request
 
 HEALTH_TIMEOUT_S = 5.0  # an engine that has not answered for longer is not ready
 QUERY_TIMEOUT_S = 4.0  # a page shows the replicas that answer within it; Prometheus waits 10 s for a page
@@ -38,6 +39,13 @@ def operator_routes(service: Service) -> APIRouter:
         if service.supervisor is None:
             raise errors.Unsupported("this server's engine is not supervised here; /metrics has its numbers")
         return json_response(await asyncio.to_thread(_fleet_page, service, service.supervisor))
+
+    @router.get("/usage")
+    async def usage() -> Response:
+        """What the caller's key may still use and has used, since this server started."""
+        sender = sender_of_request()
+        assert sender is not None  # the gate has named it
+        return json_response(sender.account.report())
 
     @router.get("/metrics")
     async def metrics() -> Response:

@@ -15,20 +15,22 @@ from starlette.types import Receive, Scope, Send
 
 from ...protocol import errors
 from ...protocol.messages import Closed, Failed, Limits, Rejected, RuntimeMessage, Submit
-from ...protocol.program_call import OpFailed, ProgramCall, ProgramEvent, SubmitRefused
-from . import bridge, faults
+from ...protocol.program_call import OpFailed, ProgramEvent, SubmitRefused
+from . import faults
 from .bridge import Bridge, BridgedCall
 from .response import fail_on_disconnect
 from .service import Service, json_response
+from .tenants import sender_of_request
 
 HEARTBEAT_S = 15.0  # a stream without messages sends an empty line after this
 _submits = msgspec.json.Decoder(Submit)
+_Running = dict[tuple[str, str], BridgedCall]  # by tenant and program
 
 
 class ProgramResponse(Response):
     """A program's messages, one JSON object a line. A refusal of the first submit is an error status."""
 
-    def __init__(self, bridge: Bridge, submit: Submit, running: dict[str, ProgramCall]) -> None:
+    def __init__(self, bridge: Bridge, submit: Submit, running: _Running) -> None:
         super().__init__()
         self._bridge = bridge
         self._submit = submit
@@ -37,7 +39,8 @@ class ProgramResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         submit = self._submit
         bridged = await self._bridge.send(submit.ops, submit.settings, program=submit.program)
-        self._running[submit.program] = bridged.call
+        key = _key(submit.program)
+        self._running[key] = bridged
         watch = asyncio.ensure_future(fail_on_disconnect(receive, bridged))
         try:
             events = await bridged.events()
@@ -52,8 +55,8 @@ class ProgramResponse(Response):
             watch.cancel()
             bridged.call.cancel()
             self._bridge.release(bridged)
-            if self._running.get(submit.program) is bridged.call:
-                del self._running[submit.program]
+            if self._running.get(key) is bridged:
+                del self._running[key]
 
     async def _send(self, bridged: BridgedCall, events: Sequence[ProgramEvent], send: Send) -> None:
         headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
@@ -83,7 +86,7 @@ def program_routes(service: Service) -> APIRouter:
     router = APIRouter()
     client = service.client
     limits = client.welcome.limits
-    running: dict[str, ProgramCall] = {}
+    running: _Running = {}
 
     @router.get("/v1/welcome")
     async def welcome() -> Response:
@@ -101,21 +104,27 @@ def program_routes(service: Service) -> APIRouter:
         if submit.program != program:
             message = f"the body is of program {submit.program!r}, the path of {program!r}"
             raise errors.InvalidRequest(message, where="program")
-        call = running.get(program)
-        if call is None:
+        bridged = running.get(_key(program))
+        if bridged is None:
             message = f"program {program!r} is not running here; begin it with POST /v1/programs"
             raise errors.InvalidRequest(message, where="program")
-        await bridge.submit(call, submit.ops, submit.settings)
+        await bridged.submit(submit.ops, submit.settings)
         return json_response({"program": program}, status=202)
 
     @router.delete("/v1/programs/{program}")
     async def cancel(program: str, seq: int | None = None, op: int | None = None) -> Response:
         """Nothing happens to a program that has ended."""
-        if (call := running.get(program)) is not None:
-            call.cancel(seq, op)
+        if (bridged := running.get(_key(program))) is not None:
+            bridged.call.cancel(seq, op)
         return json_response({"program": program})
 
     return router
+
+
+def _key(program: str) -> tuple[str, str]:
+    """A tenant's program is another's neither to continue nor to cancel."""
+    sender = sender_of_request()
+    return ("" if sender is None else sender.account.name), program
 
 
 def _read(body: bytes, limits: Limits) -> Submit:

@@ -18,6 +18,7 @@ from ...protocol.messages import Limits, ProgramSettings
 from ...protocol.sampling import FIELDS, SamplingParams
 from ...protocol.sampling import Field as SamplingField
 from .conversation import Conversation
+from .tenants import tenant_of_user
 
 MAX_ITEMS = Limits().max_ops_per_submit  # messages or prompts of a request: each makes at least one operation
 MAX_IDS = 1 << 20  # token ids of one prompt that are read at all; the context is usually shorter
@@ -127,7 +128,7 @@ class OpenAISampling(with_rows("OpenAIFields", _Grammars, _OPENAI, has_defaults=
     def settings(self, name: str, *, adapter: str = "") -> ProgramSettings:
         """The program settings. ``name``: the label of these requests in the metrics."""
         return ProgramSettings(
-            tenant=self.tenant or self.user or "",
+            tenant=self.tenant or tenant_of_user(self.user),
             priority=self.priority or 0,
             deadline_s=self.deadline_s,
             cache_salt=self.cache_salt or "",

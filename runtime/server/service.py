@@ -1,6 +1,7 @@
 """The parts that all routes share: client, tokenizer, template, metrics, and the reading of a request's body."""
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from ..tokenizer import ModelTemplate, Tokenizer
 from .bridge import Bridge
 from .faults import Fault, HttpError, of_validation
 from .metrics import ServerMetrics
+from .tenants import sender_of_request
 
 LONG_BODY_BYTES = 16_000  # a longer body is read, rendered and tokenized on a thread
 
@@ -51,13 +53,18 @@ class Service:
 
     def adapter_of(self, name: str | None, *, where: str = "model") -> str:
         """The adapter that a request's field ``where`` names; empty: the model itself."""
-        adapters = self.client.welcome.adapters
-        if name is None or name == self.model_name:
+        names = self.model_names()
+        if name is None or (name == self.model_name and name in names):
             return ""
-        if name not in adapters:
-            served = ", ".join(map(repr, (self.model_name, *adapters)))
+        if name not in names:
+            served = ", ".join(map(repr, names))
             raise errors.UnknownModel(f"the model {name!r} is not served here; this server has {served}", where=where)
         return name
+
+    def model_names(self) -> tuple[str, ...]:
+        """The model and its adapters, as far as the caller may use them."""
+        names, sender = (self.model_name, *self.client.welcome.adapters), sender_of_request()
+        return names if sender is None else tuple(filter(sender.account.may_use, names))
 
     async def query(self, what: str, *, timeout_s: float = 10.0) -> Any:
         """The engine's answer. Waits on a thread, which is too costly for requests that generate."""
@@ -85,7 +92,7 @@ class Service:
 
     async def _beside(self, work: Callable[[], Result], receive: Receive) -> Result:
         """``work()`` on a thread. Where the client leaves before it has begun, it is not begun."""
-        coming = asyncio.get_running_loop().run_in_executor(self.threads, work)
+        coming = asyncio.get_running_loop().run_in_executor(self.threads, contextvars.copy_context().run, work)
         left = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((coming, left), return_when=asyncio.FIRST_COMPLETED)

@@ -7,6 +7,7 @@ from phloem.cluster.supervisor import Replica
 from phloem.protocol.messages import ProgramStats
 from phloem.runtime.engine.usage import Usage
 from phloem.runtime.server.metrics import ServerMetrics
+from phloem.runtime.server.tenants import Keys
 from prometheus_client.parser import text_string_to_metric_families
 
 Labels = tuple[tuple[str, str], ...]
@@ -14,7 +15,7 @@ FIRST: Labels = (("replica", "0"),)
 
 
 def samples(engines: Mapping[str, object], **fleet: object) -> dict[tuple[str, Labels], float]:
-    text = ServerMetrics().text(engines, **fleet).decode()
+    text = ServerMetrics(Keys({})).text(engines, **fleet).decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from phloem.protocol.errors import InvalidRequest, PhloemError
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.server import serve
 from phloem.runtime.server.listener import listen
+from phloem.runtime.server.tenants import hash_of, new_key
 from phloem.tests.runtime.wire import wait_until
 
 PROGRAM = """
@@ -109,6 +111,34 @@ def test_a_signal_ends_server_and_engine_and_running_answers_get_their_time(tiny
             assert b"".join(chunks).endswith(b"data: [DONE]\n\n")
         assert started.wait(timeout=300) == 0
         wait_until(lambda: not any(map(is_alive, engines)))
+
+
+def test_tenants_see_no_prefix_of_each_other_and_sighup_reads_the_keys_again(tiny_model_path, tmp_path):
+    path, keys = tmp_path / "keys.toml", {name: new_key() for name in ("garden", "kitchen", "cellar", "late")}
+    rows = {name: f'[tenants.{name}]\nkeys = ["{hash_of(key)}"]\n' for name, key in keys.items()}
+    shared = 'share_cache = "house"\n'
+    path.write_text(rows["garden"] + rows["kitchen"] + shared + rows["cellar"] + shared)
+    command = [sys.executable, "-m", "phloem", "serve", str(tiny_model_path), "--port", "0", "--num-threads", "1"]
+    with running([*command, "--key-file", str(path)]) as started:
+        url = re.search(r"http://[\d.:]+", address(started))[0]
+
+        def cached(tenant: str, **fields: object) -> int:
+            body = {"prompt": "a prompt that is the same for all " * 4, "max_tokens": 2} | fields
+            headers = {"authorization": f"Bearer {keys[tenant]}"}
+            answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=300)
+            assert answer.status_code == 200, answer.text
+            return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        assert cached("garden") == 0 and cached("garden") > 100
+        assert cached("kitchen") == 0, "the prefix of another tenant is not found"
+        assert cached("kitchen", cache_salt="tenant:garden/") == 0, "nor by naming its salt"
+        assert cached("cellar") > 100, "these two share theirs"
+
+        headers = {"x-api-key": keys["late"]}
+        assert httpx.get(f"{url}/usage", headers=headers, timeout=300).status_code == 401
+        path.write_text(path.read_text() + rows["late"])
+        started.send_signal(signal.SIGHUP)
+        wait_until(lambda: httpx.get(f"{url}/usage", headers=headers, timeout=300).status_code == 200)
 
 
 PROMPTS = [f"prompt {i}" for i in range(6)]
