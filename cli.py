@@ -31,7 +31,7 @@ from .flags import (
 )
 from .progress import Bars, Progress, progress_bars
 from .protocol.errors import EngineLost, PhloemError, UnknownModel
-from .runtime.config import ConnectionLimits, EngineConfig, choose_cpu_isa
+from .runtime.config import ConnectionLimits, EngineConfig, StoreLimits, choose_cpu_isa
 from .runtime.weights.aliases import ALIASES
 
 _MODELS = f"an alias ({', '.join(ALIASES)}), a .gguf file, a folder with config.json, or a Hugging Face name"
@@ -107,6 +107,11 @@ def _serve(args: argparse.Namespace) -> int:
                 idle_s=args.idle_timeout_s,
                 write_s=args.write_timeout_s,
                 per_address=args.max_connections_per_address,
+            ),
+            stored=StoreLimits(
+                max_count=args.max_stored_responses,
+                max_bytes=args.max_stored_bytes,
+                lifetime_s=args.stored_lifetime_s,
             ),
             policy=RestartPolicy(step_timeout_s=args.step_timeout_s, max_restarts=args.max_restarts),
             on_ready=on_ready,
@@ -365,6 +370,7 @@ def _add_serve(commands: Any) -> None:
     cors = serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
     cors.help = "origin of web pages that may send requests; may be repeated"
     _add_connection_flags(serve)
+    _add_store_flags(serve)
     fleet = serve.add_argument_group("replicas")
     fleet.add_argument(
         "--replicas", type=parse_at_least_one, default=1, metavar="N", help="engine processes (default: %(default)s)"
@@ -415,6 +421,16 @@ def _add_keys(commands: Any) -> None:
     )
     new.add_argument("name", metavar="NAME", help="the tenant")
     new.set_defaults(run=_new_key)
+
+
+def _add_store_flags(serve: argparse.ArgumentParser) -> None:
+    limits, group = StoreLimits(), serve.add_argument_group("stored responses")
+    for flag, kind, default, unit, what in (
+        ("--max-stored-responses", parse_count, limits.max_count, "N", "responses kept; 0: none"),
+        ("--max-stored-bytes", parse_count, limits.max_bytes, "BYTES", "bytes that they may take"),
+        ("--stored-lifetime-s", parse_duration, limits.lifetime_s, "SECONDS", "drop a response after this long"),
+    ):
+        group.add_argument(flag, type=kind, default=default, metavar=unit, help=f"{what} (default: %(default)s)")
 
 
 def _add_engine(commands: Any) -> None:

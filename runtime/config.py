@@ -98,3 +98,15 @@ class ConnectionLimits:
     idle_s: float = 15.0
     write_s: float = 60.0
     per_address: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """Of the responses that a server keeps for ``previous_response_id``; the oldest are dropped first.
+
+    ``max_count``: 0 keeps none. ``max_bytes`` counts their JSON, conversations and tokens.
+    """
+
+    max_count: int = 1000
+    max_bytes: int = 64 << 20
+    lifetime_s: float = 3600.0

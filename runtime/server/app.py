@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...protocol import errors
 from ...protocol.engine_client import EngineClient
-from ..config import ConnectionLimits
+from ..config import ConnectionLimits, StoreLimits
 from ..tokenizer import ModelTemplate, Tokenizer
 from . import faults
 from .anthropic_routes import anthropic_routes
@@ -29,6 +29,7 @@ from .native_routes import native_routes
 from .openai_routes import openai_routes
 from .operator_routes import operator_routes
 from .program_routes import program_routes
+from .responses_routes import responses_routes
 from .service import Service, Supervised, fault_response
 from .tenants import Account, Keys, Sender, presented_key, set_sender
 
@@ -58,6 +59,7 @@ def create_app(
     cors_origins: Collection[str] = (),
     max_body_bytes: int | None = None,
     supervisor: Supervised | None = None,
+    stored: StoreLimits | None = None,
 ) -> FastAPI:
     """An application that answers through ``client``; the caller closes the client.
 
@@ -65,7 +67,7 @@ def create_app(
     one key without limits. ``max_concurrent``: requests that may be answered at once, 0: any number. ``hosts``: host
     names that requests may use (empty: any). ``cors_origins``: web origins that may call (none). ``max_body_bytes``:
     the engine's limit for one submit.
-    ``supervisor``: of the client's engines, for the pages of operators.
+    ``supervisor``: of the client's engines, for the pages of operators. ``stored``: limits of the stored responses.
     """
     keys = keys or (Keys.of_one(api_key) if api_key else Keys({}))
     keys.check_models((model_name, *client.welcome.adapters))
@@ -90,6 +92,7 @@ def create_app(
     app = FastAPI(title="Phloem", openapi_url=None, lifespan=lifespan)
     app.state.service = service
     app.include_router(openai_routes(service))
+    app.include_router(responses_routes(service, stored or StoreLimits()))
     app.include_router(anthropic_routes(service))
     app.include_router(native_routes(service))
     app.include_router(operator_routes(service))

@@ -24,12 +24,63 @@ from .service import Service
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenAnswer:
+    """``text`` begins at character ``at`` of part ``part`` of the prompts after it; the model wrote ``token_ids``."""
+
+    part: int
+    at: int
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The last prompt of a conversation, as the template rendered it, and the answers in it and to it."""
+
+    prompt: list[Part]
+    answers: tuple[WrittenAnswer, ...] = ()
+
+    def with_answer(self, text: str, token_ids: tuple[int, ...]) -> "Written":
+        """With the answer to the prompt."""
+        last = self.prompt[-1]
+        part, at = (len(self.prompt) - 1, len(last)) if isinstance(last, str) else (len(self.prompt), 0)
+        return Written(self.prompt, (*self.answers, WrittenAnswer(part, at, text, token_ids)))
+
+    def kept_in(self, parts: list[Part]) -> list[Part]:
+        """``parts`` with the answers' own tokens in place of their texts, where ``is_in(parts)``.
+
+        Tokenized anew, a text may have other tokens, which the cache does not hold. An answer stays text where the
+        template writes it otherwise, for example because it drops reasoning.
+        """
+        kept = list(parts)
+        for answer in reversed(self.answers):
+            here = kept[answer.part] if answer.part < len(kept) else ()
+            if answer.text and isinstance(here, str) and here.startswith(answer.text, answer.at):
+                cut: list[Part] = [here[: answer.at], answer.token_ids, here[answer.at + len(answer.text) :]]
+                kept[answer.part : answer.part + 1] = [part for part in cut if part]
+        return kept
+
+    def is_in(self, parts: list[Part]) -> bool:
+        """Whether ``parts`` begin with the prompt."""
+        *before, last = self.prompt
+        here = parts[len(before)] if len(before) < len(parts) else ()
+        is_same = here.startswith(last) if isinstance(here, str) and isinstance(last, str) else here == last
+        return is_same and parts[: len(before)] == before
+
+    @property
+    def size_bytes(self) -> int:
+        texts = sum(len(part) if isinstance(part, str) else 8 * len(part) for part in self.prompt)
+        return texts + sum(len(answer.text) + 8 * len(answer.token_ids) for answer in self.answers)
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """``messages`` as a template takes them; ``tools``, in the form of the OpenAI API, are those that the model sees.
 
     ``choice``: auto, required, none, or the name of a tool. ``callable_tools``: those of ``tools`` that may be called.
     ``grammar``: of the answer; it excludes tools. ``may_think``: False ends the model's reasoning before it begins.
-    ``prefill``: the text with which the answer begins, which ends the reasoning too.
+    ``prefill``: the text with which the answer begins, which ends the reasoning too. ``written``: the earlier part of
+    the conversation as the model wrote it.
     """
 
     messages: Sequence[dict[str, Any]]
@@ -40,6 +91,7 @@ class Conversation:
     grammar: GrammarSpec | None = None
     may_think: bool = True
     prefill: str = ""
+    written: Written | None = None
 
     @property
     def num_chars(self) -> int:
@@ -89,9 +141,10 @@ class AnswerReader:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The job of a conversation, and how its answers are read."""
+    """The job of a conversation, its prompt with the earlier answers, and how its answer is read."""
 
     job: Job
+    written: Written
     reader: AnswerReader
 
 
@@ -121,22 +174,25 @@ class Chat:
     ) -> Asked:
         """Raises an InvalidRequest where the model cannot go on with ``conversation``."""
         welcome = self._service.client.welcome
-        parts, grammar, reader = self.prompt(conversation)
+        parts, written, grammar, reader = self._prompt(conversation)
         if not params.ignore_eos:
             params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *self._turn_ends))
         if reader.thinking is not None and reader.thinking.is_special:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
         gen = Gen(op=0, seq=0, params=params, grammar=grammar, n=n, stream=stream)
-        return Asked(make_job([parts], [gen], settings=settings, limits=welcome.limits), reader)
+        return Asked(make_job([parts], [gen], settings=settings, limits=welcome.limits), written, reader)
 
-    def prompt(self, conversation: Conversation) -> tuple[list[Part], GrammarSpec | None, AnswerReader]:
-        """The prompt, the grammar of the answer, and how the answer is read."""
+    def _prompt(self, conversation: Conversation) -> tuple[list[Part], Written, GrammarSpec | None, AnswerReader]:
+        """The prompt, as tokenized and as rendered, the grammar of the answer, and how the answer is read."""
         service, template, tools = self._service, self._service.template, conversation.tools
         if template is None:
             message = f"{service.model_name!r} has no chat template; send its prompt to /v1/completions"
             raise errors.Unsupported(message, where="messages")
         service.tokenizer.check_length(conversation.num_chars, service.client.welcome.context_len)
         parts = conversation_parts(template, conversation.messages, tools)
+        written = conversation.written
+        rendered = Written(list(parts), written.answers if written is not None and written.is_in(parts) else ())
+        parts = rendered.kept_in(parts)
         grammar = conversation.grammar
         if tools:
             if grammar is not None:
@@ -158,7 +214,7 @@ class Chat:
         if conversation.prefill:
             parts.append(conversation.prefill)
         names = [tool["function"]["name"] for tool in tools]
-        return parts, grammar, AnswerReader(service.tokenizer, self._tool_format, names, thinking)
+        return parts, rendered, grammar, AnswerReader(service.tokenizer, self._tool_format, names, thinking)
 
 
 def conversation_parts(

@@ -150,20 +150,21 @@ class ChatForm(_Streamed):
         )
 
     def _logprobs_of(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return {
-            "content": [
-                {
-                    **self._logprob(token.token_id, token.logprob, token.text),
-                    "top_logprobs": [self._logprob(*alternative) for alternative in token.top],
-                }
-                for token in tokens
-            ],
-            "refusal": None,
-        }
+        return {"content": logprobs_of(tokens, self._tokenizer), "refusal": None}
 
-    def _logprob(self, token_id: int, logprob: float | None, text: str) -> dict[str, Any]:
-        raw = self._tokenizer.token_bytes[token_id] or text.encode()
+
+def logprobs_of(tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    def shown(token_id: int, logprob: float | None, text: str) -> dict[str, Any]:
+        raw = tokenizer.token_bytes[token_id] or text.encode()
         return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
+
+    return [
+        {
+            **shown(token.token_id, token.logprob, token.text),
+            "top_logprobs": [shown(*alternative) for alternative in token.top],
+        }
+        for token in tokens
+    ]
 
 
 # -- chat with tools or reasoning -------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ...cluster.restarts import RestartPolicy
 from ...cluster.supervisor import Supervisor
 from ...protocol.errors import InvalidRequest, PhloemError
 from ...protocol.ops import AnyOp
-from ..config import ConnectionLimits, EngineConfig, Progress
+from ..config import ConnectionLimits, EngineConfig, Progress, StoreLimits
 from ..weights.resolve import resolve_model
 from .listener import LOOPBACK_NAMES, is_loopback, listen, url_of
 from .tenants import Keys
@@ -49,14 +49,15 @@ def serve(
     replicas: int = 1,
     policy: RestartPolicy | None = None,
     connections: ConnectionLimits | None = None,
+    stored: StoreLimits | None = None,
     on_ready: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> int:
     """Keep engine processes alive and answer HTTP until SIGINT or SIGTERM; 0 after a clean end.
 
     The server takes the port before the model loads. ``progress`` gets the progress of loading, and ``on_ready`` the
-    address, once requests are answered. ``connections``: the limits of HTTP connections. ``policy`` says when an engine
-    is restarted and how often.
+    address, once requests are answered. ``connections``: the limits of HTTP connections. ``stored``: the limits of
+    stored responses. ``policy`` says when an engine is restarted and how often.
     Raises a PhloemError when the address, the model or the configuration cannot be used, and EngineLost when every
     replica has failed.
     ``key_file``: instead of ``api_key``, keys and limits of several tenants; SIGHUP lets the server read it again.
@@ -99,6 +100,7 @@ def serve(
                 hosts=() if not keys.is_open or not is_loopback(listener) else (host, *LOOPBACK_NAMES),
                 cors_origins=cors_origins,
                 supervisor=supervisor,
+                stored=stored,
             )
             front.http.run_app(
                 app, listener, on_ready, is_over=lambda: bool(failures), limits=connections or ConnectionLimits()

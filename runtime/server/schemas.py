@@ -63,6 +63,9 @@ _NATIVE: _Rows = {
     field.native: field for field in FIELDS if field.part == "params" and not field.is_beside and field.native
 }
 _BESIDE_NATIVE: _Rows = {field.native: field for field in FIELDS if field.is_beside and field.native}
+RESPONSES_ROWS: _Rows = {
+    name: field for name, field in _OPENAI.items() if field.extension or name in ("temperature", "top_p")
+}
 MESSAGES_ROWS: _Rows = {field.anthropic: field for field in FIELDS if field.part == "params" and field.anthropic}
 # our names of the sampling parameters -> those of /generate
 NATIVE_NAMES = {field.name: name for name, field in (_NATIVE | _BESIDE_NATIVE).items()}
@@ -240,6 +243,11 @@ class WrittenFunction(Strict):
     name: str
     arguments: str
 
+    @property
+    def value(self) -> dict[str, Any]:
+        """The arguments."""
+        return json.loads(self.arguments)
+
     @model_validator(mode="after")
     def _arguments_are_json(self) -> "WrittenFunction":
         try:
@@ -261,7 +269,7 @@ class WrittenCall(Strict):
     index: int | None = None  # some clients send the index of the stream back
 
     def for_template(self) -> dict[str, Any]:
-        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments)}
+        function = {"name": self.function.name, "arguments": self.function.value}
         return {"type": "function", "id": self.id, "function": function}
 
 

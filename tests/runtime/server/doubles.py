@@ -27,7 +27,7 @@ _engine_ids = itertools.count()
 
 
 class WordTokenizer:
-    """The string engine's words as tokens. What it can decode is what it has encoded, and special tokens."""
+    """The string engine's words as tokens. It decodes what it has encoded, and special tokens; others are U+FFFD."""
 
     vocab_size = 30100
     add_bos = False
@@ -53,7 +53,7 @@ class WordTokenizer:
         return [text]
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
-        return "".join(self._texts[i] for i in ids)
+        return "".join(self._texts.get(i, "\ufffd") for i in ids)
 
 
 class ChatML:
