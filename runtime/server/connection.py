@@ -58,6 +58,13 @@ class LimitedConnection(H11Protocol):
         super().resume_writing()
         self._stop_write()
 
+    def shutdown(self) -> None:
+        """The server stops. A request that has not come whole is not waited for."""
+        super().shutdown()
+        is_answering = self.cycle is not None and self.cycle.response_started
+        if self.conn.their_state is h11.SEND_BODY and not is_answering and not self.transport.is_closing():
+            self._refuse(Fault(503, "the server is shutting down; try again later", "server_error", code="engine_lost"))
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_wait()
         self._stop_write()

@@ -40,6 +40,7 @@ def limited(limits, engine=None):
             connection.settimeout(300)
             return connection
 
+        connect.stop = over.set
         try:
             yield connect
         finally:
@@ -89,6 +90,20 @@ def test_a_half_sent_request_is_ended(sent, status):
         if status:
             error = error_of(answer)
             assert error["code"] == "request_timeout" and "within 0.3 seconds" in error["message"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", HEADERS + b"content-length: 100\r\n\r\n{"])
+def test_a_server_that_stops_waits_for_no_half_sent_request(sent, monkeypatch):
+    """The time for running answers is long here, and no answer runs."""
+    monkeypatch.setattr("phloem.runtime.server.app.GRACE_S", 10_000)
+    with limited(PATIENT) as connect:
+        connection = connect()
+        ask_whether_it_lives(connection)
+        connection.sendall(sent)
+        ask_whether_it_lives(connect())  # so what was sent before has been read
+        connect.stop()
+        answer = rest(connection)
+        assert answer[9:12] == (b"503" if sent.startswith(HEADERS) else b"")
 
 
 def test_a_request_that_dribbles_is_ended_however_many_pieces_come():
