@@ -30,7 +30,7 @@ from .flags import (
     parse_time_limit,
 )
 from .progress import Bars, Progress, progress_bars
-from .protocol.errors import EngineLost, PhloemError, UnknownModel
+from .protocol.errors import EngineLost, InvalidRequest, PhloemError, UnknownModel
 from .runtime.config import ConnectionLimits, EngineConfig, StoreLimits, choose_cpu_isa
 from .runtime.weights.aliases import ALIASES
 
@@ -82,6 +82,7 @@ def _pull(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    tls = _tls(args)
     config = _resolved_config(args)
     from .cluster.restarts import RestartPolicy
     from .runtime.server import serve
@@ -98,6 +99,7 @@ def _serve(args: argparse.Namespace) -> int:
             api_key=_api_key(args),
             key_file=args.key_file,
             max_concurrent=args.max_concurrent,
+            tls=tls,
             model_name=args.model_name,
             cors_origins=args.cors_origin,
             replicas=args.replicas,
@@ -117,6 +119,17 @@ def _serve(args: argparse.Namespace) -> int:
             on_ready=on_ready,
             progress=progress,
         )
+
+
+def _tls(args: argparse.Namespace) -> Any:
+    """The files of the flags, checked; None without them."""
+    if args.tls_cert is None and args.tls_key is None and args.tls_ca is None:
+        return None
+    if args.tls_cert is None or args.tls_key is None:
+        raise InvalidRequest("TLS needs both --tls-cert and --tls-key")
+    from .runtime.server.listener import Tls
+
+    return Tls(args.tls_cert, args.tls_key, args.tls_ca)
 
 
 def _new_key(args: argparse.Namespace) -> int:
@@ -366,6 +379,10 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument(
         "--key-file", type=Path, metavar="FILE", help="keys and limits of several tenants; SIGHUP reads it again"
     )
+    tls = serve.add_argument_group("TLS")
+    tls.add_argument("--tls-cert", type=Path, metavar="FILE", help="answer HTTPS with this certificate (chain), as PEM")
+    tls.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key, unencrypted, as PEM")
+    tls.add_argument("--tls-ca", type=Path, metavar="FILE", help="ask clients for a certificate that this CA signed")
     serve.add_argument("--model-name", help="the model's name in requests (default: MODEL)")
     cors = serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
     cors.help = "origin of web pages that may send requests; may be repeated"

@@ -5,8 +5,10 @@ import contextlib
 import logging
 import re
 import socket
+import ssl
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -23,7 +25,7 @@ from . import faults
 from .anthropic_routes import anthropic_routes
 from .bridge import Bridge
 from .connection import connection_class
-from .listener import url_of
+from .listener import Tls, url_of
 from .metrics import ServerMetrics
 from .native_routes import native_routes
 from .openai_routes import openai_routes
@@ -248,12 +250,13 @@ def run_app(
     *,
     is_over: Callable[[], bool],
     limits: ConnectionLimits,
+    tls: Tls | None = None,
 ) -> None:
     """Answer requests on ``listener`` until a signal or ``is_over()``; running answers get ``GRACE_S`` to end.
 
     Answers that have not ended by then end with an error.
     """
-    url = url_of(listener)
+    url = url_of(listener, tls)
 
     def ready() -> None:
         logger.info("serving at %s", url)
@@ -269,9 +272,17 @@ def run_app(
         timeout_keep_alive=limits.idle_s,  # type: ignore[arg-type]  # declared int, given to call_later
         timeout_graceful_shutdown=GRACE_S + 2 * LAST_WORDS_S,
         server_header=False,
+        **_tls_options(tls),
     )
     service: Service = app.state.service
     asyncio.run(_Server(config, ready, is_over, service.bridge.close).serve(sockets=[listener]))
+
+
+def _tls_options(tls: Tls | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    asks_clients = {} if tls.ca is None else {"ssl_ca_certs": str(tls.ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    return {"ssl_certfile": str(tls.cert), "ssl_keyfile": str(tls.key), **asks_clients}
 
 
 async def _on_phloem_error(request: Request, error: Exception) -> Response:

@@ -27,7 +27,7 @@ from ...protocol.errors import InvalidRequest, PhloemError
 from ...protocol.ops import AnyOp
 from ..config import ConnectionLimits, EngineConfig, Progress, StoreLimits
 from ..weights.resolve import resolve_model
-from .listener import LOOPBACK_NAMES, is_loopback, listen, url_of
+from .listener import LOOPBACK_NAMES, Tls, is_loopback, listen, url_of
 from .tenants import Keys
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def serve(
     api_key: str | None = None,
     key_file: Path | None = None,
     max_concurrent: int = 0,
+    tls: Tls | None = None,
     model_name: str | None = None,
     cors_origins: Collection[str] = (),
     replicas: int = 1,
@@ -61,7 +62,7 @@ def serve(
     Raises a PhloemError when the address, the model or the configuration cannot be used, and EngineLost when every
     replica has failed.
     ``key_file``: instead of ``api_key``, keys and limits of several tenants; SIGHUP lets the server read it again.
-    ``max_concurrent``: requests that are answered at once, 0: any number.
+    ``max_concurrent``: requests that are answered at once, 0: any number. ``tls``: answers HTTPS alone.
     """
     if key_file is not None and api_key is not None:
         raise InvalidRequest("there are a key file and an API key; give one of them (see $PHLOEM_API_KEY)")
@@ -75,7 +76,7 @@ def serve(
         ThreadPoolExecutor(1, thread_name_prefix="front") as beside,
     ):
         if not is_loopback(listener) and keys.is_open:
-            logger.warning("%s can be reached from other machines and asks for no API key", url_of(listener))
+            logger.warning("%s can be reached from other machines and asks for no API key", url_of(listener, tls))
         loading = beside.submit(_load_front, resolve_model(config.model))
 
         def tokens_of(ops: Sequence[AnyOp]) -> list[int]:
@@ -103,7 +104,12 @@ def serve(
                 stored=stored,
             )
             front.http.run_app(
-                app, listener, on_ready, is_over=lambda: bool(failures), limits=connections or ConnectionLimits()
+                app,
+                listener,
+                on_ready,
+                is_over=lambda: bool(failures),
+                limits=connections or ConnectionLimits(),
+                tls=tls,
             )
     if failures:
         raise failures[0]

@@ -1,8 +1,11 @@
-"""The socket that a server listens on, bound before the model is loaded."""
+"""The socket that a server listens on, bound before the model is loaded, and its certificate."""
 
 import errno
 import ipaddress
 import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
 
 from ...protocol.errors import InvalidRequest
 
@@ -27,6 +30,37 @@ def listen(host: str, port: int) -> socket.socket:
         raise InvalidRequest(_reason(error, host, port), where="port") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM format. ``ca``: clients need a certificate that it has signed; None: clients need none.
+
+    Made only of files that work: InvalidRequest names the one that does not.
+    """
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+
+    def __post_init__(self) -> None:
+        for flag, path in (("--tls-cert", self.cert), ("--tls-key", self.key), ("--tls-ca", self.ca)):
+            if path is not None:
+                try:
+                    path.read_bytes()
+                except OSError as error:
+                    raise InvalidRequest(f"{flag} {path}: {error.strerror}", where="tls") from None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.cert, self.key, password=lambda: b"")  # never asks at the terminal
+        except (ssl.SSLError, ValueError) as error:
+            message = f"--tls-cert {self.cert} and --tls-key {self.key} are no PEM certificate with its unencrypted key"
+            raise InvalidRequest(f"{message}: {error}", where="tls") from None
+        if self.ca is not None:
+            try:
+                context.load_verify_locations(self.ca)
+            except ssl.SSLError as error:
+                raise InvalidRequest(f"--tls-ca {self.ca} is no PEM certificate: {error}", where="tls") from None
+
+
 def _reason(error: OSError, host: str, port: int) -> str:
     match error.errno:
         case errno.EADDRINUSE:
@@ -42,6 +76,6 @@ def is_loopback(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, tls: Tls | None = None) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
