@@ -82,6 +82,9 @@ def _pull(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from .runtime.server.logs import set_up_logs
+
+    set_up_logs(args.log_format, args.log_requests)
     tls = _tls(args)
     config = _resolved_config(args)
     from .cluster.restarts import RestartPolicy
@@ -379,6 +382,10 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument(
         "--key-file", type=Path, metavar="FILE", help="keys and limits of several tenants; SIGHUP reads it again"
     )
+    logs = serve.add_argument_group("log")
+    logs.add_argument("--log-format", choices=("text", "json"), default="text", help="default: %(default)s")
+    requests = logs.add_argument("--log-requests", choices=("none", "lines", "prompts"), default="none")
+    requests.help = "write a line for each request; prompts: their prompts too (default: %(default)s)"
     tls = serve.add_argument_group("TLS")
     tls.add_argument("--tls-cert", type=Path, metavar="FILE", help="answer HTTPS with this certificate (chain), as PEM")
     tls.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key, unencrypted, as PEM")

@@ -231,12 +231,27 @@ def test_metrics_that_are_named_exist(runtime):
     page = (ROOT / "docs" / "operations.md").read_text()
     keys = importlib.import_module("phloem.runtime.server.tenants").Keys({})
     metrics = importlib.import_module("phloem.runtime.server.metrics").ServerMetrics(keys)
+    metrics.errors.labels("overloaded")
     runtime.generate("One, two, one, two, one,", max_tokens=2)
     text = metrics.text({"0": runtime.metrics()}).decode()
     known = set(re.findall(r"^(?:# TYPE )?(phloem_\w+)", text, re.MULTILINE))
-    named = set(re.findall(r"`(phloem_(?:http|engine)_\w+)", page))
+    named = set(re.findall(r"`(phloem_(?:http|engine|tenant)_\w+)", page))
     by_drafter = {name for name in named if name.endswith("_tokens_lookup")}  # there once somebody has guessed
     assert len(named) > 20 and not named - by_drafter - known
+
+
+def test_the_dashboard_shows_metrics_that_exist():
+    """Each is in the table of metrics, which is compared with a real engine's."""
+    dashboard = json.loads((ROOT / "docs" / "grafana" / "phloem.json").read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    page = (ROOT / "docs" / "operations.md").read_text()
+    known = set(re.findall(r"\bphloem_\w+", page)) | {
+        f"phloem_engine_slots_{n}" for n in ("cached", "locked", "leased")
+    }
+    named = {name.removesuffix("_bucket") for text in expressions for name in re.findall(r"\bphloem_\w+", text)}
+    assert len(named) > 20 and not named - known
+    places = [tuple(panel["gridPos"][key] for key in "xy") for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places) and len({panel["id"] for panel in dashboard["panels"]}) == len(places)
 
 
 def test_every_argument_of_gen_is_explained():

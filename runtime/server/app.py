@@ -6,6 +6,7 @@ import logging
 import re
 import socket
 import ssl
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
@@ -26,6 +27,7 @@ from .anthropic_routes import anthropic_routes
 from .bridge import Bridge
 from .connection import connection_class
 from .listener import Tls, url_of
+from .logs import log_request
 from .metrics import ServerMetrics
 from .native_routes import native_routes
 from .openai_routes import openai_routes
@@ -137,27 +139,28 @@ class Gate:
             request_id = uuid.uuid4().hex.encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
         status = 499  # without a response, the client has disconnected
-        account: Account | None = None
+        sender = Sender(self._keys.everyone, request_id.decode())
+        set_sender(sender)
 
         async def counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                limits = account.headers() if account is not None and is_limited else ()
+                limits = sender.account.headers() if is_limited else ()
                 added = (*message.get("headers", ()), (b"x-request-id", request_id), *limits)
                 message = {**message, "headers": list(added)}
             await send(message)
 
         is_limited = scope["method"] == "POST"
         is_begun = False
+        begun_s = time.perf_counter()
         self._metrics.in_flight.inc()
         try:
             self._check_host(headers)
-            account = self._account(scope["path"], headers)
+            sender.account = self._account(scope["path"], headers)
             if is_limited:
-                self._begin(account)
+                self._begin(sender.account)
                 is_begun = True
-            set_sender(Sender(account, request_id.decode()))
             await self._app(scope, receive, counted)
         # errors of this gate: those of the routes are answered inside
         except faults.HttpError as error:
@@ -167,12 +170,24 @@ class Gate:
         except asyncio.CancelledError:  # by the server's end alone, which waits no longer
             logger.info("%s %s was cut off by the server's end", scope["method"], scope["path"])
         finally:
-            if is_begun and account is not None:
+            if is_begun:
                 self._num_running -= 1
-                account.end_request()
+                sender.account.end_request()
             self._metrics.in_flight.dec()
             route = getattr(scope.get("route"), "path", "none")
             self._metrics.responses.labels(route, str(status)).inc()
+            fault = scope["state"].get("fault") or ("disconnected" if status == 499 else None)
+            if fault is not None:
+                self._metrics.errors.labels(fault).inc()
+            log_request(
+                scope["method"],
+                scope["path"],
+                status,
+                seconds=round(time.perf_counter() - begun_s, 4),
+                **({} if fault is None else {"error": fault}),
+                **({"tenant": sender.account.name} if sender.account.name else {}),
+                **_tokens_of(sender),
+            )
 
     def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
         host = headers.get(b"host", b"").decode("latin-1").lower()
@@ -201,6 +216,12 @@ class Gate:
             raise faults.HttpError(faults.Fault(429, message, "rate_limit_error", code="overloaded"))
         account.begin_request()
         self._num_running += 1
+
+
+def _tokens_of(sender: Sender) -> dict[str, int]:
+    """For the log; empty where the request has generated nothing."""
+    found = {"prompt_tokens": sender.prompt_tokens, "completion_tokens": sender.completion_tokens}
+    return found if any(found.values()) else {}
 
 
 class _Server(uvicorn.Server):
@@ -289,8 +310,7 @@ async def _on_phloem_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.PhloemError)
     fault = faults.of_error(error)
     if fault.status >= 500:
-        kind, request_id = type(error).__name__, request.state.request_id
-        logger.error("%s %s (%s): %s: %s", request.method, request.url.path, request_id, kind, error.message)
+        logger.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error.message)
     return fault_response(fault, request.scope)
 
 

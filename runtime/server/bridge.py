@@ -15,6 +15,7 @@ from ...protocol.messages import Closed, ProgramSettings, ProgramStats
 from ...protocol.ops import AnyOp, Text
 from ...protocol.program_call import ProgramCall, ProgramEvent
 from ..tokenizer.tokenizer import LONG_TEXT
+from .logs import log_prompt
 from .tenants import sender_of_request
 
 
@@ -43,6 +44,7 @@ class Bridge:
         bridged = BridgedCall(self._client, program, partial(self._post, asyncio.get_running_loop()))
         if (sender := sender_of_request()) is not None:
             settings = sender.account.admit(settings, self._model_name)
+        log_prompt(bridged.call.program, ops)
         await bridged.submit(ops, settings)
         self._calls.add(bridged)
         if self._is_closed:

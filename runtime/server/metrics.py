@@ -11,9 +11,10 @@ from prometheus_client.registry import Collector
 
 from ...cluster.supervisor import Replica
 from .jobs import Result, RunningJob
-from .tenants import Keys
+from .tenants import Keys, sender_of_request
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class ServerMetrics:
@@ -25,6 +26,9 @@ class ServerMetrics:
         registry.register(_Tenants(keys))
         self.responses = Counter(
             "phloem_http_responses", "Responses by route and status.", ("route", "status"), registry=registry
+        )
+        self.errors = Counter(
+            "phloem_http_errors", "Requests that ended with an error, by its code.", ("code",), registry=registry
         )
         self.in_flight = Gauge("phloem_http_requests_in_flight", "Requests being answered.", registry=registry)
         self._first_text = Histogram(
@@ -39,6 +43,12 @@ class ServerMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self._per_token = Histogram(
+            "phloem_http_time_per_output_token_seconds",
+            "From a generation's first token to its last, divided by the tokens after the first.",
+            buckets=_TOKEN_SECONDS,
+            registry=registry,
+        )
         self._prompt = Counter("phloem_http_prompt_tokens", "Prompt tokens of finished generations.", registry=registry)
         self._cached = Counter(
             "phloem_http_cached_prompt_tokens", "Those of them found in the cache.", registry=registry
@@ -49,10 +59,17 @@ class ServerMetrics:
         self._duration.observe(time.perf_counter() - generation.opened_s)
         if generation.first_text_s is not None:
             self._first_text.observe(generation.first_text_s - generation.opened_s)
+        sender = sender_of_request()
         for result in results:
             self._prompt.inc(result.meta.prompt_tokens)
             self._cached.inc(result.meta.cached_tokens)
-            self._generated.inc(sum(c.completion_tokens for c in result.meta.candidates))
+            generated = [candidate.completion_tokens for candidate in result.meta.candidates]
+            self._generated.inc(sum(generated))
+            if max(generated) > 1:
+                self._per_token.observe(result.meta.decode_s / (max(generated) - 1))
+            if sender is not None:
+                sender.prompt_tokens += result.meta.prompt_tokens
+                sender.completion_tokens += sum(generated)
 
     def text(
         self,

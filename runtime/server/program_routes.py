@@ -19,7 +19,7 @@ from ...protocol.program_call import OpFailed, ProgramEvent, SubmitRefused
 from . import faults
 from .bridge import Bridge, BridgedCall
 from .response import fail_on_disconnect
-from .service import Service, json_response
+from .service import Service, json_response, note_fault
 from .tenants import sender_of_request
 
 HEARTBEAT_S = 15.0  # a stream without messages sends an empty line after this
@@ -45,7 +45,7 @@ class ProgramResponse(Response):
         try:
             events = await bridged.events()
             if isinstance(events[0], SubmitRefused):
-                await _refusal(events[0].rejected)(scope, receive, send)
+                await _refusal(events[0].rejected, scope)(scope, receive, send)
                 return
             await self._send(bridged, events, send)
         except errors.Cancelled:
@@ -140,8 +140,9 @@ def _read(body: bytes, limits: Limits) -> Submit:
     return submit
 
 
-def _refusal(rejected: Rejected) -> Response:
+def _refusal(rejected: Rejected, scope: Scope) -> Response:
     """The error body of every route, plus the engine's message."""
     fault = faults.of_error(errors.from_info(rejected.errors[0]))
+    note_fault(fault, scope)
     body = {**msgspec.json.decode(fault.body), "rejected": msgspec.to_builtins(rejected)}
     return Response(msgspec.json.encode(body), fault.status, fault.headers, media_type="application/json")

@@ -16,7 +16,7 @@ from .bridge import Bridge, BridgedCall
 from .forms import Form
 from .jobs import Job, Piece, Result, RunningJob
 from .metrics import ServerMetrics
-from .service import disconnected
+from .service import disconnected, note_fault
 
 
 class GenerationResponse(Response):
@@ -42,7 +42,7 @@ class GenerationResponse(Response):
         try:
             form = self._form_for(generation.bridged.call.program)
             if self._is_stream:
-                results = await self._send_stream(generation, form, send)
+                results = await self._send_stream(generation, form, scope, send)
             else:
                 results = await generation.results()
                 await _send_whole(send, form.whole(results))
@@ -54,7 +54,7 @@ class GenerationResponse(Response):
             generation.close()
             self._metrics.count_generation(generation, results)
 
-    async def _send_stream(self, generation: RunningJob, form: Form, send: Send) -> list[Result]:
+    async def _send_stream(self, generation: RunningJob, form: Form, scope: Scope, send: Send) -> list[Result]:
         results: list[Result] = []
         sent: dict[tuple[int, int], int] = {}
         events = await generation.events()  # a failure here can still be an error status
@@ -70,7 +70,9 @@ class GenerationResponse(Response):
                 body = b""
                 events = await generation.events()
         except errors.PhloemError as error:
-            body = form.failure(faults.of_error(error))
+            fault = faults.of_error(error)
+            note_fault(fault, scope)
+            body = form.failure(fault)
         else:
             results.sort(key=lambda result: result.prompt)
             body = form.closing(results)

@@ -131,8 +131,14 @@ def json_response(value: Any, *, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
+def note_fault(fault: Fault, scope: Scope) -> None:
+    """Remember the error of the request of ``scope`` for the metrics and the log."""
+    scope["state"]["fault"] = fault.code or fault.type
+
+
 def fault_response(fault: Fault, scope: Scope) -> Response:
     """The answer to the request of ``scope``, in the shape of the API that it speaks."""
     is_messages = scope["path"].startswith("/v1/messages")
+    note_fault(fault, scope)
     body = fault.messages_body(scope["state"]["request_id"]) if is_messages else fault.body
     return Response(body, fault.status, fault.headers, media_type="application/json")

@@ -395,10 +395,12 @@ def presented_key(headers: Mapping[bytes, bytes]) -> bytes:
 
 @dataclass(slots=True)
 class Sender:
-    """Of one HTTP request."""
+    """Of one HTTP request. The tokens are those of its generations that have ended."""
 
     account: Account
     request_id: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 _sender: ContextVar[Sender | None] = ContextVar("sender", default=None)

@@ -12,6 +12,7 @@ import openai
 import pytest
 from phloem.protocol import errors
 from phloem.protocol.ops import Gen
+from phloem.runtime.server.logs import TextLines
 from phloem.tests.runtime.server.doubles import ScriptedClient, rejecting
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.wire import wait_until
@@ -493,6 +494,8 @@ def test_every_response_has_a_request_id(shared_server, caplog):
 
 
 def test_an_error_of_the_server_is_logged_with_the_request_id(serve, caplog):
+    caplog.handler.setFormatter(TextLines())
     server = serve(client=ScriptedClient(rejecting(errors.InternalError("broken"))))
     answer = server.http.post("/v1/completions", json={"prompt": "a"}, headers={"x-request-id": "find-me"})
-    assert answer.status_code == 500 and "POST /v1/completions (find-me): InternalError: broken" in caplog.text
+    assert answer.status_code == 500
+    assert "POST /v1/completions: InternalError: broken [find-me]" in caplog.text
