@@ -7,11 +7,12 @@ MODEL ?= smollm2
 JOBS ?= 2
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
+INTEROP := $(VENV)/interop
 
 # The tests and the demo start many processes, each of which would compile torch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test soak soak-fleet oracle check serve bench clean
+.PHONY: demo test test-interop soak soak-fleet oracle check serve bench clean
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -31,6 +32,17 @@ demo: $(RUN_STAMP)
 test: $(DEV_STAMP)
 	$(PY) -m phloem pull smollm2
 	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Clients of the HTTP API, in a folder of their own: they share all packages with the other tests but openai.
+$(INTEROP)/.installed: $(DEV_STAMP)
+	@mkdir -p $(INTEROP)
+	$(PY) -m pip freeze --exclude-editable | grep -v '^openai==' > $(INTEROP)/constraints.txt
+	$(PY) -m pip install --quiet --no-compile --upgrade --target $(INTEROP) --constraint $(INTEROP)/constraints.txt --group interop
+	@touch $@
+
+test-interop: $(INTEROP)/.installed
+	$(PY) -m phloem pull smollm2
+	PYTHONPATH=$(INTEROP) $(VENV)/bin/pytest -m interop tests/interop tests/lang/test_interop.py
 
 # 100,000 programs with aborts in a cache a tenth of their need: a quarter of an hour, with a line a round.
 soak: $(DEV_STAMP)

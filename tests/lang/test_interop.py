@@ -12,14 +12,14 @@ from phloem.runtime.server.app import create_app
 from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
 from phloem.tests.runtime.server.doubles import live_server
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.interop]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "interop"
 
 
 def needs(module: str) -> Any:
     missing = importlib.util.find_spec(module) is None
-    return pytest.mark.skipif(missing, reason=f"{module} is not installed (dependency group: interop)")
+    return pytest.mark.skipif(missing, reason=f"{module} is not installed (make test-interop)")
 
 
 @pytest.fixture(scope="module")
