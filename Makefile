@@ -12,7 +12,7 @@ INTEROP := $(VENV)/interop
 # The tests and the demo start many processes, each of which would compile torch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-interop soak soak-fleet oracle check serve bench clean
+.PHONY: demo test test-interop test-arm test-isas soak soak-fleet oracle check serve bench clean
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -55,6 +55,14 @@ soak-fleet: $(DEV_STAMP)
 # 100,000 random walks through random grammars, every token tried at every state: some minutes.
 oracle: $(DEV_STAMP)
 	$(PY) -m phloem.tests.constrained.oracle --walks 100000
+
+# Arm's integer products on another machine: Debian's qemu-user and gcc-aarch64-linux-gnu.
+test-arm: $(DEV_STAMP)
+	$(VENV)/bin/pytest tests/kernels/test_arm.py -m arm
+
+# Greedy texts under every instruction set that this machine can run: two minutes the first time.
+test-isas: $(DEV_STAMP)
+	PHLOEM_TEST_ISAS=1 $(VENV)/bin/pytest tests/runtime/engine/test_isas.py
 
 # mypy wants a package in a folder of its own name; the link gives it one, whatever the checkout is called.
 check: $(DEV_STAMP)

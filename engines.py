@@ -462,6 +462,11 @@ def _read_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], GrammarSpe
     from .lang.gen import gen
     from .lang.sampling_params import SAMPLING_NAMES, sampling_overrides
 
+    if not isinstance(given, Mapping):
+        raise InvalidParams(
+            f"sampling_params is a {type(given).__name__}, not a dict; write generate(prompt, temperature=0.0, ...)",
+            where="sampling_params",
+        )
     grammars = {name: given[name] for name in ("regex", "json_schema", "ebnf") if given.get(name) is not None}
     rest = {name: value for name, value in given.items() if name not in ("regex", "json_schema", "ebnf")}
     unknown = sorted(set(rest) - SAMPLING_NAMES)

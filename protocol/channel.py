@@ -196,7 +196,7 @@ class Channel:
         hello = encode_client(Hello(version=PROTOCOL_VERSION, client=f"python pid {os.getpid()}"))
         ping = encode_client(Ping())
         started = heard = sent = time.monotonic()
-        dealer.send(hello)
+        self._send(dealer, hello)
         num_deltas = 0
         while True:
             was_welcome = self._welcome is not None
@@ -210,10 +210,10 @@ class Channel:
             # frames queued before close() are still sent, later ones are not
             is_closing = self._closing.is_set()
             while self._outgoing:
-                dealer.send(self._outgoing.popleft())
+                self._send(dealer, self._outgoing.popleft())
                 sent = time.monotonic()
             if is_closing:
-                dealer.send(encode_client(Bye()))
+                self._send(dealer, encode_client(Bye()))
                 return Cancelled("the client was closed")
 
             is_cut = self._read_events(monitor)
@@ -231,12 +231,12 @@ class Channel:
             if num_frames:
                 heard, self._asked_s = now, None
             if num_deltas >= DELTA_WINDOW // 2:
-                dealer.send(encode_client(Credit(n=num_deltas)))
+                self._send(dealer, encode_client(Credit(n=num_deltas)))
                 num_deltas = 0
             if is_cut and was_welcome:
                 return EngineLost(self._death() or "the engine closed the connection")
             if not was_welcome and self._welcome is not None:
-                dealer.send(encode_client(Credit(n=DELTA_WINDOW)))
+                self._send(dealer, encode_client(Credit(n=DELTA_WINDOW)))
                 self._ready.set()
 
             if self._engine_alive is not None and not num_frames and (reason := self._engine_alive()) is not None:
@@ -249,9 +249,15 @@ class Channel:
             if num_frames == 0 and self.silent_s > self._engine_timeout_s:
                 return EngineLost(f"the engine has been silent for {now - heard:.1f} s")
             if now - sent >= heartbeat_s or (self._asked_s is None and now - heard >= heartbeat_s):
-                dealer.send(ping if self._welcome is not None else hello)
+                self._send(dealer, ping if self._welcome is not None else hello)
                 sent = now
                 self._asked_s = now if self._asked_s is None else self._asked_s
+
+    @staticmethod
+    def _send(dealer: zmq.Socket[bytes], frame: bytes) -> None:
+        """Never waits. A socket that has been refused has no queue to send to; the monitor's events tell of it."""
+        with contextlib.suppress(zmq.Again):
+            dealer.send(frame, zmq.NOBLOCK)
 
     def _take(self, frames: list[bytes]) -> int:
         """Pass on a frame's messages; returns the number of deltas in it."""

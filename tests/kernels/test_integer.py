@@ -17,6 +17,7 @@ from phloem.kernels.cpu.packing import pack_int4, pack_int8
 from phloem.kernels.linear import PackedLinear
 
 Array = np.ndarray[Any, np.dtype[Any]]
+NUM_GROUPS = 3
 FUSING = [one for one in cpu_isa.available() if one.name != "portable"]
 fmaf = ctypes.CDLL(None).fmaf
 fmaf.argtypes, fmaf.restype = (ctypes.c_float,) * 3, ctypes.c_float
@@ -79,19 +80,25 @@ def test_a_product_is_the_loop_s_to_the_bit(bits: int, precision: Any, num_rows:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("one", FUSING, ids=lambda one: one.name)
 def test_a_tile_is_the_loop_s_to_the_bit(one: Isa, bits: int, x_bits: int) -> None:
-    q, centred, scale, zero = weights(bits, 16, 3)
+    packed, record, expected = tile_case(one, bits, x_bits)
+    for num_rows in one.tile_rows:
+        out = np.zeros((num_rows, 16), dtype=np.float32)
+        run = compiled_tile(one, num_rows, bits, x_bits)
+        run(packed.ctypes.data, record.ctypes.data, NUM_GROUPS, out.ctypes.data)
+        assert np.array_equal(out, expected[:num_rows]), num_rows
+
+
+def tile_case(one: Isa, bits: int, x_bits: int) -> tuple[Array, Array, Array]:
+    """``(weights uint8, record uint8, result float32 [rows, 16])`` of a tile with as many rows as the set has."""
+    q, centred, scale, zero = weights(bits, 16, NUM_GROUPS)
     packed = pack_int4(q, scale, zero) if bits == 4 else pack_int8(q, scale)
     rows, form = one.tile_rows[-1], x_form(one, bits, x_bits)
-    x = torch.randn(rows, 96)
+    x = torch.randn(rows, 32 * NUM_GROUPS)
     x[0], x[-1, :32] = 1.0, -1.0
     steps, x_scale, x_sum = rounded_groups(x.numpy(), x_bits)
     record = b"".join(records(steps, x_scale, x_sum, 8 if bits == 4 else 128, form))
     expected = looped(steps, x_scale, x_sum, centred, scale.numpy(), zero.numpy() if bits == 4 else None)
-    for num_rows in one.tile_rows:
-        out = np.zeros((num_rows, 16), dtype=np.float32)
-        run = compiled_tile(one, num_rows, bits, x_bits)
-        run(packed.data_ptr(), np.frombuffer(record, dtype=np.uint8).ctypes.data, 3, out.ctypes.data)
-        assert np.array_equal(out, expected[:num_rows]), num_rows
+    return packed.view(torch.uint8).numpy().reshape(-1), np.frombuffer(record, dtype=np.uint8), expected
 
 
 def records(steps: Array, scale: Array, sums: Array, centre: int, form: int) -> Iterator[bytes]:
@@ -136,10 +143,11 @@ def target_machine(triple: str, cpu: str, features: str) -> Any:
     return binding.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3)
 
 
-def tile_module(one: Isa, num_rows: int, bits: int, x_bits: int, machine: Any) -> Any:
-    module = ir.Module("tile")
+def tile_module(one: Isa, num_rows: int, bits: int, x_bits: int, machine: Any, *, name: str = "tile") -> Any:
+    """A module with one function, ``void name(weights, record, num_groups, out)``, of int64 arguments."""
+    module = ir.Module(name)
     module.triple = machine.triple
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 4), "tile")
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 4), name)
     builder = ir.IRBuilder(function.append_basic_block())
     group_tile(one, num_rows, bits, x_bits)(builder, *function.args)
     builder.ret_void()

@@ -13,6 +13,7 @@ from phloem.engines import Connection, Engine, make_config
 from phloem.lang import ir
 from phloem.lang.backend.base_backend import BaseBackend
 from phloem.protocol import errors, ops
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.server_args import ServerArgs
 from phloem.tests.runtime.string_engine import StringEngine
@@ -365,6 +366,8 @@ def test_an_engine_generates_as_sglangs_does(engine):
         out["texts"]
     with pytest.raises(errors.InvalidParams, match="unknown sampling parameter 'max_tokns'"):
         engine.generate("a", {"max_tokns": 2})
+    with pytest.raises(errors.InvalidParams, match="sampling_params is a SamplingParams, not a dict"):
+        engine.generate("a", SamplingParams(temperature=0.0))
 
 
 def test_an_engine_generates_in_an_event_loop(engine):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from phloem.protocol import errors
+from phloem.protocol import channel, errors
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.address import ClientKeys, ServerKeys, new_key_pair
@@ -378,6 +378,46 @@ def test_with_keys_only_known_clients_of_the_right_engine_come_in():
             thread.join(2 * WAIT_S)
         assert len(refused) == 3 and all("refuses the connection" in text for text in refused), refused
     context.term()
+
+
+class LateEvents(zmq.Socket):
+    """A monitor whose first events come late: ZeroMQ has ended the connection by then."""
+
+    num_late = 20
+
+    def recv_multipart(self, *arguments, **options):
+        if self.num_late:
+            self.num_late -= 1
+            self.poll(1000)
+            time.sleep(0.02)  # ZeroMQ tells of the refusal, then takes the socket's queue away
+            raise zmq.Again
+        return super().recv_multipart(*arguments, **options)
+
+
+class LateContext(zmq.Context):
+    def socket(self, kind, **options):
+        return super().socket(kind, socket_class=LateEvents if kind == zmq.PAIR else zmq.Socket)
+
+
+def test_a_client_that_is_refused_does_not_wait_for_a_connection_to_greet(monkeypatch):
+    monkeypatch.setattr(channel, "HELLO_EVERY_S", 0.0)
+    engine_key, client_key, other_key = new_key_pair(), new_key_pair(), new_key_pair()
+    keys = ServerKeys(secret=engine_key[1], clients=frozenset([client_key[0]]))
+    context, late = zmq.Context(), LateContext()
+    ended: list[str] = []
+
+    def knock(url: str) -> None:
+        with pytest.raises(errors.EngineLost) as found:
+            Client(url, keys=ClientKeys(secret=other_key[1], server=engine_key[0]), context=late)
+        ended.append(str(found.value))
+
+    with served(StringEngine(), "tcp://127.0.0.1:*", keys=keys, context=context) as engine_socket:
+        thread = threading.Thread(target=knock, args=(engine_socket.url,), daemon=True)
+        thread.start()
+        thread.join(WAIT_S)
+        assert len(ended) == 1 and "refuses the connection" in ended[0]
+    context.term()
+    late.term()
 
 
 @pytest.mark.parametrize(
