@@ -33,10 +33,12 @@ test: $(DEV_STAMP)
 	$(PY) -m phloem pull smollm2
 	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# Clients of the HTTP API, in a folder of their own: they share all packages with the other tests but openai.
+# Clients of the HTTP API, in a folder of their own, because some want another openai. The server's packages stay the same.
+SERVERS := fastapi|h11|httpx|huggingface_hub|msgspec|numba|numpy|pydantic|pytest|starlette|tokenizers|torch|uvicorn
+
 $(INTEROP)/.installed: $(DEV_STAMP)
 	@mkdir -p $(INTEROP)
-	$(PY) -m pip freeze --exclude-editable | grep -v '^openai==' > $(INTEROP)/constraints.txt
+	$(PY) -m pip freeze --exclude-editable | grep -E '^($(SERVERS))==' > $(INTEROP)/constraints.txt
 	$(PY) -m pip install --quiet --no-compile --upgrade --target $(INTEROP) --constraint $(INTEROP)/constraints.txt --group interop
 	@touch $@
 
