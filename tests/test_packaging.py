@@ -9,7 +9,7 @@ import phloem
 import pytest
 
 ROOT = Path(phloem.__file__).parent
-NOT_SHIPPED = {"tests", "examples", "benchmarks", "docs", "build", "dist"}
+NOT_SHIPPED = {"tests", "examples", "benchmarks", "docs", "deploy", "build", "dist"}
 
 
 def run_fresh(code: str) -> str:

@@ -1,0 +1,85 @@
+"""The files of deploy/: they are well-formed, and every command and path in them exists."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import phloem
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+from phloem import cli
+from phloem.runtime.server.app import OPEN_PATHS, create_app
+from phloem.tests.runtime.server.doubles import MODEL, ChatML, ScriptedClient, WordTokenizer
+
+DEPLOY = Path(phloem.__file__).parent / "deploy"
+DOCKERFILES = sorted(DEPLOY.glob("Dockerfile*"))
+INSTRUCTIONS = {
+    *("FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "VOLUME", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"),
+}
+
+
+def instructions(file: Path) -> list[tuple[str, str]]:
+    """A Dockerfile's instructions, each with its arguments on one line."""
+    text = re.sub(r"^#.*\n", "", file.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [(line.partition(" ")[0], line.partition(" ")[2].strip()) for line in text.splitlines() if line.strip()]
+
+
+def is_served(path: str) -> bool:
+    app = create_app(ScriptedClient(lambda submit: []), WordTokenizer(), ChatML(), model_name=MODEL)
+    with TestClient(app) as http:
+        return path in OPEN_PATHS and http.get(path).status_code in (200, 503)  # 503: no engine answers here
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_a_dockerfile_builds_the_wheel_and_runs_a_command_that_exists(file):
+    found = instructions(file)
+    assert {name for name, _ in found} <= INSTRUCTIONS
+    arguments = dict(found)
+    assert any(name == "RUN" and "pip wheel" in rest for name, rest in found)
+    assert arguments["USER"] != "root" and json.loads(arguments["ENTRYPOINT"]) == ["phloem"]
+    args = cli._parser().parse_args(json.loads(arguments["CMD"]))
+    assert (args.host, str(args.port)) == ("0.0.0.0", arguments["EXPOSE"])
+    check = json.loads(arguments["HEALTHCHECK"].partition("CMD ")[2])
+    compile(check[2], "healthcheck", "exec")
+    path = re.search(r":8000(/\w+)", check[2])[1]
+    assert is_served(path)
+    stages = [name for name, rest in found if name == "FROM"]
+    assert len(stages) == 2 and "from=build" in file.read_text()
+
+
+def test_the_manifest_runs_a_command_and_probes_paths_that_exist():
+    claim, deployment, service = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    args = cli._parser().parse_args(container["args"])
+    (port,) = container["ports"]
+    assert args.port == port["containerPort"] and args.host == "0.0.0.0"
+    probes = [container[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+    assert all(is_served(probe["path"]) for probe in probes)
+    assert {probe["port"] for probe in probes} == {port["name"]} == {service["spec"]["ports"][0]["targetPort"]}
+    assert deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"] == service["spec"]["selector"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts.keys() == {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert str(args.key_file).startswith(mounts["keys"])
+    assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+
+
+def test_the_systemd_unit_runs_a_command_that_exists(tmp_path):
+    unit = (DEPLOY / "phloem.service").read_text()
+    program, *args = shlex.split(re.search(r"^ExecStart=(.*)$", unit, re.MULTILINE)[1])
+    assert program == "/opt/phloem/bin/phloem"
+    assert cli._parser().parse_args(args).key_file == Path("%d/keys.toml") and "LoadCredential=keys.toml:" in unit
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_accepts_the_unit(tmp_path):
+    unit = (DEPLOY / "phloem.service").read_text().replace("/opt/phloem/bin/phloem", sys.executable)
+    (tmp_path / "phloem.service").write_text(unit)
+    command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "phloem.service")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "phloem.service" in line]) == (0, [])
