@@ -275,6 +275,7 @@ CPU = Backend(
     rope_write_kv=rope.rope_write_kv,
     norm_rope_write_kv=rope.norm_rope_write_kv,
     silu_mul=activation.silu_mul,
+    gelu_mul=activation.gelu_mul,
     mix_experts=experts.mix_experts,
     paged_attention=attention.paged_attention,
     shared_prefix_attention=attention.shared_prefix_attention,

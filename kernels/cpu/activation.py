@@ -1,4 +1,8 @@
-"""The gated activation of a feed-forward block."""
+"""The gated activations of a feed-forward block.
+
+gelu by its tanh formula (Hendrycks and Gimpel, 2016) is ``x * sigmoid(2u)``, u = sqrt(2 / pi) (x + 0.044715 x^3), and
+silu is ``x * sigmoid(x)``: one kernel computes both.
+"""
 
 from typing import NamedTuple
 
@@ -11,33 +15,49 @@ from .tensors import KINDS, team_size
 from .vector import LANES, exp2, exp2_16, get, load16, max16, put, splat16, store16, take_number
 
 _LOG2_E = np.float32(1.44269504)
+_SLOPE = np.float32(2.0 * np.sqrt(2.0 / np.pi))
+_CUBIC = np.float32(0.044715) * _SLOPE
 _LOWEST = np.float32(-88.0)  # silu of a smaller gate is 0 in float32; this one's power of 2 is a normal number
 
 
 def silu_mul(x: Tensor) -> Tensor:
+    return _gated(x, is_gelu=False)
+
+
+def gelu_mul(x: Tensor) -> Tensor:
+    return _gated(x, is_gelu=True)
+
+
+def _gated(x: Tensor, *, is_gelu: bool) -> Tensor:
     x = x.contiguous()
     width = x.shape[-1] // 2
     y = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
-    call = SiluMulCall(x.data_ptr(), y.data_ptr(), KINDS[x.dtype], y.numel() // width if width else 0, width)
-    _silu_mul(call, threads=team_size(2 * y.numel()))
+    call = GatedCall(x.data_ptr(), y.data_ptr(), KINDS[x.dtype], y.numel() // width if width else 0, width, is_gelu)
+    _gated_product(call, threads=team_size(2 * y.numel()))
     return y
 
 
-class SiluMulCall(NamedTuple):
+class GatedCall(NamedTuple):
     x: int  # [rows, 2 * width]: gates, then what they are multiplied with
     y: int  # [rows, width]
     kind: int  # of x and y
     num_rows: int
     width: int
+    is_gelu: int
 
 
 @entry
-def _silu_mul(call: SiluMulCall) -> None:
+def _gated_product(call: GatedCall) -> None:
     x, y, kind, num_rows, width = call.x, call.y, call.kind, call.num_rows, call.width
     # A task is up to 512 gates of one row, so that threads can share one long row.
     step = 512
     shares = (width + step - 1) // step
     lowest, exponent, one = splat16(_LOWEST), splat16(-_LOG2_E), splat16(1.0)
+    # The sigmoid is of gate * (slope + cubic * gate^2).
+    slope, cubic = np.float32(1.0), np.float32(0.0)
+    if call.is_gelu != 0:
+        slope, cubic = _SLOPE, _CUBIC
+    slopes, cubics = splat16(slope), splat16(cubic)
     task = take_number(counters(call), TASK)
     while task < num_rows * shares:
         row = task // shares
@@ -47,10 +67,10 @@ def _silu_mul(call: SiluMulCall) -> None:
         gates, ups, to = 2 * row * width, (2 * row + 1) * width, row * width
         for i in range(begin, whole, LANES):
             gate = load16(x, gates + i, kind)
-            divisors = one + exp2_16(max16(lowest, gate) * exponent)
+            divisors = one + exp2_16(max16(lowest, gate * (slopes + cubics * gate * gate)) * exponent)
             store16(y, to + i, kind, gate / divisors * load16(x, ups + i, kind))
         for i in range(whole, end):
             value = get(x, gates + i, kind)
-            divisor = np.float32(1.0) + exp2(max(_LOWEST, value) * -_LOG2_E)
+            divisor = np.float32(1.0) + exp2(max(_LOWEST, value * (slope + cubic * value * value)) * -_LOG2_E)
             put(y, to + i, kind, value / divisor * get(x, ups + i, kind))
         task = take_number(counters(call), TASK)

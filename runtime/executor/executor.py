@@ -227,8 +227,7 @@ class Executor:
             return head.pick(features, blocks, out)
         if out is None:
             return self.model.logits_of(features)
-        head.parts[0].write(features, out)
-        return out
+        return head.write(features, out)
 
     @torch.inference_mode()
     def draw(self, step: StepLogits, rows: list[SampleRow], vectorised: DrawArrays | None = None) -> StepDraws:

@@ -10,7 +10,11 @@ from .norm import RMSNorm
 
 
 class Attention:
-    """One layer's attention, H query and Hkv key/value heads of D dimensions. ``window`` 0: the whole context."""
+    """One layer's attention, H query and Hkv key/value heads of D dimensions. ``window`` 0: the whole context.
+
+    Norms of D weights are for each head alone, longer ones for all heads together. ``scale`` 0 is ``D ** -0.5``. With
+    ``soft_cap`` a score becomes ``soft_cap * tanh(score / soft_cap)``.
+    """
 
     def __init__(
         self,
@@ -22,13 +26,16 @@ class Attention:
         num_kv_heads: int,
         head_dim: int,
         window: int = 0,
+        scale: float = 0.0,
+        soft_cap: float = 0.0,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
     ) -> None:
         self.qkv, self.output = qkv, output
         self.layer = layer
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.scale = head_dim**-0.5
+        self.scale = scale or head_dim**-0.5
+        self.soft_cap = soft_cap
         self.window = window
         self.q_norm, self.k_norm = q_norm, k_norm
 
@@ -37,17 +44,23 @@ class Attention:
         rows = (batch.slot_table, batch.row_ids, batch.query_starts, batch.kv_lens)
         inputs = (q, kv.k[self.layer], kv.v[self.layer], *rows)
         if batch.shared is not None and not self.window:
-            mixed = shared_prefix_attention(*inputs, shared=batch.shared, scale=self.scale)
+            mixed = shared_prefix_attention(*inputs, shared=batch.shared, scale=self.scale, soft_cap=self.soft_cap)
         else:
-            mixed = paged_attention(*inputs, scale=self.scale, sliding_window=self.window)
+            options = {"scale": self.scale, "soft_cap": self.soft_cap}
+            mixed = paged_attention(*inputs, sliding_window=self.window, **options)
         return self.output(mixed.view(-1, self.num_heads * self.head_dim), batch.adapters)
 
     def write(self, x: torch.Tensor, batch: ForwardBatch, kv: KVPool, cos_sin: torch.Tensor) -> torch.Tensor:
         """Writes the tokens' keys and values to their slots; returns the rotated queries [T, H, D]."""
         qkv = self.qkv(x, batch.adapters).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        has_norms = self.q_norm is not None
+        if self.q_norm is not None and self.k_norm is not None and len(self.q_norm.weight) > self.head_dim:
+            q = self.q_norm(q.flatten(1))[0].view(q.shape)
+            k = self.k_norm(k.flatten(1))[0].view(k.shape)
+            has_norms = False
         places = (cos_sin, batch.positions, kv.k[self.layer], kv.v[self.layer], batch.out_slots)
-        if self.q_norm is not None and self.k_norm is not None:
+        if has_norms and self.q_norm is not None and self.k_norm is not None:
             norms = {"q_norm": self.q_norm.weight, "k_norm": self.k_norm.weight}
             return norm_rope_write_kv(q, k, v, *places, **norms, eps=self.q_norm.eps)
         rope_write_kv(q, k, v, *places)

@@ -8,21 +8,26 @@ from .linear import Linear
 
 
 class Embedding:
-    """``weight`` [V, C] in the type the activations should have."""
+    """``weight`` [V, C] in the type the activations should have; they are its rows, times ``scale``."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, *, scale: float = 1.0) -> None:
         self.weight = weight
+        self._scale = scale
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:  # [T] -> [T, C]
-        return F.embedding(token_ids, self.weight)
+        return _scaled(F.embedding(token_ids, self.weight), self._scale)
 
 
 class TiedEmbedding:
-    """An embedding that shares the head's weights: it reads its rows from the head's packed form."""
+    """An embedding that shares the head's weights: it reads its rows from the head's packed form.
 
-    def __init__(self, head: Linear, dtype: torch.dtype) -> None:
+    ``scale``: of the head's weights, which contain the head's gain.
+    """
+
+    def __init__(self, head: Linear, dtype: torch.dtype, *, scale: float = 1.0) -> None:
         (self._packed,) = head.parts
         self._dtype = dtype
+        self._scale = scale / head.gain
 
     @property
     def weight(self) -> torch.Tensor:
@@ -30,16 +35,17 @@ class TiedEmbedding:
         return self(torch.arange(self._packed.shape[0]))
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:  # [T] -> [T, C]
-        return self._packed.rows(token_ids, self._dtype)
+        return _scaled(self._packed.rows(token_ids, self._dtype), self._scale)
 
 
 class BlockEmbedding:
     """The rows of a file's quantized table, unpacked on demand: a quarter of the memory of bfloat16."""
 
-    def __init__(self, table: QuantTensor, dtype: torch.dtype) -> None:
+    def __init__(self, table: QuantTensor, dtype: torch.dtype, *, scale: float = 1.0) -> None:
         # A copy: a view would keep the whole file mapped.
         self._table = QuantTensor(table.kind, table.blocks.clone(), table.shape)
         self._dtype = dtype
+        self._scale = scale
 
     @property
     def weight(self) -> torch.Tensor:
@@ -47,4 +53,8 @@ class BlockEmbedding:
         return self._table.dequantize(self._dtype)
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:  # [T] -> [T, C]
-        return self._table.take_rows(token_ids).dequantize(self._dtype)
+        return _scaled(self._table.take_rows(token_ids).dequantize(self._dtype), self._scale)
+
+
+def _scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
+    return x if scale == 1.0 else x * scale

@@ -16,8 +16,12 @@ LinearPrecision = Literal["float32", "bfloat16", "int4", "int16", "fp8", "auto"]
 class Linear:
     """``x @ weight.T + bias`` of weights stacked by rows: one product for neighbours of one precision."""
 
-    def __init__(self, parts: Sequence[PackedLinear], out_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, parts: Sequence[PackedLinear], out_dtype: torch.dtype | None = None, *, gain: float = 1.0
+    ) -> None:
+        """``gain``: what the weights and biases of ``parts`` were multiplied with."""
         self.parts = tuple(parts)
+        self.gain = gain
         self.adapters: tuple[LowRank, ...] = ()
         self.out_dtype = out_dtype
         self._sizes = [part.shape[0] for part in parts]
@@ -55,6 +59,29 @@ class Linear:
         return any(part.needs_torch_threads for part in self.parts)
 
 
+class Head(Linear):
+    """The product that makes logits, float32 [L, V]. With ``cap`` a logit becomes ``cap * tanh(logit / cap)``."""
+
+    def __init__(self, linear: Linear, *, cap: float = 0.0) -> None:
+        super().__init__(linear.parts, linear.out_dtype, gain=linear.gain)
+        self._cap = cap
+
+    def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:
+        return self._capped(super().__call__(x, rows))
+
+    def pick(self, x: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._capped(super().pick(x, blocks, out))
+
+    def write(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Writes the logits of x [L, C] to ``out`` and returns it. Only for one part."""
+        (part,) = self.parts
+        part.write(x, out)
+        return self._capped(out)
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.div_(self._cap).tanh_().mul_(self._cap) if self._cap else logits
+
+
 def stacked_linear(
     weights: Sequence[Weight],
     biases: Sequence[torch.Tensor] | None = None,
@@ -62,8 +89,9 @@ def stacked_linear(
     precision: LinearPrecision,
     device: torch.device | str = "cpu",
     out_dtype: torch.dtype | None = None,
+    gain: float = 1.0,
 ) -> Linear:
-    """One ``Linear`` of the weights, top to bottom; its results are of ``out_dtype``, else of x's.
+    """One ``Linear`` of the weights, top to bottom, times ``gain``; its results are of ``out_dtype``, else of x's.
 
     ``auto`` keeps a file's quantisation: 4-bit groups as they are, other blocks as 8-bit groups, floats as bfloat16.
     ``int16`` does the same, with inputs rounded to 16 bits instead of 8. ``int4`` rounds every weight to 4 bits. Where
@@ -80,15 +108,15 @@ def stacked_linear(
         if end < len(weights) and forms[end] == forms[start]:
             continue
         run, form = weights[start:end], forms[start]
-        bias = None if biases is None else torch.cat(list(biases[start:end])).to(dtype).to(device)
+        bias = None if biases is None else (torch.cat(list(biases[start:end])) * gain).to(dtype).to(device)
         if form == "groups":
-            parts.append(PackedLinear(_groups(run, device), precision=precision, bias=bias, out_dtype=out_dtype))
+            parts.append(PackedLinear(_groups(run, gain, device), precision=precision, bias=bias, out_dtype=out_dtype))
         elif form in ("int8", "int16"):
-            parts.append(PackedLinear(_bytes(run, device), precision=form, bias=bias, out_dtype=out_dtype))
+            parts.append(PackedLinear(_bytes(run, gain, device), precision=form, bias=bias, out_dtype=out_dtype))
         else:
-            parts.append(PackedLinear(_floats(run, form, device), precision=form, bias=bias, out_dtype=out_dtype))
+            parts.append(PackedLinear(_floats(run, form, gain, device), precision=form, bias=bias, out_dtype=out_dtype))
         start = end
-    return Linear(parts, out_dtype)
+    return Linear(parts, out_dtype, gain=gain)
 
 
 def as_float(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -112,7 +140,9 @@ def _form_of(weight: Weight, precision: LinearPrecision) -> Form:
     return "int16" if precision == "int16" else "int8"
 
 
-def _groups(weights: Sequence[Weight], device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _groups(
+    weights: Sequence[Weight], gain: float, device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     made = [
         repack_group32(weight)
         if isinstance(weight, QuantTensor) and weight.kind in GROUP32_KINDS
@@ -120,16 +150,19 @@ def _groups(weights: Sequence[Weight], device: torch.device | str) -> tuple[torc
         for weight in weights
     ]
     q, scale, zero = (torch.cat(pieces).to(device) for pieces in zip(*made, strict=True))
-    return q, scale, zero
+    return q, scale * gain, zero * gain
 
 
-def _bytes(weights: Sequence[Weight], device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+def _bytes(weights: Sequence[Weight], gain: float, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
     made = [round_to_bytes(weight) for weight in weights if isinstance(weight, QuantTensor)]
     q, scale = (torch.cat(pieces).to(device) for pieces in zip(*made, strict=True))
-    return q, scale
+    return q, scale * gain
 
 
-def _floats(weights: Sequence[Weight], form: Form, device: torch.device | str) -> torch.Tensor:
+def _floats(weights: Sequence[Weight], form: Form, gain: float, device: torch.device | str) -> torch.Tensor:
     # 8-bit groups are made from the exact weights: where the file holds such groups, the result is equal to them.
-    made = [as_float(weight, torch.bfloat16 if form == "bfloat16" else torch.float32) for weight in weights]
+    dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
+    made = [as_float(weight, dtype if gain == 1.0 else torch.float32) for weight in weights]
+    if gain != 1.0:
+        made = [(weight * gain).to(dtype) for weight in made]
     return (made[0] if len(made) == 1 else torch.cat(made)).to(device)

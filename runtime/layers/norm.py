@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang and Sennrich, 2019) with the residual added first."""
+"""RMSNorm (Zhang and Sennrich, 2019) with the residual added first, and the sum without a norm."""
 
 import torch
 
@@ -15,3 +15,14 @@ class RMSNorm:
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """``(norm(x + residual), x + residual)``; without a residual ``(norm(x), x)``."""
         return rms_norm(x, self.weight, self.eps, residual=residual)
+
+
+class NoNorm:
+    """The sum alone, for layers that have their norms after attention and MLP."""
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(x + residual, x + residual)``, the first in x's type; without a residual ``(x, x)``."""
+        if residual is None:
+            return x, x
+        total = residual + x
+        return total.to(x.dtype), total

@@ -4,31 +4,49 @@ import math
 
 import torch
 
-from ..weights.model_config import FactorsRope, LinearRope, Llama3Rope, ModelConfig, YarnRope
+from ...protocol.errors import Unsupported
+from ..weights.model_config import FactorsRope, LinearRope, Llama3Rope, LongRope, ModelConfig, YarnRope
 
 
 def cos_sin_table(config: ModelConfig, num_positions: int, *, device: torch.device | str = "cpu") -> torch.Tensor:
-    """float32 [num_positions, D]: the D/2 cosines, then the D/2 sines, of each position."""
-    frequencies, magnitude = rope_frequencies(config)
+    """float32 [num_positions, D]: the D/2 cosines, then the D/2 sines, of each position. D: dimensions that rotate."""
+    frequencies, magnitude = rope_frequencies(config, num_positions)
     angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * frequencies  # [positions, D/2]
     return (torch.cat((angles.cos(), angles.sin()), dim=1) * magnitude).to(device)
 
 
-def rope_frequencies(config: ModelConfig) -> tuple[torch.Tensor, float]:
-    """The radians that a position adds to each of the D/2 pairs (float32), and the factor of the rotated vectors."""
-    dim, theta = config.head_dim, config.rope_theta
+def unrotated_table(num_positions: int, *, device: torch.device | str = "cpu") -> torch.Tensor:
+    """As ``cos_sin_table``, but it rotates nothing: one pair of each head, by the angle 0."""
+    return torch.tensor([[1.0, 0.0]]).repeat(num_positions, 1).to(device)
+
+
+def rope_frequencies(config: ModelConfig, num_positions: int = 0) -> tuple[torch.Tensor, float]:
+    """The radians that a position adds to each of the D/2 pairs (float32), and the factor of the rotated vectors.
+
+    ``num_positions`` chooses between LongRoPE's two sets of factors.
+    """
+    dim, theta = config.rotary, config.rope_theta
     plain = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     match config.rope_scaling:
         case LinearRope(factor=factor):
             return plain / factor, 1.0
         case FactorsRope(factors=factors):
-            return plain / torch.tensor(factors, dtype=torch.float32), 1.0
+            return plain / _factors(factors, plain), 1.0
+        case LongRope() as scaling:
+            factors = scaling.long if num_positions > scaling.original_max_positions else scaling.short
+            return plain / _factors(factors, plain), scaling.magnitude
         case Llama3Rope() as scaling:
             return _llama3(plain, scaling), 1.0
         case YarnRope() as scaling:
             magnitude = scaling.attention_factor or (0.1 * math.log(scaling.factor) + 1 if scaling.factor > 1 else 1.0)
             return _yarn(plain, scaling, theta), magnitude
     return plain, 1.0
+
+
+def _factors(factors: tuple[float, ...], plain: torch.Tensor) -> torch.Tensor:
+    if len(factors) != len(plain):
+        raise Unsupported(f"rope scaling: {len(factors)} factors for {len(plain)} pairs of rotated dimensions")
+    return torch.tensor(factors, dtype=torch.float32)
 
 
 def _llama3(plain: torch.Tensor, scaling: Llama3Rope) -> torch.Tensor:

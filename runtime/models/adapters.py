@@ -8,6 +8,7 @@ import torch
 
 from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..layers.adapters import LowRank
+from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..weights.adapter_folder import LowRankPair, read_adapter
 from .decoder import DecoderLayer, Model
@@ -35,24 +36,30 @@ def with_adapters(model: Model, adapters: Mapping[str, str]) -> Model:
 def _adapt(layer: DecoderLayer, i: int, model: Model, adapters: Sequence[Adapter]) -> None:
     config = model.config
     q_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    qkv = {"q_proj": q_len, "k_proj": kv_len, "v_proj": kv_len}
     places = [
-        (layer.attention.qkv, {"q_proj": q_len, "k_proj": kv_len, "v_proj": kv_len}, config.hidden_size),
+        (layer.attention.qkv, {"qkv_proj": q_len + 2 * kv_len} if config.fused else qkv, config.hidden_size),
         (layer.attention.output, {"o_proj": config.hidden_size}, q_len),
     ]
     if isinstance(layer.mlp, MLP):
         inner = config.intermediate_size
-        places.append((layer.mlp.gate_up, {"gate_proj": inner, "up_proj": inner}, config.hidden_size))
+        gate_up = {"gate_up_proj": 2 * inner} if config.fused else {"gate_proj": inner, "up_proj": inner}
+        places.append((layer.mlp.gate_up, gate_up, config.hidden_size))
         places.append((layer.mlp.down, {"down_proj": config.hidden_size}, inner))
-    known = {target for _, targets, _ in places for target in targets}
+    known = [target for _, targets, _ in places for target in targets]
     for path, added in adapters:
         others = sorted(target for at, target in added if at == i and target not in known)
         if others:
-            raise Unsupported(f"adapter {path}: {others[0]} of layer {i}: a mixture's experts are not adapted here")
+            raise Unsupported(
+                f"adapter {path}: {others[0]} of layer {i} is not adapted here; of this model are {', '.join(known)}"
+            )
     for linear, targets, width in places:
-        linear.adapters = tuple(_low_ranks(targets, width, i, model, adapters))
+        linear.adapters = tuple(_low_ranks(linear, targets, width, i, model, adapters))
 
 
-def _low_ranks(targets: dict[str, int], width: int, i: int, model: Model, adapters: Sequence[Adapter]) -> list[LowRank]:
+def _low_ranks(
+    linear: Linear, targets: dict[str, int], width: int, i: int, model: Model, adapters: Sequence[Adapter]
+) -> list[LowRank]:
     found, start = [], 0
     for target, num in targets.items():
         pairs = [(a, path, added[i, target]) for a, (path, added) in enumerate(adapters) if (i, target) in added]
@@ -70,6 +77,6 @@ def _low_ranks(targets: dict[str, int], width: int, i: int, model: Model, adapte
                     f"but the model's is {num} x {width}; it was made for another model"
                 )
             down[a, : len(a_down)] = a_down
-            up[a, :, : len(a_down)] = a_up
+            up[a, :, : len(a_down)] = a_up * linear.gain
         found.append(LowRank(columns, down.to(model.device), up.to(model.device)))
     return found

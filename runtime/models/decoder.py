@@ -7,40 +7,41 @@ import torch
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch
 from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
-from ..layers.linear import Linear
+from ..layers.linear import Head
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
-from ..layers.norm import RMSNorm
+from ..layers.norm import NoNorm, RMSNorm
 from ..memory import KVPool
 from ..weights.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    attention_norm: RMSNorm
+    """``cos_sin`` is shared with the other layers of the same rope, and has a row for every position."""
+
+    cos_sin: torch.Tensor  # float32 [positions, rotated dimensions]
+    attention_norm: RMSNorm | NoNorm
     attention: Attention
-    mlp_norm: RMSNorm
+    mlp_norm: RMSNorm | NoNorm
     mlp: MLP | MoE
+    attention_post_norm: RMSNorm | None = None
+    mlp_post_norm: RMSNorm | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``cos_sin`` has a row for every position. ``dtype`` is of activations, ``kv_dtype`` of keys and values."""
+    """``dtype`` is of activations, ``kv_dtype`` of keys and values."""
 
     config: ModelConfig
     embedding: Embedding | TiedEmbedding | BlockEmbedding
     layers: tuple[DecoderLayer, ...]
     norm: RMSNorm
-    head: Linear  # its results are float32
-    cos_sin: torch.Tensor  # float32 [positions, D]
+    head: Head
+    max_positions: int
     dtype: torch.dtype
     kv_dtype: torch.dtype
     device: torch.device
     adapters: tuple[str, ...] = ()  # names; a row refers to one by its index here
-
-    @property
-    def max_positions(self) -> int:
-        return self.cos_sin.shape[0]
 
     @property
     def needs_torch_threads(self) -> bool:
@@ -82,9 +83,13 @@ class Model:
         for layer in self.layers[:-1]:
             x, total = layer.attention_norm(x, added)
             residual = residual if added is None else total
-            x = layer.attention(x, batch, kv, self.cos_sin)
+            x = layer.attention(x, batch, kv, layer.cos_sin)
+            if layer.attention_post_norm is not None:
+                x, _ = layer.attention_post_norm(x)
             x, added = layer.mlp_norm(x, residual)  # in float32: bfloat16 sums would add half to the error
             x = layer.mlp(x, batch.adapters)
+            if layer.mlp_post_norm is not None:
+                x, _ = layer.mlp_post_norm(x)
         return self._finish(x, added, residual, batch, kv)
 
     def _finish(
@@ -95,11 +100,16 @@ class Model:
         x, total = last.attention_norm(x, added)
         residual = residual if added is None else total
         if not batch.num_logits:
-            last.attention.write(x, batch, kv, self.cos_sin)
+            last.attention.write(x, batch, kv, last.cos_sin)
             return x[:0]
-        x = last.attention(x, batch, kv, self.cos_sin)
+        x = last.attention(x, batch, kv, last.cos_sin)
+        if last.attention_post_norm is not None:
+            x, _ = last.attention_post_norm(x)
         if batch.num_logits < batch.num_tokens:
             x, residual = x[batch.logits_rows], residual[batch.logits_rows]
         x, residual = last.mlp_norm(x, residual)
-        x, _ = self.norm(last.mlp(x, batch.logits_adapters), residual)
+        x = last.mlp(x, batch.logits_adapters)
+        if last.mlp_post_norm is not None:
+            x, _ = last.mlp_post_norm(x)
+        x, _ = self.norm(x, residual)
         return x

@@ -1,8 +1,11 @@
 """From a weight file to a model in memory, at an engine's precision."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 import torch
 
 from ...kernels.backend import reads_packed
@@ -12,11 +15,11 @@ from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..config import EngineConfig
 from ..layers.attention import Attention
 from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
-from ..layers.linear import Linear, LinearPrecision, Weight, as_float, stacked_linear
+from ..layers.linear import Head, Linear, LinearPrecision, Weight, as_float, stacked_linear
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
-from ..layers.norm import RMSNorm
-from ..layers.rotary import cos_sin_table
+from ..layers.norm import NoNorm, RMSNorm
+from ..layers.rotary import cos_sin_table, unrotated_table
 from ..quant import QuantTensor
 from ..weights.random_folder import RandomFolder
 from ..weights.weight_file import WeightFile, open_weights
@@ -25,6 +28,7 @@ from .decoder import DecoderLayer, Model
 from .names import TensorNames
 
 MAX_ROPE_TABLE = 1 << 31  # numbers in the table of cosines and sines, 8 GiB
+RopeKind = Literal["global", "local", "none"]
 _KV_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
@@ -85,14 +89,17 @@ class _Loader:
             head = self.read(self.names.of_model("head"), (config.vocab_size, config.hidden_size))
         # The head loses more by few bits than the layers do, and it is one product, not one for each layer.
         precision = "auto" if self.precision in ("int4", "fp8") else self.precision
-        logits = stacked_linear([head], precision=precision, device=self.device, out_dtype=torch.float32)
+        logits = stacked_linear(
+            [head], precision=precision, device=self.device, out_dtype=torch.float32, gain=config.logits_scale
+        )
+        table_of = cache(lambda kind: self.rope_table(kind, num_positions))
         return Model(
             config=config,
             embedding=self.embedding(embedding, logits),
-            layers=tuple(self.layer(i) for i in range(config.num_layers)),
+            layers=tuple(self.layer(i, table_of(self.rope_kind(i))) for i in range(config.num_layers)),
             norm=self.norm(self.names.of_model("norm"), config.hidden_size),
-            head=logits,
-            cos_sin=cos_sin_table(config, num_positions, device=self.device),
+            head=Head(logits, cap=config.logits_cap),
+            max_positions=num_positions,
             dtype=self.dtype,
             kv_dtype=self.stored,
             device=self.device,
@@ -100,48 +107,80 @@ class _Loader:
 
     def embedding(self, table: Weight, head: Linear) -> Embedding | TiedEmbedding | BlockEmbedding:
         """The embedding in the form that takes the least memory and gives the table's exact rows."""
+        scale = self.config.embedding_scale
         if self.config.tied_embeddings and head.has_rows and _is_exact_in_bytes(table):
-            return TiedEmbedding(head, self.dtype)
+            return TiedEmbedding(head, self.dtype, scale=scale)
         if isinstance(table, QuantTensor) and self.device.type == "cpu" and self.dtype != torch.float32:
-            return BlockEmbedding(table, self.dtype)
-        return Embedding(as_float(table, self.dtype).to(self.device))
+            return BlockEmbedding(table, self.dtype, scale=scale)
+        return Embedding(as_float(table, self.dtype).to(self.device), scale=scale)
 
-    def layer(self, i: int) -> DecoderLayer:
+    def rope_kind(self, layer: int) -> RopeKind:
+        if layer in self.config.unrotated_layers:
+            return "none"
+        return "local" if self.config.local_rope_theta and self.config.window_of(layer) else "global"
+
+    def rope_table(self, kind: RopeKind, num_positions: int) -> torch.Tensor:
+        if kind == "none":
+            return unrotated_table(num_positions, device=self.device)
+        config = self.config
+        if kind == "local":
+            config = msgspec.structs.replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
+        return cos_sin_table(config, num_positions, device=self.device)
+
+    def layer(self, i: int, cos_sin: torch.Tensor) -> DecoderLayer:
         config = self.config
         hidden = config.hidden_size
         q_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         q_norm = k_norm = None
         if config.qk_norm:
-            q_norm = self.norm(self.names.of_layer(i, "q_norm"), config.head_dim)
-            k_norm = self.norm(self.names.of_layer(i, "k_norm"), config.head_dim)
+            whole = config.whole_qk_norm
+            q_norm = self.norm(self.names.of_layer(i, "q_norm"), q_len if whole else config.head_dim)
+            k_norm = self.norm(self.names.of_layer(i, "k_norm"), kv_len if whole else config.head_dim)
+        qkv = {"qkv": q_len + 2 * kv_len} if config.fused else {"q": q_len, "k": kv_len, "v": kv_len}
+        before, after = config.pre_norms, config.post_norms
         return DecoderLayer(
-            attention_norm=self.norm(self.names.of_layer(i, "attention_norm"), hidden),
+            cos_sin=cos_sin,
+            attention_norm=self.norm(self.names.of_layer(i, "attention_norm"), hidden) if before else NoNorm(),
             attention=Attention(
                 self.linear(
                     i,
-                    {"q": q_len, "k": kv_len, "v": kv_len},
+                    qkv,
                     hidden,
                     has_bias=config.qkv_bias,
                     out_dtype=self.stored,  # attention multiplies tensors of one type
                 ),
-                self.linear(i, {"output": hidden}, q_len, has_bias=config.output_bias, out_dtype=self.dtype),
+                self.linear(
+                    i,
+                    {"output": hidden},
+                    q_len,
+                    has_bias=config.output_bias,
+                    out_dtype=self.dtype,
+                    gain=config.residual_scale,
+                ),
                 layer=i,
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
                 window=config.window_of(i),
+                scale=config.attention_scale,
+                soft_cap=config.attention_cap,
                 q_norm=q_norm,
                 k_norm=k_norm,
             ),
-            mlp_norm=self.norm(self.names.of_layer(i, "mlp_norm"), hidden),
+            mlp_norm=self.norm(self.names.of_layer(i, "mlp_norm"), hidden) if before else NoNorm(),
             mlp=self.mixture(i) if config.num_experts else self.mlp(i),
+            attention_post_norm=self.norm(self.names.of_layer(i, "attention_post_norm"), hidden) if after else None,
+            mlp_post_norm=self.norm(self.names.of_layer(i, "mlp_post_norm"), hidden) if after else None,
         )
 
     def mlp(self, i: int) -> MLP:
-        hidden, inner, has_bias = self.config.hidden_size, self.config.intermediate_size, self.config.mlp_bias
+        config = self.config
+        hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        gate_up = {"gate_up": 2 * inner} if config.fused else {"gate": inner, "up": inner}
         return MLP(
-            self.linear(i, {"gate": inner, "up": inner}, hidden, has_bias=has_bias),
-            self.linear(i, {"down": hidden}, inner, has_bias=has_bias),
+            self.linear(i, gate_up, hidden, has_bias=has_bias),
+            self.linear(i, {"down": hidden}, inner, has_bias=has_bias, gain=config.residual_scale),
+            activation=config.activation,
         )
 
     def mixture(self, i: int) -> MoE:
@@ -149,13 +188,12 @@ class _Loader:
         hidden, inner, count = config.hidden_size, config.expert_size, config.num_experts
         gate_up = torch.empty((count, 2 * inner, hidden), dtype=self.stored, device=self.device)
         down = torch.empty((count, hidden, inner), dtype=self.stored, device=self.device)
-        for expert in range(count):
-            for into, key, shape in (
-                (gate_up[expert, :inner], "expert_gate", (inner, hidden)),
-                (gate_up[expert, inner:], "expert_up", (inner, hidden)),
-                (down[expert], "expert_down", (hidden, inner)),
-            ):
-                into.copy_(as_float(self.read(self.names.of_expert(i, expert, key), shape), self.dtype))
+        for into, key in (
+            (gate_up[:, :inner], "expert_gate"),
+            (gate_up[:, inner:], "expert_up"),
+            (down, "expert_down"),
+        ):
+            self.read_experts(i, key, into)
         router = self.read(self.names.of_layer(i, "router"), (count, hidden))
         precision: LinearPrecision = "float32" if self.dtype == torch.float32 else "bfloat16"
         is_packed = self.precision == "fp8" and reads_packed(self.device)
@@ -166,7 +204,29 @@ class _Loader:
             pack_experts(down) if is_packed else down,
             top_k=config.experts_per_token,
             normalise=config.normalised_experts,
+            shared=self.shared_expert(i) if config.shared_expert_size else None,
         )
+
+    def read_experts(self, layer: int, key: str, into: torch.Tensor) -> None:
+        """Fills ``into`` [E, rows, columns]."""
+        if self.file.format == "gguf":
+            stack = self.read(self.names.of_layer(layer, key), (into.shape[0] * into.shape[1], into.shape[2]))
+            into.copy_(as_float(stack, self.dtype).view(into.shape))
+            return
+        for expert, part in enumerate(into):
+            name = self.names.of_expert(layer, expert, key)
+            part.copy_(as_float(self.read(name, tuple(part.shape)), self.dtype))
+
+    def shared_expert(self, i: int) -> tuple[MLP, Linear]:
+        hidden, inner = self.config.hidden_size, self.config.shared_expert_size
+        mlp = MLP(
+            self.linear(i, {"shared_gate": inner, "shared_up": inner}, hidden, has_bias=False),
+            self.linear(i, {"shared_down": hidden}, inner, has_bias=False),
+        )
+        name = self.names.of_layer(i, "shared_router")
+        gate = as_float(self.read(name, (hidden,) if self.file.format == "gguf" else (1, hidden))).view(1, hidden)
+        precision: LinearPrecision = "float32" if self.dtype == torch.float32 else "bfloat16"
+        return mlp, stacked_linear([gate], precision=precision, device=self.device, out_dtype=torch.float32)
 
     def linear(
         self,
@@ -176,6 +236,7 @@ class _Loader:
         *,
         has_bias: bool,
         out_dtype: torch.dtype | None = None,
+        gain: float = 1.0,
     ) -> Linear:
         """One layer of stacked weights; ``rows`` maps each one's name to its number of rows."""
         weights = [self.read(self.names.of_layer(layer, key), (num, row_len)) for key, num in rows.items()]
@@ -184,14 +245,18 @@ class _Loader:
             biases = [
                 as_float(self.read(self.names.of_layer(layer, f"{key}_bias"), (num,))) for key, num in rows.items()
             ]
-        return stacked_linear(weights, biases, precision=self.precision, device=self.device, out_dtype=out_dtype)
+        return stacked_linear(
+            weights, biases, precision=self.precision, device=self.device, out_dtype=out_dtype, gain=gain
+        )
 
     def norm(self, name: str, length: int) -> RMSNorm:
-        weight = as_float(self.read(name, (length,))).clone()  # a copy: a view would keep the file mapped
+        weight = as_float(self.read(name, (length,))) + self.config.norm_offset  # a copy: the file need not stay mapped
         return RMSNorm(weight.to(self.device), self.config.rms_norm_eps)
 
     def read(self, name: str, shape: tuple[int, ...]) -> Weight:
         found = self.file.tensor(name)
+        if isinstance(found, torch.Tensor) and found.ndim == 3:
+            found = found.flatten(0, 1)  # a stack of experts
         if tuple(found.shape) != shape:
             raise UnknownModel(
                 f"{self.file.path}: tensor {name} is {list(found.shape)}, but its config asks for {list(shape)}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ...protocol.errors import Unsupported
 from ..weights.damage import shown
-from ..weights.model_config import ModelConfig
+from ..weights.model_config import ROPE_FACTORS, ModelConfig
 
 # Our name -> (Hugging Face's, llama.cpp's); the first {} is the layer, the second the expert.
 _MODEL = {
@@ -38,15 +38,37 @@ _QK_NORM = {
     "q_norm": ("model.layers.{}.self_attn.q_norm.weight", "blk.{}.attn_q_norm.weight"),
     "k_norm": ("model.layers.{}.self_attn.k_norm.weight", "blk.{}.attn_k_norm.weight"),
 }
+_POST_NORMS = {
+    "mlp_norm": ("model.layers.{}.pre_feedforward_layernorm.weight", "blk.{}.ffn_norm.weight"),
+    "attention_post_norm": ("model.layers.{}.post_attention_layernorm.weight", "blk.{}.post_attention_norm.weight"),
+    "mlp_post_norm": ("model.layers.{}.post_feedforward_layernorm.weight", "blk.{}.post_ffw_norm.weight"),
+}
+_FUSED = {
+    "qkv": ("model.layers.{}.self_attn.qkv_proj.weight", "blk.{}.attn_qkv.weight"),
+    "gate_up": ("model.layers.{}.mlp.gate_up_proj.weight", "blk.{}.ffn_up.weight"),
+}
+# llama.cpp stacks the experts of a layer into one tensor.
 _EXPERTS = {
-    "router": ("model.layers.{}.mlp.gate.weight", ""),
-    "expert_gate": ("model.layers.{}.mlp.experts.{}.gate_proj.weight", ""),
-    "expert_up": ("model.layers.{}.mlp.experts.{}.up_proj.weight", ""),
-    "expert_down": ("model.layers.{}.mlp.experts.{}.down_proj.weight", ""),
+    "router": ("model.layers.{}.mlp.gate.weight", "blk.{}.ffn_gate_inp.weight"),
+    "expert_gate": ("model.layers.{}.mlp.experts.{}.gate_proj.weight", "blk.{}.ffn_gate_exps.weight"),
+    "expert_up": ("model.layers.{}.mlp.experts.{}.up_proj.weight", "blk.{}.ffn_up_exps.weight"),
+    "expert_down": ("model.layers.{}.mlp.experts.{}.down_proj.weight", "blk.{}.ffn_down_exps.weight"),
+}
+_MIXTRAL_EXPERTS = {
+    "router": ("model.layers.{}.block_sparse_moe.gate.weight", "blk.{}.ffn_gate_inp.weight"),
+    "expert_gate": ("model.layers.{}.block_sparse_moe.experts.{}.w1.weight", "blk.{}.ffn_gate_exps.weight"),
+    "expert_up": ("model.layers.{}.block_sparse_moe.experts.{}.w3.weight", "blk.{}.ffn_up_exps.weight"),
+    "expert_down": ("model.layers.{}.block_sparse_moe.experts.{}.w2.weight", "blk.{}.ffn_down_exps.weight"),
+}
+_SHARED_EXPERT = {
+    "shared_router": ("model.layers.{}.mlp.shared_expert_gate.weight", "blk.{}.ffn_gate_inp_shexp.weight"),
+    "shared_gate": ("model.layers.{}.mlp.shared_expert.gate_proj.weight", "blk.{}.ffn_gate_shexp.weight"),
+    "shared_up": ("model.layers.{}.mlp.shared_expert.up_proj.weight", "blk.{}.ffn_up_shexp.weight"),
+    "shared_down": ("model.layers.{}.mlp.shared_expert.down_proj.weight", "blk.{}.ffn_down_shexp.weight"),
 }
 _FORMATS = ("safetensors", "gguf")
 # Tables that are computed here or read with the config, so no layer reads them.
-_DERIVED = ("rotary_emb.inv_freq", "rope_freqs.weight")
+_DERIVED = ("rotary_emb.inv_freq", *ROPE_FACTORS)
 
 
 class TensorNames:
@@ -60,11 +82,19 @@ class TensorNames:
             (config.output_bias, _OUTPUT_BIAS),
             (config.mlp_bias, _MLP_BIAS),
             (config.qk_norm, _QK_NORM),
+            (config.post_norms, _POST_NORMS),
+            (config.fused, _FUSED),
+            (config.shared_expert_size, _SHARED_EXPERT),
         ):
             if wanted:
                 layer |= names
+        absent = () if config.pre_norms else ("attention_norm", "mlp_norm")
+        if config.fused:
+            absent = (*absent, "q", "k", "v", "gate", "up")
         if config.num_experts:
-            layer = {key: names for key, names in layer.items() if key not in ("gate", "up", "down")} | _EXPERTS
+            absent = (*absent, "gate", "up", "down")
+            layer |= _MIXTRAL_EXPERTS if config.family == "mixtral" else _EXPERTS
+        layer = {key: names for key, names in layer.items() if key not in absent}
         model = {key: names for key, names in _MODEL.items() if key != "head" or not config.tied_embeddings}
         self._model = {key: names[column] for key, names in model.items()}
         self._layer = {key: names[column] for key, names in layer.items()}

@@ -8,12 +8,11 @@ import torch
 from ...protocol.errors import UnknownModel
 from ..quant import QuantTensor
 from .gguf_header import read_header
-from .model_config import ModelConfig, config_from_gguf
+from .model_config import ROPE_FACTORS, ModelConfig, config_from_gguf
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-ROPE_FACTORS = "rope_freqs.weight"
-# llama.cpp writes Llama's query and key rows for its interleaved rope; Qwen's are left as trained.
-_INTERLEAVED = ("llama", "mistral")
+# llama.cpp writes the query and key rows of these for its interleaved rope; those of others are left as trained.
+_INTERLEAVED = ("llama", "mistral", "mixtral", "granite", "smollm3")
 
 
 class GGUFFile:
@@ -26,12 +25,12 @@ class GGUFFile:
         self._header = read_header(path)
         # Copy on write: torch wants writable memory, and nothing here writes.
         self._bytes = torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
-        factors = self._float(ROPE_FACTORS) if ROPE_FACTORS in self._header.tensors else None
+        factors = {name: self._float(name) for name in ROPE_FACTORS if name in self._header.tensors}
         self.config: ModelConfig = config_from_gguf(
             self._header.metadata,
             source=str(path),
             tensor_names=frozenset(self._header.tensors),
-            rope_factors=None if factors is None else tuple(factors.tolist()),
+            rope_factors={name: tuple(tensor.tolist()) for name, tensor in factors.items()},
         )
 
     def names(self) -> list[str]:

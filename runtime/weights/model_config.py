@@ -1,6 +1,7 @@
 """A model's config: sizes, norms, rope, biases, windows."""
 
-from typing import Any
+import math
+from typing import Any, Literal
 
 import msgspec
 
@@ -10,6 +11,9 @@ from .damage import shown
 MAX_SIZE = (1 << 31) - 1  # what the formats' own 32-bit fields can hold
 MAX_LAYERS = 10_000
 MAX_BLOCKS = 100_000  # feed-forward blocks of all layers: one each, or its experts
+# GGUF's tensors of factors by frequency: Llama 3's, then the two of LongRoPE.
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+Activation = Literal["silu", "gelu_tanh"]
 _LAYER_KEYS = ("num_hidden_layers", "block_count")
 
 
@@ -45,7 +49,20 @@ class FactorsRope(msgspec.Struct, frozen=True, tag="factors"):
     factors: tuple[float, ...]
 
 
-RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorsRope
+class LongRope(msgspec.Struct, frozen=True, tag="longrope"):
+    """LongRoPE (Ding et al., 2024): each frequency divided by its own factor; rotated vectors grow by ``magnitude``.
+
+    ``long`` serves a table of more than ``original_max_positions`` positions, ``short`` one of up to as many. An engine
+    uses one of them for all its texts, since cached keys would be wrong for the other.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_positions: int
+    magnitude: float
+
+
+RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorsRope | LongRope
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -53,6 +70,11 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     With ``num_experts`` the feed-forward blocks are mixtures of experts, each of ``expert_size`` inner dimensions. A
     token takes the ``experts_per_token`` likeliest, weighted by probability, normalised to 1 if ``normalised_experts``.
+    With ``shared_expert_size`` every token also goes through one more expert, which has a gate of its own.
+
+    ``pre_norms`` are before attention and MLP, ``post_norms`` after them and before the residual is added.
+    ``norm_offset`` is added to the file's norm weights. ``whole_qk_norm``: one norm over all heads of the queries, one
+    over those of the keys. ``fused``: a file's q, k and v are one tensor, and so are gate and up.
     """
 
     family: str
@@ -72,11 +94,27 @@ class ModelConfig(msgspec.Struct, frozen=True):
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    whole_qk_norm: bool = False
+    pre_norms: bool = True
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    fused: bool = False
+    activation: Activation = "silu"
+    rotary_dim: int = 0  # dimensions of a head that rope rotates; 0: all
+    local_rope_theta: float = 0.0  # of layers with a window, whose rope is not scaled; 0: theirs is that of the others
+    unrotated_layers: tuple[int, ...] = ()  # without rope
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add
+    logits_scale: float = 1.0
+    attention_scale: float = 0.0  # of scores; 0: head_dim ** -0.5
+    attention_cap: float = 0.0  # scores become cap * tanh(score / cap); 0: none
+    logits_cap: float = 0.0  # as attention_cap
     layer_windows: tuple[int, ...] = ()
     num_experts: int = 0
     experts_per_token: int = 0
     expert_size: int = 0
     normalised_experts: bool = False
+    shared_expert_size: int = 0
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
@@ -90,6 +128,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
             )
         if self.head_dim < 2 or self.head_dim % 2:
             raise Unsupported(f"model config: head_dim is {self.head_dim}; rope needs an even number")
+        if not 0 <= self.rotary_dim <= self.head_dim or self.rotary_dim % 2:
+            raise Unsupported(
+                f"model config: rope over {self.rotary_dim} of {self.head_dim} dimensions; it needs an even number"
+            )
+        if self.num_experts and self.activation != "silu":
+            raise Unsupported(f"model config: experts with {self.activation}; only silu is served")
         if self.num_experts and not 0 < self.experts_per_token <= self.num_experts:
             raise Unsupported(
                 f"model config: {self.experts_per_token} experts a token; it must be between 1 and {self.num_experts}"
@@ -107,10 +151,31 @@ class ModelConfig(msgspec.Struct, frozen=True):
     def window_of(self, layer: int) -> int:
         return self.layer_windows[layer] if self.layer_windows else 0
 
+    @property
+    def rotary(self) -> int:
+        """The dimensions of a head that rope rotates."""
+        return self.rotary_dim or self.head_dim
 
-HF_FAMILIES = {name: name for name in ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")}
-_QK_NORMED = ("qwen3", "qwen3_moe")
-GGUF_FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+
+# model_type or architecture -> our family
+HF_FAMILIES = {
+    **{name: name for name in ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")},
+    **{name: name for name in ("gemma2", "phi3", "olmo2", "granite", "smollm3")},
+    "gemma3_text": "gemma3",
+}
+GGUF_FAMILIES = {
+    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "granite", "smollm3")},
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+}
+_WINDOWED = ("mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3")
+_QK_NORMED = ("qwen3", "qwen3_moe", "gemma3", "olmo2")
+_GEMMAS = ("gemma2", "gemma3")
+_WINDOW_PATTERNS = {"gemma2": 2, "gemma3": 6}  # every so many layers, one attends to the whole context
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_UNROTATED_EVERY = 4  # SmolLM3: every fourth layer has no rope
+_LOCAL_ROPE_THETA = 10000.0  # Gemma 3's, which its GGUF files do not say
+_LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}  # layers of the sizes whose scores are scaled by hidden size / heads
 
 
 def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
@@ -122,17 +187,26 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
         )
     read = _Reader(data, source)
     read.refuse("quantization_config", "weights quantized by another tool; use the plain or a GGUF file")
-    if (act := data.get("hidden_act", "silu")) != "silu":
-        raise Unsupported(f"{source}: hidden_act {act!r} is not served; only silu is")
+    if family in _GEMMAS:
+        act = data.get("hidden_activation") or data.get("hidden_act") or "gelu_pytorch_tanh"
+    else:
+        act = data.get("hidden_act", "silu")
+    if act not in _ACTIVATIONS:
+        raise Unsupported(f"{source}: hidden_act {act!r} is not served; served are {', '.join(_ACTIVATIONS)}")
     num_layers, hidden, heads = map(read.integer, ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     # transformers 5 writes rope_parameters, earlier ones rope_theta and rope_scaling.
     rope: dict[str, Any] = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    if "full_attention" in rope or "sliding_attention" in rope:
+    local_theta = 0.0
+    if family == "gemma3":
+        rope, local_theta = _gemma3_ropes(rope, data, source)
+    elif "full_attention" in rope or "sliding_attention" in rope:
         raise Unsupported(f"{source}: rope parameters by layer type are not served")
     theta = rope.get("rope_theta", data.get("rope_theta", 10000.0))
-    if (partial := rope.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))) != 1.0:
-        raise Unsupported(f"{source}: partial_rotary_factor {partial} is not served; only 1.0 is")
+    partial = rope.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
+    if not isinstance(partial, int | float) or not 0 < partial <= 1:
+        raise Unsupported(f"{source}: partial_rotary_factor is {partial!r}; it must be above 0 and at most 1")
     max_positions = read.integer("max_position_embeddings")
+    head_dim = read.integer("head_dim", 128 if family in ("qwen3", "qwen3_moe") else hidden // heads)
     attention_bias = bool(data.get("attention_bias", False))
     return ModelConfig(
         family=family,
@@ -141,19 +215,22 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
         intermediate_size=read.integer("intermediate_size"),
         num_heads=heads,
         num_kv_heads=read.integer("num_key_value_heads", heads),
-        head_dim=read.integer("head_dim", 128 if family in _QK_NORMED else hidden // heads),
+        head_dim=head_dim,
         vocab_size=read.integer("vocab_size"),
         max_positions=max_positions,
         rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
         rope_theta=float(theta),
-        rope_scaling=_hf_rope(rope, max_positions, source),
-        tied_embeddings=bool(data.get("tie_word_embeddings", False)),
-        qkv_bias=attention_bias or family == "qwen2",
+        rope_scaling=_hf_rope(rope, data, max_positions, source),
+        rotary_dim=int(head_dim * partial) if partial != 1 else 0,
+        local_rope_theta=local_theta,
+        tied_embeddings=bool(data.get("tie_word_embeddings", family in (*_GEMMAS, "smollm3"))),
+        qkv_bias=attention_bias or family == "qwen2" or (family == "qwen2_moe" and bool(data.get("qkv_bias", True))),
         output_bias=attention_bias,
         mlp_bias=bool(data.get("mlp_bias", False)),
         qk_norm=family in _QK_NORMED,
         layer_windows=_hf_windows(data, family, num_layers, source),
-        **(_hf_experts(read) if family == "qwen3_moe" else {}),
+        activation=_ACTIVATIONS[act],
+        **_hf_own(read, family, num_layers),
         bos_id=data.get("bos_token_id"),
         eos_ids=ids_of(data.get("eos_token_id")),
     )
@@ -167,21 +244,24 @@ def ids_of(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def config_from_gguf(
-    data: dict[str, Any], *, source: str, tensor_names: frozenset[str], rope_factors: tuple[float, ...] | None
+    data: dict[str, Any], *, source: str, tensor_names: frozenset[str], rope_factors: dict[str, tuple[float, ...]]
 ) -> ModelConfig:
-    """From a GGUF file's metadata, and from its tensor names where the metadata is incomplete."""
+    """From a GGUF file's metadata, and from its tensor names where the metadata is incomplete. ``rope_factors``: its
+    tensors of ``ROPE_FACTORS``, by name.
+    """
     arch = str(data.get("general.architecture"))
     family = GGUF_FAMILIES.get(arch)
     if family is None:
         raise Unsupported(f"{source}: architecture {arch!r} is not served; served are {', '.join(GGUF_FAMILIES)}")
     own = {key.removeprefix(f"{arch}."): value for key, value in data.items() if key.startswith(f"{arch}.")}
     read = _Reader(own, f"{source}: {arch}")
-    if own.get("expert_count", 0):
-        raise Unsupported(f"{source}: {own['expert_count']} experts; mixtures of experts are not served")
+    if own.get("expert_count", 0) and family not in ("llama", "qwen2_moe", "qwen3_moe"):
+        raise Unsupported(f"{source}: {own['expert_count']} experts of {arch}; only llama, qwen2moe, qwen3moe have them")
+    if family == "llama" and own.get("expert_count", 0):
+        family = "mixtral"
     num_layers, hidden, heads = map(read.integer, ("block_count", "embedding_length", "attention.head_count"))
     head_dim = read.integer("attention.key_length", hidden // heads)
-    if (rotary := read.integer("rope.dimension_count", head_dim)) != head_dim:
-        raise Unsupported(f"{source}: rope over {rotary} of {head_dim} dimensions is not served")
+    rotary = read.integer("rope.dimension_count", head_dim)
     tokens = data.get("tokenizer.ggml.tokens")
     vocab_size = read.integer("vocab_size", len(tokens) if tokens is not None else 0)
     max_positions = read.integer("context_length")
@@ -200,12 +280,15 @@ def config_from_gguf(
         rms_norm_eps=float(own.get("attention.layer_norm_rms_epsilon", 1e-6)),
         rope_theta=float(own.get("rope.freq_base", 10000.0)),
         rope_scaling=_gguf_rope(own, max_positions, rope_factors, source),
+        rotary_dim=rotary if rotary != head_dim else 0,
         tied_embeddings="output.weight" not in tensor_names,
         qkv_bias="blk.0.attn_q.bias" in tensor_names,
         output_bias="blk.0.attn_output.bias" in tensor_names,
         mlp_bias="blk.0.ffn_down.bias" in tensor_names,
         qk_norm="blk.0.attn_q_norm.weight" in tensor_names,
-        layer_windows=(window,) * num_layers if window else (),
+        layer_windows=_gguf_windows(window, family, num_layers),
+        activation="gelu_tanh" if family in _GEMMAS else "silu",
+        **_gguf_own(read, family, num_layers, head_dim),
         bos_id=data.get("tokenizer.ggml.bos_token_id"),
         eos_ids=ids_of(eos),
     )
@@ -228,9 +311,65 @@ class _Reader:
             raise Unsupported(f"{self.source}: {key} is {value:,}; it must be between 0 and {most:,}")
         return value
 
+    def number(self, key: str, default: float) -> float:
+        value = self.data.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+            raise Unsupported(f"{self.source}: {key} is {shown(repr(value))}; it must be a number of 0 or more")
+        if default and not value:
+            raise Unsupported(f"{self.source}: {key} is 0; it must be above 0")
+        return float(value)
+
     def refuse(self, key: str, why: str) -> None:
         if self.data.get(key):
             raise Unsupported(f"{self.source}: {key} is set: {why}")
+
+
+def _hf_own(read: _Reader, family: str, num_layers: int) -> dict[str, Any]:
+    """The fields that only this family has."""
+    data = read.data
+    match family:
+        case "qwen3_moe":
+            return _hf_experts(read)
+        case "qwen2_moe":
+            return _hf_experts(read) | {"shared_expert_size": read.integer("shared_expert_intermediate_size")}
+        case "mixtral":
+            return {
+                "num_experts": read.integer("num_local_experts"),
+                "experts_per_token": read.integer("num_experts_per_tok"),
+                "expert_size": read.integer("intermediate_size"),
+                "normalised_experts": True,
+            }
+        case "gemma2" | "gemma3":
+            read.refuse("use_bidirectional_attention", "only causal attention is served")
+            return {
+                "post_norms": True,
+                "norm_offset": 1.0,
+                "embedding_scale": read.integer("hidden_size") ** 0.5,
+                "attention_scale": read.number("query_pre_attn_scalar", 256) ** -0.5,
+                "attention_cap": read.number("attn_logit_softcapping", 0),
+                "logits_cap": read.number("final_logit_softcapping", 0),
+            }
+        case "phi3":
+            return {"fused": True}
+        case "olmo2":
+            return {"whole_qk_norm": True, "pre_norms": False, "post_norms": True}
+        case "granite":
+            return {
+                "embedding_scale": read.number("embedding_multiplier", 1),
+                "residual_scale": read.number("residual_multiplier", 1),
+                "attention_scale": read.number("attention_multiplier", 1),
+                "logits_scale": 1 / read.number("logits_scaling", 1),
+            }
+        case "smollm3":
+            rotated = data.get("no_rope_layers")  # 1: with rope
+            if rotated is None:
+                every = read.integer("no_rope_layer_interval", _UNROTATED_EVERY)
+                rotated = [(layer + 1) % every for layer in range(num_layers)]
+            if not isinstance(rotated, list) or len(rotated) != num_layers:
+                raise Unsupported(f"{read.source}: no_rope_layers must be a list of {num_layers} numbers")
+            return {"unrotated_layers": tuple(layer for layer, has_rope in enumerate(rotated) if not has_rope)}
+    return {}
 
 
 def _hf_experts(read: _Reader) -> dict[str, Any]:
@@ -246,7 +385,18 @@ def _hf_experts(read: _Reader) -> dict[str, Any]:
     }
 
 
-def _hf_rope(rope: dict[str, Any], max_positions: int, source: str) -> RopeScaling | None:
+def _gemma3_ropes(rope: dict[str, Any], data: dict[str, Any], source: str) -> tuple[dict[str, Any], float]:
+    """The rope of layers that attend to the whole context, and the base of those with a window."""
+    if not {"full_attention", "sliding_attention"} & set(rope):  # as transformers 4 wrote it
+        full = {"rope_theta": data.get("rope_theta", 1e6), **rope}
+        return full, float(data.get("rope_local_base_freq", _LOCAL_ROPE_THETA))
+    full, local = rope.get("full_attention") or {}, rope.get("sliding_attention") or {}
+    if (kind := local.get("rope_type", "default")) != "default":
+        raise Unsupported(f"{source}: rope scaling {kind!r} of layers with a window is not served; only default is")
+    return {"rope_theta": 1e6, **full}, float(local.get("rope_theta", _LOCAL_ROPE_THETA))
+
+
+def _hf_rope(rope: dict[str, Any], data: dict[str, Any], max_positions: int, source: str) -> RopeScaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     where = f"{source}: rope scaling {kind!r}"
 
@@ -282,16 +432,92 @@ def _hf_rope(rope: dict[str, Any], max_positions: int, source: str) -> RopeScali
                 attention_factor=number("attention_factor", 0.0),
                 truncate=bool(rope.get("truncate", True)),
             )
-    raise Unsupported(f"{where} is not served; served are default, linear, llama3, yarn")
+        case "longrope" | "su":
+            trained = data.get("original_max_position_embeddings", max_positions)
+            original = int(number("original_max_position_embeddings", trained))
+            return LongRope(
+                short=_factors(rope.get("short_factor"), f"{where}: short_factor"),
+                long=_factors(rope.get("long_factor"), f"{where}: long_factor"),
+                original_max_positions=original,
+                magnitude=number("attention_factor", long_rope_magnitude(max_positions, original)),
+            )
+    raise Unsupported(f"{where} is not served; served are default, linear, llama3, yarn, longrope")
+
+
+def long_rope_magnitude(max_positions: int, original: int) -> float:
+    """LongRoPE's own growth of rotated vectors (Ding et al., 2024)."""
+    factor = max_positions / max(original, 1)
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+
+
+def _factors(found: Any, where: str) -> tuple[float, ...]:
+    if not isinstance(found, list) or not found or not all(isinstance(x, int | float) and x > 0 for x in found):
+        raise Unsupported(f"{where} is {shown(repr(found))}; it must be a list of numbers above 0")
+    return tuple(map(float, found))
+
+
+def _gguf_own(read: _Reader, family: str, num_layers: int, head_dim: int) -> dict[str, Any]:
+    """The fields that only this family has. What llama.cpp's files leave out is what its own loader takes."""
+    match family:
+        case "mixtral" | "qwen2_moe" | "qwen3_moe":
+            experts = {
+                "num_experts": read.integer("expert_count"),
+                "experts_per_token": read.integer("expert_used_count"),
+                "expert_size": read.integer("expert_feed_forward_length", read.integer("feed_forward_length", 0)),
+                "normalised_experts": family != "qwen2_moe",
+            }
+            if family == "qwen2_moe":
+                experts["shared_expert_size"] = read.integer("expert_shared_feed_forward_length")
+            return experts
+        case "gemma2" | "gemma3":
+            dim = head_dim
+            if num_layers == _LARGEST_GEMMAS[family]:
+                dim = read.integer("embedding_length") // read.integer("attention.head_count")
+            return {
+                "post_norms": True,
+                "embedding_scale": read.integer("embedding_length") ** 0.5,
+                "attention_scale": dim**-0.5,
+                "attention_cap": read.number("attn_logit_softcapping", 0),
+                "logits_cap": read.number("final_logit_softcapping", 0),
+                "local_rope_theta": _LOCAL_ROPE_THETA if family == "gemma3" else 0.0,
+            }
+        case "phi3":
+            return {"fused": True}
+        case "olmo2":
+            return {"whole_qk_norm": True, "pre_norms": False, "post_norms": True}
+        case "granite":
+            return {
+                "embedding_scale": read.number("embedding_scale", 1),
+                "residual_scale": read.number("residual_scale", 1),
+                "attention_scale": read.number("attention.scale", head_dim**-0.5),
+                "logits_scale": 1 / read.number("logit_scale", 1),
+            }
+        case "smollm3":
+            return {"unrotated_layers": tuple(range(_UNROTATED_EVERY - 1, num_layers, _UNROTATED_EVERY))}
+    return {}
+
+
+def _gguf_windows(window: int, family: str, num_layers: int) -> tuple[int, ...]:
+    if not window:
+        return ()
+    every = _WINDOW_PATTERNS.get(family, num_layers + 1)
+    return tuple(window if (layer + 1) % every else 0 for layer in range(num_layers))
 
 
 def _gguf_rope(
-    own: dict[str, Any], max_positions: int, factors: tuple[float, ...] | None, source: str
+    own: dict[str, Any], max_positions: int, tensors: dict[str, tuple[float, ...]], source: str
 ) -> RopeScaling | None:
     kind = own.get("rope.scaling.type", "none")
+    factors, short, long = (tensors.get(name) for name in ROPE_FACTORS)
+    if short is not None and long is not None:
+        original = int(own.get("rope.scaling.original_context_length", max_positions))
+        magnitude = own.get("rope.scaling.attn_factor", long_rope_magnitude(max_positions, original))
+        return LongRope(short=short, long=long, original_max_positions=original, magnitude=float(magnitude))
+    if short is not None or long is not None:
+        raise Unsupported(f"{source}: only one of the tensors {ROPE_FACTORS[1]} and {ROPE_FACTORS[2]}; both are needed")
     if factors is not None:
         if kind != "none":
-            raise Unsupported(f"{source}: rope scaling {kind!r} together with the tensor rope_freqs.weight")
+            raise Unsupported(f"{source}: rope scaling {kind!r} together with the tensor {ROPE_FACTORS[0]}")
         return FactorsRope(factors=factors)
     factor = float(own.get("rope.scaling.factor", 1.0))
     match kind:
@@ -311,16 +537,19 @@ def _gguf_rope(
 
 def _hf_windows(data: dict[str, Any], family: str, num_layers: int, source: str) -> tuple[int, ...]:
     window = data.get("sliding_window") or 0
-    if family == "llama" or not window:
+    if family not in _WINDOWED or not window:
         return ()
-    if family == "mistral":
+    if family in ("mistral", "mixtral", "phi3"):
         return (window,) * num_layers
-    if not data.get("use_sliding_window", False):
+    if family in _GEMMAS:
+        every = data.get("sliding_window_pattern") or _WINDOW_PATTERNS[family]
+        windows = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
+    elif not data.get("use_sliding_window", False):
         return ()
-    first = data.get("max_window_layers", 28)
-    types = data.get("layer_types") or [
-        "sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)
-    ]
+    else:
+        first = data.get("max_window_layers", 28)
+        windows = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
+    types = data.get("layer_types") or windows
     if unknown := set(types) - {"sliding_attention", "full_attention"}:
         raise Unsupported(f"{source}: layer_types {', '.join(sorted(unknown))} are not served")
     return tuple(window if kind == "sliding_attention" else 0 for kind in types)

@@ -37,7 +37,10 @@ class RandomFolder:
 def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:
     hidden, dim = config.hidden_size, config.head_dim
     q_len, kv_len = config.num_heads * dim, config.num_kv_heads * dim
-    inner = config.expert_size if ".experts." in name else config.intermediate_size
+    inner = config.intermediate_size
+    if ".experts." in name or ".shared_expert." in name:
+        inner = config.expert_size if ".experts." in name else config.shared_expert_size
+    whole = config.whole_qk_norm
     part, kind = name.split(".")[-2:]
     rows, columns = {
         "embed_tokens": (config.vocab_size, hidden),
@@ -46,11 +49,13 @@ def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:
         "k_proj": (kv_len, hidden),
         "v_proj": (kv_len, hidden),
         "o_proj": (hidden, q_len),
-        "q_norm": (dim, 0),
-        "k_norm": (dim, 0),
+        "qkv_proj": (q_len + 2 * kv_len, hidden),
+        "q_norm": (q_len if whole else dim, 0),
+        "k_norm": (kv_len if whole else dim, 0),
         "gate": (config.num_experts, hidden),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
+        "shared_expert_gate": (1, hidden),
+        **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), (inner, hidden)),
+        "gate_up_proj": (2 * inner, hidden),
+        **dict.fromkeys(("down_proj", "w2"), (hidden, inner)),
     }.get(part, (hidden, 0))  # the others are norms
     return (rows, columns) if columns and kind == "weight" else (rows,)

@@ -22,6 +22,10 @@ class Stepper:
 
     def step(self, rows: Sequence[tuple[int, np.ndarray, int]]) -> torch.Tensor:
         """Run ``(sequence, its next tokens, logits wanted)`` of each row; the logits of all rows, one under another."""
+        return self.model.forward(self.batch(rows), self.kv)
+
+    def batch(self, rows: Sequence[tuple[int, np.ndarray, int]]) -> ForwardBatch:
+        """The step that ``step`` runs; the tokens have their slots now."""
         made = []
         for sequence, token_ids, num_logits in rows:
             slots = self.slots.setdefault(sequence, [])
@@ -38,8 +42,7 @@ class Stepper:
                     num_logits=num_logits,
                 )
             )
-        batch = ForwardBatch.from_plan(StepPlan(step=0, rows=tuple(made)), self.table, self.model.device)
-        return self.model.forward(batch, self.kv)
+        return ForwardBatch.from_plan(StepPlan(step=0, rows=tuple(made)), self.table, self.model.device)
 
     def fork(self, parent: int, child: int) -> None:
         """``child`` starts as ``parent`` is now, in the same slots."""

@@ -1,0 +1,103 @@
+"""Each family of ``families.FAMILIES``: its logits are those of transformers, float32, however steps are cut."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.executor.replays import Replays
+from phloem.runtime.layers.batch import ForwardBatch
+from phloem.runtime.memory import KVPool
+from phloem.runtime.models import Model, load_model
+from phloem.runtime.scheduler.plan import PlanRow, StepPlan
+from phloem.tests.runtime.models.families import FAMILIES, make_family, make_family_gguf
+from phloem.tests.runtime.models.hf_reference import hf_from_folder, hf_logits
+from phloem.tests.runtime.models.lora import make_adapter, merge
+from phloem.tests.runtime.models.stepping import Stepper
+
+FLOAT32 = EngineConfig(model="tiny", precision="float32")
+IDS = np.random.default_rng(0).integers(0, 259, 75).astype(np.int32)
+
+
+def assert_equal_logits(ours: torch.Tensor, theirs: torch.Tensor, *, tolerance: float = 1e-4) -> None:
+    assert ours.shape == theirs.shape and ours.dtype == torch.float32
+    assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    at = tmp_path_factory.mktemp("families")
+    return {name: make_family(at / name, family) for name, family in FAMILIES.items()}
+
+
+@pytest.fixture(scope="module")
+def wanted(folders: dict[str, Path]) -> dict[str, torch.Tensor]:
+    """transformers' logits of IDS."""
+    return {name: hf_logits(hf_from_folder(folder), IDS) for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_transformers(
+    name: str, folders: dict[str, Path], wanted: dict[str, torch.Tensor]
+) -> None:
+    model, want = load_model(folders[name], FLOAT32), wanted[name]
+    assert_equal_logits(Stepper(model).prefill(0, IDS), want)
+    assert_equal_logits(Stepper(model).prefill(0, IDS, chunk=16), want)
+    stepper = Stepper(model)  # a shared prefix, then decodes and a chunk in one batch
+    stepper.step([(0, IDS[:40], 0), (1, IDS[:20], 0)])
+    stepper.fork(0, 2)
+    stepper.step([(2, IDS[40:41], 1)])
+    for at in range(40, 44):
+        got = stepper.step([(0, IDS[at : at + 1], 1), (1, IDS[at - 20 : at - 17], 1), (2, IDS[at + 1 : at + 2], 1)])
+        stepper.slots[1] = stepper.slots[1][: at - 19]
+        assert_equal_logits(got, want[[at, at - 18, at + 1]])
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.arch])
+def test_logits_of_a_gguf_file_are_those_of_transformers(
+    name: str, folders: dict[str, Path], wanted: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    path = make_family_gguf(tmp_path / "tiny.gguf", folders[name], FAMILIES[name])
+    assert_equal_logits(Stepper(load_model(path, FLOAT32)).prefill(0, IDS), wanted[name])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_adapter_gives_the_logits_of_merged_weights(
+    name: str, folders: dict[str, Path], wanted: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    base = folders[name]
+    targets = ("qkv_proj", "gate_up_proj", "o_proj") if name == "phi3" else ("q_proj", "v_proj", "o_proj")
+    adapter = make_adapter(tmp_path / "adapter", base, seed=1, rank=3, targets=targets)
+    want = hf_logits(hf_from_folder(merge(tmp_path / "merged", base, adapter)), IDS)
+    model = load_model(base, EngineConfig(model="tiny", precision="float32", adapters={"poet": str(adapter)}))
+    assert_equal_logits(prefill_with(model, [0, -1]), torch.stack((want[-1], wanted[name][-1])))
+    assert (want[-1] - wanted[name][-1]).abs().max() > 0.05 * want.abs().max()
+
+
+def prefill_with(model: Model, adapters: list[int]) -> torch.Tensor:
+    """The logits after IDS of rows that have these adapters."""
+    kv = KVPool.for_model(model.config, num_slots=256, dtype=model.kv_dtype)
+    table = np.zeros((len(adapters), 128), dtype=np.int32)
+    slots = [np.arange(100 * row, 100 * row + len(IDS), dtype=np.int32) for row in range(len(adapters))]
+    rows = [PlanRow(row, row, 0, IDS, slots[row], 0, 1, adapter=adapter) for row, adapter in enumerate(adapters)]
+    batch = ForwardBatch.from_plan(StepPlan(0, tuple(rows)), table)
+    ids = torch.tensor(adapters).repeat_interleave(len(IDS))
+    return model.forward(batch.with_adapters(ids, 1), kv)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.arch])
+def test_a_tape_gives_the_logits_of_the_layers(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """With 8-bit weights, whose products are compiled. Families that need torch between products have no tape."""
+    path = make_family_gguf(tmp_path / "tiny.gguf", folders[name], FAMILIES[name], kind="Q8_0")
+    model = load_model(path, EngineConfig(model="tiny", precision="int16"))
+    stepper = Stepper(model)
+    prompts = [IDS[:30], IDS[5:26], IDS[9:12]]
+    stepper.step([(row, prompt, 0) for row, prompt in enumerate(prompts)])
+    replays = Replays(model, stepper.kv, steps_before=0)
+    for at in range(30, 33):
+        batch = stepper.batch([(row, IDS[at : at + 1], 1) for row in range(3)])
+        want = model.features(batch, stepper.kv).clone()
+        got = replays.forward(batch)
+        assert got is not None and torch.equal(got, want)
+    assert replays.num_tapes == int(FAMILIES[name].taped)
