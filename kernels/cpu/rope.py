@@ -58,8 +58,8 @@ def rope_write_kv(
 
 
 def norm_rope_write_kv(q: Tensor, k: Tensor, *inputs: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float) -> Tensor:
-    q, _ = rms_norm(q.contiguous(), q_norm, eps)
-    k, _ = rms_norm(k.contiguous(), k_norm, eps)
+    q, _ = rms_norm(q, q_norm, eps)
+    k, _ = rms_norm(k, k_norm, eps)
     rope_write_kv(q, k, *inputs)
     return q
 

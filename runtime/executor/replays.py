@@ -51,6 +51,10 @@ class Replays:
         self._seen: Counter[StepShape] = Counter()  # steps of each shape without a tape
         self.is_cold = False
 
+    @property
+    def num_tapes(self) -> int:
+        return sum(recorded is not None for recorded in self._kept.values())
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """The head's input [L, C], valid until the next step. None without a tape: for steps of more than MAX_TOKENS
         tokens, without logits or with adapters, for shapes that are still rare, for kernels that cannot be recorded.

@@ -378,7 +378,7 @@ def _hf_experts(read: _Reader) -> dict[str, Any]:
     if (step := read.integer("decoder_sparse_step", 1)) != 1:
         raise Unsupported(f"{read.source}: decoder_sparse_step {step} is not served; only 1 is, experts in all layers")
     return {
-        "num_experts": read.integer("num_experts"),
+        "num_experts": read.integer("num_experts", read.data.get("num_local_experts")),  # newer transformers' name
         "experts_per_token": read.integer("num_experts_per_tok"),
         "expert_size": read.integer("moe_intermediate_size"),
         "normalised_experts": bool(read.data.get("norm_topk_prob", False)),

@@ -25,15 +25,34 @@ def test_rms_norm(dtype: torch.dtype, residual_dtype: torch.dtype, shape: tuple[
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("num_tokens", "num_heads", "width"), [(0, 2, 8), (1, 3, 64), (9, 2, 24), (70, 5, 16)])
+def test_rms_norm_of_heads_inside_a_fused_projection(
+    dtype: torch.dtype, num_tokens: int, num_heads: int, width: int
+) -> None:
+    heads = torch.randn(num_tokens, num_heads + 3, width).to(dtype)[:, 1 : num_heads + 1]
+    residual = torch.randn(num_tokens, num_heads, width)
+    for x, given in ((heads, None), (heads, residual), (heads.flatten(1), None), (heads.transpose(0, 1), None)):
+        weight = torch.randn(x.shape[-1])
+        y, total = kernels.rms_norm(x, weight, 1e-5, residual=given)
+        expected_y, expected_total = reference.rms_norm(x, weight, 1e-5, residual=given)
+        torch.testing.assert_close(y, expected_y, **DEEP[dtype])
+        assert torch.equal(total, expected_total)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("shape", [(0, 6), (1, 2), (1, 3072), (16, 1000), (100, 2, 38)])
-def test_silu_mul(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("name", ["silu_mul", "gelu_mul"])
+def test_gated_activations(dtype: torch.dtype, shape: tuple[int, ...], name: str) -> None:
     x = (10 * torch.randn(shape)).to(dtype)
-    torch.testing.assert_close(kernels.silu_mul(x), reference.silu_mul(x), **DEEP[dtype])
+    torch.testing.assert_close(getattr(kernels, name)(x), getattr(reference, name)(x), **DEEP[dtype])
 
 
-def test_silu_of_the_extremes() -> None:
-    x = torch.tensor([[-1e4, -90.0, 90.0, 1e4, 1.0, 1.0, 1.0, 1.0]])
-    torch.testing.assert_close(kernels.silu_mul(x), torch.tensor([[0.0, 0.0, 90.0, 1e4]]))
+@pytest.mark.parametrize("name", ["silu_mul", "gelu_mul"])
+@pytest.mark.parametrize("copies", [1, 5])
+def test_gated_activations_of_the_extremes(name: str, copies: int) -> None:
+    gates = torch.tensor([[-1e8, -1e4, -90.0, 90.0, 1e4, 1e8]]).repeat(1, copies)
+    found = getattr(kernels, name)(torch.cat((gates, torch.ones_like(gates)), dim=1))
+    torch.testing.assert_close(found, gates.clamp_min(0.0))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
