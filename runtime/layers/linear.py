@@ -59,7 +59,7 @@ class Linear:
         return any(part.needs_torch_threads for part in self.parts)
 
 
-class Head(Linear):
+class LMHead(Linear):
     """The product that makes logits, float32 [L, V]. With ``cap`` a logit becomes ``cap * tanh(logit / cap)``."""
 
     def __init__(self, linear: Linear, *, cap: float = 0.0) -> None:

@@ -7,7 +7,6 @@ from ..weights.model_config import Activation
 from .adapters import AdapterRows
 from .linear import Linear
 
-
 _GATED = {"silu": silu_mul, "gelu_tanh": gelu_mul}
 
 

@@ -7,7 +7,7 @@ import torch
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch
 from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
-from ..layers.linear import Head
+from ..layers.linear import LMHead
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
 from ..layers.norm import NoNorm, RMSNorm
@@ -36,7 +36,7 @@ class Model:
     embedding: Embedding | TiedEmbedding | BlockEmbedding
     layers: tuple[DecoderLayer, ...]
     norm: RMSNorm
-    head: Head
+    head: LMHead
     max_positions: int
     dtype: torch.dtype
     kv_dtype: torch.dtype

@@ -15,7 +15,7 @@ from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..config import EngineConfig
 from ..layers.attention import Attention
 from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
-from ..layers.linear import Head, Linear, LinearPrecision, Weight, as_float, stacked_linear
+from ..layers.linear import Linear, LinearPrecision, LMHead, Weight, as_float, stacked_linear
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
 from ..layers.norm import NoNorm, RMSNorm
@@ -98,7 +98,7 @@ class _Loader:
             embedding=self.embedding(embedding, logits),
             layers=tuple(self.layer(i, table_of(self.rope_kind(i))) for i in range(config.num_layers)),
             norm=self.norm(self.names.of_model("norm"), config.hidden_size),
-            head=Head(logits, cap=config.logits_cap),
+            head=LMHead(logits, cap=config.logits_cap),
             max_positions=num_positions,
             dtype=self.dtype,
             kv_dtype=self.stored,

@@ -100,7 +100,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     norm_offset: float = 0.0
     fused: bool = False
     activation: Activation = "silu"
-    rotary_dim: int = 0  # dimensions of a head that rope rotates; 0: all
+    rotary_dim: int | None = None  # dimensions of a head that rope rotates; None: all
     local_rope_theta: float = 0.0  # of layers with a window, whose rope is not scaled; 0: theirs is that of the others
     unrotated_layers: tuple[int, ...] = ()  # without rope
     embedding_scale: float = 1.0
@@ -128,9 +128,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
             )
         if self.head_dim < 2 or self.head_dim % 2:
             raise Unsupported(f"model config: head_dim is {self.head_dim}; rope needs an even number")
-        if not 0 <= self.rotary_dim <= self.head_dim or self.rotary_dim % 2:
+        if not 0 < self.rotary <= self.head_dim or self.rotary % 2:
             raise Unsupported(
-                f"model config: rope over {self.rotary_dim} of {self.head_dim} dimensions; it needs an even number"
+                f"model config: rope over {self.rotary} of {self.head_dim} dimensions; it needs an even number above 0"
             )
         if self.num_experts and self.activation != "silu":
             raise Unsupported(f"model config: experts with {self.activation}; only silu is served")
@@ -154,7 +154,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     @property
     def rotary(self) -> int:
         """The dimensions of a head that rope rotates."""
-        return self.rotary_dim or self.head_dim
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
 
 # model_type or architecture -> our family
@@ -221,7 +221,7 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
         rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
         rope_theta=float(theta),
         rope_scaling=_hf_rope(rope, data, max_positions, source),
-        rotary_dim=int(head_dim * partial) if partial != 1 else 0,
+        rotary_dim=int(head_dim * partial) if partial != 1 else None,
         local_rope_theta=local_theta,
         tied_embeddings=bool(data.get("tie_word_embeddings", family in (*_GEMMAS, "smollm3"))),
         qkv_bias=attention_bias or family == "qwen2" or (family == "qwen2_moe" and bool(data.get("qkv_bias", True))),
@@ -256,7 +256,9 @@ def config_from_gguf(
     own = {key.removeprefix(f"{arch}."): value for key, value in data.items() if key.startswith(f"{arch}.")}
     read = _Reader(own, f"{source}: {arch}")
     if own.get("expert_count", 0) and family not in ("llama", "qwen2_moe", "qwen3_moe"):
-        raise Unsupported(f"{source}: {own['expert_count']} experts of {arch}; only llama, qwen2moe, qwen3moe have them")
+        raise Unsupported(
+            f"{source}: {own['expert_count']} experts of {arch}; only llama, qwen2moe, qwen3moe have them"
+        )
     if family == "llama" and own.get("expert_count", 0):
         family = "mixtral"
     num_layers, hidden, heads = map(read.integer, ("block_count", "embedding_length", "attention.head_count"))
@@ -280,7 +282,7 @@ def config_from_gguf(
         rms_norm_eps=float(own.get("attention.layer_norm_rms_epsilon", 1e-6)),
         rope_theta=float(own.get("rope.freq_base", 10000.0)),
         rope_scaling=_gguf_rope(own, max_positions, rope_factors, source),
-        rotary_dim=rotary if rotary != head_dim else 0,
+        rotary_dim=rotary if rotary != head_dim else None,
         tied_embeddings="output.weight" not in tensor_names,
         qkv_bias="blk.0.attn_q.bias" in tensor_names,
         output_bias="blk.0.attn_output.bias" in tensor_names,
@@ -364,7 +366,7 @@ def _hf_own(read: _Reader, family: str, num_layers: int) -> dict[str, Any]:
         case "smollm3":
             rotated = data.get("no_rope_layers")  # 1: with rope
             if rotated is None:
-                every = read.integer("no_rope_layer_interval", _UNROTATED_EVERY)
+                every = max(1, read.integer("no_rope_layer_interval", _UNROTATED_EVERY))
                 rotated = [(layer + 1) % every for layer in range(num_layers)]
             if not isinstance(rotated, list) or len(rotated) != num_layers:
                 raise Unsupported(f"{read.source}: no_rope_layers must be a list of {num_layers} numbers")
@@ -543,6 +545,10 @@ def _hf_windows(data: dict[str, Any], family: str, num_layers: int, source: str)
         return (window,) * num_layers
     if family in _GEMMAS:
         every = data.get("sliding_window_pattern") or _WINDOW_PATTERNS[family]
+        if not isinstance(every, int) or every < 1:
+            raise Unsupported(
+                f"{source}: sliding_window_pattern is {shown(repr(every))}; it must be an integer above 0"
+            )
         windows = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
     elif not data.get("use_sliding_window", False):
         return ()

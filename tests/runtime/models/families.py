@@ -1,6 +1,6 @@
 """The served families: for each a tiny random model, as transformers saves it and as llama.cpp's converter writes it.
 
-``test_families`` proves each row. ``python -m phloem.tests.runtime.models.families`` prints the README's table of them.
+``test_families`` proves each of them.
 """
 
 from collections.abc import Mapping
@@ -40,8 +40,8 @@ LONG_ROPE = {
 
 @dataclass(frozen=True)
 class Family:
-    """``arch``: llama.cpp's name, empty where it has none. ``metadata``: what its files say beyond the sizes. ``taped``:
-    whether decode steps on a CPU run from a tape.
+    """``arch``: llama.cpp's name, empty where it has none. ``metadata``: what its files say beyond the sizes.
+    ``taped``: whether decode steps on a CPU run from a tape.
     """
 
     title: str
@@ -74,7 +74,12 @@ FAMILIES: dict[str, Family] = {
             }
         },
         "gemma3",
-        {"attention.sliding_window": 7, "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+        {
+            "attention.sliding_window": 7,
+            "rope.freq_base": 1e6,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
         norm_offset=1.0,
     ),
     "phi3": Family(

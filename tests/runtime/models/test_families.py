@@ -41,9 +41,7 @@ def wanted(folders: dict[str, Path]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_those_of_transformers(
-    name: str, folders: dict[str, Path], wanted: dict[str, torch.Tensor]
-) -> None:
+def test_logits_are_those_of_transformers(name: str, folders: dict[str, Path], wanted: dict[str, torch.Tensor]) -> None:
     model, want = load_model(folders[name], FLOAT32), wanted[name]
     assert_equal_logits(Stepper(model).prefill(0, IDS), want)
     assert_equal_logits(Stepper(model).prefill(0, IDS, chunk=16), want)

@@ -118,13 +118,35 @@ def test_a_tied_model_s_copy_of_the_embedding_is_ignored(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not served; served are llama, mistral, qwen2, qwen3"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not served; only silu is"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not served; served are llama, mistral, mixtral, qwen2"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not served; served are silu, gelu_pytorch_tanh"),
         ({"rope_scaling": {"type": "dynamic"}}, "rope scaling 'dynamic' is not served; served are default, linear"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling 'longrope' is not served"),
+        (
+            {"rope_scaling": {"rope_type": "longrope"}},
+            "rope scaling 'longrope': short_factor is None; it must be a list",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [0.0]}},
+            r"rope scaling 'longrope': long_factor is \[0.0\]; it must be a list of numbers above 0",
+        ),
+        ({"rope_scaling": {"full_attention": {}}}, "rope parameters by layer type are not served"),
+        (
+            {"model_type": "gemma3_text", "rope_scaling": {"sliding_attention": {"rope_type": "yarn"}}},
+            "rope scaling 'yarn' of layers with a window is not served",
+        ),
+        (
+            {"model_type": "gemma2", "use_bidirectional_attention": True},
+            "use_bidirectional_attention is set: only causal",
+        ),
+        ({"model_type": "gemma2", "sliding_window": 8, "sliding_window_pattern": "x"}, "sliding_window_pattern is 'x'"),
+        ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling is 0; it must be above 0"),
+        ({"model_type": "granite", "residual_multiplier": "1"}, "residual_multiplier is '1'; it must be a number"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers must be a list of 2 numbers"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope scaling 'linear' needs factor, a number, and has None"),
         ({"rope_scaling": {"type": "yarn", "factor": 2, "mscale": 0.7}}, "'yarn' with mscale 0.7 is not served"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not served"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; it must be above 0 and at most 1"),
+        ({"partial_rotary_factor": 0.2}, "rope over 3 of 16 dimensions; it needs an even number"),
+        ({"partial_rotary_factor": 0.01}, "rope over 0 of 16 dimensions; it needs an even number"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is set: .* use the plain or a GGUF"),
         ({"num_hidden_layers": None}, "num_hidden_layers is None; it must be one integer"),
         ({"num_attention_heads": 3}, "3 query heads cannot share 2 key/value heads evenly"),
@@ -175,9 +197,10 @@ def test_other_architectures_and_experts_of_gguf_are_refused(tmp_path: Path) -> 
     with pytest.raises(Unsupported, match="architecture 'mamba' is not served; served are llama, qwen2, qwen3"):
         open_weights(tmp_path / "mamba.gguf")
     for more, message in (
-        ({"expert_count": 8}, "8 experts; mixtures of experts are not served"),
+        ({"family": "qwen3", "expert_count": 8}, "8 experts of qwen3; only llama, qwen2moe, qwen3moe have them"),
         ({"rope__scaling__type": "longrope"}, "rope scaling 'longrope' is not served; served are none, linear, yarn"),
-        ({"rope__dimension_count": 8}, "rope over 8 of 16 dimensions is not served"),
+        ({"rope__dimension_count": 7}, "rope over 7 of 16 dimensions; it needs an even number"),
+        ({"rope__dimension_count": 0}, "rope over 0 of 16 dimensions; it needs an even number"),
     ):
         path = make_tiny_gguf(tmp_path / "tiny.gguf", seed=0, **more)
         with pytest.raises(Unsupported, match=message):
