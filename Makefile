@@ -12,7 +12,7 @@ INTEROP := $(VENV)/interop
 # The tests and the demo start many processes, each of which would compile torch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-interop test-arm test-isas soak soak-fleet oracle check serve bench clean
+.PHONY: demo test test-interop test-arm test-isas soak soak-fleet soak-http oracle check serve bench clean
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -53,6 +53,10 @@ soak: $(DEV_STAMP)
 # Engine processes are killed 200 times under 40 programs: eight to ten minutes on two cores, with a line each tenth kill.
 soak-fleet: $(DEV_STAMP)
 	PHLOEM_SOAK_KILLS=200 $(VENV)/bin/pytest tests/cluster/test_soak.py -o log_cli=true -o log_cli_level=INFO
+
+# 256 streams at once over HTTP, a tenth leaving, beside 200 connections that dribble or never read: an hour, with a line a round.
+soak-http: $(DEV_STAMP)
+	PHLOEM_SOAK_HTTP_MINUTES=$${PHLOEM_SOAK_HTTP_MINUTES:-60} $(VENV)/bin/pytest tests/runtime/server/test_soak_http.py -o log_cli=true -o log_cli_level=INFO
 
 # 100,000 random walks through random grammars, every token tried at every state: some minutes.
 oracle: $(DEV_STAMP)
