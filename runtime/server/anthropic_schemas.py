@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...constrained.spec import GrammarSpec
@@ -11,10 +11,14 @@ from ...protocol.messages import ProgramSettings
 from ...protocol.sampling import SamplingParams
 from .conversation import Conversation
 from .schemas import (
+    LIST,
     MAX_DEPTH,
     MAX_ITEMS,
     MESSAGES_ROWS,
+    TEXT,
+    TEXT_OR_LIST,
     Strict,
+    by_type,
     depth_of,
     fault,
     given,
@@ -70,20 +74,6 @@ class ToolUseBlock(Block):
         return self
 
 
-class ToolResultBlock(Block):
-    """``is_error``: the model reads ``Error:`` before the content."""
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: "str | list[Annotated[TextBlock, _only('text')]] | None" = None
-    is_error: bool | None = None
-    toolset_name: Annotated[Any, unserved()] = None
-
-    @property
-    def text(self) -> str:
-        return ("Error: " if self.is_error else "") + text_of(self.content)
-
-
 def _only(*known: str) -> BeforeValidator:
     """A validator that refuses blocks of other types by name."""
 
@@ -97,14 +87,35 @@ def _only(*known: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-ToolResultBlock.model_rebuild()
+TextOrBlocks = Annotated[
+    Annotated[str, TEXT]
+    | Annotated[list[Annotated[TextBlock, _only("text")]], Field(max_length=MAX_ITEMS, fail_fast=True), LIST],
+    TEXT_OR_LIST,
+]
+
+
+class ToolResultBlock(Block):
+    """``is_error``: the model reads ``Error:`` before the content."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: TextOrBlocks | None = None
+    is_error: bool | None = None
+    toolset_name: Annotated[Any, unserved()] = None
+
+    @property
+    def text(self) -> str:
+        return ("Error: " if self.is_error else "") + text_of(self.content)
+
 
 AnyBlock = Annotated[
-    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
-    Field(discriminator="type"),
+    Annotated[TextBlock, Tag("TextBlock")]
+    | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
+    | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
+    | Annotated[ToolResultBlock, Tag("ToolResultBlock")],
+    by_type(text="TextBlock", thinking="ThinkingBlock", tool_use="ToolUseBlock", tool_result="ToolResultBlock"),
     _only("text", "thinking", "tool_use", "tool_result"),
 ]
-TextBlocks = Annotated[list[Annotated[TextBlock, _only("text")]], Field(max_length=MAX_ITEMS, fail_fast=True)]
 
 
 def text_of(content: "str | list[TextBlock] | None") -> str:
@@ -113,7 +124,10 @@ def text_of(content: "str | list[TextBlock] | None") -> str:
 
 class MessageEntry(Strict):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[AnyBlock], Field(max_length=MAX_ITEMS, fail_fast=True)]
+    content: Annotated[
+        Annotated[str, TEXT] | Annotated[list[AnyBlock], Field(max_length=MAX_ITEMS, fail_fast=True), LIST],
+        TEXT_OR_LIST,
+    ]
 
     @model_validator(mode="after")
     def _blocks_of_the_role(self) -> "MessageEntry":
@@ -231,7 +245,7 @@ class CountRequest(Strict):
 
     model: str | None = None
     messages: Annotated[list[MessageEntry], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
-    system: str | TextBlocks | None = None
+    system: TextOrBlocks | None = None
     tools: Annotated[list[Annotated[CustomTool, BeforeValidator(_custom)]], Field(max_length=MAX_ITEMS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Annotated[Thinking, BeforeValidator(_no_budget)] | None = None

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...constrained.spec import GrammarSpec
@@ -11,12 +11,15 @@ from ...protocol.messages import ProgramSettings
 from ...protocol.sampling import SamplingParams
 from .conversation import Conversation, Written
 from .schemas import (
+    LIST,
     MAX_ITEMS,
     RESPONSES_ROWS,
+    TEXT,
+    TEXT_OR_LIST,
     FunctionEntry,
     Strict,
-    ToolEntry,
     WrittenFunction,
+    by_type,
     fault,
     given,
     one_grammar,
@@ -54,7 +57,11 @@ class TextPart(Strict):
 
 
 _PART = _known("a content part", "input_text", "output_text", hint=": this model reads text only")
-TextParts = Annotated[list[Annotated[TextPart, _PART]], Field(max_length=MAX_ITEMS, fail_fast=True)]
+TextOrParts = Annotated[
+    Annotated[str, TEXT]
+    | Annotated[list[Annotated[TextPart, _PART]], Field(max_length=MAX_ITEMS, fail_fast=True), LIST],
+    TEXT_OR_LIST,
+]
 
 
 def _text(content: "str | list[TextPart]") -> str:
@@ -71,7 +78,7 @@ class SentItem(Strict):
 class MessageItem(SentItem):
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | TextParts
+    content: TextOrParts
     phase: Annotated[Any, unserved()] = None
 
 
@@ -87,7 +94,7 @@ class CallItem(SentItem, WrittenFunction):
 class CallOutputItem(SentItem):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | TextParts
+    output: TextOrParts
 
 
 class ReasoningPart(Strict):
@@ -110,8 +117,16 @@ def _as_message(item: Any) -> Any:
 
 
 AnyItem = Annotated[
-    MessageItem | CallItem | CallOutputItem | ReasoningItem,
-    Field(discriminator="type"),
+    Annotated[MessageItem, Tag("MessageItem")]
+    | Annotated[CallItem, Tag("CallItem")]
+    | Annotated[CallOutputItem, Tag("CallOutputItem")]
+    | Annotated[ReasoningItem, Tag("ReasoningItem")],
+    by_type(
+        message="MessageItem",
+        function_call="CallItem",
+        function_call_output="CallOutputItem",
+        reasoning="ReasoningItem",
+    ),
     _known("an item", "message", "function_call", "function_call_output", "reasoning"),
     BeforeValidator(_as_message),
 ]
@@ -153,10 +168,6 @@ def turns_of(items: "list[MessageItem | CallItem | CallOutputItem | ReasoningIte
 class FunctionTool(FunctionEntry):
     type: Literal["function"]
     defer_loading: Annotated[Any, unserved(False)] = None
-
-    def schema_of(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in FunctionEntry.model_fields}
-        return ToolEntry(type="function", function=FunctionEntry(**fields)).schema_of()
 
 
 class FunctionChoice(Strict):
@@ -207,7 +218,11 @@ class ResponseStreamOptions(Strict):
 
 class ResponsesRequest(with_rows("ResponsesFields", Strict, RESPONSES_ROWS, has_defaults=False)):  # type: ignore[misc]
     model: str | None = None
-    input: str | Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    input: Annotated[
+        Annotated[str, TEXT]
+        | Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), LIST],
+        TEXT_OR_LIST,
+    ]
     instructions: str | None = None
     max_output_tokens: int | None = None
     previous_response_id: str | None = None

@@ -9,7 +9,17 @@ from collections import Counter
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from ...constrained.spec import GrammarKind, GrammarSpec
@@ -43,6 +53,23 @@ def unserved(*neutral: Any) -> AfterValidator:
         raise PydanticCustomError("unsupported", "{message}", {"message": message})
 
     return AfterValidator(check)
+
+
+# A text or a list, by which it is: an error in the list names its place there, not that it is no text.
+TEXT, LIST = Tag("Text"), Tag("List")
+TEXT_OR_LIST = Discriminator(lambda value: "List" if isinstance(value, list) else "Text")
+
+
+def by_type(**classes: str) -> Discriminator:
+    """Tells the members of a union apart by their ``type``: its values and the members' tags."""
+
+    def tag_of(value: Any) -> str | None:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return classes.get(kind) if isinstance(kind, str) else None
+
+    known = ", ".join(classes)
+    message = f"must be an object with a 'type', one of {known}"
+    return Discriminator(tag_of, custom_error_type="type", custom_error_message=message)
 
 
 def fault(message: str, param: str) -> PydanticCustomError:
@@ -190,23 +217,24 @@ class FunctionEntry(Strict):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-
-class ToolEntry(Strict):
-    type: Literal["function"]
-    function: FunctionEntry
-
     @model_validator(mode="after")
-    def _arguments_are_an_object(self) -> "ToolEntry":
-        if (self.function.parameters or {}).get("type", "object") != "object":
+    def _arguments_are_an_object(self) -> "FunctionEntry":
+        if (self.parameters or {}).get("type", "object") != "object":
             raise PydanticCustomError("parameters", "a function's parameters are a JSON schema of type 'object'")
         return self
 
     def schema_of(self) -> dict[str, Any]:
-        function: dict[str, Any] = {"name": self.function.name}
-        if self.function.description:
-            function["description"] = self.function.description
-        function["parameters"] = {"type": "object", **(self.function.parameters or {"properties": {}})}
+        """The tool as the OpenAI API writes it."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description:
+            function["description"] = self.description
+        function["parameters"] = {"type": "object", **(self.parameters or {"properties": {}})}
         return {"type": "function", "function": function}
+
+
+class ToolEntry(Strict):
+    type: Literal["function"]
+    function: FunctionEntry
 
 
 class ChosenFunction(Strict):
@@ -425,7 +453,7 @@ class ChatRequest(OpenAISampling):
 
     def tool_schemas(self) -> list[dict[str, Any]]:
         """The tools that may be called."""
-        return [] if self.choice == "none" else [tool.schema_of() for tool in self.tools or ()]
+        return [] if self.choice == "none" else [tool.function.schema_of() for tool in self.tools or ()]
 
     def callable_schemas(self) -> list[dict[str, Any]]:
         """Those of ``tool_schemas`` that ``tool_choice`` allows to be called."""

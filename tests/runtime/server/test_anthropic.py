@@ -234,6 +234,11 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"stop_sequences": [""]}, "stop_sequences=('',): must be non-empty"),
         ({"tempature": 1}, "unknown field 'tempature'"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "'messages.0.content.0.text' is required"),
+        (
+            {"messages": [{"role": "user", "content": ["x"]}]},
+            "content.0='x': must be an object with a 'type'",
+        ),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "a content block of type 'image' is not supported"),
         (
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": ""}]}]},
@@ -243,6 +248,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking of type 'enabled' is not supported"),
         ({"thinking": {"type": "adaptive"}}, "this model does not reason between tags"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305' is not supported"),
+        ({"tools": [{"name": "a", "input_schema": {"type": 7}}]}, "a JSON schema of type 'object'"),
         ({"tools": [CLOCK, CLOCK]}, "two tools are called 'clock'"),
         ({"tools": [CLOCK], "tool_choice": {"type": "tool", "name": "sun"}}, "asks for 'sun'"),
         ({"tool_choice": {"type": "any"}}, "asks for 'required'"),

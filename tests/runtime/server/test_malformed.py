@@ -31,6 +31,8 @@ TOOL = {
     },
 }
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
+USE = {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "it"}}
+TEXT = {"type": "text", "text": "hello"}
 SAMPLING = {"max_tokens": 4, "temperature": 0.5, "top_p": 0.9, "seed": 1, "stop": ["x"], "logit_bias": {"7": 1.0}}
 BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
@@ -55,6 +57,48 @@ BODIES: dict[str, list[dict[str, Any]]] = {
                 "json_schema": {"name": "a", "schema": {"type": "object", "properties": {"b": {"type": "integer"}}}},
             },
         },
+    ],
+    "/v1/messages": [
+        {
+            "model": MODEL,
+            "max_tokens": 4,
+            "system": [{"type": "text", "text": "be kind"}],
+            "messages": [
+                {"role": "user", "content": "look"},
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, USE]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "a tree"}]},
+            ],
+            "tools": [{"name": "look", "input_schema": TOOL["function"]["parameters"]}],
+            "tool_choice": {"type": "any"},
+            "stop_sequences": ["x"],
+        },
+        {
+            "max_tokens": 2,
+            "messages": [{"role": "user", "content": [TEXT]}, {"role": "assistant", "content": "so"}],
+            "output_config": {"format": {"type": "json_schema", "schema": {"type": "null"}}},
+            "stream": True,
+        },
+    ],
+    "/v1/messages/count_tokens": [{"messages": [{"role": "user", "content": "look"}], "system": "be kind"}],
+    "/v1/responses": [
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "look"}]},
+                {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": "it"}'},
+                {"type": "function_call_output", "call_id": "c1", "output": "a tree"},
+            ],
+            "tools": [{"type": "function", **TOOL["function"]}],
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]},
+            "max_output_tokens": 4,
+        },
+        {
+            "input": "hello",
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "null"}}},
+            "metadata": {"a": "b"},
+            "stream": True,
+        },
+        {"input": "hello", "include": ["message.output_text.logprobs"], "top_logprobs": 2, "store": False},
     ],
     "/v1/completions": [
         {"prompt": ["one", "two"], **SAMPLING, "echo": True, "logprobs": 2},

@@ -256,6 +256,8 @@ def test_a_format_is_a_grammar(serve):
     ("fields", "said"),
     [
         ({"input": []}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "'input.0.content.0.text' is required"),
+        ({"input": [{}]}, "input.0: must be an object with a 'type', one of message, function_call"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "an item of type 'item_reference' is not supported"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "type 'input_image' is not supported"),
         ({"input": [{"role": "tool", "content": "x"}]}, "'user', 'assistant', 'system' or 'developer'"),
@@ -266,6 +268,7 @@ def test_a_format_is_a_grammar(serve):
         ({"truncation": "auto"}, "'truncation' is not supported"),
         ({"reasoning": {"effort": "high"}}, "'effort' is not supported"),
         ({"tools": [{"type": "web_search"}]}, "a tool of type 'web_search' is not supported"),
+        ({"tools": [{**CLOCK, "parameters": {"type": 7}}]}, "a JSON schema of type 'object'"),
         ({"tools": [CLOCK, CLOCK]}, "two functions are called 'clock'"),
         ({"tools": [CLOCK], "tool_choice": {"type": "function", "name": "sun"}}, "asks for 'sun'"),
         ({"tool_choice": "required"}, "asks for 'required'"),
