@@ -99,7 +99,7 @@ class DecodeGraphs:
 
         def run() -> torch.Tensor:
             table.view(-1)[batch.row_ids.long() * table.shape[1] + batch.positions] = batch.out_slots.int()
-            x = model.embedding(inputs.known(batch.token_ids))
+            x = model.embed(inputs.known(batch.token_ids), batch.positions)
             return model.run_body(x, x.float(), batch, self._kv)
 
         return CapturedGraph(*inputs.accelerator.capture(run))

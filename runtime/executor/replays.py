@@ -86,13 +86,13 @@ class Replays:
         recorded = self._kept[shape]
         if recorded is None:
             return None
-        _fill(recorded, self._model.embedding(batch.token_ids), batch)
+        _fill(recorded, self._model.embed(batch.token_ids, batch.positions), batch)
         recorded.tape.replay(team().pool)
         return recorded.features
 
     def _record(self, shape: StepShape, batch: ForwardBatch) -> torch.Tensor:
         self._arena.restart()
-        embedded = self._model.embedding(batch.token_ids)
+        embedded = self._model.embed(batch.token_ids, batch.positions)
         held = self._like(embedded), self._like(embedded, torch.float32)
         kept = replace(
             batch,

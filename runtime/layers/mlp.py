@@ -1,6 +1,10 @@
-"""The gated feed-forward block: ``down(activation(gate(x)) * up(x))``."""
+"""The feed-forward block: ``down(activation(gate(x)) * up(x))``, or ``down(activation(up(x)))`` without a gate."""
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from ...kernels import gelu_mul, silu_mul
 from ..weights.model_config import Activation
@@ -8,16 +12,17 @@ from .adapters import AdapterRows
 from .linear import Linear
 
 _GATED = {"silu": silu_mul, "gelu_tanh": gelu_mul}
+_PLAIN = {"gelu_tanh": partial(F.gelu, approximate="tanh"), "gelu": F.gelu}
 
 
 class MLP:
-    def __init__(self, gate_up: Linear, down: Linear, *, activation: Activation = "silu") -> None:
-        self.gate_up = gate_up  # [C] -> [2I], gates first
+    def __init__(self, gate_up: Linear, down: Linear, *, activation: Activation = "silu", gated: bool = True) -> None:
+        self.gate_up = gate_up  # [C] -> [2I], gates first; [C] -> [I] without gates
         self.down = down
-        self._gated = _GATED[activation]
+        self._activate: Callable[[torch.Tensor], torch.Tensor] = (_GATED if gated else _PLAIN)[activation]
 
     def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:  # [T, C] -> [T, C]
-        return self.down(self._gated(self.gate_up(x, rows)), rows)
+        return self.down(self._activate(self.gate_up(x, rows)), rows)
 
     @property
     def needs_torch_threads(self) -> bool:

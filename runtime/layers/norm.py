@@ -1,6 +1,7 @@
-"""RMSNorm (Zhang and Sennrich, 2019) with the residual added first, and the sum without a norm."""
+"""RMSNorm (Zhang and Sennrich, 2019) with the residual added first, LayerNorm, and the sum without a norm."""
 
 import torch
+import torch.nn.functional as F
 
 from ...kernels import rms_norm
 
@@ -26,3 +27,17 @@ class NoNorm:
             return x, x
         total = residual + x
         return total.to(x.dtype), total
+
+
+class LayerNorm:
+    """LayerNorm (Ba et al., 2016). ``weight`` and ``bias`` are float32 [C]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> None:
+        self.weight, self.bias = weight, bias
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(norm(x + residual), x + residual)``; without a residual ``(norm(x), x)``."""
+        total = x if residual is None else residual + x
+        normed = F.layer_norm(total.float(), self.weight.shape, self.weight, self.bias, self.eps)
+        return normed.to(x.dtype), total

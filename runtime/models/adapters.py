@@ -38,20 +38,23 @@ def _adapt(layer: DecoderLayer, i: int, model: Model, adapters: Sequence[Adapter
     q_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv = {"q_proj": q_len, "k_proj": kv_len, "v_proj": kv_len}
     places = [
-        (layer.attention.qkv, {"qkv_proj": q_len + 2 * kv_len} if config.fused else qkv, config.hidden_size),
+        (layer.attention.qkv, {"qkv_proj": q_len + 2 * kv_len} if config.fused_qkv else qkv, config.hidden_size),
         (layer.attention.output, {"o_proj": config.hidden_size}, q_len),
     ]
     if isinstance(layer.mlp, MLP):
         inner = config.intermediate_size
-        gate_up = {"gate_up_proj": 2 * inner} if config.fused else {"gate_proj": inner, "up_proj": inner}
+        gate_up = {"gate_up_proj": 2 * inner} if config.fused_gate_up else {"gate_proj": inner, "up_proj": inner}
         places.append((layer.mlp.gate_up, gate_up, config.hidden_size))
         places.append((layer.mlp.down, {"down_proj": config.hidden_size}, inner))
+    if config.layer_norm:  # GPT-2 and GPT-NeoX, whose weights have other names
+        places = []
     known = [target for _, targets, _ in places for target in targets]
     for path, added in adapters:
         others = sorted(target for at, target in added if at == i and target not in known)
         if others:
             raise Unsupported(
-                f"adapter {path}: {others[0]} of layer {i} is not adapted here; of this model are {', '.join(known)}"
+                f"adapter {path}: {others[0]} of layer {i} is not adapted here; of a {config.family} model "
+                f"{', '.join(known) or 'nothing'} can be"
             )
     for linear, targets, width in places:
         linear.adapters = tuple(_low_ranks(linear, targets, width, i, model, adapters))

@@ -3,16 +3,20 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
+from ..layers.adapters import AdapterRows
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch
 from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
 from ..layers.linear import LMHead
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
-from ..layers.norm import NoNorm, RMSNorm
+from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..memory import KVPool
 from ..weights.model_config import ModelConfig
+
+Norm = RMSNorm | LayerNorm | NoNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +24,28 @@ class DecoderLayer:
     """``cos_sin`` is shared with the other layers of the same rope, and has a row for every position."""
 
     cos_sin: torch.Tensor  # float32 [positions, rotated dimensions]
-    attention_norm: RMSNorm | NoNorm
+    attention_norm: Norm
     attention: Attention
-    mlp_norm: RMSNorm | NoNorm
+    mlp_norm: Norm
     mlp: MLP | MoE
     attention_post_norm: RMSNorm | None = None
     mlp_post_norm: RMSNorm | None = None
+    parallel_residual: bool = False
+
+    def feed_forward(
+        self, x: torch.Tensor, residual: torch.Tensor, rows: AdapterRows | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rest of the layer after attention's x [T, C]: what is to be added to a residual, and that residual."""
+        if self.parallel_residual:
+            y, _ = self.mlp_norm(residual)
+            return x + self.mlp(y.to(x.dtype), rows), residual
+        if self.attention_post_norm is not None:
+            x, _ = self.attention_post_norm(x)
+        x, residual = self.mlp_norm(x, residual)  # in float32: bfloat16 sums would add half to the error
+        x = self.mlp(x, rows)
+        if self.mlp_post_norm is not None:
+            x, _ = self.mlp_post_norm(x)
+        return x, residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +55,13 @@ class Model:
     config: ModelConfig
     embedding: Embedding | TiedEmbedding | BlockEmbedding
     layers: tuple[DecoderLayer, ...]
-    norm: RMSNorm
+    norm: RMSNorm | LayerNorm
     head: LMHead
     max_positions: int
     dtype: torch.dtype
     kv_dtype: torch.dtype
     device: torch.device
+    positions: torch.Tensor | None = None  # [positions, C], added to the embedding
     adapters: tuple[str, ...] = ()  # names; a row refers to one by its index here
 
     @property
@@ -66,8 +87,12 @@ class Model:
     @torch.inference_mode()
     def features(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """The head's input [L, C] for ``batch.logits_rows``."""
-        x = self.embedding(batch.token_ids)  # [T, C]
+        x = self.embed(batch.token_ids, batch.positions)
         return self.run_body(x, x.float(), batch, kv)
+
+    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:  # [T], [T] -> [T, C]
+        x = self.embedding(token_ids)
+        return x if self.positions is None else x + F.embedding(positions, self.positions)
 
     def logits_of(self, features: torch.Tensor) -> torch.Tensor:
         if not len(features):
@@ -84,12 +109,7 @@ class Model:
             x, total = layer.attention_norm(x, added)
             residual = residual if added is None else total
             x = layer.attention(x, batch, kv, layer.cos_sin)
-            if layer.attention_post_norm is not None:
-                x, _ = layer.attention_post_norm(x)
-            x, added = layer.mlp_norm(x, residual)  # in float32: bfloat16 sums would add half to the error
-            x = layer.mlp(x, batch.adapters)
-            if layer.mlp_post_norm is not None:
-                x, _ = layer.mlp_post_norm(x)
+            x, added = layer.feed_forward(x, residual, batch.adapters)
         return self._finish(x, added, residual, batch, kv)
 
     def _finish(
@@ -103,13 +123,8 @@ class Model:
             last.attention.write(x, batch, kv, last.cos_sin)
             return x[:0]
         x = last.attention(x, batch, kv, last.cos_sin)
-        if last.attention_post_norm is not None:
-            x, _ = last.attention_post_norm(x)
         if batch.num_logits < batch.num_tokens:
             x, residual = x[batch.logits_rows], residual[batch.logits_rows]
-        x, residual = last.mlp_norm(x, residual)
-        x = last.mlp(x, batch.logits_adapters)
-        if last.mlp_post_norm is not None:
-            x, _ = last.mlp_post_norm(x)
+        x, residual = last.feed_forward(x, residual, batch.logits_adapters)
         x, _ = self.norm(x, residual)
         return x

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -18,7 +18,7 @@ from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
 from ..layers.linear import Linear, LinearPrecision, LMHead, Weight, as_float, stacked_linear
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
-from ..layers.norm import NoNorm, RMSNorm
+from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..layers.rotary import cos_sin_table, unrotated_table
 from ..quant import QuantTensor
 from ..weights.random_folder import RandomFolder
@@ -100,10 +100,15 @@ class _Loader:
             norm=self.norm(self.names.of_model("norm"), config.hidden_size),
             head=LMHead(logits, cap=config.logits_cap),
             max_positions=num_positions,
+            positions=self.positions() if config.learned_positions else None,
             dtype=self.dtype,
             kv_dtype=self.stored,
             device=self.device,
         )
+
+    def positions(self) -> torch.Tensor:
+        table = self.read(self.names.of_model("positions"), (self.config.max_positions, self.config.hidden_size))
+        return as_float(table, self.dtype).to(self.device)
 
     def embedding(self, table: Weight, head: Linear) -> Embedding | TiedEmbedding | BlockEmbedding:
         """The embedding in the form that takes the least memory and gives the table's exact rows."""
@@ -136,7 +141,7 @@ class _Loader:
             whole = config.whole_qk_norm
             q_norm = self.norm(self.names.of_layer(i, "q_norm"), q_len if whole else config.head_dim)
             k_norm = self.norm(self.names.of_layer(i, "k_norm"), kv_len if whole else config.head_dim)
-        qkv = {"qkv": q_len + 2 * kv_len} if config.fused else {"q": q_len, "k": kv_len, "v": kv_len}
+        qkv = {"qkv": q_len + 2 * kv_len} if config.fused_qkv else {"q": q_len, "k": kv_len, "v": kv_len}
         before, after = config.pre_norms, config.post_norms
         return DecoderLayer(
             cos_sin=cos_sin,
@@ -171,16 +176,20 @@ class _Loader:
             mlp=self.mixture(i) if config.num_experts else self.mlp(i),
             attention_post_norm=self.norm(self.names.of_layer(i, "attention_post_norm"), hidden) if after else None,
             mlp_post_norm=self.norm(self.names.of_layer(i, "mlp_post_norm"), hidden) if after else None,
+            parallel_residual=config.parallel_residual,
         )
 
     def mlp(self, i: int) -> MLP:
         config = self.config
         hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        gate_up = {"gate_up": 2 * inner} if config.fused else {"gate": inner, "up": inner}
+        gate_up = {"gate_up": 2 * inner} if config.fused_gate_up else {"gate": inner, "up": inner}
+        if not config.gated:
+            gate_up = {"up": inner}
         return MLP(
             self.linear(i, gate_up, hidden, has_bias=has_bias),
             self.linear(i, {"down": hidden}, inner, has_bias=has_bias, gain=config.residual_scale),
             activation=config.activation,
+            gated=config.gated,
         )
 
     def mixture(self, i: int) -> MoE:
@@ -239,19 +248,36 @@ class _Loader:
         gain: float = 1.0,
     ) -> Linear:
         """One layer of stacked weights; ``rows`` maps each one's name to its number of rows."""
-        weights = [self.read(self.names.of_layer(layer, key), (num, row_len)) for key, num in rows.items()]
+        weights = [self.matrix(layer, key, num, row_len) for key, num in rows.items()]
         biases = None
         if has_bias:
             biases = [
-                as_float(self.read(self.names.of_layer(layer, f"{key}_bias"), (num,))) for key, num in rows.items()
+                self.by_part(key, as_float(self.read(self.names.of_layer(layer, f"{key}_bias"), (num,))))
+                for key, num in rows.items()
             ]
         return stacked_linear(
             weights, biases, precision=self.precision, device=self.device, out_dtype=out_dtype, gain=gain
         )
 
-    def norm(self, name: str, length: int) -> RMSNorm:
+    def matrix(self, layer: int, key: str, num_rows: int, row_len: int) -> Weight:
+        name = self.names.of_layer(layer, key)
+        if not self.config.transposed:
+            return self.by_part(key, self.read(name, (num_rows, row_len)))
+        return as_float(self.read(name, (row_len, num_rows))).T
+
+    def by_part(self, key: str, weight: Any) -> Any:
+        """A fused projection's rows: all queries, all keys, all values."""
+        if key != "qkv" or not self.config.qkv_by_head:
+            return weight
+        rows = torch.arange(len(weight)).view(self.config.num_heads, 3, self.config.head_dim)
+        return weight[rows.transpose(0, 1).reshape(-1)]
+
+    def norm(self, name: str, length: int) -> Any:
         weight = as_float(self.read(name, (length,))) + self.config.norm_offset  # a copy: the file need not stay mapped
-        return RMSNorm(weight.to(self.device), self.config.rms_norm_eps)
+        if not self.config.layer_norm:
+            return RMSNorm(weight.to(self.device), self.config.rms_norm_eps)
+        bias = as_float(self.read(f"{name.removesuffix('.weight')}.bias", (length,))).clone()
+        return LayerNorm(weight.to(self.device), bias.to(self.device), self.config.rms_norm_eps)
 
     def read(self, name: str, shape: tuple[int, ...]) -> Weight:
         found = self.file.tensor(name)

@@ -1,6 +1,6 @@
 """The names of a decoder's tensors in each file format."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...protocol.errors import Unsupported
 from ..weights.damage import shown
@@ -11,6 +11,8 @@ _MODEL = {
     "embedding": ("model.embed_tokens.weight", "token_embd.weight"),
     "norm": ("model.norm.weight", "output_norm.weight"),
     "head": ("lm_head.weight", "output.weight"),
+    "norm_bias": ("model.norm.bias", "output_norm.bias"),
+    "positions": ("model.position.weight", "position_embd.weight"),
 }
 _LAYER = {
     "attention_norm": ("model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight"),
@@ -43,8 +45,8 @@ _POST_NORMS = {
     "attention_post_norm": ("model.layers.{}.post_attention_layernorm.weight", "blk.{}.post_attention_norm.weight"),
     "mlp_post_norm": ("model.layers.{}.post_feedforward_layernorm.weight", "blk.{}.post_ffw_norm.weight"),
 }
-_FUSED = {
-    "qkv": ("model.layers.{}.self_attn.qkv_proj.weight", "blk.{}.attn_qkv.weight"),
+_FUSED_QKV = {"qkv": ("model.layers.{}.self_attn.qkv_proj.weight", "blk.{}.attn_qkv.weight")}
+_FUSED_GATE_UP = {
     "gate_up": ("model.layers.{}.mlp.gate_up_proj.weight", "blk.{}.ffn_up.weight"),
 }
 # llama.cpp stacks the experts of a layer into one tensor.
@@ -66,9 +68,40 @@ _SHARED_EXPERT = {
     "shared_up": ("model.layers.{}.mlp.shared_expert.up_proj.weight", "blk.{}.ffn_up_shexp.weight"),
     "shared_down": ("model.layers.{}.mlp.shared_expert.down_proj.weight", "blk.{}.ffn_down_shexp.weight"),
 }
+# GPT-2 and GPT-NeoX have names of their own in Hugging Face's files.
+_LAYER_NORM_BIAS = {
+    "attention_norm_bias": ("model.layers.{}.input_layernorm.bias", "blk.{}.attn_norm.bias"),
+    "mlp_norm_bias": ("model.layers.{}.post_attention_layernorm.bias", "blk.{}.ffn_norm.bias"),
+}
+_FUSED_QKV_BIAS = {"qkv_bias": ("model.layers.{}.self_attn.qkv_proj.bias", "blk.{}.attn_qkv.bias")}
+_RENAMED = {
+    "gpt2": {
+        "model.embed_tokens": "transformer.wte",
+        "model.position": "transformer.wpe",
+        "model.norm": "transformer.ln_f",
+        "model.layers": "transformer.h",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+        "self_attn.qkv_proj": "attn.c_attn",
+        "self_attn.o_proj": "attn.c_proj",
+        "mlp.up_proj": "mlp.c_fc",
+        "mlp.down_proj": "mlp.c_proj",
+    },
+    "gpt_neox": {
+        "lm_head": "embed_out",
+        "model.embed_tokens": "gpt_neox.embed_in",
+        "model.norm": "gpt_neox.final_layer_norm",
+        "model.layers": "gpt_neox.layers",
+        "self_attn.qkv_proj": "attention.query_key_value",
+        "self_attn.o_proj": "attention.dense",
+        "mlp.up_proj": "mlp.dense_h_to_4h",
+        "mlp.down_proj": "mlp.dense_4h_to_h",
+    },
+}
 _FORMATS = ("safetensors", "gguf")
 # Tables that are computed here or read with the config, so no layer reads them.
-_DERIVED = ("rotary_emb.inv_freq", *ROPE_FACTORS)
+_MASKS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")  # saved by old transformers
+_DERIVED = ("rotary_emb.inv_freq", *_MASKS, *ROPE_FACTORS)
 
 
 class TensorNames:
@@ -83,21 +116,33 @@ class TensorNames:
             (config.mlp_bias, _MLP_BIAS),
             (config.qk_norm, _QK_NORM),
             (config.post_norms, _POST_NORMS),
-            (config.fused, _FUSED),
+            (config.fused_qkv, _FUSED_QKV),
+            (config.fused_qkv and config.qkv_bias, _FUSED_QKV_BIAS),
+            (config.fused_gate_up, _FUSED_GATE_UP),
+            (config.layer_norm, _LAYER_NORM_BIAS),
             (config.shared_expert_size, _SHARED_EXPERT),
         ):
             if wanted:
                 layer |= names
-        absent = () if config.pre_norms else ("attention_norm", "mlp_norm")
-        if config.fused:
-            absent = (*absent, "q", "k", "v", "gate", "up")
+        absent: tuple[str, ...] = () if config.pre_norms else ("attention_norm", "mlp_norm")
+        if config.fused_qkv:
+            absent = (*absent, "q", "k", "v", "q_bias", "k_bias", "v_bias")
+        if config.fused_gate_up:
+            absent = (*absent, "gate", "up")
+        if not config.gated:
+            absent = (*absent, "gate", "gate_bias")
         if config.num_experts:
             absent = (*absent, "gate", "up", "down")
             layer |= _MIXTRAL_EXPERTS if config.family == "mixtral" else _EXPERTS
         layer = {key: names for key, names in layer.items() if key not in absent}
         model = {key: names for key, names in _MODEL.items() if key != "head" or not config.tied_embeddings}
-        self._model = {key: names[column] for key, names in model.items()}
-        self._layer = {key: names[column] for key, names in layer.items()}
+        if not config.learned_positions:
+            del model["positions"]
+        if not config.layer_norm:
+            del model["norm_bias"]
+        renamed = _RENAMED.get(config.family, {}) if file_format == "safetensors" else {}
+        self._model = {key: _renamed(names[column], renamed) for key, names in model.items()}
+        self._layer = {key: _renamed(names[column], renamed) for key, names in layer.items()}
         self._num_layers, self._num_experts = config.num_layers, config.num_experts
 
     def of_model(self, key: str) -> str:
@@ -119,3 +164,9 @@ class TensorNames:
         if strangers:
             names = ", ".join(map(shown, strangers[:4])) + (", ..." if len(strangers) > 4 else "")
             raise Unsupported(f"{source}: {len(strangers)} tensors that this architecture does not use: {names}")
+
+
+def _renamed(name: str, parts: Mapping[str, str]) -> str:
+    for ours, theirs in parts.items():
+        name = name.replace(ours, theirs)
+    return name

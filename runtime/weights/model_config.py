@@ -13,7 +13,7 @@ MAX_LAYERS = 10_000
 MAX_BLOCKS = 100_000  # feed-forward blocks of all layers: one each, or its experts
 # GGUF's tensors of factors by frequency: Llama 3's, then the two of LongRoPE.
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu"]
 _LAYER_KEYS = ("num_hidden_layers", "block_count")
 
 
@@ -74,7 +74,11 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     ``pre_norms`` are before attention and MLP, ``post_norms`` after them and before the residual is added.
     ``norm_offset`` is added to the file's norm weights. ``whole_qk_norm``: one norm over all heads of the queries, one
-    over those of the keys. ``fused``: a file's q, k and v are one tensor, and so are gate and up.
+    over those of the keys. With ``layer_norm`` norms subtract the mean and have biases. ``parallel_residual``: attention
+    and MLP read the same residual. An MLP that is not ``gated`` is ``down(activation(up(x)))``.
+
+    Of the file's tensors: ``fused_qkv`` is one tensor, with the rows of each head together if ``qkv_by_head``;
+    ``fused_gate_up`` is one; matrices are ``transposed``, [inputs, outputs].
     """
 
     family: str
@@ -86,7 +90,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     head_dim: int
     vocab_size: int
     max_positions: int
-    rms_norm_eps: float
+    rms_norm_eps: float  # of all norms, also of those that subtract the mean
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     tied_embeddings: bool = False
@@ -98,7 +102,14 @@ class ModelConfig(msgspec.Struct, frozen=True):
     pre_norms: bool = True
     post_norms: bool = False
     norm_offset: float = 0.0
-    fused: bool = False
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    qkv_by_head: bool = False
+    transposed: bool = False
+    layer_norm: bool = False
+    parallel_residual: bool = False
+    gated: bool = True
+    learned_positions: bool = False  # a table that is added to the embedding
     activation: Activation = "silu"
     rotary_dim: int | None = None  # dimensions of a head that rope rotates; None: all
     local_rope_theta: float = 0.0  # of layers with a window, whose rope is not scaled; 0: theirs is that of the others
@@ -132,6 +143,11 @@ class ModelConfig(msgspec.Struct, frozen=True):
             raise Unsupported(
                 f"model config: rope over {self.rotary} of {self.head_dim} dimensions; it needs an even number above 0"
             )
+        if self.qkv_by_head and self.num_heads != self.num_kv_heads:
+            raise Unsupported(
+                f"model config: {self.num_heads} query and {self.num_kv_heads} key/value heads in a projection by head; "
+                "there must be as many of both"
+            )
         if self.num_experts and self.activation != "silu":
             raise Unsupported(f"model config: experts with {self.activation}; only silu is served")
         if self.num_experts and not 0 < self.experts_per_token <= self.num_experts:
@@ -157,14 +173,19 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
 
+_GPT: dict[str, Any] = {"layer_norm": True, "gated": False, "fused_qkv": True}
+_GPT2 = _GPT | {"learned_positions": True}
 # model_type or architecture -> our family
 HF_FAMILIES = {
     **{name: name for name in ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")},
     **{name: name for name in ("gemma2", "phi3", "olmo2", "granite", "smollm3")},
+    **{name: name for name in ("gpt2", "gpt_neox")},
     "gemma3_text": "gemma3",
 }
 GGUF_FAMILIES = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "granite", "smollm3")},
+    "gpt2": "gpt2",
+    "gptneox": "gpt_neox",
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
 }
@@ -173,6 +194,23 @@ _QK_NORMED = ("qwen3", "qwen3_moe", "gemma3", "olmo2")
 _GEMMAS = ("gemma2", "gemma3")
 _WINDOW_PATTERNS = {"gemma2": 2, "gemma3": 6}  # every so many layers, one attends to the whole context
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_GGUF_ACTIVATIONS: dict[str, Activation] = {
+    **dict.fromkeys(("gemma2", "gemma3", "gpt2"), "gelu_tanh"),
+    "gpt_neox": "gelu",
+}
+_GPT_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"),
+}
+_GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
 _UNROTATED_EVERY = 4  # SmolLM3: every fourth layer has no rope
 _LOCAL_ROPE_THETA = 10000.0  # Gemma 3's, which its GGUF files do not say
 _LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}  # layers of the sizes whose scores are scaled by hidden size / heads
@@ -185,14 +223,16 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
         raise Unsupported(
             f"{source}: model_type {data.get('model_type')!r} is not served; served are {', '.join(HF_FAMILIES)}"
         )
+    data = _common_names(data, family)
     read = _Reader(data, source)
     read.refuse("quantization_config", "weights quantized by another tool; use the plain or a GGUF file")
     if family in _GEMMAS:
         act = data.get("hidden_activation") or data.get("hidden_act") or "gelu_pytorch_tanh"
     else:
         act = data.get("hidden_act", "silu")
-    if act not in _ACTIVATIONS:
-        raise Unsupported(f"{source}: hidden_act {act!r} is not served; served are {', '.join(_ACTIVATIONS)}")
+    activations = _GPT_ACTIVATIONS if family in ("gpt2", "gpt_neox") else _ACTIVATIONS
+    if act not in activations:
+        raise Unsupported(f"{source}: hidden_act {act!r} is not served; served are {', '.join(activations)}")
     num_layers, hidden, heads = map(read.integer, ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     # transformers 5 writes rope_parameters, earlier ones rope_theta and rope_scaling.
     rope: dict[str, Any] = data.get("rope_parameters") or data.get("rope_scaling") or {}
@@ -229,7 +269,7 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
         mlp_bias=bool(data.get("mlp_bias", False)),
         qk_norm=family in _QK_NORMED,
         layer_windows=_hf_windows(data, family, num_layers, source),
-        activation=_ACTIVATIONS[act],
+        activation=activations[act],
         **_hf_own(read, family, num_layers),
         bos_id=data.get("bos_token_id"),
         eos_ids=ids_of(data.get("eos_token_id")),
@@ -279,17 +319,17 @@ def config_from_gguf(
         head_dim=head_dim,
         vocab_size=vocab_size,
         max_positions=max_positions,
-        rms_norm_eps=float(own.get("attention.layer_norm_rms_epsilon", 1e-6)),
+        rms_norm_eps=float(own.get("attention.layer_norm_rms_epsilon", own.get("attention.layer_norm_epsilon", 1e-6))),
         rope_theta=float(own.get("rope.freq_base", 10000.0)),
         rope_scaling=_gguf_rope(own, max_positions, rope_factors, source),
         rotary_dim=rotary if rotary != head_dim else None,
         tied_embeddings="output.weight" not in tensor_names,
-        qkv_bias="blk.0.attn_q.bias" in tensor_names,
+        qkv_bias=bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & tensor_names),
         output_bias="blk.0.attn_output.bias" in tensor_names,
         mlp_bias="blk.0.ffn_down.bias" in tensor_names,
         qk_norm="blk.0.attn_q_norm.weight" in tensor_names,
         layer_windows=_gguf_windows(window, family, num_layers),
-        activation="gelu_tanh" if family in _GEMMAS else "silu",
+        activation=_GGUF_ACTIVATIONS.get(family, "silu"),
         **_gguf_own(read, family, num_layers, head_dim),
         bos_id=data.get("tokenizer.ggml.bos_token_id"),
         eos_ids=ids_of(eos),
@@ -353,7 +393,16 @@ def _hf_own(read: _Reader, family: str, num_layers: int) -> dict[str, Any]:
                 "logits_cap": read.number("final_logit_softcapping", 0),
             }
         case "phi3":
-            return {"fused": True}
+            return {"fused_qkv": True, "fused_gate_up": True}
+        case "gpt2":
+            read.refuse("scale_attn_by_inverse_layer_idx", "scores scaled by layer are not served")
+            read.refuse("add_cross_attention", "only decoders are served")
+            if not data.get("scale_attn_weights", True):
+                raise Unsupported(f"{read.source}: scale_attn_weights false is not served; only true is")
+            return _GPT2 | {"transposed": True, "unrotated_layers": tuple(range(num_layers))}
+        case "gpt_neox":
+            parallel = bool(data.get("use_parallel_residual", True))
+            return _GPT | {"parallel_residual": parallel, "qkv_by_head": True}
         case "olmo2":
             return {"whole_qk_norm": True, "pre_norms": False, "post_norms": True}
         case "granite":
@@ -385,6 +434,26 @@ def _hf_experts(read: _Reader) -> dict[str, Any]:
         "expert_size": read.integer("moe_intermediate_size"),
         "normalised_experts": bool(read.data.get("norm_topk_prob", False)),
     }
+
+
+def _common_names(data: dict[str, Any], family: str) -> dict[str, Any]:
+    """The config with the names and defaults that most families have."""
+    if family == "gpt2":
+        named = {ours: data[theirs] for ours, theirs in _GPT2_NAMES.items() if data.get(theirs) is not None}
+        if isinstance(data.get("n_embd"), int):
+            named.setdefault("intermediate_size", 4 * data["n_embd"])
+        usual = {"hidden_act": "gelu_new", "tie_word_embeddings": True, "rms_norm_eps": 1e-5}
+        return usual | data | named | {"attention_bias": True, "mlp_bias": True}
+    if family == "gpt_neox":
+        usual = {
+            "hidden_act": "gelu",
+            "attention_bias": True,
+            "partial_rotary_factor": data.get("rotary_pct", 0.25),
+            "rope_theta": data.get("rotary_emb_base", 10000.0),
+            "rms_norm_eps": data.get("layer_norm_eps", 1e-5),
+        }
+        return usual | data | {"mlp_bias": True}
+    return data
 
 
 def _gemma3_ropes(rope: dict[str, Any], data: dict[str, Any], source: str) -> tuple[dict[str, Any], float]:
@@ -484,7 +553,11 @@ def _gguf_own(read: _Reader, family: str, num_layers: int, head_dim: int) -> dic
                 "local_rope_theta": _LOCAL_ROPE_THETA if family == "gemma3" else 0.0,
             }
         case "phi3":
-            return {"fused": True}
+            return {"fused_qkv": True, "fused_gate_up": True}
+        case "gpt2":
+            return _GPT2 | {"unrotated_layers": tuple(range(num_layers))}
+        case "gpt_neox":
+            return _GPT | {"parallel_residual": bool(read.data.get("use_parallel_residual", True))}
         case "olmo2":
             return {"whole_qk_norm": True, "pre_norms": False, "post_norms": True}
         case "granite":

@@ -11,6 +11,8 @@ import torch
 from .model_config import ModelConfig
 from .safetensors_file import read_folder_config
 
+_TABLES = ("embed_tokens", "wte", "wpe", "embed_in")
+
 
 class RandomFolder:
     """A folder's config, and tensors under Hugging Face names. Two reads of one name give different tensors."""
@@ -29,9 +31,11 @@ class RandomFolder:
     def tensor(self, name: str) -> torch.Tensor:
         shape = _shape_of(name, self.config)
         made = torch.randn(shape, generator=self._generator, device=self._device, dtype=torch.bfloat16)
+        if len(shape) == 2 and self.config.transposed and name.split(".")[-2] not in _TABLES:
+            made = made.T
         if len(shape) == 1:
             return made.mul_(0.1).add_(0.0 if name.endswith("bias") else 1.0)
-        return made.mul_(1.0 if "embed_tokens" in name else shape[1] ** -0.5)
+        return made.mul_(1.0 if name.split(".")[-2] in _TABLES else shape[1] ** -0.5)
 
 
 def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:
@@ -43,8 +47,13 @@ def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:
     whole = config.whole_qk_norm
     part, kind = name.split(".")[-2:]
     rows, columns = {
-        "embed_tokens": (config.vocab_size, hidden),
-        "lm_head": (config.vocab_size, hidden),
+        **dict.fromkeys(("embed_tokens", "lm_head", "wte", "embed_in", "embed_out"), (config.vocab_size, hidden)),
+        "wpe": (config.max_positions, hidden),
+        **dict.fromkeys(("c_attn", "query_key_value"), (q_len + 2 * kv_len, hidden)),
+        **dict.fromkeys(("c_fc", "dense_h_to_4h"), (inner, hidden)),
+        "dense": (hidden, q_len),
+        "dense_4h_to_h": (hidden, inner),
+        "c_proj": (hidden, inner if ".mlp." in name else q_len),
         "q_proj": (q_len, hidden),
         "k_proj": (kv_len, hidden),
         "v_proj": (kv_len, hidden),

@@ -11,6 +11,7 @@ from ...protocol.errors import UnknownModel, Unsupported
 from .model_config import ModelConfig, config_from_hf, ids_of
 
 INDEX = "model.safetensors.index.json"
+_GPT2_PREFIX = "transformer."
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -26,16 +27,19 @@ class SafetensorsFolder:
         self._homes = {name: shard for shard, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         if config.tied_embeddings and "lm_head.weight" in self._homes and "model.embed_tokens.weight" in self._homes:
             del self._homes["lm_head.weight"]  # a copy of the embedding, saved by some tools
+        # GPT-2's own files leave out the prefix that transformers writes.
+        self._prefix = _GPT2_PREFIX if config.family == "gpt2" and "wte.weight" in self._homes else ""
         self.config: ModelConfig = config
 
     def names(self) -> list[str]:
-        return list(self._homes)
+        return [f"{self._prefix}{name}" for name in self._homes]
 
     def tensor(self, name: str) -> torch.Tensor:
         """Raises UnknownModel for a name that is not in the folder, Unsupported for numbers that are no floats."""
-        if name not in self._homes:
+        stored = name.removeprefix(self._prefix)
+        if stored not in self._homes:
             raise UnknownModel(f"{self.path} has no tensor {name}; it is incomplete or of another architecture")
-        found = self._files[self._homes[name]].get_tensor(name)
+        found = self._files[self._homes[stored]].get_tensor(stored)
         if found.dtype not in _FLOATS:
             raise Unsupported(f"{self.path}: tensor {name} is of {found.dtype}; read are float32, float16 and bfloat16")
         return found

@@ -29,6 +29,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 258,
     "pad_token_id": 256,
 }
+GPT2_SIZES = {"n_embd": 64, "n_layer": 3, "n_head": HEADS, "n_positions": 256}
 LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -51,6 +52,7 @@ class Family:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     norm_offset: float = 0.0  # that the converter adds to norm weights
     taped: bool = True
+    adapts: bool = True  # takes low-rank adapters
 
 
 FAMILIES: dict[str, Family] = {
@@ -107,6 +109,10 @@ FAMILIES: dict[str, Family] = {
         {"expert_count": 5, "expert_used_count": 2, "attention.sliding_window": 11},
         taped=False,
     ),
+    "gpt2": Family("GPT-2", "gpt2", GPT2_SIZES, "gpt2", taped=False, adapts=False),
+    "gpt_neox": Family(
+        "GPT-NeoX, Pythia", "gpt_neox", {}, "gptneox", {"rope.dimension_count": 4}, taped=False, adapts=False
+    ),
     "qwen2_moe": Family(
         "Qwen2 mixtures of experts",
         "qwen2_moe",
@@ -131,17 +137,19 @@ FAMILIES: dict[str, Family] = {
 
 def make_family(folder: Path, family: Family, *, seed: int = 0) -> Path:
     """A folder that transformers saved, with random weights that make tokens differ and norms matter."""
-    config = transformers.AutoConfig.for_model(family.model_type, **SIZES | dict(family.config))
+    config = transformers.AutoConfig.for_model(family.model_type, **_sizes(family.model_type) | dict(family.config))
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=rng)
             if weight.ndim == 1:
-                is_norm = "norm" in name and name.endswith("weight")
+                is_norm = any(part in name for part in ("norm", "ln_")) and name.endswith("weight")
                 weight.copy_((1.0 - family.norm_offset if is_norm else 0.0) + 0.2 * noise)
             else:
-                weight.copy_(noise * ((1.0 if "embed" in name else 2.0) / weight.shape[-1] ** 0.5))
+                width = weight.shape[0 if family.model_type == "gpt2" else -1]
+                is_table = any(part in name for part in ("embed", "wte", "wpe"))
+                weight.copy_(noise * (1.0 / HEADS if is_table else 2.0 / width**0.5))
     model.save_pretrained(folder)
     write_byte_tokenizer(folder)
     return folder
@@ -155,15 +163,26 @@ def make_family_gguf(path: Path, folder: Path, family: Family, *, kind: str = "F
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "attention.key_length": HEAD_DIM,
-        "attention.value_length": HEAD_DIM,
-        "rope.freq_base": (config.rope_parameters or {}).get("rope_theta", 0.0),
-        **family.metadata,
     }
+    if family.arch == "gpt2":
+        metadata |= {
+            "feed_forward_length": 4 * config.n_embd,
+            "attention.layer_norm_epsilon": config.layer_norm_epsilon,
+        }
+    elif family.arch == "gptneox":
+        metadata |= {"feed_forward_length": SIZES["intermediate_size"], "use_parallel_residual": True}
+        metadata |= {"attention.layer_norm_epsilon": config.layer_norm_eps, "rope.freq_base": 10000.0}
+    else:
+        metadata |= {
+            "feed_forward_length": config.intermediate_size,
+            "attention.head_count_kv": config.num_key_value_heads,
+            "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+            "attention.key_length": HEAD_DIM,
+            "attention.value_length": HEAD_DIM,
+            "rope.freq_base": config.rope_parameters.get("rope_theta", 0.0),
+        }
+    metadata |= family.metadata
     with write_gguf(path, family.arch, metadata) as writer:
         if family.model_type == "phi3":
             for name in ("short", "long"):
@@ -178,11 +197,21 @@ def make_family_gguf(path: Path, folder: Path, family: Family, *, kind: str = "F
                 weight = weight + family.norm_offset
             if family.arch in ("llama", "granite", "smollm3") and stem.endswith(("q_proj", "k_proj")):
                 weight = interleaved(weight, HEADS if stem.endswith("q_proj") else KV_HEADS)
+            if family.arch == "gpt2" and weight.ndim == 2 and ".h." in name:
+                weight = weight.T  # transformers stores [inputs, outputs]
+            if stem.endswith("query_key_value"):
+                by_head = weight.reshape(HEADS, 3, HEAD_DIM, *weight.shape[1:])
+                weight = by_head.swapaxes(0, 1).reshape(weight.shape)
             if stem.endswith("shared_expert_gate"):
                 weight = weight[0]
             # A router keeps its floats in llama.cpp's files.
             add_tensor(writer, f"{found}.{suffix}", weight, "F32" if weight.ndim == 1 or "gate_inp" in found else kind)
     return path
+
+
+def _sizes(model_type: str) -> dict[str, Any]:
+    absent = {"gpt2": ("num_key_value_heads", "intermediate_size"), "gpt_neox": ("num_key_value_heads",)}
+    return {key: size for key, size in SIZES.items() if key not in absent.get(model_type, ())}
 
 
 def _arch(name: str) -> gguf.MODEL_ARCH:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from phloem import kernels
 from phloem.kernels.cpu.pool import has_pool
+from phloem.protocol.errors import Unsupported
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.executor.replays import Replays
 from phloem.runtime.layers.batch import ForwardBatch
@@ -18,6 +19,7 @@ from phloem.tests.runtime.models.families import FAMILIES, make_family, make_fam
 from phloem.tests.runtime.models.hf_reference import hf_from_folder, hf_logits
 from phloem.tests.runtime.models.lora import make_adapter, merge
 from phloem.tests.runtime.models.stepping import Stepper
+from safetensors.torch import load_file, save_file
 
 FLOAT32 = EngineConfig(model="tiny", precision="float32")
 IDS = np.random.default_rng(0).integers(0, 259, 75).astype(np.int32)
@@ -63,7 +65,7 @@ def test_logits_of_a_gguf_file_are_those_of_transformers(
     assert_equal_logits(Stepper(load_model(path, FLOAT32)).prefill(0, IDS), wanted[name])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.adapts])
 def test_an_adapter_gives_the_logits_of_merged_weights(
     name: str, folders: dict[str, Path], wanted: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
@@ -74,6 +76,33 @@ def test_an_adapter_gives_the_logits_of_merged_weights(
     model = load_model(base, EngineConfig(model="tiny", precision="float32", adapters={"poet": str(adapter)}))
     assert_equal_logits(prefill_with(model, [0, -1]), torch.stack((want[-1], wanted[name][-1])))
     assert (want[-1] - wanted[name][-1]).abs().max() > 0.05 * want.abs().max()
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.adapts])
+def test_adapters_of_families_that_take_none_are_refused(
+    name: str, folders: dict[str, Path], tiny_model_path: Path, tmp_path: Path
+) -> None:
+    adapter = make_adapter(tmp_path / "adapter", tiny_model_path, seed=1, rank=3)
+    with pytest.raises(Unsupported, match=rf"layer 0 is not adapted here; of a {name} model nothing can be"):
+        load_model(folders[name], EngineConfig(model="tiny", adapters={"poet": str(adapter)}))
+
+
+def test_gpt_2_s_own_files_have_no_prefix_and_keep_masks(
+    folders: dict[str, Path], wanted: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    tensors = load_file(folders["gpt2"] / "model.safetensors")
+    plain = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    plain |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 256, 256) for layer in range(3)}
+    save_file(plain, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folders["gpt2"] / "config.json").read_bytes())
+    assert_equal_logits(Stepper(load_model(tmp_path, FLOAT32)).prefill(0, IDS), wanted["gpt2"])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_random_weights_have_the_shapes_of_the_family(name: str, folders: dict[str, Path]) -> None:
+    model = load_model(folders[name], EngineConfig(model="tiny", precision="float32", weights="random"))
+    logits = Stepper(model).prefill(0, IDS[:5])
+    assert logits.shape == (5, 259) and torch.isfinite(logits).all()
 
 
 def prefill_with(model: Model, adapters: list[int]) -> torch.Tensor:

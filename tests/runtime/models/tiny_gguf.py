@@ -7,7 +7,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-_TYPES = {int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
+_TYPES = {
+    bool: gguf.GGUFValueType.BOOL,
+    int: gguf.GGUFValueType.UINT32,
+    float: gguf.GGUFValueType.FLOAT32,
+    str: gguf.GGUFValueType.STRING,
+}
 
 
 @contextmanager
