@@ -11,15 +11,16 @@ from ..weights.model_config import Activation
 from .adapters import AdapterRows
 from .linear import Linear
 
-_GATED = {"silu": silu_mul, "gelu_tanh": gelu_mul}
-_PLAIN = {"gelu_tanh": partial(F.gelu, approximate="tanh"), "gelu": F.gelu}
+_Activate = Callable[[torch.Tensor], torch.Tensor]
+_GATED: dict[str, _Activate] = {"silu": silu_mul, "gelu_tanh": gelu_mul}
+_PLAIN: dict[str, _Activate] = {"gelu_tanh": partial(F.gelu, approximate="tanh"), "gelu": F.gelu}
 
 
 class MLP:
     def __init__(self, gate_up: Linear, down: Linear, *, activation: Activation = "silu", gated: bool = True) -> None:
         self.gate_up = gate_up  # [C] -> [2I], gates first; [C] -> [I] without gates
         self.down = down
-        self._activate: Callable[[torch.Tensor], torch.Tensor] = (_GATED if gated else _PLAIN)[activation]
+        self._activate = (_GATED if gated else _PLAIN)[activation]
 
     def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:  # [T, C] -> [T, C]
         return self.down(self._activate(self.gate_up(x, rows)), rows)

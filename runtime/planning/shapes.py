@@ -41,6 +41,8 @@ class ModelShape:
             raise Unsupported(
                 f"{name}: {config.num_experts} experts; plans can be made only for models without experts"
             )
+        if not config.gated:
+            raise Unsupported(f"{name}: an MLP without a gate; plans can be made only for models with gated MLPs")
         return cls(
             name,
             config.num_layers,

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ...protocol.errors import Unsupported
 from ..layers.linear import as_float
 from ..layers.rotary import cos_sin_table
 from ..models.names import TensorNames
@@ -127,6 +128,11 @@ def train_eagle(
     """
     say = progress or (lambda what, done, total: None)
     config = engine.model.config
+    if config.rotary != config.head_dim:
+        raise Unsupported(
+            f"training a draft head for a model whose rope rotates {config.rotary} of {config.head_dim} dimensions; it "
+            "must rotate all"
+        )
     shape = EagleShape(
         engine.tokenizer.vocab_hash,
         config.hidden_size,

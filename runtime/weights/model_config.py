@@ -74,8 +74,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     ``pre_norms`` are before attention and MLP, ``post_norms`` after them and before the residual is added.
     ``norm_offset`` is added to the file's norm weights. ``whole_qk_norm``: one norm over all heads of the queries, one
-    over those of the keys. With ``layer_norm`` norms subtract the mean and have biases. ``parallel_residual``: attention
-    and MLP read the same residual. An MLP that is not ``gated`` is ``down(activation(up(x)))``.
+    over those of the keys. With ``layer_norm`` norms subtract the mean and have biases. With ``parallel_residual``
+    attention and MLP read the same residual. An MLP that is not ``gated`` is ``down(activation(up(x)))``.
 
     Of the file's tensors: ``fused_qkv`` is one tensor, with the rows of each head together if ``qkv_by_head``;
     ``fused_gate_up`` is one; matrices are ``transposed``, [inputs, outputs].
@@ -145,8 +145,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
             )
         if self.qkv_by_head and self.num_heads != self.num_kv_heads:
             raise Unsupported(
-                f"model config: {self.num_heads} query and {self.num_kv_heads} key/value heads in a projection by head; "
-                "there must be as many of both"
+                f"model config: {self.num_heads} query and {self.num_kv_heads} key/value heads in a projection by "
+                "head, which needs as many of both"
             )
         if self.num_experts and self.activation != "silu":
             raise Unsupported(f"model config: experts with {self.activation}; only silu is served")

@@ -1,6 +1,7 @@
 """The served families: for each a tiny random model, as transformers saves it and as llama.cpp's converter writes it.
 
-``test_families`` proves each of them.
+``test_families`` proves each of them and checks the README's table, which ``python -m
+phloem.tests.runtime.models.families`` prints.
 """
 
 from collections.abc import Mapping
@@ -135,6 +136,20 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+# Families that ``test_decoder`` proves, with weights that it writes by hand: title -> GGUF architecture.
+BY_HAND = {"Llama 2 and 3, SmolLM2": "llama", "Mistral": "llama", "Qwen2, Qwen2.5": "qwen2", "Qwen3": "qwen3"}
+
+
+def table() -> str:
+    """The README's table of families, in the order of their names."""
+    rows = [f"| {title} | yes | `{arch}` | yes | yes |" for title, arch in BY_HAND.items()]
+    for family in FAMILIES.values():
+        adapts, taped = ("yes" if has else "no" for has in (family.adapts, family.taped))
+        rows.append(f"| {family.title} | yes | `{family.arch}` | {adapts} | {taped} |")
+    head = ["| family | safetensors | GGUF architecture | LoRA | CPU tape |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *sorted(rows)])
+
+
 def make_family(folder: Path, family: Family, *, seed: int = 0) -> Path:
     """A folder that transformers saved, with random weights that make tokens differ and norms matter."""
     config = transformers.AutoConfig.for_model(family.model_type, **_sizes(family.model_type) | dict(family.config))
@@ -235,3 +250,7 @@ def _stacked(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         name: np.stack([part for _, part in sorted(each.items())]) if isinstance(each, dict) else each
         for name, each in found.items()
     }
+
+
+if __name__ == "__main__":
+    print(table())

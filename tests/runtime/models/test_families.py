@@ -15,7 +15,8 @@ from phloem.runtime.layers.batch import ForwardBatch
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
 from phloem.runtime.scheduler.plan import PlanRow, StepPlan
-from phloem.tests.runtime.models.families import FAMILIES, make_family, make_family_gguf
+from phloem.runtime.weights.model_config import GGUF_FAMILIES
+from phloem.tests.runtime.models.families import BY_HAND, FAMILIES, make_family, make_family_gguf, table
 from phloem.tests.runtime.models.hf_reference import hf_from_folder, hf_logits
 from phloem.tests.runtime.models.lora import make_adapter, merge
 from phloem.tests.runtime.models.stepping import Stepper
@@ -40,6 +41,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def wanted(folders: dict[str, Path]) -> dict[str, torch.Tensor]:
     """transformers' logits of IDS."""
     return {name: hf_logits(hf_from_folder(folder), IDS) for name, folder in folders.items()}
+
+
+def test_the_readme_has_the_table_of_the_families() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    assert table() in readme, "write what `python -m phloem.tests.runtime.models.families` prints into README.md"
+
+
+@pytest.mark.parametrize("family", GGUF_FAMILIES.items())
+def test_every_architecture_that_is_read_is_in_the_table(family: tuple[str, str]) -> None:
+    arch, ours = family
+    proven = {row.arch for row in FAMILIES.values()} | set(BY_HAND.values())
+    assert arch in proven and ours in {*FAMILIES, *BY_HAND.values()}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -103,6 +116,18 @@ def test_random_weights_have_the_shapes_of_the_family(name: str, folders: dict[s
     model = load_model(folders[name], EngineConfig(model="tiny", precision="float32", weights="random"))
     logits = Stepper(model).prefill(0, IDS[:5])
     assert logits.shape == (5, 259) and torch.isfinite(logits).all()
+
+
+def test_long_rope_takes_its_short_factors_where_no_text_can_be_longer(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    short = EngineConfig(model="tiny", precision="float32", max_seq_len=64)  # as far as the factors of short texts go
+    want = hf_logits(hf_from_folder(folders["phi3"]), IDS[:64])
+    path = make_family_gguf(tmp_path / "tiny.gguf", folders["phi3"], FAMILIES["phi3"])
+    for file in (folders["phi3"], path):
+        assert_equal_logits(Stepper(load_model(file, short)).prefill(0, IDS[:64]), want)
+        long = Stepper(load_model(file, FLOAT32)).prefill(0, IDS[:64])
+        assert (long - want).abs().max() > 0.01 * want.abs().max()
 
 
 def prefill_with(model: Model, adapters: list[int]) -> torch.Tensor:
