@@ -4,6 +4,7 @@
 phloem.tests.runtime.models.families`` prints.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,4 +254,4 @@ def _stacked(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    print(table())
+    sys.stdout.write(table() + "\n")
