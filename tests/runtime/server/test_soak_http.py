@@ -74,8 +74,7 @@ async def stream(port: int, index: int, rng: random.Random | None) -> str | None
 async def misbehave(port: int, index: int) -> None:
     """A connection that dribbles its headers, or asks and never reads, until the server ends it; then another one."""
     while True:
-        with contextlib.suppress(OSError):
-            connection = socket.socket()
+        with contextlib.suppress(OSError), socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.setblocking(False)
             await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
@@ -154,8 +153,10 @@ def test_streams_survive_clients_that_leave_dribble_and_never_read(tiny_model_pa
             num_read = asyncio.run(play_round(port, expected, rng))
             assert PER_ROUND * 0.7 < num_read < PER_ROUND
             wait_until(lambda: is_at_rest(url[0]))
-            memory.append(sum(map(resident_mb, (server.pid, *children(server.pid)))))
-            log.info("round %d: %d streams read, %.0f MB", len(memory), num_read, memory[-1])
+            parts = [resident_mb(pid) for pid in (server.pid, *children(server.pid))]
+            memory.append(sum(parts))
+            shown = " + ".join(f"{part:.0f}" for part in parts)
+            log.info("round %d: %d streams read, server and engine %s MB", len(memory), num_read, shown)
             if time.monotonic() >= end_s:
                 break
     if len(memory) >= 8:
