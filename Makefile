@@ -8,11 +8,12 @@ JOBS ?= 2
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 INTEROP := $(VENV)/interop
+AXE := $(VENV)/axe/node_modules/axe-core/axe.min.js
 
 # The tests and the demo start many processes, each of which would compile torch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-interop test-arm test-isas soak soak-fleet soak-http oracle check serve bench clean
+.PHONY: demo test test-interop test-arm test-isas soak soak-fleet soak-http oracle check serve bench clean test-browser
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -45,6 +46,12 @@ $(INTEROP)/.installed: $(DEV_STAMP)
 test-interop: $(INTEROP)/.installed
 	$(PY) -m phloem pull smollm2
 	PYTHONPATH=$(INTEROP) $(VENV)/bin/pytest -m interop tests/interop tests/lang/test_interop.py
+
+# The page in Chromium: Debian's chromium, chromium-driver and npm (for axe-core, which looks for what is not accessible).
+test-browser: $(DEV_STAMP)
+	$(PY) -m pip install --quiet --no-compile --group browser
+	@test -f $(AXE) || npm install --silent --no-audit --no-fund --prefix $(VENV)/axe axe-core
+	PHLOEM_AXE=$(AXE) $(VENV)/bin/pytest -m browser tests/browser
 
 # 100,000 programs with aborts in a cache a tenth of their need: a quarter of an hour, with a line a round.
 soak: $(DEV_STAMP)

@@ -118,6 +118,7 @@ def _serve(args: argparse.Namespace) -> int:
                 max_bytes=args.max_stored_bytes,
                 lifetime_s=args.stored_lifetime_s,
             ),
+            has_page=not args.no_page,
             policy=RestartPolicy(step_timeout_s=args.step_timeout_s, max_restarts=args.max_restarts),
             on_ready=on_ready,
             progress=progress,
@@ -426,6 +427,7 @@ def _add_connection_flags(serve: argparse.ArgumentParser) -> None:
         metavar="N",
         help="open connections of one address; 0: any number (default: %(default)s)",
     )
+    group.add_argument("--no-page", action="store_true", help="do not show the page at /")
     group.add_argument(
         "--max-concurrent",
         type=parse_count,

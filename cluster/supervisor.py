@@ -109,10 +109,14 @@ class Supervisor:
 
     def metrics(self, timeout_s: float = 10.0) -> dict[str, dict[str, Any]]:
         """The metrics of each replica whose engine answers within ``timeout_s``."""
+        return self.ask("metrics", timeout_s)
+
+    def ask(self, what: str, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Each replica's answer to the query ``what``, where its engine answers within ``timeout_s``."""
         clients = {name: client for name, keeper in self._keepers.items() if (client := keeper.client) is not None}
         found = {}
         with ThreadPoolExecutor(max(1, len(clients))) as pool:
-            answers = {name: pool.submit(client.query, "metrics", timeout_s) for name, client in clients.items()}
+            answers = {name: pool.submit(client.query, what, timeout_s) for name, client in clients.items()}
         for name, answer in answers.items():
             with contextlib.suppress(PhloemError):
                 found[name] = answer.result()

@@ -77,7 +77,7 @@ class Query(Message, tag="query"):
     what: str
 
 
-QUERIES = ("info", "metrics", "cache_tree", "cache_blocks", "flush_cache")
+QUERIES = ("info", "metrics", "batch", "cache_tree", "cache_nodes", "cache_blocks", "flush_cache")
 
 
 class Ping(Message, tag="ping"):

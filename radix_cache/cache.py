@@ -7,11 +7,13 @@ It counts slots and never reads the KV pool's tensors. Not thread-safe: only the
 
 from __future__ import annotations
 
+import heapq
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +28,8 @@ from .tiers import Tiers
 from .tree import RadixTree, as_tokens
 
 log = logging.getLogger(__name__)
+
+MAX_PROGRAMS = 4  # that an outline names of each node
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,24 @@ class NodeSnapshot:
     programs: tuple[str, ...]
     children: tuple[NodeSnapshot, ...]
     num_hidden: int
+
+
+class NodeOutline(NamedTuple):
+    """A node for a drawing that is made again and again.
+
+    ``id`` names it for as long as it is in the tree: no other node has its first slot. ``parent`` is the parent's id;
+    below a root it is -1 minus the root's place in the outline's namespaces.
+    """
+
+    id: int
+    parent: int
+    num_tokens: int
+    lock_count: int
+    is_pinned: bool
+    hits: int
+    last_use: int
+    first_tokens: list[int]
+    programs: list[str]
 
 
 class RadixCache:
@@ -332,6 +354,39 @@ class RadixCache:
             else:
                 made.setdefault(parent, []).append(value)
         return result
+
+    @property
+    def num_nodes(self) -> int:
+        return self._tree.num_nodes
+
+    def outline(self, *, max_nodes: int, num_first_tokens: int = 8) -> tuple[list[Namespace], list[NodeOutline]]:
+        """The roots' namespaces, and the ``max_nodes`` nodes that were used last, each after its parent.
+
+        Takes about 2 us a node, a fifth of what ``snapshot`` takes.
+        """
+        nodes = list(self._tree.nodes())
+        if len(nodes) > max_nodes:  # a parent is used no earlier than its child and ends before it
+            nodes = heapq.nsmallest(max_nodes, nodes, key=lambda node: (-node.last_use, node.end))
+        roots = {root: -1 - i for i, root in enumerate(self._tree.roots.values())}
+        ids = {node: int(node.slots[0]) for node in nodes}
+        outlines = []
+        for node in nodes:
+            parent = node.parent
+            assert parent is not None
+            outlines.append(
+                NodeOutline(
+                    ids[node],
+                    ids[parent] if parent in ids else roots[parent],
+                    len(node.tokens),
+                    node.lock_count,
+                    node.pin_count > 0,
+                    node.hits,
+                    node.last_use,
+                    node.tokens[:num_first_tokens].tolist(),
+                    sorted(node.programs)[:MAX_PROGRAMS] if node.programs else [],
+                )
+            )
+        return [root.namespace for root in roots], outlines
 
     def blocks(self) -> BlockSnapshot:
         """The names of all blocks, for a router that has missed events. Only for a cache with ``on_event``."""

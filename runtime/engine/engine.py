@@ -48,7 +48,7 @@ from .grammars import Grammars
 from .interpreter import Interpreter
 from .mask_thread import MaskThread
 from .programs import Programs
-from .report import cache_tree, metrics
+from .report import batch, cache_nodes, cache_tree, metrics
 from .score_ops import ScoreOps
 from .step_loop import StepLoop
 
@@ -281,8 +281,12 @@ class EngineCore:
                 return Answer(query.id, self.info())
             case "metrics":
                 return Answer(query.id, self.metrics())
+            case "batch":
+                return Answer(query.id, batch(self.loop))
             case "cache_tree":
                 return Answer(query.id, cache_tree(self.cache, self.tokenizer))
+            case "cache_nodes":
+                return Answer(query.id, cache_nodes(self.cache, self.programs))
             case "cache_blocks" if self.cache_feed is not None:
                 return Answer(query.id, encode_cache_snapshot(self.cache_feed.snapshot(self.cache)))
             case "cache_blocks":

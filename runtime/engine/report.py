@@ -1,16 +1,23 @@
-"""What an engine reports of itself: its metrics, and the tree of cached prefixes."""
+"""What an engine reports of itself: its metrics, its steps and sequences, and the tree of cached prefixes."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..scheduler import Sequence
 from ..speculative import Speculation
+from .generation import Candidate
+from .scoring import ScoreRow
 
 if TYPE_CHECKING:
     from ...radix_cache import NodeSnapshot, RadixCache
     from ..tokenizer import Tokenizer
+    from .programs import Programs
     from .step_loop import StepLoop
+
+MAX_SEQUENCES = 200  # in a report of the batch
+MAX_NODES = 5_000  # in an outline of the tree
 
 
 def metrics(loop: StepLoop) -> dict[str, Any]:
@@ -41,13 +48,7 @@ def metrics(loop: StepLoop) -> dict[str, Any]:
         "yields": scheduler.counters.num_yields,
         "swapped_back": scheduler.counters.num_swapped_back,
         "queue_seconds": {"bounds": queue_time.bounds, "counts": queue_time.counts, "total": queue_time.total},
-        "slots": {
-            "total": cache.num_slots,
-            "free": cache.num_free,
-            "cached": cache.num_cached,
-            "locked": cache.num_locked,
-            "leased": cache.num_leased,
-        },
+        "slots": _slots(cache),
         "cache_lookups": counters.lookups,
         "cache_hits": counters.hits,
         "cache_looked_up_tokens": counters.looked_up_tokens,
@@ -62,6 +63,60 @@ def metrics(loop: StepLoop) -> dict[str, Any]:
 def cache_tree(cache: RadixCache, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The cached prefixes as nested dicts: text (its beginning), tokens, locks, hits, children."""
     return [_node(node, tokenizer) for node in cache.snapshot(max_nodes=200, num_first_tokens=24)]
+
+
+def batch(loop: StepLoop) -> dict[str, Any]:
+    """The last steps, and the sequences that run or wait, running ones first; ``num_hidden`` more are left out."""
+    scheduler = loop.scheduler
+    sequences = [*scheduler.running, *(seq for seq in loop.programs.live.values() if seq.state == "waiting")]
+    return {
+        "steps": list(loop.recent),
+        "sequences": [_sequence(seq) for seq in sequences[:MAX_SEQUENCES]],
+        "num_hidden": max(0, len(sequences) - MAX_SEQUENCES),
+    }
+
+
+def _sequence(seq: Sequence) -> dict[str, Any]:
+    """``computed``: of its ``tokens``, those with keys and values. ``cached``: those that were found in the cache."""
+    row: dict[str, Any] = {"name": seq.kind, "tenant": seq.tenant, "state": seq.state, "tokens": len(seq.tokens)}
+    row |= {"computed": seq.num_computed, "cached": seq.num_cached, "preempted": seq.num_preempted}
+    match seq.tag:
+        case Candidate() as candidate:
+            program = candidate.generation.owner.program
+            row |= {"generated": candidate.num_generated, "max_tokens": candidate.generation.op.params.max_tokens}
+            row |= {
+                "forced": candidate.num_forced,
+                "drafted": candidate.num_drafted,
+                "accepted": candidate.num_accepted,
+            }
+            return row | {"program": program.id, "has_grammar": candidate.matcher is not None}
+        case ScoreRow() as row_of_score:
+            return row | {"program": row_of_score.owner.program.id}
+    return row
+
+
+def cache_nodes(cache: RadixCache, programs: Programs) -> dict[str, Any]:
+    """The tree's outline (see ``RadixCache.outline``), and what its numbers add up to."""
+    namespaces, nodes = cache.outline(max_nodes=MAX_NODES)
+    names = {program.cache_key: program.settings.name or program.id for program in programs.by_key.values()}
+    return {
+        "roots": [str(namespace) for namespace in namespaces],
+        "nodes": nodes,
+        "programs": {key: names.get(key, "") for node in nodes for key in node.programs},
+        "num_hidden": cache.num_nodes - len(nodes),
+        "slots": _slots(cache),
+        "evicted_tokens": {"space": 0, "flush": 0} | cache.counters.evicted_tokens,
+    }
+
+
+def _slots(cache: RadixCache) -> dict[str, int]:
+    return {
+        "total": cache.num_slots,
+        "free": cache.num_free,
+        "cached": cache.num_cached,
+        "locked": cache.num_locked,
+        "leased": cache.num_leased,
+    }
 
 
 def _drafts(speculation: Speculation | None) -> dict[str, Any]:

@@ -7,10 +7,11 @@ step runs from beginning to end.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.errors import PromptTooLong
 from ..executor import SampledToken, SampleRow
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .programs import Programs
     from .score_ops import ScoreOps
 
+MAX_RECENT = 240  # steps that are remembered for a report
 MAX_WAITING_FOR_DRAFTS = 8  # decoding sequences; with more, steps without a pause are worth more than drafts
 
 
@@ -50,6 +52,20 @@ class StepCounters:
     forward_rows: int = 0
     step_s: float = 0.0
     wait_s: float = 0.0
+
+
+class StepRecord(NamedTuple):
+    """One step. ``rows`` and ``tokens`` of its forward; the other counts are those at its end."""
+
+    step: int
+    rows: int
+    tokens: int
+    drafted: int
+    seconds: float
+    running: int
+    waiting: int
+    used_slots: int
+    cached_slots: int
 
 
 class StepLoop:
@@ -73,6 +89,7 @@ class StepLoop:
         self.programs = programs
         self.executor = executor
         self.counters = StepCounters()
+        self.recent: deque[StepRecord] = deque(maxlen=MAX_RECENT)
         self.tokenizer = programs.tokenizer
         self.context_len = programs.context_len
         self.speculation = speculation
@@ -282,11 +299,28 @@ class StepLoop:
         elapsed_s = end_s - max(flight.start_s, self._collected_s)
         self._collected_s = end_s
         self.counters.step_s += elapsed_s
+        self._record(flight, elapsed_s)
         if self.tiers is not None:
             self.tiers.recompute_s_per_token = self.counters.step_s / max(self.counters.forward_tokens, 1)
         if self.speculation is not None:
             self.speculation.observe_step(flight.plan.num_tokens, elapsed_s, is_usual=not flight.is_cold)
             self.speculation.sweep(self.programs.live)
+
+    def _record(self, flight: StepInFlight, elapsed_s: float) -> None:
+        scheduler, cache, plan = self.scheduler, self.scheduler.cache, flight.plan
+        self.recent.append(
+            StepRecord(
+                plan.step,
+                len(plan.rows) + plan.num_vectorised,
+                plan.num_tokens,
+                sum(map(len, flight.drafts.values())),
+                elapsed_s,
+                len(scheduler.running),
+                scheduler.num_waiting,
+                cache.num_locked + cache.num_leased,
+                cache.num_cached,
+            )
+        )
 
     def _with_drafts(self, plan: StepPlan) -> tuple[StepPlan, dict[int, Draft]]:
         """``plan`` with the drafts that are worth running, and these drafts by sequence."""

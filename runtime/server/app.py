@@ -32,6 +32,7 @@ from .metrics import ServerMetrics
 from .native_routes import native_routes
 from .openai_routes import openai_routes
 from .operator_routes import operator_routes
+from .page import page_routes
 from .program_routes import program_routes
 from .responses_routes import responses_routes
 from .service import Service, Supervised, fault_response
@@ -41,10 +42,10 @@ logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # a client's own; another is replaced
 
-OPEN_PATHS = ("/health", "/health/live")
+OPEN_PATHS = re.compile(r"/health|/health/live|/|/page/.*")
 # What every key opens. The other paths show or change what all tenants share, so they need an operator's key.
 TENANT_PATHS = re.compile(
-    r"/|/v1/.*|/generate|/tokenize|/detokenize|/rerank|/usage|/get_model_info|/version|/openapi\.json|/docs"
+    r"/v1/.*|/generate|/tokenize|/detokenize|/rerank|/usage|/get_model_info|/version|/openapi\.json|/docs"
 )
 GRACE_S = 5  # for running answers to end when the server stops
 LAST_WORDS_S = 1  # for their errors to be sent after that
@@ -64,6 +65,7 @@ def create_app(
     max_body_bytes: int | None = None,
     supervisor: Supervised | None = None,
     stored: StoreLimits | None = None,
+    has_page: bool = True,
 ) -> FastAPI:
     """An application that answers through ``client``; the caller closes the client.
 
@@ -71,6 +73,7 @@ def create_app(
     one key without limits. ``max_concurrent``: requests that may be answered at once, 0: any number. ``hosts``: host
     names that requests may use (empty: any). ``cors_origins``: web origins that may call (none). ``max_body_bytes``:
     the engine's limit for one submit.
+    ``has_page``: whether ``/`` shows the page.
     ``supervisor``: of the client's engines, for the pages of operators. ``stored``: limits of the stored responses.
     """
     keys = keys or (Keys.of_one(api_key) if api_key else Keys({}))
@@ -101,6 +104,8 @@ def create_app(
     app.include_router(native_routes(service))
     app.include_router(operator_routes(service))
     app.include_router(program_routes(service))
+    if has_page:
+        app.include_router(page_routes())
     app.add_exception_handler(errors.PhloemError, _on_phloem_error)
     app.add_exception_handler(faults.HttpError, _on_http_error)
     app.add_exception_handler(HTTPException, _on_routing_error)
@@ -198,7 +203,7 @@ class Gate:
 
     def _account(self, path: str, headers: Mapping[bytes, bytes]) -> Account:
         """Of the request's key."""
-        if path in OPEN_PATHS:
+        if OPEN_PATHS.fullmatch(path):
             return self._keys.everyone
         account = self._keys.account(presented_key(headers))
         if account is None:

@@ -51,6 +51,7 @@ def serve(
     policy: RestartPolicy | None = None,
     connections: ConnectionLimits | None = None,
     stored: StoreLimits | None = None,
+    has_page: bool = True,
     on_ready: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> int:
@@ -62,7 +63,8 @@ def serve(
     Raises a PhloemError when the address, the model or the configuration cannot be used, and EngineLost when every
     replica has failed.
     ``key_file``: instead of ``api_key``, keys and limits of several tenants; SIGHUP lets the server read it again.
-    ``max_concurrent``: requests that are answered at once, 0: any number. ``tls``: answers HTTPS alone.
+    ``max_concurrent``: requests that are answered at once, 0: any number. ``tls``: answers HTTPS alone. ``has_page``:
+    whether ``/`` shows the page.
     """
     if key_file is not None and api_key is not None:
         raise InvalidRequest("there are a key file and an API key; give one of them (see $PHLOEM_API_KEY)")
@@ -102,6 +104,7 @@ def serve(
                 cors_origins=cors_origins,
                 supervisor=supervisor,
                 stored=stored,
+                has_page=has_page,
             )
             front.http.run_app(
                 app,

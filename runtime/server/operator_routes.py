@@ -40,6 +40,16 @@ def operator_routes(service: Service) -> APIRouter:
             raise errors.Unsupported("this server's engine is not supervised here; /metrics has its numbers")
         return json_response(await asyncio.to_thread(_fleet_page, service, service.supervisor))
 
+    @router.get("/engines")
+    async def engines() -> Response:
+        """Of each engine its metrics, its last steps and its sequences; null where it does not answer in time."""
+        return json_response(await asyncio.to_thread(_engines, service))
+
+    @router.get("/cache_nodes")
+    async def cache_nodes(replica: str = "") -> Response:
+        """One engine's radix tree as a list of nodes, each after its parent."""
+        return json_response(await asyncio.to_thread(_cache_nodes, service, replica))
+
     @router.get("/usage")
     async def usage() -> Response:
         """What the caller's key may still use and has used, since this server started."""
@@ -80,6 +90,47 @@ def _fleet_page(service: Service, supervisor: Supervised) -> dict[str, Any]:
         for replica in supervisor.replicas()
     ]
     return {"model": service.model_name, **report, "replicas": replicas, "now_s": time.time()}
+
+
+def _ask(service: Service, what: str) -> dict[str, Any]:
+    """The answers of the engines that answer in time, by replica."""
+    if service.supervisor is not None:
+        return service.supervisor.ask(what, timeout_s=QUERY_TIMEOUT_S)
+    try:
+        return {"0": service.client.query(what, timeout_s=QUERY_TIMEOUT_S)}
+    except errors.EngineLost:
+        return {}
+
+
+def _engines(service: Service) -> dict[str, Any]:
+    metrics, batches = _ask(service, "metrics"), _ask(service, "batch")
+    replicas = [] if service.supervisor is None else service.supervisor.replicas()
+    names = [replica.name for replica in replicas] or ["0"]
+    return {
+        "engines": {
+            name: {"metrics": metrics[name], "batch": batches[name]} if name in metrics and name in batches else None
+            for name in names
+        },
+        "replicas": [asdict(replica) | {"load": _load(metrics.get(replica.name))} for replica in replicas],
+        "requests_in_flight": service.bridge.num_in_flight,
+        "now_s": time.time(),
+    }
+
+
+def _cache_nodes(service: Service, replica: str) -> dict[str, Any]:
+    """``nodes``: [id, parent's id, tokens, locks, is pinned, hits, time of last use, beginning, names of users]."""
+    names = ["0"] if service.supervisor is None else [found.name for found in service.supervisor.replicas()]
+    if replica and replica not in names:
+        raise errors.InvalidRequest(f"replica={replica!r} is not one of: {', '.join(names)}", where="replica")
+    replica = replica or names[0]
+    found = _ask(service, "cache_nodes").get(replica)
+    if found is None:
+        raise errors.Overloaded(f"engine {replica} has not answered within {QUERY_TIMEOUT_S:g} s; try again")
+    named = found.pop("programs")
+    for node in found["nodes"]:
+        node[7] = service.tokenizer.decode(list(node[7]), skip_special=False)
+        node[8] = sorted({named[key] for key in node[8]} - {""})
+    return {"replica": replica, "replicas": names, **found}
 
 
 def _load(engine: Mapping[str, Any] | None) -> dict[str, Any] | None:
