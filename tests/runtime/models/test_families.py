@@ -1,5 +1,6 @@
 """Each family of ``families.FAMILIES``: its logits are those of transformers, float32, however steps are cut."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from phloem import kernels
+from phloem.kernels.backend import triton_backend, using
 from phloem.kernels.cpu.pool import has_pool
 from phloem.protocol.errors import Unsupported
 from phloem.runtime.config import EngineConfig
@@ -22,6 +24,7 @@ from phloem.tests.runtime.models.lora import make_adapter, merge
 from phloem.tests.runtime.models.stepping import Stepper
 from safetensors.torch import load_file, save_file
 
+os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
 FLOAT32 = EngineConfig(model="tiny", precision="float32")
 IDS = np.random.default_rng(0).integers(0, 259, 75).astype(np.int32)
 
@@ -29,6 +32,9 @@ IDS = np.random.default_rng(0).integers(0, 259, 75).astype(np.int32)
 def assert_equal_logits(ours: torch.Tensor, theirs: torch.Tensor, *, tolerance: float = 1e-4) -> None:
     assert ours.shape == theirs.shape and ours.dtype == torch.float32
     assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +74,17 @@ def test_logits_are_those_of_transformers(name: str, folders: dict[str, Path], w
         got = stepper.step([(0, IDS[at : at + 1], 1), (1, IDS[at - 20 : at - 17], 1), (2, IDS[at + 1 : at + 2], 1)])
         stepper.slots[1] = stepper.slots[1][: at - 19]
         assert_equal_logits(got, want[[at, at - 18, at + 1]])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3", "smollm3", "gpt_neox", "qwen2_moe"])
+def test_the_gpu_s_kernels_give_the_same_logits(
+    name: str, folders: dict[str, Path], wanted: dict[str, torch.Tensor]
+) -> None:
+    """Interpreted: windows, soft caps, partial rope, norms of heads, gelu and experts on the Triton kernels."""
+    with using(triton_backend()):
+        stepper = Stepper(load_model(folders[name], FLOAT32))
+        got = torch.cat((stepper.step([(0, IDS[:9], 9)]), stepper.step([(0, IDS[9:10], 1)])))
+    assert_equal_logits(got, wanted[name][:10])
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.arch])
