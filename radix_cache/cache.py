@@ -7,7 +7,6 @@ It counts slots and never reads the KV pool's tensors. Not thread-safe: only the
 
 from __future__ import annotations
 
-import heapq
 import logging
 import time
 from collections import Counter
@@ -362,31 +361,31 @@ class RadixCache:
     def outline(self, *, max_nodes: int, num_first_tokens: int = 8) -> tuple[list[Namespace], list[NodeOutline]]:
         """The roots' namespaces, and the ``max_nodes`` nodes that were used last, each after its parent.
 
-        Takes about 2 us a node, a fifth of what ``snapshot`` takes.
+        Takes 5 to 7 us a node on one busy core of an AMD EPYC, 34 ms for 5,000 of 14,000 nodes; ``snapshot`` 85 ms.
         """
         nodes = list(self._tree.nodes())
-        if len(nodes) > max_nodes:  # a parent is used no earlier than its child and ends before it
-            nodes = heapq.nsmallest(max_nodes, nodes, key=lambda node: (-node.last_use, node.end))
-        roots = {root: -1 - i for i, root in enumerate(self._tree.roots.values())}
-        ids = {node: int(node.slots[0]) for node in nodes}
+        if len(nodes) > max_nodes:
+            nodes = _last_used(nodes, max_nodes)
+        ids: dict[RadixNode, int] = {root: -1 - i for i, root in enumerate(self._tree.roots.values())}
         outlines = []
         for node in nodes:
-            parent = node.parent
-            assert parent is not None
+            assert node.parent is not None
+            tokens, programs = node.tokens, node.programs
+            ids[node] = number = node.slots.item(0)
             outlines.append(
                 NodeOutline(
-                    ids[node],
-                    ids[parent] if parent in ids else roots[parent],
-                    len(node.tokens),
+                    number,
+                    ids[node.parent],
+                    len(tokens),
                     node.lock_count,
                     node.pin_count > 0,
                     node.hits,
                     node.last_use,
-                    node.tokens[:num_first_tokens].tolist(),
-                    sorted(node.programs)[:MAX_PROGRAMS] if node.programs else [],
+                    tokens[:num_first_tokens].tolist(),
+                    sorted(programs)[:MAX_PROGRAMS] if programs else [],
                 )
             )
-        return [root.namespace for root in roots], outlines
+        return [root.namespace for root in self._tree.roots.values()], outlines
 
     def blocks(self) -> BlockSnapshot:
         """The names of all blocks, for a router that has missed events. Only for a cache with ``on_event``."""
@@ -646,3 +645,17 @@ class Lease:
             grown = np.empty(max(size, 2 * len(self._buffer)), np.int32)
             grown[: self.num_slots] = self._buffer[: self.num_slots]
             self._buffer = grown
+
+
+def _last_used(nodes: list[RadixNode], count: int) -> list[RadixNode]:
+    """The ``count`` nodes that were used last, in their order; a node's parent is among them if the node is.
+
+    A parent is used no earlier than its child and ends before it.
+    """
+    since = sorted([node.last_use for node in nodes], reverse=True)[count - 1]
+    found = [node for node in nodes if node.last_use >= since]
+    if len(found) > count:
+        oldest = sorted((node for node in found if node.last_use == since), key=lambda node: node.end)
+        left_out = set(oldest[len(oldest) - (len(found) - count) :])
+        found = [node for node in found if node not in left_out]
+    return found

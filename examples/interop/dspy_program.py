@@ -1,4 +1,4 @@
-"""DSPy over a local server: typed signatures whose answers are held to their JSON schema.
+"""DSPy over a local server: typed signatures. DSPy sends no schema for this model, so it checks the answers itself.
 
 pip install dspy
 phloem serve smollm2 &

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .step_loop import StepLoop
 
 MAX_SEQUENCES = 200  # in a report of the batch
-MAX_NODES = 5_000  # in an outline of the tree
+MAX_NODES = 3_000  # in an outline of the tree: some 20 ms of the loop
 
 
 def metrics(loop: StepLoop) -> dict[str, Any]:
