@@ -118,18 +118,20 @@ class Recording:
         self.calls: list[Call] = []
         self.foreign: str | None = None
         self._scratch: dict[str, Tensor] = {}
-        self._mode = _Watch(self)
+        self._mode: _Watch | None = None  # while it is open: the two refer to each other
         self._token: Token[Recording | None] | None = None
 
     def __enter__(self) -> Self:
         assert _open.get() is None, "a recording is open on this thread already"
         self._token = _open.set(self)
+        self._mode = _Watch(self)
         self._mode.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        assert self._token is not None
+        assert self._token is not None and self._mode is not None
         self._mode.__exit__(kind, error, at)
+        self._mode = None
         _open.reset(self._token)
 
     def scratch(self, name: str, size: int, dtype: torch.dtype) -> Tensor:

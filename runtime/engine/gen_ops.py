@@ -320,6 +320,7 @@ class GenOps:
         stats.prefill_s += meta.prefill_s
         stats.decode_s += meta.decode_s
         texts = generation.partial
+        generation.candidates.clear()  # they refer to the generation
         programs.finish_op(owner, op_state, list(texts), meta=meta, texts=texts)
         programs.ready.append(owner)
 
@@ -361,7 +362,9 @@ class GenOps:
         owner.seq.tag = None
         if generation.healed:
             owner.note_generated(generation.candidates[0].prompt_len, generation.healed)
-        return generation.partial
+        partial = generation.partial
+        generation.candidates.clear()
+        return partial
 
 
 def _count(program: Program, candidate: Candidate) -> None:

@@ -228,3 +228,9 @@ class Program:
     @property
     def is_over(self) -> bool:
         return all(state.closed for state in self.sequences.values())
+
+    def unlink(self) -> None:
+        """Break the reference cycles of an ended program: it is then freed without a garbage collection."""
+        self.sequences.clear()
+        self.ops.clear()
+        self.joining.clear()

@@ -96,6 +96,7 @@ class Programs:
     def release(self, seq: Sequence) -> None:
         self.scheduler.remove(seq)
         self.live.pop(seq.seq_id, None)
+        seq.tag = None
 
     def too_long(self, owner: SequenceState, *, num_ids: int = 0) -> PromptTooLong | None:
         """The error of a sequence that cannot fit the context with ``num_ids`` more tokens, before it is tokenized."""
@@ -153,7 +154,7 @@ class Programs:
             partial = stop_op()
         owner.queue.remove(op_state)
         op_state.status = "failed"
-        op_state.error = error
+        op_state.error = error.with_traceback(None)  # whose frames refer to the op and its sequence
         if owner.error is None or op_state.order < owner.error_order:
             owner.error, owner.error_order = error, op_state.order
         self.send(owner.program.key[0], Failed(owner.program.id, op_state.op.op, error.info(), partial))
@@ -210,6 +211,7 @@ class Programs:
             self.usage.end(program.usage_rows, program.stats)
             self.send(program.key[0], Closed(program.id, program.stats))
             self.scheduler.end_program(program.cache_key)
+            program.unlink()
 
     def drop_client(self, client: bytes) -> None:
         for program in [p for p in self.by_key.values() if p.key[0] == client]:

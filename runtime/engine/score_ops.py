@@ -120,6 +120,7 @@ class ScoreOps:
         value: object = winner
         if isinstance(op, Score):
             value = sum(v for v in meta.logprobs[0] if v is not None)
+        scoring.unlink()
         programs.finish_op(owner, op_state, value, meta=meta, texts=(winner,))
         programs.ready.append(owner)
 
@@ -127,4 +128,5 @@ class ScoreOps:
         """Take a scoring in progress off the schedule."""
         for row in (*scoring.rows.values(), *scoring.unconditional.values()):
             self._programs.release(row.seq)
+        scoring.unlink()
         return ()

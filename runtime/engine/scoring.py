@@ -100,6 +100,11 @@ class Scoring:
     def is_finished(self) -> bool:
         return all(row.is_finished for row in (*self.rows.values(), *self.unconditional.values()))
 
+    def unlink(self) -> None:
+        """Break the reference cycles with its rows, once it has ended."""
+        self.rows.clear()
+        self.unconditional.clear()
+
     def logprobs(self, choice: int) -> list[float | None]:
         """Log-probability of each token of ``suffixes[choice]``; None for a token with nothing before it."""
         return _collect(self.rows, self.suffixes[choice], has_context=self.common > 0)

@@ -166,6 +166,8 @@ class StepLoop:
         if not self.scheduler.failed:
             return plan
         for seq, error in self.scheduler.failed:
+            if seq.tag is None:
+                continue  # its op has failed with another of its sequences
             assert isinstance(seq.tag, Candidate | ScoreRow)
             message = f"{error}; shorten the prompt or start with a larger --num-slots"
             self.programs.fail_first(seq.tag.owner, PromptTooLong(message))

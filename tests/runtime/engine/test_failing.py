@@ -108,6 +108,24 @@ def test_a_candidate_that_runs_out_of_slots_takes_its_sibling_out_of_the_step(ti
         [o.Text(op=0, seq=0, text="x" * 90), o.Gen(op=1, seq=0, n=2, params=long), o.Close(op=2, seq=0)]
     )
     assert outcome.failed[1].error.kind == "PromptTooLong" and set(outcome.ends.values()) == {1}
+
+
+def test_candidates_that_are_each_too_long_for_the_slots_fail_their_op_once(tiny_model_path):
+    config = EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=64, num_threads=1)
+    driver = Driver(EngineCore(config))
+    outcome = driver.run(
+        [
+            o.Text(op=0, seq=0, text="x" * 90),
+            o.Gen(op=1, seq=0, n=3, params=GREEDY),
+            o.Gen(op=2, seq=0, params=GREEDY),
+            o.Close(op=3, seq=0),
+        ]
+    )
+    assert {op: failed.error.kind for op, failed in outcome.failed.items()} == {
+        1: "PromptTooLong",
+        2: "DependencyFailed",
+    }
+    assert "the pool has 64" in outcome.failed[1].error.message and outcome.closed is not None
     after = driver.run([o.Text(op=0, seq=0, text="fine"), o.Gen(op=1, seq=0, params=GREEDY)])
     assert after.value(1) and driver.engine.cache.num_leased == 0
     driver.engine.close()
