@@ -83,22 +83,40 @@ def test_cycles_dropped_meanwhile_are_freed(whole):
         garbage.close()
 
 
-def test_frozen_cycles_are_freed_in_an_idle_moment_once_there_are_many(whole):
+def test_frozen_cycles_are_freed_in_an_idle_moment_once_there_are_some(whole):
     garbage = Garbage()
     try:
+        lasting = gc.get_freeze_count()
         node = Node()
         seen = weakref.ref(node)
-        node.others = [[] for _ in range(2 * gc.get_freeze_count())]
+        node.others = [[] for _ in range(lasting // 2)]
         grow(garbage_module.BUSY_PASSES)
         garbage.after_step(is_idle=False)
         del node
         grow(garbage_module.BUSY_PASSES)
         garbage.after_step(is_idle=False)
         assert seen() is not None
-        before = gc.get_freeze_count()
         grow(garbage_module.IDLE_PASSES)
         garbage.after_step(is_idle=True)
-        assert seen() is None and gc.get_freeze_count() < before / 2
+        assert seen() is None and gc.get_freeze_count() < 1.25 * lasting
+    finally:
+        garbage.close()
+
+
+def test_frozen_cycles_stay_bounded_under_a_load_that_never_pauses(whole, monkeypatch):
+    monkeypatch.setattr(garbage_module, "BUSY_PASSES", 2)
+    garbage = Garbage()
+    try:
+        lasting = gc.get_freeze_count()
+        most, seen = 0, []
+        for _ in range(12):  # six times the lasting objects, all of them garbage
+            node = Node()
+            seen.append(weakref.ref(node))
+            node.others = [[] for _ in range(lasting // 2)]
+            grow(2)
+            garbage.after_step(is_idle=False)
+            most = max(most, gc.get_freeze_count())
+        assert most < 4 * lasting and sum(node() is not None for node in seen) < 7
     finally:
         garbage.close()
 
