@@ -6,9 +6,11 @@ from ...cluster.prompts import first_prompt
 from ...protocol import errors
 from ...protocol.messages import ProgramSettings
 from ...protocol.sampling import SamplingParams
+from . import answers as a
 from .anthropic_forms import MessageForm
 from .anthropic_schemas import CountRequest, MessagesRequest
 from .conversation import Chat
+from .openapi import answers, body_of
 from .response import GenerationResponse
 from .schemas import check_sampling
 from .service import Service, json_response
@@ -19,8 +21,15 @@ def anthropic_routes(service: Service) -> APIRouter:
     welcome = service.client.welcome
     model = Chat(service)
 
-    @router.post("/v1/messages")
+    @router.post(
+        "/v1/messages",
+        openapi_extra=body_of(MessagesRequest),
+        responses=answers(
+            a.AnsweredMessage, stream="Anthropic's named events, from `message_start` to `message_stop`."
+        ),
+    )
     async def messages(http: Request) -> Response:
+        """Anthropic's Messages API."""
         return await service.respond(http, MessagesRequest, lambda request: respond(request, http.url.path))
 
     def respond(request: MessagesRequest, path: str) -> Response:
@@ -43,8 +52,9 @@ def anthropic_routes(service: Service) -> APIRouter:
             message = "thinking: this model does not reason between tags; leave it out, or send type 'disabled'"
             raise errors.Unsupported(message, where="thinking")
 
-    @router.post("/v1/messages/count_tokens")
+    @router.post("/v1/messages/count_tokens", openapi_extra=body_of(CountRequest), responses=answers(a.CountedTokens))
     async def count_tokens(http: Request) -> Response:
+        """The tokens of a request's prompt."""
         return await service.respond(http, CountRequest, count)
 
     def count(request: CountRequest) -> Response:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import functools
+import importlib.metadata
 import logging
 import re
 import socket
@@ -22,6 +24,7 @@ from ...protocol import errors
 from ...protocol.engine_client import EngineClient
 from ..config import ConnectionLimits, StoreLimits
 from ..tokenizer import ModelTemplate, Tokenizer
+from . import answers as a
 from . import faults
 from .anthropic_routes import anthropic_routes
 from .bridge import Bridge
@@ -31,11 +34,12 @@ from .logs import log_request
 from .metrics import ServerMetrics
 from .native_routes import native_routes
 from .openai_routes import openai_routes
+from .openapi import answers, document, errors_as
 from .operator_routes import operator_routes
 from .page import page_routes
 from .program_routes import program_routes
 from .responses_routes import responses_routes
-from .service import Service, Supervised, fault_response
+from .service import Service, Supervised, fault_response, json_response
 from .tenants import Account, Keys, Sender, presented_key, set_sender
 
 logger = logging.getLogger(__name__)
@@ -45,10 +49,11 @@ _REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # a client's own; another is replace
 OPEN_PATHS = re.compile(r"/health|/health/live|/|/page/.*")
 # What every key opens. The other paths show or change what all tenants share, so they need an operator's key.
 TENANT_PATHS = re.compile(
-    r"/v1/.*|/generate|/tokenize|/detokenize|/rerank|/usage|/get_model_info|/version|/openapi\.json|/docs"
+    r"/v1/.*|/generate|/tokenize|/detokenize|/rerank|/usage|/get_model_info|/version|/openapi\.json"
 )
 GRACE_S = 5  # for running answers to end when the server stops
 LAST_WORDS_S = 1  # for their errors to be sent after that
+_BUG = faults.Fault(500, "internal error; the server's log has its trace", "server_error")
 
 
 def create_app(
@@ -84,6 +89,7 @@ def create_app(
         tokenizer=tokenizer,
         template=template,
         model_name=model_name,
+        version=importlib.metadata.version("phloem"),
         max_body_bytes=client.welcome.limits.max_submit_bytes if max_body_bytes is None else max_body_bytes,
         bridge=Bridge(client, model_name),
         metrics=metrics,
@@ -96,21 +102,33 @@ def create_app(
         service.bridge.close()
         service.threads.shutdown(wait=False, cancel_futures=True)
 
-    app = FastAPI(title="Phloem", openapi_url=None, lifespan=lifespan)
+    app = FastAPI(openapi_url=None, lifespan=lifespan)
     app.state.service = service
-    app.include_router(openai_routes(service))
-    app.include_router(responses_routes(service, stored or StoreLimits()))
-    app.include_router(anthropic_routes(service))
-    app.include_router(native_routes(service))
-    app.include_router(operator_routes(service))
-    app.include_router(program_routes(service))
-    if has_page:
-        app.include_router(page_routes())
+    routers = [
+        openai_routes(service),
+        responses_routes(service, stored or StoreLimits()),
+        native_routes(service),
+        operator_routes(service),
+        program_routes(service),
+        *([page_routes()] if has_page else []),
+    ]
+    for router in routers:
+        app.include_router(router, responses=errors_as(a.Error))
+    app.include_router(anthropic_routes(service), responses=errors_as(a.MessagesError))
+
+    @functools.cache
+    def described() -> dict[str, Any]:
+        return document(app, version=service.version, needs_key=not keys.is_open)
+
+    @app.get("/openapi.json", responses=answers(dict[str, Any]) | errors_as(a.Error))
+    async def openapi_json() -> Response:
+        """This document."""
+        return json_response(await asyncio.to_thread(described))
+
     app.add_exception_handler(errors.PhloemError, _on_phloem_error)
     app.add_exception_handler(faults.HttpError, _on_http_error)
     app.add_exception_handler(HTTPException, _on_routing_error)
     app.add_exception_handler(RequestValidationError, _on_wrong_query)
-    app.add_exception_handler(Exception, _on_bug)
     app.add_middleware(Gate, keys=keys, hosts=hosts, metrics=metrics, max_concurrent=max_concurrent)
     if cors_origins:  # outside the gate: a browser's preflight carries no key
         app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"])
@@ -172,6 +190,10 @@ class Gate:
             await fault_response(error.fault, scope)(scope, receive, counted)
         except errors.RateLimited as error:
             await fault_response(faults.of_error(error), scope)(scope, receive, counted)
+        except Exception:  # a bug; uvicorn logs the trace
+            if status == 499:
+                await fault_response(_BUG, scope)(scope, receive, counted)
+            raise
         except asyncio.CancelledError:  # by the server's end alone, which waits no longer
             logger.info("%s %s was cut off by the server's end", scope["method"], scope["path"])
         finally:
@@ -327,7 +349,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 async def _on_routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return fault_response(faults.Fault(error.status_code, message, code="unknown_url"), request.scope)
+    response = fault_response(faults.Fault(error.status_code, message, code="unknown_url"), request.scope)
+    response.headers.update(error.headers or {})  # a 405 says which methods are allowed
+    return response
 
 
 async def _on_wrong_query(request: Request, error: Exception) -> Response:
@@ -337,10 +361,3 @@ async def _on_wrong_query(request: Request, error: Exception) -> Response:
     name = str(first["loc"][-1])
     message = f"{name}={str(first['input'])[:60]!r}: {first['msg'].replace('Input should be', 'must be')}"
     return fault_response(faults.Fault(400, message, param=name, code="invalid_value"), request.scope)
-
-
-async def _on_bug(request: Request, error: Exception) -> Response:
-    """uvicorn logs the trace."""
-    return fault_response(
-        faults.Fault(500, "internal error; the server's log has its trace", "server_error"), request.scope
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from typing import Any, cast
 
 import h11
@@ -58,6 +59,10 @@ class LimitedConnection(H11Protocol):
         super().resume_writing()
         self._stop_write()
 
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered as every error is."""
+        self._refuse(Fault(400, f"{msg} Send HTTP/1.1.", code="invalid_http"))
+
     def shutdown(self) -> None:
         """The server stops. A request that has not come whole is not waited for."""
         super().shutdown()
@@ -105,7 +110,7 @@ class LimitedConnection(H11Protocol):
     def _refuse(self, fault: Fault) -> None:
         """Answer outside of any request, and close."""
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        headers.append((b"content-length", b"%d" % len(fault.body)))
+        headers += [(b"content-length", b"%d" % len(fault.body)), (b"x-request-id", uuid.uuid4().hex.encode())]
         events = (h11.Response(status_code=fault.status, headers=headers), h11.Data(fault.body), h11.EndOfMessage())
         for event in events:
             self.transport.write(self.conn.send(event) or b"")

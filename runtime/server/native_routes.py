@@ -2,12 +2,15 @@
 
 import os
 import time
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from ...protocol.ops import Gen
+from . import answers as a
 from .forms import NativeForm
 from .jobs import check_number, make_job, raw_parts
+from .openapi import answers, body_of
 from .response import GenerationResponse
 from .schemas import NATIVE_NAMES, GenerateRequest, NativeSampling, check_sampling
 from .service import Service, json_response
@@ -18,8 +21,14 @@ def native_routes(service: Service) -> APIRouter:
     welcome = service.client.welcome
     _add_generate(router, service)
 
-    @router.get("/get_model_info")
+    @router.get("/version", responses=answers(a.Version))
+    async def version() -> Response:
+        """Phloem's version."""
+        return json_response({"version": service.version})
+
+    @router.get("/get_model_info", responses=answers(a.ModelInfo))
     async def model_info() -> Response:
+        """The model, as SGLang's clients ask for it."""
         return json_response(
             {
                 "model_path": welcome.model_path or welcome.model,
@@ -32,8 +41,9 @@ def native_routes(service: Service) -> APIRouter:
             }
         )
 
-    @router.get("/server_info")
+    @router.get("/server_info", responses=answers(a.ServerInfo))
     async def server_info() -> Response:
+        """The server's and the engine's configuration."""
         server = {
             "model": service.model_name,
             "pid": os.getpid(),
@@ -44,13 +54,14 @@ def native_routes(service: Service) -> APIRouter:
         }
         return json_response({"server": server, "engine": await service.query("info")})
 
-    @router.post("/flush_cache")
+    @router.post("/flush_cache", responses=answers(a.Flushed))
     async def flush_cache() -> Response:
         """Drop every cached prefix that no running request holds."""
         return json_response({"flushed": await service.query("flush_cache")})
 
-    @router.get("/cache_tree")
+    @router.get("/cache_tree", responses=answers(list[dict[str, Any]]))
     async def cache_tree() -> Response:
+        """The radix tree of cached prefixes, as nested objects."""
         return json_response(await service.query("cache_tree"))
 
     return router
@@ -59,8 +70,15 @@ def native_routes(service: Service) -> APIRouter:
 def _add_generate(router: APIRouter, service: Service) -> None:
     welcome = service.client.welcome
 
-    @router.post("/generate")
+    @router.post(
+        "/generate",
+        openapi_extra=body_of(GenerateRequest),
+        responses=answers(
+            a.Generated | list[a.Generated], stream="The text so far in each `data:` line, the last one `[DONE]`."
+        ),
+    )
     async def generate(http: Request) -> Response:
+        """The native form: text or ids in, text, ids and `meta_info` out."""
         return await service.respond(http, GenerateRequest, lambda request: respond(request, http.url.path))
 
     def respond(request: GenerateRequest, path: str) -> Response:

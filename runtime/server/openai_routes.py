@@ -5,9 +5,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from ...protocol.ops import Gen
+from . import answers as a
 from .conversation import Chat
 from .forms import ChatForm, CompletionForm, Header, SplitChatForm
 from .jobs import check_number, make_job, raw_parts
+from .openapi import answers, body_of
 from .response import GenerationResponse
 from .schemas import COMPLETION_MAX_TOKENS, ChatRequest, CompletionRequest, check_sampling, with_logprobs
 from .service import Service, json_response
@@ -18,12 +20,14 @@ def openai_routes(service: Service) -> APIRouter:
     _add_chat(router, service)
     _add_completions(router, service)
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", responses=answers(a.ModelList))
     async def models() -> Response:
+        """The model and its adapters, as far as the caller may use them."""
         return json_response({"object": "list", "data": [_model(service, name) for name in service.model_names()]})
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", responses=answers(a.ModelCard))
     async def model(name: str) -> Response:
+        """The model or one of its adapters."""
         return json_response(_model(service, service.adapter_of(name) or service.model_name))
 
     return router
@@ -33,8 +37,13 @@ def _add_chat(router: APIRouter, service: Service) -> None:
     welcome = service.client.welcome
     model = Chat(service)
 
-    @router.post("/v1/chat/completions")
+    @router.post(
+        "/v1/chat/completions",
+        openapi_extra=body_of(ChatRequest),
+        responses=answers(a.ChatCompletion, stream="Chunks as `data:` lines, the last one `[DONE]`."),
+    )
     async def chat(http: Request) -> Response:
+        """A conversation through the model's own template."""
         return await service.respond(http, ChatRequest, lambda request: respond(request, http.url.path))
 
     def respond(request: ChatRequest, path: str) -> Response:
@@ -62,8 +71,13 @@ def _add_chat(router: APIRouter, service: Service) -> None:
 def _add_completions(router: APIRouter, service: Service) -> None:
     welcome = service.client.welcome
 
-    @router.post("/v1/completions")
+    @router.post(
+        "/v1/completions",
+        openapi_extra=body_of(CompletionRequest),
+        responses=answers(a.TextCompletion, stream="Chunks as `data:` lines, the last one `[DONE]`."),
+    )
     async def completions(http: Request) -> Response:
+        """One prompt or many: text, a list of texts, token ids, a list of lists."""
         return await service.respond(http, CompletionRequest, lambda request: respond(request, http.url.path))
 
     def respond(request: CompletionRequest, path: str) -> Response:

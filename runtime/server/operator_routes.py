@@ -10,6 +10,8 @@ from fastapi import APIRouter, Response
 
 from ...cluster.supervisor import Replica
 from ...protocol import errors
+from . import answers as a
+from .openapi import answers, texts
 from .service import Service, Supervised, json_response
 from .tenants import sender_of_request
 
@@ -20,7 +22,10 @@ QUERY_TIMEOUT_S = 4.0  # a page shows the replicas that answer within it; Promet
 def operator_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/health")
+    @router.get(
+        "/health",
+        responses=answers(a.Health) | answers(a.Health, status=503, said="No engine answers; try again later."),
+    )
     async def health() -> Response:
         """Readiness: 200 while at least one engine answers, otherwise 503."""
         ready, total = await _ready(service)
@@ -28,36 +33,36 @@ def operator_routes(service: Service) -> APIRouter:
         body = {"status": "ok" if ready else "unavailable", "live": True, "ready": ready > 0, "replicas": replicas}
         return json_response(body, status=200 if ready else 503)
 
-    @router.get("/health/live")
+    @router.get("/health/live", responses=answers(a.Live))
     async def live() -> Response:
         """Liveness: this process answers. It ends by itself when its engines cannot be kept alive."""
         return json_response({"live": True})
 
-    @router.get("/fleet")
+    @router.get("/fleet", responses=answers(dict[str, Any]))
     async def fleet() -> Response:
         """Each replica's state and load, and how programs were placed and replayed."""
         if service.supervisor is None:
             raise errors.Unsupported("this server's engine is not supervised here; /metrics has its numbers")
         return json_response(await asyncio.to_thread(_fleet_page, service, service.supervisor))
 
-    @router.get("/engines")
+    @router.get("/engines", responses=answers(a.Engines))
     async def engines() -> Response:
         """Of each engine its metrics, its last steps and its sequences; null where it does not answer in time."""
         return json_response(await asyncio.to_thread(_engines, service))
 
-    @router.get("/cache_nodes")
+    @router.get("/cache_nodes", responses=answers(dict[str, Any]))
     async def cache_nodes(replica: str = "") -> Response:
         """One engine's radix tree as a list of nodes, each after its parent."""
         return json_response(await asyncio.to_thread(_cache_nodes, service, replica))
 
-    @router.get("/usage")
+    @router.get("/usage", responses=answers(a.KeyUsage))
     async def usage() -> Response:
         """What the caller's key may still use and has used, since this server started."""
         sender = sender_of_request()
         assert sender is not None  # the gate has named it
         return json_response(sender.account.report())
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=Response, responses=texts("Prometheus text.", "text/plain"))
     async def metrics() -> Response:
         """The server's own numbers come even when every engine is lost."""
         text = await asyncio.to_thread(_metrics_text, service)

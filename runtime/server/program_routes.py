@@ -7,6 +7,7 @@ operations to it, ``DELETE`` cancels it. The engine checks the operations.
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -16,8 +17,10 @@ from starlette.types import Receive, Scope, Send
 from ...protocol import errors
 from ...protocol.messages import Closed, Failed, Limits, Rejected, RuntimeMessage, Submit
 from ...protocol.program_call import OpFailed, ProgramEvent, SubmitRefused
+from . import answers as a
 from . import faults
 from .bridge import Bridge, BridgedCall
+from .openapi import answers, body_of, texts
 from .response import fail_on_disconnect
 from .service import Service, json_response, note_fault
 from .tenants import sender_of_request
@@ -88,18 +91,29 @@ def program_routes(service: Service) -> APIRouter:
     limits = client.welcome.limits
     running: _Running = {}
 
-    @router.get("/v1/welcome")
+    @router.get("/v1/welcome", responses=answers(dict[str, Any]))
     async def welcome() -> Response:
         """The engine's ``Welcome``: model, template, limits."""
         return Response(msgspec.json.encode(client.welcome), media_type="application/json")
 
-    @router.post("/v1/programs")
+    @router.post(
+        "/v1/programs",
+        openapi_extra=body_of(Submit),
+        response_class=Response,
+        responses=texts("A message a line; empty lines keep the connection alive.", "application/x-ndjson"),
+    )
     async def begin(http: Request) -> Response:
+        """Opens a program and streams its messages until it is closed."""
         return ProgramResponse(service.bridge, _read(await service.read_body(http), limits), running)
 
-    @router.post("/v1/programs/{program}")
+    @router.post(
+        "/v1/programs/{program}",
+        openapi_extra=body_of(Submit),
+        status_code=202,
+        responses=answers(a.ProgramName, status=202),
+    )
     async def go_on(program: str, http: Request) -> Response:
-        """The program's own stream reports how the operations end."""
+        """More operations for a running program, whose own stream reports how they end."""
         submit = _read(await service.read_body(http), limits)
         if submit.program != program:
             message = f"the body is of program {submit.program!r}, the path of {program!r}"
@@ -111,9 +125,9 @@ def program_routes(service: Service) -> APIRouter:
         await bridged.submit(submit.ops, submit.settings)
         return json_response({"program": program}, status=202)
 
-    @router.delete("/v1/programs/{program}")
+    @router.delete("/v1/programs/{program}", responses=answers(a.ProgramName))
     async def cancel(program: str, seq: int | None = None, op: int | None = None) -> Response:
-        """Nothing happens to a program that has ended."""
+        """Cancels a program, or one of its sequences or operations; does nothing to a program that has ended."""
         if (bridged := running.get(_key(program))) is not None:
             bridged.call.cancel(seq, op)
         return json_response({"program": program})

@@ -11,9 +11,11 @@ from fastapi import APIRouter, Request, Response
 
 from ...protocol import errors
 from ..config import StoreLimits
+from . import answers as a
 from .conversation import Chat
 from .faults import Fault, HttpError
 from .jobs import Result
+from .openapi import answers, body_of
 from .response import GenerationResponse
 from .response_store import ResponseStore, StoredResponse
 from .responses_forms import ResponseForm
@@ -29,8 +31,13 @@ def responses_routes(service: Service, limits: StoreLimits) -> APIRouter:
     model = Chat(service)
     store = ResponseStore(limits)
 
-    @router.post("/v1/responses")
+    @router.post(
+        "/v1/responses",
+        openapi_extra=body_of(ResponsesRequest),
+        responses=answers(a.ResponseAnswer, stream="OpenAI's named events, from `response.created` on."),
+    )
     async def create(http: Request) -> Response:
+        """OpenAI's Responses API."""
         owner = _owner(http)
         return await service.respond(http, ResponsesRequest, lambda request: respond(request, http.url.path, owner))
 
@@ -76,8 +83,9 @@ def responses_routes(service: Service, limits: StoreLimits) -> APIRouter:
             raise HttpError(dataclasses.replace(_missing(id), status=400, param=param, code=code))
         return stored
 
-    @router.get("/v1/responses/{id}")
+    @router.get("/v1/responses/{id}", responses=answers(a.ResponseAnswer))
     async def retrieve(http: Request, id: str) -> Response:
+        """A stored response of the caller's."""
         if http.query_params:
             name = next(iter(http.query_params))
             raise errors.Unsupported(f"the query parameter {name!r} is not supported by this server", where=name)
@@ -86,8 +94,9 @@ def responses_routes(service: Service, limits: StoreLimits) -> APIRouter:
             raise HttpError(_missing(id))
         return Response(stored.body, media_type="application/json")
 
-    @router.delete("/v1/responses/{id}")
+    @router.delete("/v1/responses/{id}", responses=answers(a.DeletedResponse))
     async def delete(http: Request, id: str) -> Response:
+        """Deletes a stored response of the caller's."""
         if not store.delete(id, _owner(http)):
             raise HttpError(_missing(id))
         return json_response({"id": id, "object": "response", "deleted": True})

@@ -76,7 +76,7 @@ class SentItem(Strict):
 
 
 class MessageItem(SentItem):
-    type: Literal["message"]
+    type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: TextOrParts
     phase: Annotated[Any, unserved()] = None

@@ -6,6 +6,7 @@ Unknown fields, and known ones that are not served, are refused by name.
 import json
 import re
 from collections import Counter
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,12 +16,14 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetJsonSchemaHandler,
     Tag,
     ValidationInfo,
+    WithJsonSchema,
     create_model,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from ...constrained.spec import GrammarKind, GrammarSpec
 from ...protocol import errors
@@ -42,6 +45,16 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Neutral(AfterValidator):
+    """A validator of a field that accepts only null and the ``values``, as its JSON schema says."""
+
+    values: tuple[Any, ...] = ()
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": [None, *self.values]}
+
+
 def unserved(*neutral: Any) -> AfterValidator:
     """A validator for a field that the server does not support: it accepts only null and the ``neutral`` values."""
 
@@ -52,7 +65,7 @@ def unserved(*neutral: Any) -> AfterValidator:
         message = f"{info.field_name!r} is not supported by this server{allowed}"
         raise PydanticCustomError("unsupported", "{message}", {"message": message})
 
-    return AfterValidator(check)
+    return _Neutral(check, neutral)
 
 
 # A text or a list, by which it is: an error in the list names its place there, not that it is no text.
@@ -106,7 +119,10 @@ def with_rows(name: str, base: type[Strict], rows: _Rows, *, has_defaults: bool)
     for theirs, row in rows.items():
         kind = _JSON_TYPES.get(row.type, row.type)
         is_plain = has_defaults and not isinstance(row.default, tuple | dict)
-        made[theirs] = (kind, row.default) if is_plain else (kind | None, None)
+        said = f"{row.meaning} ({row.must_be})" if row.must_be else row.meaning
+        made[theirs] = (
+            (kind, Field(row.default, description=said)) if is_plain else (kind | None, Field(None, description=said))
+        )
     return create_model(name, __base__=base, **made)
 
 
@@ -313,6 +329,16 @@ def _text_of_part(part: dict[str, Any]) -> str:
     return part["text"]
 
 
+_TEXT_PART = WithJsonSchema(
+    {
+        "type": "object",
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+        "additionalProperties": False,
+    }
+)
+
+
 def _known_role(role: str) -> str:
     if role == "function":
         message = "role 'function' is not supported: send a tool's result as role 'tool'"
@@ -326,8 +352,8 @@ def _known_role(role: str) -> str:
 class ChatMessage(Strict):
     """One message. The fields of an assistant's answer may be sent back unchanged."""
 
-    role: Annotated[str, AfterValidator(_known_role)]
-    content: str | list[Annotated[dict[str, Any], AfterValidator(_text_of_part)]] | None = None
+    role: Annotated[str, AfterValidator(_known_role), WithJsonSchema({"enum": CHAT_ROLES})]
+    content: str | list[Annotated[dict[str, Any], AfterValidator(_text_of_part), _TEXT_PART]] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     refusal: Annotated[Any, unserved()] = None

@@ -45,6 +45,7 @@ class Service:
     tokenizer: Tokenizer
     template: ModelTemplate | None
     model_name: str
+    version: str
     max_body_bytes: int
     bridge: Bridge
     metrics: ServerMetrics

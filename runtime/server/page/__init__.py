@@ -7,7 +7,9 @@ what the routes for programs and operators answer, and holds no data, so its fil
 from hashlib import blake2b
 from importlib.resources import files
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
+
+from ..openapi import Responses, texts
 
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -21,6 +23,8 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
+
+_NOT_MODIFIED: Responses = {304: {"description": "The file is the one of if-none-match."}}
 
 
 def page_files() -> dict[str, bytes]:
@@ -40,16 +44,20 @@ def page_routes() -> APIRouter:
             return Response(status_code=304, headers=headers)
         return Response(pages[name], headers=headers, media_type=TYPES[name[name.rindex(".") :]])
 
-    @router.get("/")
+    @router.get("/", response_class=Response, responses=texts("The page.", "text/html") | _NOT_MODIFIED)
     async def index(request: Request) -> Response:
         """The page that shows what this server does."""
         return answer("index.html", request)
 
-    @router.get("/page/{name}")
+    @router.get(
+        "/page/{name}",
+        response_class=Response,
+        responses=texts("The file.", "text/css", "text/javascript", "text/html") | _NOT_MODIFIED,
+    )
     async def file(name: str, request: Request) -> Response:
         """A style sheet or a script of the page."""
         if name not in pages:
-            return Response(f"the page has no file {name!r}\n", 404, media_type="text/plain")
+            raise HTTPException(404, f"the page has no file {name!r}")
         return answer(name, request)
 
     return router

@@ -1,10 +1,13 @@
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import openai
+import phloem
 import pytest
 from phloem.runtime.server.app import create_app
+from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
 from phloem.tests.runtime.server.doubles import MODEL, ChatML, WordTokenizer, connected, live_server
 from phloem.tests.runtime.string_engine import StringEngine
 
@@ -44,6 +47,17 @@ def serve() -> Iterator[Callable[..., Served]]:
     """``serve(engine)`` or ``serve(client=...)``: starts a server that lives as long as the test."""
     with serving() as start:
         yield start
+
+
+@pytest.fixture(scope="module")
+def tiny_server(tiny_model_path: Path) -> Iterator[httpx.Client]:
+    """A client of a server over a real engine with a tiny random model."""
+    with phloem.Engine(model=str(tiny_model_path), num_slots=4096) as engine:
+        tokenizer = load_tokenizer(tiny_model_path)
+        template = load_chat_template(tiny_model_path, tokenizer)
+        app = create_app(engine.client, tokenizer, template, model_name=MODEL)
+        with live_server(app) as url, httpx.Client(base_url=url, timeout=300) as http:
+            yield http
 
 
 @pytest.fixture(scope="module")

@@ -205,3 +205,17 @@ def test_a_connection_that_is_being_cut_is_no_error_of_the_loop():
             connection.sendall(HEADERS + b"content-length: 100\r\n\r\n{")
             connection.close()
         ask_whether_it_lives(connect())
+
+
+@pytest.mark.parametrize(
+    "sent", [b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/9\r\n\r\n"]
+)
+def test_what_is_no_http_is_answered_with_an_error_and_an_id(sent):
+    """It was a plain text without an id."""
+    with limited(PATIENT) as connect:
+        connection = connect()
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        answer = rest(connection)
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"x-request-id: " in answer, answer
+        assert error_of(answer)["code"] == "invalid_http"

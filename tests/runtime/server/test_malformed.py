@@ -10,10 +10,8 @@ import random
 from typing import Any
 
 import httpx
-import phloem
 import pytest
 from phloem.runtime.server.app import create_app
-from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
 from phloem.tests.runtime.server.doubles import MODEL, ChatML, WordTokenizer, connected, live_server
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.wire import wait_until
@@ -256,17 +254,6 @@ def test_malformed_requests_cost_little_and_are_never_the_servers_fault():
         assert client_errors > NUM_CASES / 2
         assert http.get("/health").status_code == 200
         wait_until(lambda: not engine.has_work)
-
-
-@pytest.fixture(scope="module")
-def tiny_server(tiny_model_path):
-    """A server over a real engine with a tiny random model."""
-    with phloem.Engine(model=str(tiny_model_path), num_slots=4096) as engine:
-        tokenizer = load_tokenizer(tiny_model_path)
-        template = load_chat_template(tiny_model_path, tokenizer)
-        app = create_app(engine.client, tokenizer, template, model_name=MODEL)
-        with live_server(app) as url, httpx.Client(base_url=url, timeout=300) as http:
-            yield http
 
 
 @pytest.mark.parametrize(
