@@ -336,6 +336,19 @@ class Flushed(JsonAnswer):
     flushed: Any
 
 
+class Tokenized(JsonAnswer):
+    """``token_strs``: each token's text, where the request asks for it."""
+
+    count: Count
+    max_model_len: Annotated[int, Field(description="tokens of the context")]
+    tokens: list[Count]
+    token_strs: list[str] | None
+
+
+class Detokenized(JsonAnswer):
+    prompt: str
+
+
 class Version(JsonAnswer):
     version: str
 

@@ -41,6 +41,7 @@ from .program_routes import program_routes
 from .responses_routes import responses_routes
 from .service import Service, Supervised, fault_response, json_response
 from .tenants import Account, Keys, Sender, presented_key, set_sender
+from .tokenizer_routes import tokenizer_routes
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ def create_app(
         native_routes(service),
         operator_routes(service),
         program_routes(service),
+        tokenizer_routes(service),
         *([page_routes()] if has_page else []),
     ]
     for router in routers:

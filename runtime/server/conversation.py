@@ -18,7 +18,7 @@ from ...protocol.ops import Gen
 from ...protocol.sampling import SamplingParams
 from ...protocol.thinking_splitter import ThinkingSplitter
 from ...protocol.tool_format import ToolFormat
-from ..tokenizer import ModelTemplate, Tokenizer
+from ..tokenizer import Tokenizer
 from .jobs import Job, Part, make_job
 from .service import Service
 
@@ -184,12 +184,8 @@ class Chat:
 
     def _prompt(self, conversation: Conversation) -> tuple[list[Part], Written, GrammarSpec | None, AnswerReader]:
         """The prompt, as tokenized and as rendered, the grammar of the answer, and how the answer is read."""
-        service, template, tools = self._service, self._service.template, conversation.tools
-        if template is None:
-            message = f"{service.model_name!r} has no chat template; send its prompt to /v1/completions"
-            raise errors.Unsupported(message, where="messages")
-        service.tokenizer.check_length(conversation.num_chars, service.client.welcome.context_len)
-        parts = conversation_parts(template, conversation.messages, tools)
+        service, tools = self._service, conversation.tools
+        parts = prompt_of(conversation, service)
         written = conversation.written
         rendered = Written(list(parts), written.answers if written is not None and written.is_in(parts) else ())
         parts = rendered.kept_in(parts)
@@ -217,14 +213,20 @@ class Chat:
         return parts, rendered, grammar, AnswerReader(service.tokenizer, self._tool_format, names, thinking)
 
 
-def conversation_parts(
-    template: ModelTemplate, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
-) -> list[Part]:
-    """``messages`` as a template takes them; ``tools`` in the form of the OpenAI API."""
-    own = template.info().tools
-    if own is not None:
-        return template.render(messages, tools=list(tools) or None)
-    return template.render(in_plain_words(messages, tools, ToolFormat()))
+def prompt_of(conversation: Conversation, service: Service, *, add_generation_prompt: bool = True) -> list[Part]:
+    """The messages and tools as the model's template renders them.
+
+    Raises an InvalidRequest where there is no template, and PromptTooLong, before it renders, where they cannot fit.
+    """
+    template, messages, tools = service.template, conversation.messages, conversation.tools
+    if template is None:
+        message = f"{service.model_name!r} has no chat template; send a prompt of its own (/v1/completions)"
+        raise errors.Unsupported(message, where="messages")
+    service.tokenizer.check_length(conversation.num_chars, service.client.welcome.context_len)
+    if template.info().tools is not None:
+        return template.render(messages, tools=list(tools) or None, add_generation_prompt=add_generation_prompt)
+    plain = in_plain_words(messages, tools, ToolFormat())
+    return template.render(plain, add_generation_prompt=add_generation_prompt)
 
 
 def in_plain_words(

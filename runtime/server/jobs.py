@@ -71,14 +71,19 @@ def raw_parts(
     if isinstance(prompt, str):
         tokenizer.check_length(len(prompt), context_len)
         return [tuple(tokenizer.encode(prompt, special=True, at_start=True))] if parse_special else [prompt]
-    if len(prompt) > context_len:
-        message = f"{name} holds {len(prompt):,} token ids, but the context is {context_len:,}; shorten the prompt"
+    check_ids(prompt, tokenizer, name=name, context_len=context_len)
+    return [tuple(prompt)]
+
+
+def check_ids(ids: Sequence[int], tokenizer: Tokenizer, *, name: str, context_len: int) -> None:
+    """Raise an InvalidRequest for more token ids than the context holds, and for one that the vocabulary lacks."""
+    if len(ids) > context_len:
+        message = f"{name} holds {len(ids):,} token ids, but the context is {context_len:,}; shorten the prompt"
         raise errors.PromptTooLong(f"{message} or start with a larger --max-seq-len", where=name)
-    for token in prompt:
+    for token in ids:
         if not 0 <= token < tokenizer.vocab_size:
             message = f"{name} holds token id {token}, but the vocabulary has {tokenizer.vocab_size:,}"
             raise errors.InvalidRequest(message, where=name)
-    return [tuple(prompt)]
 
 
 @dataclass(frozen=True, slots=True)

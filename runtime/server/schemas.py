@@ -639,6 +639,46 @@ class GenerateRequest(with_rows("BesideSampling", Strict, _BESIDE_NATIVE, has_de
         )
 
 
+# -- /tokenize and /detokenize ----------------------------------------------------------------------------------------
+
+
+class TokenizeRequest(Strict):
+    """A ``prompt`` as /v1/completions takes it, or ``messages`` and ``tools`` as /v1/chat/completions takes them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    parse_special: bool | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)] | None = None
+    tools: Annotated[list[ToolEntry], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    # known fields of the API that the server does not support
+    continue_final_message: Annotated[Any, unserved(False)] = None
+    chat_template: Annotated[Any, unserved()] = None
+    chat_template_kwargs: Annotated[Any, unserved({})] = None
+    mm_processor_kwargs: Annotated[Any, unserved({})] = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_prompt(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise fault("give either prompt or messages", "prompt")
+        other = ("parse_special",) if self.prompt is None else ("tools", "add_generation_prompt")
+        strange = next((name for name in other if getattr(self, name) is not None), None)
+        if strange is not None:
+            raise fault(f"{strange} goes with {'messages' if self.messages is None else 'prompt'}", strange)
+        return self
+
+    def conversation(self) -> Conversation:
+        tools = [tool.function.schema_of() for tool in self.tools or ()]
+        return Conversation([message.for_template() for message in self.messages or ()], tools=tools)
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = None
+    tokens: TokenIds
+
+
 def with_logprobs(params: SamplingParams, top: int | None, *, start: int = -1) -> SamplingParams:
     """``params`` with log-probabilities of ``top`` alternatives per token; unchanged if ``top`` is None."""
     if top is None:

@@ -121,6 +121,11 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "/v1/programs/p": [{"program": "p", "ops": [{"t": "close", "op": 9, "seq": 0}]}],
+    "/tokenize": [
+        {"prompt": "one two", "add_special_tokens": False, "return_token_strs": True},
+        {"messages": [{"role": "user", "content": [TEXT]}], "tools": [TOOL], "add_generation_prompt": False},
+    ],
+    "/detokenize": [{"model": MODEL, "tokens": [100, 101]}],
     "/flush_cache": [{}],
 }
 
