@@ -1,6 +1,7 @@
-"""The command ``phloem``: pull, serve, keys, engine, top, bench, plan, train-drafter, grammar, doctor.
+"""The command ``phloem``: chat, pull, serve, keys, engine, top, bench, plan, train-drafter, grammar, doctor.
 
-Only this module prints. Each command is a call that a program could make as well.
+Only this module prints; ``commands/`` writes with the functions that it is given. Each command is a call that a program
+could make as well.
 """
 
 from __future__ import annotations
@@ -154,6 +155,64 @@ def _engine(args: argparse.Namespace) -> int:
     how = _how_it_runs(config)
     with _loading_bars(lambda url: f"phloem runs {args.model} at {url}, {how}") as (progress, on_ready):
         return run_engine(config, args.url, on_ready=on_ready, progress=progress)
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from .commands.answers import Wanted
+    from .commands.chat import TerminalChat, piped_lines, read_schema, terminal_lines
+    from .commands.sampling_flags import given_sampling
+
+    schema = None if args.json_schema is None else read_schema(args.json_schema)
+    wanted = Wanted(given_sampling(args), json_schema=schema)
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    with _source(args) as source:
+        if is_terminal:
+            _write(f"{source.name}; /help lists the commands\n")
+        return TerminalChat(
+            source,
+            terminal_lines() if is_terminal else piped_lines(sys.stdin),
+            wanted=wanted,
+            system=args.system,
+            is_terminal=is_terminal,
+            write=_write,
+            complain=_complain,
+            note=_note,
+        ).run()
+
+
+@contextmanager
+def _source(args: argparse.Namespace) -> Iterator[Any]:
+    """The model that answers: at ``args.url``, or of an engine that ends with this command."""
+    from .commands.answers import DEFAULT, Source, source_at
+
+    if args.url is not None:
+        _refuse_engine_flags(args)
+        source = source_at(args.url, api_key=_api_key(args), model=args.model)
+        try:
+            yield source
+        finally:
+            source.backend.shutdown()
+        return
+    if args.api_key is not None:
+        raise InvalidRequest("--api-key: an engine of this process takes no key; give --url too, or leave it out")
+    if args.model in (None, DEFAULT):
+        args.model = next(iter(ALIASES))
+    config = _resolved_config(args)
+    from .engines import Runtime
+
+    with progress_bars("count") as progress:
+        runtime = Runtime(config, progress=progress)
+    with runtime:
+        yield Source(runtime.endpoint, args.model)
+
+
+def _refuse_engine_flags(args: argparse.Namespace) -> None:
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if name != "log_level" and getattr(args, name, default) != default:
+            flag = f"--{name.replace('_', '-')}"
+            raise InvalidRequest(f"{flag} is of a new engine, but --url names a running one; leave it out")
 
 
 def _top(args: argparse.Namespace) -> int:
@@ -322,10 +381,15 @@ def _resolved_config(args: argparse.Namespace) -> EngineConfig:
     """The engine config of the flags. Fetches a missing model first; a terminal shows a progress bar."""
     from .runtime.weights.resolve import resolve_model
 
-    values = {field.name: getattr(args, field.name) for field in msgspec.structs.fields(EngineConfig)}
+    values = {field.name: getattr(args, field.name) for field in _engine_fields(args)}
     with progress_bars() as progress:
         resolve_model(args.model, progress=progress)
     return EngineConfig(**values)
+
+
+def _engine_fields(args: argparse.Namespace) -> list[msgspec.structs.FieldInfo]:
+    """The fields of the engine's config that the command has."""
+    return [field for field in msgspec.structs.fields(EngineConfig) if hasattr(args, field.name)]
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -345,6 +409,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"phloem {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_chat(commands)
     _add_pull(commands)
     _add_serve(commands)
     _add_keys(commands)
@@ -357,6 +422,33 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="show what this machine can run")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _add_chat(commands: Any) -> None:
+    chat = commands.add_parser(
+        "chat",
+        help="talk with a model in the terminal",
+        description="Talk with a model in the terminal; without a terminal each line of stdin is a message.",
+    )
+    chat.add_argument("model", metavar="MODEL", nargs="?", help=f"{_MODELS} (default: {next(iter(ALIASES))})")
+    chat.add_argument("--system", default="", metavar="TEXT", help="the system message")
+    chat.add_argument("--json-schema", type=Path, metavar="FILE", help="answers are JSON of this schema")
+    _add_source_flags(chat)
+    chat.set_defaults(run=_chat)
+
+
+def _add_source_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of a command that asks a model: where it is, how it samples, and the engine's own."""
+    from .commands.sampling_flags import add_sampling_flags
+
+    parser.add_argument(
+        "--url",
+        help="ask a running server instead, at http://HOST:PORT (Phloem's or an OpenAI-like one), ipc:// or tcp://; "
+        "MODEL is then a name that it serves",
+    )
+    parser.add_argument("--api-key", help="the server's key (default: $PHLOEM_API_KEY, or none)")
+    add_sampling_flags(parser, without=("speculative",))
+    add_engine_flags(parser, without=("seed",))
 
 
 def _add_pull(commands: Any) -> None:
@@ -588,8 +680,17 @@ def _parse_option(text: str) -> tuple[str, str]:
 
 
 def _complain(message: str, *, code: int = _FAILED) -> int:
-    print(f"phloem: error: {message}", file=sys.stderr)
+    print(f"phloem: error: {' '.join(message.splitlines())}", file=sys.stderr)
     return code
+
+
+def _note(message: str) -> None:
+    print(f"phloem: note: {message}", file=sys.stderr)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _set_up_logging(level: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import msgspec
@@ -51,12 +51,12 @@ ENGINE_HELP = {
 }
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag per field of ``EngineConfig``, with its default."""
+def add_engine_flags(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> None:
+    """One flag per field of ``EngineConfig``, with its default. ``without``: fields that ``parser`` leaves alone."""
     group = parser.add_argument_group("engine")
     types = typing.get_type_hints(EngineConfig)
     for field in msgspec.structs.fields(EngineConfig):
-        if field.name == "model":
+        if field.name == "model" or field.name in without:
             continue
         kind = types[field.name]
         options: dict[str, Any] = {"default": field.default}

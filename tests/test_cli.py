@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
         calls.update(config=config, **options)
         return 0
 
-    monkeypatch.setitem(sys.modules, "phloem.runtime.server", types.SimpleNamespace(serve=serve))
+    monkeypatch.setattr("phloem.runtime.server.serve", serve)
     monkeypatch.delenv("PHLOEM_API_KEY", raising=False)
     return calls
 
@@ -181,13 +180,13 @@ def test_an_error_is_one_line_and_code_2_and_a_lost_engine_code_1(
     code: int,
     message: str,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "phloem.runtime.server", types.SimpleNamespace(serve=raising(error)))
+    monkeypatch.setattr("phloem.runtime.server.serve", raising(error))
     assert cli.main(["serve", model]) == code
     assert capsys.readouterr().err == f"phloem: error: {message}\n"
 
 
 def test_a_fault_of_ours_is_not_hidden(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "phloem.runtime.server", types.SimpleNamespace(serve=raising(KeyError("x"))))
+    monkeypatch.setattr("phloem.runtime.server.serve", raising(KeyError("x")))
     with pytest.raises(KeyError):
         cli.main(["serve", model])
 

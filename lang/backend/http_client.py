@@ -81,6 +81,11 @@ class HttpClient:
         self._http = httpx.Client(**options, timeout=timeout)
         try:
             self.welcome = msgspec.json.decode(self._ask("GET", "/v1/welcome").content, type=Welcome)
+        except msgspec.MsgspecError:  # a server that answers every path
+            self._http.close()
+            raise NotOurs(
+                f"{self.url}/v1/welcome: not what a Phloem server says; is it one of another project?"
+            ) from None
         except BaseException:
             self._http.close()
             raise

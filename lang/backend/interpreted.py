@@ -230,6 +230,8 @@ class InterpretedSession:
         parts: list[str] = []
         meta: dict[str, Any] = {}
         for chunk, chunk_meta in backend.generate_stream(executor, params):
+            if node.leaf.is_done:  # cancelled: leaving the loop ends the call
+                break
             parts.append(chunk)
             meta = chunk_meta
             node.leaf.push(chunk)
@@ -248,6 +250,8 @@ class InterpretedSession:
         parts: list[str] = []
         meta: dict[str, Any] = {}
         async for chunk, chunk_meta in generate_stream(executor, self.params_of(node)):
+            if node.leaf.is_done:  # cancelled: leaving the loop ends the call
+                break
             parts.append(chunk)
             meta = chunk_meta
             node.leaf.push(chunk)
