@@ -46,19 +46,22 @@ from ..protocol.errors import (
 from ..protocol.messages import (
     Accepted,
     Cancel,
+    Closed,
     Done,
     Failed,
     GenMeta,
+    ProgramSettings,
     Rejected,
     RuntimeMessage,
     Submit,
     Welcome,
 )
-from ..protocol.ops import AnyOp, Gen
+from ..protocol.ops import AnyOp, Gen, Pin
 from ..protocol.program_call import ProgramCall
 from .attempt import Attempt, Member, Run
 from .cache_watch import CacheWatch
-from .journal import Journal
+from .journal import Journal, size_of
+from .pins import KeptPin, KeptPins, ops_of_pin
 from .placer import Placed, Placer
 from .report import FleetReport, ReplicaReport, ask_all, rows_of, sum_of
 
@@ -79,12 +82,14 @@ class FleetLimits:
 
     ``max_waiting``: programs that may wait so. ``max_journal_bytes``: of one program; ``max_journals_bytes``: of all,
     and the longest journals go first. A program without its journal runs on, and fails if its engine is lost.
+    ``max_pins_bytes``: of what is kept to make the engines' pins again.
     """
 
     max_wait_s: float = 120.0
     max_waiting: int = 10_000
     max_journal_bytes: int = 64 << 20
     max_journals_bytes: int = 1 << 30
+    max_pins_bytes: int = 64 << 20
 
 
 class FleetClient:
@@ -116,6 +121,7 @@ class FleetClient:
         self._engines: dict[str, Member] = {}
         self._runs: dict[str, Run] = {}
         self._suspects: set[Run] = set()  # those that wait
+        self._pins = KeptPins(max_bytes=self._limits.max_pins_bytes)
         self._welcome: Welcome | None = None
         self._end: PhloemError | None = None
         self._placements: Counter[str] = Counter()
@@ -158,6 +164,7 @@ class FleetClient:
             self._placer.add(engine)
         client.when_ended(lambda error: self._post(partial(self._engine_ended, added, error)))
         self._post(self._follow)
+        self._post(self._restore_pins)
 
     def drain(self, engine: str, *, timeout_s: float = 0.0) -> bool:
         """Place nothing more there, and move what runs there to other engines; True once nothing runs there.
@@ -489,6 +496,8 @@ class FleetClient:
                 run.accepted_s = time.monotonic()
             run.backoff_s = 0.0
             attempt.answered()
+        if isinstance(message, Done) and (pin := journal.pin(message.op)) is not None:
+            self._note_pin(run, attempt.engine, pin, message, is_new=found is not None)
         if isinstance(found, Done) and isinstance(found.meta, GenMeta) and self._placer.is_needed:
             num_tokens = found.meta.candidates[0].completion_tokens
             run.num_made += num_tokens
@@ -502,6 +511,23 @@ class FleetClient:
                 attempt.engine.trial = None
             self._wake()
         return found
+
+    def _note_pin(self, run: Run, engine: Member, pin: Pin, done: Done, *, is_new: bool) -> None:
+        """``engine`` has carried out ``pin``; not ``is_new``: as a repetition."""
+        ops = ops_of_pin(pin, run.journal.before(pin.op))
+        with self._lock:
+            if self._pins.is_restoring(run.program):
+                self._pins.restored(run.program, engine)
+            elif is_new:
+                self._pins.note(
+                    run.program,
+                    ops,
+                    run.journal.settings or ProgramSettings(),
+                    num_tokens=done.value if isinstance(done.value, int) else 0,
+                    size_bytes=size_of(ops),
+                    engine=engine,
+                    now_s=time.monotonic(),
+                )
 
     def _is_put_off(self, run: Run, attempt: Attempt, message: Failed | Rejected) -> bool:
         """Whether the engine ends or is too busy, so that the program is tried again elsewhere or later."""
@@ -590,6 +616,7 @@ class FleetClient:
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + LOOK_S
             self._follow()
+            self._restore_pins()
         with self._lock:
             has_ready = bool(self._ready())
             is_trying = bool(self._suspects) or any(engine.trial is not None for engine in self._engines.values())
@@ -657,8 +684,10 @@ class FleetClient:
                 self._placer.remove(engine.name)
             self._num_lost += is_ours
             is_gone = engine.name not in self._engines
+            self._pins.lose(engine)
         if is_gone:
             self._watch.leave(engine.name)
+            self._post(self._restore_pins)
         cause = engine.removal or error
         orphans = [run for run in engine.orphans if not run.call.is_over]
         for run in orphans:
@@ -687,6 +716,28 @@ class FleetClient:
         if is_ours and self._end is None and self._on_lost is not None:
             logger.warning("engine %s is lost with %d programs: %s", engine.name, len(orphans), cause)
             self._on_lost(engine.name, cause)
+
+    def _restore_pins(self) -> None:
+        """Make the pins again that lost engines had, if an engine is ready: each by a program of its own."""
+        now_s = time.monotonic()
+        with self._lock:
+            can_restore = bool(self._ready()) and self._end is None
+            pins = self._pins.to_restore(now_s) if can_restore else []
+        for pin in pins:
+            self._restore_pin(pin, now_s)
+
+    def _restore_pin(self, pin: KeptPin, now_s: float) -> None:
+        def end(error: PhloemError | None) -> None:
+            with self._lock:
+                self._pins.end(call.program, error)
+
+        call = ProgramCall(self, lambda event: end(call.error) if isinstance(event, Closed) else None)
+        with self._lock:
+            self._pins.begin(call.program, pin)
+        try:
+            call.submit(pin.program(now_s=now_s), pin.settings)
+        except PhloemError as error:
+            end(error)
 
     def _follow(self) -> None:
         """Learn what the engines have cached, how many rows they have and how fast they are, if there are several."""

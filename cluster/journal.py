@@ -39,7 +39,7 @@ from ..protocol.messages import (
     Submit,
     TokenLogprob,
 )
-from ..protocol.ops import AnyOp, Close, Drawn, Gen, Image, Score, Select, Special, Text
+from ..protocol.ops import AnyOp, Close, Drawn, Gen, Image, Pin, Score, Select, Special, Text
 from ..protocol.sampling import SamplingParams
 
 OP_BYTES = 200  # of an op without its text, in memory
@@ -300,6 +300,21 @@ class Journal:
         self._grow(entry.size - before)
         return failed
 
+    def pin(self, op: int) -> Pin | None:
+        """Op ``op``, if it is a pin."""
+        entry = self._entries.get(op)
+        return entry.op if entry is not None and isinstance(entry.op, Pin) else None
+
+    def before(self, op: int) -> list[AnyOp]:
+        """The ops before op ``op`` that have ended well, as short as a replay allows."""
+        found: list[AnyOp] = []
+        for entry in self._entries.values():
+            if entry.op.op == op:
+                break
+            if not entry.is_open and entry.error is None:
+                found.append(entry.op)
+        return found
+
     # -- again --------------------------------------------------------------------------------------------------------
 
     def replay(self, *, elapsed_s: float) -> list[Submit | Cancel]:
@@ -422,7 +437,12 @@ def _with_kept_logprobs(meta: GenMeta, streams: dict[int, _Stream]) -> GenMeta:
 
 
 def _submit_size(submit: Submit) -> int:
-    return sum(map(_op_size, submit.ops))
+    return size_of(submit.ops)
+
+
+def size_of(ops: Iterable[AnyOp]) -> int:
+    """The memory that ``ops`` take, in bytes, estimated."""
+    return sum(map(_op_size, ops))
 
 
 def _op_size(op: AnyOp) -> int:
