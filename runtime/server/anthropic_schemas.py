@@ -289,7 +289,7 @@ class CountRequest(Strict):
 
     def grammar(self) -> GrammarSpec | None:
         wanted = self.output_config.format if self.output_config is not None else None
-        return one_grammar({"json_schema": None if wanted is None else wanted.schema_}, None)
+        return one_grammar({"json_schema": ("json_schema", wanted and wanted.schema_)}, None)
 
     def conversation(self) -> Conversation:
         messages: list[dict[str, Any]] = []

@@ -298,7 +298,7 @@ class ResponsesRequest(with_rows("ResponsesFields", Strict, RESPONSES_ROWS, has_
     def grammar(self) -> GrammarSpec | None:
         wanted = self.text.format if self.text is not None else None
         schemas = {"text": None, "json_object": {"type": "object"}, "json_schema": wanted and wanted.schema_}
-        return one_grammar({"text.format": schemas[wanted.type] if wanted is not None else None}, None)
+        return one_grammar({"text.format": ("json_schema", wanted and schemas[wanted.type])}, None)
 
     def continued(self, before: list[dict[str, Any]], written: Written | None) -> Conversation:
         """``before``: the messages of the response that this one goes on from; ``written``: its tokens."""

@@ -134,6 +134,9 @@ def given(request: Strict, rows: _Rows) -> dict[str, Any]:
     }
 
 
+Grammars = dict[str, tuple[GrammarKind, Any]]  # by the request's field: kind and value; None: the field is not set
+
+
 class _Grammars(Strict):
     """The fields of a grammar that an answer follows; a request sets one of the first three."""
 
@@ -142,9 +145,54 @@ class _Grammars(Strict):
     ebnf: str | None = None
     grammar_options: dict[str, str | int | bool] | None = None
 
+    def grammars(self) -> Grammars:
+        """The fields that name a grammar."""
+        schema: tuple[GrammarKind, Any] = ("json_schema", self.json_schema)
+        return {"regex": ("regex", self.regex), "json_schema": schema, "ebnf": ("ebnf", self.ebnf)}
+
     def grammar(self) -> GrammarSpec | None:
-        given = {"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
-        return one_grammar(given, self.grammar_options)
+        return one_grammar(self.grammars(), self.grammar_options)
+
+
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's names of our grammars; one of the first five."""
+
+    json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    # known fields of the API that the server does not support
+    structural_tag: Annotated[Any, unserved()] = None
+    disable_fallback: Annotated[Any, unserved(False, True)] = None  # there is one way to follow a grammar
+    disable_any_whitespace: Annotated[Any, unserved(False)] = None
+    disable_additional_properties: Annotated[Any, unserved(False)] = None
+    whitespace_pattern: Annotated[Any, unserved()] = None
+
+    @model_validator(mode="after")
+    def _is_not_empty(self) -> "StructuredOutputs":
+        if all(value is None for _, value in self.grammars("").values()):
+            message = "holds no grammar; give json, regex, choice, grammar or json_object: true"
+            raise PydanticCustomError("structured_outputs", "{message}", {"message": message})
+        return self
+
+    def grammars(self, prefix: str) -> Grammars:
+        """The fields that name a grammar; ``prefix``: written before their names."""
+        return {
+            f"{prefix}json": ("json_schema", self.json_),
+            f"{prefix}regex": ("regex", self.regex),
+            f"{prefix}choice": ("choices", self.choice),
+            f"{prefix}grammar": (_kind_of(self.grammar), self.grammar),
+            f"{prefix}json_object": ("json_schema", {"type": "object"} if self.json_object else None),
+        }
+
+
+def _kind_of(grammar: str | None) -> GrammarKind:
+    """vLLM takes both under one name. GBNF writes a rule as ``name ::= ...``, Lark as ``name: ...``."""
+    return "ebnf" if re.search(r"^\s*[\w-]+\s*::=", grammar or "", re.MULTILINE) else "lark"
 
 
 class OpenAISampling(with_rows("OpenAIFields", _Grammars, _OPENAI, has_defaults=False)):  # type: ignore[misc]
@@ -159,6 +207,14 @@ class OpenAISampling(with_rows("OpenAIFields", _Grammars, _OPENAI, has_defaults=
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     cache_salt: str | None = None
     tenant: str | None = None
+    # vLLM's names of our grammars
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_decoding_backend: Annotated[Any, unserved("auto")] = None
+    guided_whitespace_pattern: Annotated[Any, unserved()] = None
     user: str | None = None  # names the tenant if the request names none
 
     @model_validator(mode="after")
@@ -166,6 +222,17 @@ class OpenAISampling(with_rows("OpenAIFields", _Grammars, _OPENAI, has_defaults=
         if self.stream_options is not None and not self.stream:
             raise fault("stream_options is only allowed with stream=true", "stream_options")
         return self
+
+    def grammars(self) -> Grammars:
+        outputs = self.structured_outputs
+        return {
+            **super().grammars(),
+            "guided_json": ("json_schema", self.guided_json),
+            "guided_regex": ("regex", self.guided_regex),
+            "guided_choice": ("choices", self.guided_choice),
+            "guided_grammar": (_kind_of(self.guided_grammar), self.guided_grammar),
+            **({} if outputs is None else outputs.grammars("structured_outputs.")),
+        }
 
     def sampling(self, *, max_tokens: int) -> SamplingParams:
         """The parameters for the engine. ``max_tokens``: the endpoint's default."""
@@ -196,14 +263,13 @@ def as_strings(value: str | list[Any]) -> tuple[Any, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def one_grammar(given: dict[str, Any], options: dict[str, str | int | bool] | None) -> GrammarSpec | None:
-    """The grammar among the fields ``given``: field -> value. Raises InvalidRequest for two, or options without one."""
-    found = {name: value for name, value in given.items() if value is not None}
+def one_grammar(given: Grammars, options: dict[str, str | int | bool] | None) -> GrammarSpec | None:
+    """The grammar among those ``given``. Raises InvalidRequest for two, or options without one."""
+    found = {name: grammar for name, grammar in given.items() if grammar[1] is not None}
     if len(found) > 1:
         names = ", ".join(found)
         raise errors.InvalidRequest(f"{names} exclude each other: give one grammar", where=next(iter(found)))
-    for name, value in found.items():
-        kind: GrammarKind = "regex" if name == "regex" else "ebnf" if name == "ebnf" else "json_schema"
+    for kind, value in found.values():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         return GrammarSpec(kind, text, options or {})
     if options:
@@ -508,10 +574,9 @@ class ChatRequest(OpenAISampling):
     def token_limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
-    def grammar(self) -> GrammarSpec | None:
+    def grammars(self) -> Grammars:
         schema = self.response_format.wanted() if self.response_format else None
-        given = {"response_format": schema, "regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf}
-        return one_grammar(given, self.grammar_options)
+        return {"response_format": ("json_schema", schema), **super().grammars()}
 
 
 # -- /v1/completions --------------------------------------------------------------------------------------------------

@@ -161,6 +161,17 @@ def test_without_max_tokens_a_chat_may_fill_the_context_and_ignore_eos_goes_on(s
             "json_schema",
             '{"type": "null"}',
         ),
+        ({"guided_json": {"type": "integer"}}, "json_schema", '{"type": "integer"}'),
+        ({"guided_json": '{"type": "integer"}'}, "json_schema", '{"type": "integer"}'),
+        ({"guided_regex": "[a-z]+"}, "regex", "[a-z]+"),
+        ({"guided_choice": ["a", "ä"]}, "choices", '["a", "ä"]'),
+        ({"guided_grammar": '# x ::=\n  root ::= "x"'}, "ebnf", '# x ::=\n  root ::= "x"'),
+        ({"guided_grammar": 'start: "x ::="'}, "lark", 'start: "x ::="'),
+        ({"structured_outputs": {"json": {"type": "integer"}}}, "json_schema", '{"type": "integer"}'),
+        ({"structured_outputs": {"regex": "[a-z]+", "disable_fallback": True}}, "regex", "[a-z]+"),
+        ({"structured_outputs": {"choice": ["a"]}}, "choices", '["a"]'),
+        ({"structured_outputs": {"grammar": 'root ::= "x"'}}, "ebnf", 'root ::= "x"'),
+        ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type": "object"}'),
     ],
 )
 def test_grammars_reach_the_engine(serve, fields, kind, text):
@@ -173,6 +184,59 @@ def test_grammars_reach_the_engine(serve, fields, kind, text):
     server = serve(StringEngine(reply=reply))
     assert server.http.post("/v1/chat/completions", json={"messages": HELLO, **fields}).status_code == 200
     assert (seen[0].kind, seen[0].text) == (kind, text)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_choice": ["oak", "elm"]},
+        {"guided_regex": "oak|elm"},
+        {"guided_json": {"enum": ["oak", "elm"]}},
+        {"guided_grammar": 'root ::= "oak" | "elm"'},
+        {"guided_grammar": 'start: "oak" | "elm"'},
+        {"structured_outputs": {"choice": ["oak", "elm"]}},
+    ],
+)
+def test_answers_follow_grammars_with_the_names_of_vllm(tiny_server, fields):
+    body = {"messages": HELLO, "max_tokens": 20, "seed": 1, **fields}
+    (choice,) = tiny_server.post("/v1/chat/completions", json=body).json()["choices"]
+    assert choice["message"]["content"].strip('"') in ("oak", "elm") and choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"regex": "a", "guided_json": {}}, "regex", "regex, guided_json exclude each other"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex", "guided_regex, guided_choice exclude"),
+        (
+            {"guided_grammar": "start: A", "structured_outputs": {"json": {}}},
+            "guided_grammar",
+            "guided_grammar, structured_outputs.json exclude each other",
+        ),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+            "structured_outputs.regex",
+            "structured_outputs.regex, structured_outputs.choice exclude",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs", "holds no grammar; give json, regex"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs", "holds no grammar"),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": " "}},
+            None,
+            "'whitespace_pattern' is not supported",
+        ),
+        ({"structured_outputs": {"choices": ["a"]}}, "structured_outputs.choices", "unknown field"),
+        ({"guided_choice": []}, "guided_choice", "at least 1 item"),
+        ({"guided_choice": [1]}, "guided_choice.0", "must be a valid string"),
+        ({"guided_json": {}, "guided_decoding_backend": "outlines"}, None, 'only "auto" is accepted'),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_grammars_that_exclude_each_other_are_refused_by_name(shared_server, path, fields, param, said):
+    prompt = {"messages": HELLO} if "chat" in path else {"prompt": "a"}
+    answer = shared_server.http.post(path, json={**prompt, **fields})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and said in error["message"] and (param is None or error["param"] == param), error
 
 
 def test_grammar_options_travel_with_the_grammar(serve):

@@ -101,6 +101,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/completions": [
         {"prompt": ["one", "two"], **SAMPLING, "echo": True, "logprobs": 2},
         {"prompt": [[100, 101], [102]], "max_tokens": 2, "regex": "[ab]{3}", "stream": True},
+        {"prompt": "one", "max_tokens": 2, "guided_choice": ["a", "b"]},
+        {"prompt": "one", "max_tokens": 2, "structured_outputs": {"grammar": 'start: "a"', "disable_fallback": True}},
     ],
     "/generate": [
         {"text": "one", "sampling_params": {"max_new_tokens": 3, "temperature": 0.0, "json_schema": {"type": "null"}}},
