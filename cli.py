@@ -1,4 +1,4 @@
-"""The command ``phloem``: chat, pull, serve, keys, engine, top, bench, plan, train-drafter, grammar, doctor.
+"""The command ``phloem``: chat, generate, pull, serve, keys, engine, top, bench, plan, train-drafter, grammar, doctor.
 
 Only this module prints; ``commands/`` writes with the functions that it is given. Each command is a call that a program
 could make as well.
@@ -22,6 +22,7 @@ from . import __version__
 from .constrained.spec import GRAMMAR_KINDS
 from .flags import (
     add_engine_flags,
+    explained,
     parse_at_least_one,
     parse_cached_share,
     parse_count,
@@ -178,6 +179,34 @@ def _chat(args: argparse.Namespace) -> int:
             complain=_complain,
             note=_note,
         ).run()
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from .commands.answers import Wanted
+    from .commands.chat import read_schema
+    from .commands.generate import generate
+    from .commands.sampling_flags import given_sampling
+
+    try:
+        schema = None if args.json_schema is None else read_schema(args.json_schema)
+        wanted = Wanted(given_sampling(args), json_schema=schema, regex=args.regex, choices=args.choices)
+        if args.raw and args.system:
+            raise InvalidRequest("--system: plain text has no system message; leave out --raw or --system")
+        prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+        with _source(args) as source:
+            generate(
+                source,
+                prompt,
+                wanted=wanted,
+                system=args.system,
+                is_raw=args.raw,
+                as_json=args.json,
+                write=_write,
+                note=_note,
+            )
+    except PhloemError as error:
+        return _complain(error.message, code=_LOST)
+    return _OK
 
 
 @contextmanager
@@ -410,6 +439,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"phloem {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_chat(commands)
+    _add_generate(commands)
     _add_pull(commands)
     _add_serve(commands)
     _add_keys(commands)
@@ -435,6 +465,35 @@ def _add_chat(commands: Any) -> None:
     chat.add_argument("--json-schema", type=Path, metavar="FILE", help="answers are JSON of this schema")
     _add_source_flags(chat)
     chat.set_defaults(run=_chat)
+
+
+def _add_generate(commands: Any) -> None:
+    from .commands.generate import parse_choices, parse_pattern
+
+    generate = commands.add_parser(
+        "generate",
+        help="print one answer",
+        description="Print one answer of a model. Exit code 0: the whole answer was printed; 1: an error, in one line "
+        "on stderr; 130: Ctrl-C.",
+    )
+    generate.add_argument("model", metavar="MODEL", help=f"{_MODELS}; `default`: {next(iter(ALIASES))}")
+    generate.add_argument("prompt", metavar="PROMPT", help="the user's message; -: read it from stdin")
+    generate.add_argument("--system", default="", metavar="TEXT", help="the system message")
+    generate.add_argument("--raw", action="store_true", help="continue PROMPT as plain text, without a chat template")
+    generate.add_argument("--json", action="store_true", help="print text, finish reason and usage as a line of JSON")
+    grammar = generate.add_mutually_exclusive_group()
+    grammar.add_argument("--json-schema", type=Path, metavar="FILE", help="the answer is JSON of this schema")
+    pattern = grammar.add_argument("--regex", type=explained(parse_pattern), metavar="PATTERN")
+    pattern.help = "the answer matches this pattern"
+    grammar.add_argument(
+        "--choices",
+        type=explained(parse_choices),
+        default=(),
+        metavar="A,B",
+        help="the answer is the likeliest of these",
+    )
+    _add_source_flags(generate)
+    generate.set_defaults(run=_generate)
 
 
 def _add_source_flags(parser: argparse.ArgumentParser) -> None:

@@ -97,6 +97,18 @@ class _AddNamed(argparse.Action):
         setattr(namespace, self.dest, {**found, name: path})
 
 
+def explained(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """``parse`` for argparse, which shows the message of its own exception only."""
+
+    def parse_or_explain(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse_or_explain
+
+
 def parse_count(text: str) -> int:
     if not text.lstrip("-").isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")

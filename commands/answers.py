@@ -16,7 +16,7 @@ from ..lang.backend.http_client import HttpClient, NotOurs
 from ..lang.backend.phloem_backend import PhloemBackend
 from ..lang.backend.runtime_endpoint import RuntimeEndpoint
 from ..lang.gen import gen
-from ..protocol.errors import EngineLost, InvalidRequest, UnknownModel
+from ..protocol.errors import EngineLost, InvalidRequest, UnknownModel, Unsupported
 from .sampling_flags import MAX_TOKENS
 
 Message = Mapping[str, str]  # "role" and "content"
@@ -115,11 +115,20 @@ class Source:
 
     def converse(self, messages: Sequence[Message], wanted: Wanted) -> Asking:
         """Generate the assistant's next turn."""
+        self._check(wanted)
         return Asking(converse.run(messages, wanted, **self._options))
 
     def complete(self, prompt: str, wanted: Wanted) -> Asking:
         """Continue plain text."""
+        self._check(wanted, is_raw=True)
         return Asking(complete.run(prompt, wanted, **self._options))
+
+    def _check(self, wanted: Wanted, *, is_raw: bool = False) -> None:
+        if isinstance(self.backend, PhloemBackend):
+            return
+        for is_asked, what in ((bool(wanted.choices), "choices are scored"), (is_raw, "plain text is continued")):
+            if is_asked:
+                raise Unsupported(f"{self.name}: {what} by Phloem's engines only; this server takes chats")
 
 
 def source_at(url: str, *, api_key: str | None, model: str | None) -> Source:

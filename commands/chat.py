@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 from unicodedata import category
 
-from ..protocol.errors import InvalidRequest, PhloemError
+from ..protocol.errors import InvalidParams, InvalidRequest, PhloemError
+from ..protocol.sampling import Field
 from .answers import ROLES, Reply, Source, Wanted
 from .sampling_flags import field_named, read_value
 
@@ -190,7 +191,7 @@ class TerminalChat:
         if name:
             field = field_named(name)
             if text:
-                sampling[field.name] = read_value(field, text.strip())
+                sampling[field.name] = _value(field, text.strip())
             else:
                 sampling.pop(field.name, None)
             self._wanted = replace(self._wanted, sampling=sampling)
@@ -311,6 +312,13 @@ def piped_lines(stream: Iterator[str]) -> Lines:
 def visible(text: str) -> str:
     """``text`` without control characters other than line ends and tabs: they could command the terminal."""
     return "".join("\ufffd" if category(char) == "Cc" and char not in "\n\t" else char for char in text)
+
+
+def _value(field: Field, text: str) -> Any:
+    try:
+        return read_value(field, text)
+    except InvalidParams as error:
+        raise InvalidParams(f"{field.name}: {error.message}") from None
 
 
 def read_schema(path: Path) -> str:

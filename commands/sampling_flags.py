@@ -6,8 +6,10 @@ import argparse
 import difflib
 import typing
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
+from ..flags import explained
 from ..protocol.errors import InvalidParams
 from ..protocol.sampling import FIELDS, Field
 
@@ -30,7 +32,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, without: Iterable[str
             continue
         if isinstance(field.default, tuple | dict):
             options |= {"action": "append", "help": f"{field.meaning}; may be repeated"}
-        group.add_argument(_flag(field), type=_parser_of(field), metavar=_unit(field), **options)
+        group.add_argument(_flag(field), type=explained(partial(read_value, field)), metavar=_unit(field), **options)
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
@@ -63,9 +65,9 @@ def read_value(field: Field, text: str) -> Any:
     try:
         value = _read(field, text)
     except ValueError:
-        raise InvalidParams(f"{field.name}: {text!r} is not {_form(field)}") from None
+        raise InvalidParams(f"{text!r} is not {_form(field)}") from None
     if not field.holds(value):
-        raise InvalidParams(f"{field.name}: {text} is out of bounds; it must be {field.must_be}")
+        raise InvalidParams(f"{text} is out of bounds; it must be {field.must_be}")
     return value
 
 
@@ -128,13 +130,3 @@ def _flag(field: Field) -> str:
 
 def _dest(field: Field) -> str:
     return f"sampling_{field.name}"
-
-
-def _parser_of(field: Field) -> Any:
-    def parse(text: str) -> Any:
-        try:
-            return read_value(field, text)
-        except InvalidParams as error:
-            raise argparse.ArgumentTypeError(error.message.removeprefix(f"{field.name}: ")) from None
-
-    return parse
