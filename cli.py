@@ -189,7 +189,7 @@ def _generate(args: argparse.Namespace) -> int:
 
     try:
         schema = None if args.json_schema is None else read_schema(args.json_schema)
-        wanted = Wanted(given_sampling(args), json_schema=schema, regex=args.regex, choices=args.choices)
+        wanted = Wanted(given_sampling(args), json_schema=schema, regex=args.regex, choices=args.choices or ())
         if args.raw and args.system:
             raise InvalidRequest("--system: plain text has no system message; leave out --raw or --system")
         prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
@@ -488,7 +488,6 @@ def _add_generate(commands: Any) -> None:
     grammar.add_argument(
         "--choices",
         type=explained(parse_choices),
-        default=(),
         metavar="A,B",
         help="the answer is the likeliest of these",
     )
