@@ -1,4 +1,4 @@
-"""The command ``phloem``: chat, generate, pull, serve, keys, engine, top, bench, plan, train-drafter, grammar, doctor.
+"""The command ``phloem`` and its sub-commands: their flags, their errors and their exit codes.
 
 Only this module prints; ``commands/`` writes with the functions that it is given. Each command is a call that a program
 could make as well.
@@ -236,12 +236,29 @@ def _source(args: argparse.Namespace) -> Iterator[Any]:
 
 
 def _refuse_engine_flags(args: argparse.Namespace) -> None:
+    for name in _changed_engine_flags(args):
+        flag = f"--{name.replace('_', '-')}"
+        raise InvalidRequest(f"{flag} is of a new engine, but --url names a running one; leave it out")
+
+
+def _changed_engine_flags(args: argparse.Namespace) -> list[str]:
+    """The engine's settings that are not their defaults."""
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)
-    for name, default in vars(parser.parse_args([])).items():
-        if name != "log_level" and getattr(args, name, default) != default:
-            flag = f"--{name.replace('_', '-')}"
-            raise InvalidRequest(f"{flag} is of a new engine, but --url names a running one; leave it out")
+    defaults = vars(parser.parse_args([]))
+    return [name for name, value in defaults.items() if name != "log_level" and getattr(args, name, value) != value]
+
+
+def _run(args: argparse.Namespace) -> int:
+    from .commands.run_file import run_file
+
+    return run_file(
+        args.file,
+        args.arguments,
+        open_source=lambda: _source(args),
+        is_chosen=bool(args.model or args.url or _changed_engine_flags(args)),
+        note=_note,
+    )
 
 
 def _top(args: argparse.Namespace) -> int:
@@ -440,6 +457,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_chat(commands)
     _add_generate(commands)
+    _add_run(commands)
     _add_pull(commands)
     _add_serve(commands)
     _add_keys(commands)
@@ -495,16 +513,36 @@ def _add_generate(commands: Any) -> None:
     generate.set_defaults(run=_generate)
 
 
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run a program file on a model",
+        description="Run a Python file, with a model as the default backend of its programs. With --model, --url or a "
+        "flag of the engine, a phloem.Runtime or Engine that the file makes is that one too.",
+    )
+    run.add_argument("--model", metavar="MODEL", help=f"{_MODELS} (default: {next(iter(ALIASES))})")
+    _add_url_flags(run, "run on")
+    add_engine_flags(run)
+    run.add_argument("file", metavar="FILE.py", type=Path, help="the file; its arguments follow it")
+    run.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="given to the file")
+    run.set_defaults(run=_run)
+
+
+def _add_url_flags(parser: argparse.ArgumentParser, do_with: str) -> None:
+    parser.add_argument(
+        "--url",
+        "--address",
+        help=f"{do_with} a running server, at http://HOST:PORT (Phloem's or an OpenAI-like one), ipc:// or tcp://; the "
+        "model is then a name that it serves",
+    )
+    parser.add_argument("--api-key", help="the server's key (default: $PHLOEM_API_KEY, or none)")
+
+
 def _add_source_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of a command that asks a model: where it is, how it samples, and the engine's own."""
     from .commands.sampling_flags import add_sampling_flags
 
-    parser.add_argument(
-        "--url",
-        help="ask a running server instead, at http://HOST:PORT (Phloem's or an OpenAI-like one), ipc:// or tcp://; "
-        "MODEL is then a name that it serves",
-    )
-    parser.add_argument("--api-key", help="the server's key (default: $PHLOEM_API_KEY, or none)")
+    _add_url_flags(parser, "ask")
     add_sampling_flags(parser, without=("speculative",))
     add_engine_flags(parser, without=("seed",))
 
