@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from ...protocol import errors
 from ...protocol.ops import Gen
 from . import answers as a
 from .conversation import Chat
@@ -19,6 +20,7 @@ def openai_routes(service: Service) -> APIRouter:
     router = APIRouter()
     _add_chat(router, service)
     _add_completions(router, service)
+    _add_refusals(router, service)
 
     @router.get("/v1/models", responses=answers(a.ModelList))
     async def models() -> Response:
@@ -115,6 +117,28 @@ def _add_completions(router: APIRouter, service: Service) -> None:
             )
 
         return GenerationResponse(service.bridge, job, form_for, stream=gen.stream, metrics=service.metrics)
+
+
+def _add_refusals(router: APIRouter, service: Service) -> None:
+    """Clients look for these endpoints; a decoder cannot serve them."""
+    kind = f"{service.model_name!r} is a decoder, which generates text"
+    refused = answers(a.Error, status=400, said="The served model is a decoder.")
+
+    @router.post("/v1/embeddings", status_code=400, responses=refused)
+    async def embeddings(http: Request) -> Response:
+        """Refused: embeddings need a model with a pooling layer."""
+        await service.read_body(http)
+        message = f"{kind} and has no pooling layer for embeddings; send the request to a server of an embedding model"
+        raise errors.Unsupported(message, where="model")
+
+    @router.post("/v1/score", status_code=400, responses=refused)
+    @router.post("/v1/rerank", status_code=400, responses=refused)
+    @router.post("/rerank", status_code=400, responses=refused)
+    async def rerank(http: Request) -> Response:
+        """Refused: scores of pairs need a model with a classification layer."""
+        await service.read_body(http)
+        message = f"{kind} and has no classification layer for scores; a 'select' at /v1/programs has probabilities"
+        raise errors.Unsupported(message, where="model")
 
 
 def _text_of(prompt: str | list[int], service: Service) -> str:
