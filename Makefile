@@ -13,7 +13,7 @@ AXE := $(VENV)/axe/node_modules/axe-core/axe.min.js
 # The tests and the demo start many processes, each of which would compile torch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-interop test-arm test-isas soak soak-fleet soak-http oracle check serve bench clean test-browser
+.PHONY: demo test test-interop test-openapi test-arm test-isas soak soak-fleet soak-http oracle check serve bench clean test-browser
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -46,6 +46,18 @@ $(INTEROP)/.installed: $(DEV_STAMP)
 test-interop: $(INTEROP)/.installed
 	$(PY) -m phloem pull smollm2
 	PYTHONPATH=$(INTEROP) $(VENV)/bin/pytest -m interop tests/interop tests/lang/test_interop.py
+
+# Requests made from /openapi.json. A folder of its own, because schemathesis brings another pytest plugin.
+OPENAPI := $(VENV)/openapi
+
+$(OPENAPI)/.installed: $(DEV_STAMP)
+	@mkdir -p $(OPENAPI)
+	$(PY) -m pip freeze --exclude-editable | grep -E '^($(SERVERS))==' > $(OPENAPI)/constraints.txt
+	$(PY) -m pip install --quiet --no-compile --upgrade --target $(OPENAPI) --constraint $(OPENAPI)/constraints.txt --group openapi
+	@touch $@
+
+test-openapi: $(OPENAPI)/.installed
+	PYTHONPATH=$(OPENAPI) $(VENV)/bin/pytest -m openapi tests/openapi
 
 # The page in Chromium: Debian's chromium, chromium-driver and npm (for axe-core, which looks for what is not accessible).
 test-browser: $(DEV_STAMP)

@@ -12,7 +12,14 @@ from .forms import ChatForm, CompletionForm, Header, SplitChatForm
 from .jobs import check_number, make_job, raw_parts
 from .openapi import answers, body_of
 from .response import GenerationResponse
-from .schemas import COMPLETION_MAX_TOKENS, ChatRequest, CompletionRequest, check_sampling, with_logprobs
+from .schemas import (
+    COMPLETION_MAX_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    RefusedRequest,
+    check_sampling,
+    with_logprobs,
+)
 from .service import Service, json_response
 
 
@@ -122,18 +129,19 @@ def _add_completions(router: APIRouter, service: Service) -> None:
 def _add_refusals(router: APIRouter, service: Service) -> None:
     """Clients look for these endpoints; a decoder cannot serve them."""
     kind = f"{service.model_name!r} is a decoder, which generates text"
+    body = body_of(RefusedRequest)
     refused = answers(a.Error, status=400, said="The served model is a decoder.")
 
-    @router.post("/v1/embeddings", status_code=400, responses=refused)
+    @router.post("/v1/embeddings", status_code=400, openapi_extra=body, responses=refused)
     async def embeddings(http: Request) -> Response:
         """Refused: embeddings need a model with a pooling layer."""
         await service.read_body(http)
         message = f"{kind} and has no pooling layer for embeddings; send the request to a server of an embedding model"
         raise errors.Unsupported(message, where="model")
 
-    @router.post("/v1/score", status_code=400, responses=refused)
-    @router.post("/v1/rerank", status_code=400, responses=refused)
-    @router.post("/rerank", status_code=400, responses=refused)
+    @router.post("/v1/score", status_code=400, openapi_extra=body, responses=refused)
+    @router.post("/v1/rerank", status_code=400, openapi_extra=body, responses=refused)
+    @router.post("/rerank", status_code=400, openapi_extra=body, responses=refused)
     async def rerank(http: Request) -> Response:
         """Refused: scores of pairs need a model with a classification layer."""
         await service.read_body(http)

@@ -704,6 +704,12 @@ class GenerateRequest(with_rows("BesideSampling", Strict, _BESIDE_NATIVE, has_de
         )
 
 
+class RefusedRequest(BaseModel):
+    """The body at an endpoint that the served model has no layer for; nothing reads its fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 # -- /tokenize and /detokenize ----------------------------------------------------------------------------------------
 
 
