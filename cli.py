@@ -93,9 +93,12 @@ def _serve(args: argparse.Namespace) -> int:
     from .runtime.server import serve
 
     how = _how_it_runs(config) + (f", {args.replicas} replicas" if args.replicas > 1 else "")
-    with _loading_bars(lambda url: f"phloem serves {args.model} at {url}, {how} (Ctrl-C ends it)") as (
-        progress,
-        on_ready,
+    with (
+        _otel_tracer() as tracer,
+        _loading_bars(lambda url: f"phloem serves {args.model} at {url}, {how} (Ctrl-C ends it)") as (
+            progress,
+            on_ready,
+        ),
     ):
         return serve(
             config,
@@ -121,10 +124,34 @@ def _serve(args: argparse.Namespace) -> int:
                 lifetime_s=args.stored_lifetime_s,
             ),
             has_page=not args.no_page,
+            tracer=tracer,
             policy=RestartPolicy(step_timeout_s=args.step_timeout_s, max_restarts=args.max_restarts),
             on_ready=on_ready,
             progress=progress,
         )
+
+
+@contextmanager
+def _otel_tracer() -> Iterator[Any]:
+    """Exports spans to where OpenTelemetry's environment variables say; None where they do not."""
+    url = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+    if not url and (base := os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")):
+        url = f"{base.rstrip('/')}/v1/traces"
+    if not url:
+        yield None
+        return
+    from .runtime.server.otel import otlp_tracer
+
+    tracer = otlp_tracer(
+        url,
+        version=__version__,
+        protocol=os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", ""),
+    )
+    try:
+        yield tracer
+    finally:
+        if tracer is not None:
+            tracer.close()
 
 
 def _tls(args: argparse.Namespace) -> Any:

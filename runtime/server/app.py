@@ -42,6 +42,7 @@ from .responses_routes import responses_routes
 from .service import Service, Supervised, fault_response, json_response
 from .tenants import Account, Keys, Sender, presented_key, set_sender
 from .tokenizer_routes import tokenizer_routes
+from .tracing import OpenSpan, Tracer, read_context
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ def create_app(
     supervisor: Supervised | None = None,
     stored: StoreLimits | None = None,
     has_page: bool = True,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """An application that answers through ``client``; the caller closes the client.
 
@@ -79,7 +81,7 @@ def create_app(
     one key without limits. ``max_concurrent``: requests that may be answered at once, 0: any number. ``hosts``: host
     names that requests may use (empty: any). ``cors_origins``: web origins that may call (none). ``max_body_bytes``:
     the engine's limit for one submit.
-    ``has_page``: whether ``/`` shows the page.
+    ``has_page``: whether ``/`` shows the page. ``tracer``: makes the spans of requests; None: there are none.
     ``supervisor``: of the client's engines, for the pages of operators. ``stored``: limits of the stored responses.
     """
     keys = keys or (Keys.of_one(api_key) if api_key else Keys({}))
@@ -92,7 +94,7 @@ def create_app(
         model_name=model_name,
         version=importlib.metadata.version("phloem"),
         max_body_bytes=client.welcome.limits.max_submit_bytes if max_body_bytes is None else max_body_bytes,
-        bridge=Bridge(client, model_name),
+        bridge=Bridge(client, model_name, tracer),
         metrics=metrics,
         supervisor=supervisor,
     )
@@ -131,7 +133,7 @@ def create_app(
     app.add_exception_handler(faults.HttpError, _on_http_error)
     app.add_exception_handler(HTTPException, _on_routing_error)
     app.add_exception_handler(RequestValidationError, _on_wrong_query)
-    app.add_middleware(Gate, keys=keys, hosts=hosts, metrics=metrics, max_concurrent=max_concurrent)
+    app.add_middleware(Gate, keys=keys, hosts=hosts, metrics=metrics, max_concurrent=max_concurrent, tracer=tracer)
     if cors_origins:  # outside the gate: a browser's preflight carries no key
         app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"])
     return app
@@ -141,17 +143,26 @@ class Gate:
     """ASGI middleware. ``hosts``: the names by which requests may call this server (empty: any).
 
     Without a key, a server on loopback answers only to loopback names: a web page that has bound its own name to
-    127.0.0.1 (DNS rebinding) gets nothing. Limits count POST requests: all that let the engine work are POSTs.
+    127.0.0.1 (DNS rebinding) gets nothing. Limits count POST requests: all that let the engine work are POSTs. These
+    have spans, and other requests that come with a ``traceparent``.
     """
 
     def __init__(
-        self, app: ASGIApp, *, keys: Keys, hosts: Collection[str], metrics: ServerMetrics, max_concurrent: int
+        self,
+        app: ASGIApp,
+        *,
+        keys: Keys,
+        hosts: Collection[str],
+        metrics: ServerMetrics,
+        max_concurrent: int,
+        tracer: Tracer | None,
     ) -> None:
         self._app = app
         self._keys = keys
         self._hosts = frozenset(hosts)
         self._metrics = metrics
         self._max_concurrent = max_concurrent
+        self._tracer = tracer
         self._num_running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,7 +175,11 @@ class Gate:
             request_id = uuid.uuid4().hex.encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
         status = 499  # without a response, the client has disconnected
-        sender = Sender(self._keys.everyone, request_id.decode())
+        caller = read_context(headers)
+        span = None
+        if self._tracer is not None and (caller is not None or scope["method"] == "POST"):
+            span = self._tracer.start(scope["method"], caller, kind="server")
+        sender = Sender(self._keys.everyone, request_id.decode(), caller if span is None else span.context)
         set_sender(sender)
 
         async def counted(message: Message) -> None:
@@ -172,7 +187,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 limits = sender.account.headers() if is_limited else ()
-                added = (*message.get("headers", ()), (b"x-request-id", request_id), *limits)
+                trace = () if sender.trace is None else ((b"traceparent", sender.trace.traceparent),)
+                added = (*message.get("headers", ()), (b"x-request-id", request_id), *trace, *limits)
                 message = {**message, "headers": list(added)}
             await send(message)
 
@@ -208,6 +224,8 @@ class Gate:
             fault = scope["state"].get("fault") or ("disconnected" if status == 499 else None)
             if fault is not None:
                 self._metrics.errors.labels(fault).inc()
+            if span is not None:
+                _end_span(span, scope, sender, status=status, route=route, fault=fault)
             log_request(
                 scope["method"],
                 scope["path"],
@@ -245,6 +263,23 @@ class Gate:
             raise faults.HttpError(faults.Fault(429, message, "rate_limit_error", code="overloaded"))
         account.begin_request()
         self._num_running += 1
+
+
+def _end_span(span: OpenSpan, scope: Scope, sender: Sender, *, status: int, route: str, fault: str | None) -> None:
+    """A refusal by a status below 499 is the client's error, not the span's."""
+    about: dict[str, str | int] = {
+        "http.request.method": scope["method"],
+        "url.path": scope["path"],
+        "http.route": route,
+        "http.response.status_code": status,
+        "phloem.request_id": sender.request_id,
+    }
+    if sender.account.name:
+        about["phloem.tenant"] = sender.account.name
+    if fault is not None:
+        about["error.type"] = fault
+    is_error = fault is not None and not 400 <= status < 499
+    span.end(about, name=f"{scope['method']} {route}", error=fault if is_error and fault else "")
 
 
 def _tokens_of(sender: Sender) -> dict[str, int]:

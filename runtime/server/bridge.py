@@ -17,18 +17,20 @@ from ...protocol.program_call import ProgramCall, ProgramEvent
 from ..tokenizer.tokenizer import LONG_TEXT
 from .logs import log_prompt
 from .tenants import sender_of_request
+from .tracing import ProgramSpans, Tracer
 
 
 class Bridge:
     """Makes calls through ``client`` and delivers their events on the event loop that makes them.
 
     A call runs for the tenant of the request whose task makes it: under the tenant's name, limits and part of the
-    cache. ``model_name``: the served model's, which a tenant may be kept from.
+    cache, and under the request's span. ``model_name``: the served model's, which a tenant may be kept from.
     """
 
-    def __init__(self, client: EngineClient, model_name: str) -> None:
+    def __init__(self, client: EngineClient, model_name: str, tracer: Tracer | None = None) -> None:
         self._client = client
         self._model_name = model_name
+        self._tracer = tracer
         self._inbox: deque[tuple[BridgedCall, ProgramEvent]] = deque()
         self._is_woken = False
         self._calls: set[BridgedCall] = set()
@@ -45,11 +47,26 @@ class Bridge:
         if (sender := sender_of_request()) is not None:
             settings = sender.account.admit(settings, self._model_name)
         log_prompt(bridged.call.program, ops)
-        await bridged.submit(ops, settings)
+        spans = bridged.spans = self._spans(bridged.call.program, settings)
+        try:
+            await bridged.submit(ops, settings)
+        except BaseException as error:
+            if spans is not None:
+                spans.end({}, error=type(error).__name__)
+            raise
         self._calls.add(bridged)
         if self._is_closed:
             bridged.fail(_closing())
         return bridged
+
+    def _spans(self, program: str, settings: ProgramSettings | None) -> ProgramSpans | None:
+        sender = sender_of_request()
+        if self._tracer is None or sender is None or sender.trace is None:
+            return None
+        model, name = self._model_name, ""
+        if settings is not None:
+            model, name = settings.adapter or model, settings.name
+        return ProgramSpans(self._tracer, sender.trace, program=program, name=name, model=model)
 
     def release(self, call: "BridgedCall") -> None:
         self._calls.discard(call)
@@ -94,6 +111,7 @@ class BridgedCall:
         sender = sender_of_request()
         self._account = None if sender is None else sender.account
         self._reserved = 0.0
+        self.spans: ProgramSpans | None = None
         self._events: list[ProgramEvent] = []
         self._failure: errors.PhloemError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -105,6 +123,8 @@ class BridgedCall:
         """
         reserved = 0.0 if self._account is None else self._account.reserve(ops, self._context_len)
         self._reserved += reserved
+        if self.spans is not None:
+            self.spans.submit(ops)
         send = partial(self.call.submit, list(ops), settings)
         try:
             if sum(len(op.text) for op in ops if isinstance(op, Text)) > LONG_TEXT:
@@ -137,6 +157,8 @@ class BridgedCall:
     def take(self, event: ProgramEvent) -> None:
         if isinstance(event, Closed) and self._account is not None:
             self._account.settle(self._reserved, event.stats)
+        if self.spans is not None:
+            self.spans.take(event)
         self._events.append(event)
         self._wake()
 

@@ -29,6 +29,7 @@ from ..config import ConnectionLimits, EngineConfig, Progress, StoreLimits
 from ..weights.resolve import resolve_model
 from .listener import LOOPBACK_NAMES, Tls, is_loopback, listen, url_of
 from .tenants import Keys
+from .tracing import Tracer
 
 if TYPE_CHECKING:
     from ..tokenizer import ModelTemplate, Tokenizer
@@ -52,6 +53,7 @@ def serve(
     connections: ConnectionLimits | None = None,
     stored: StoreLimits | None = None,
     has_page: bool = True,
+    tracer: Tracer | None = None,
     on_ready: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> int:
@@ -64,7 +66,7 @@ def serve(
     replica has failed.
     ``key_file``: instead of ``api_key``, keys and limits of several tenants; SIGHUP lets the server read it again.
     ``max_concurrent``: requests that are answered at once, 0: any number. ``tls``: answers HTTPS alone. ``has_page``:
-    whether ``/`` shows the page.
+    whether ``/`` shows the page. ``tracer``: makes the spans of requests; the caller closes it.
     """
     if key_file is not None and api_key is not None:
         raise InvalidRequest("there are a key file and an API key; give one of them (see $PHLOEM_API_KEY)")
@@ -105,6 +107,7 @@ def serve(
                 supervisor=supervisor,
                 stored=stored,
                 has_page=has_page,
+                tracer=tracer,
             )
             front.http.run_app(
                 app,

@@ -39,7 +39,10 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: ``time`` (UTC), ``level``, ``logger``, ``message``, ``request_id``, the line's fields."""
+    """One JSON object a line: ``time`` (UTC), ``level``, ``logger``, ``message``, ids, the line's fields.
+
+    The ids are ``request_id`` and, of a request that belongs to a trace, ``trace_id``.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -50,6 +53,8 @@ class JsonLines(logging.Formatter):
         }
         if request_id := _request_id():
             line["request_id"] = request_id
+        if (sender := sender_of_request()) is not None and sender.trace is not None:
+            line["trace_id"] = sender.trace.trace_id
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line | _fields(record), ensure_ascii=False)

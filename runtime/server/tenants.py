@@ -27,6 +27,7 @@ import msgspec
 from ...protocol.errors import InvalidRequest, RateLimited, UnknownModel
 from ...protocol.messages import ProgramSettings, ProgramStats
 from ...protocol.ops import AnyOp, Gen, Score, Select, Special, Text
+from .tracing import TraceContext
 
 logger = logging.getLogger(__name__)
 
@@ -395,10 +396,14 @@ def presented_key(headers: Mapping[bytes, bytes]) -> bytes:
 
 @dataclass(slots=True)
 class Sender:
-    """Of one HTTP request. The tokens are those of its generations that have ended."""
+    """Of one HTTP request. The tokens are those of its generations that have ended.
+
+    ``trace``: the request's span, or, where the server makes none, the caller's.
+    """
 
     account: Account
     request_id: str
+    trace: TraceContext | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
