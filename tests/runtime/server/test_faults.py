@@ -121,7 +121,7 @@ def test_an_unknown_model_is_404(serve):
 
 def test_a_model_without_a_chat_template_refuses_chats(serve):
     server = serve(template=None)
-    with pytest.raises(openai.BadRequestError, match="has no chat template; send its prompt to /v1/completions"):
+    with pytest.raises(openai.BadRequestError, match="has no chat template; send a prompt of its own"):
         server.openai.chat.completions.create(model="string", messages=HELLO)
     assert server.openai.completions.create(model="string", prompt="a").choices
 
