@@ -288,6 +288,12 @@ def _run(args: argparse.Namespace) -> int:
     )
 
 
+def _ps(args: argparse.Namespace) -> int:
+    from .commands.ps import show_engines
+
+    return show_engines(args.url, api_key=_api_key(args), as_json=args.json)
+
+
 def _top(args: argparse.Namespace) -> int:
     from .top import show_fleet
 
@@ -489,6 +495,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_keys(commands)
     _add_engine(commands)
+    _add_ps(commands)
     _add_top(commands)
     _add_bench(commands)
     _add_plan(commands)
@@ -686,14 +693,29 @@ def _add_engine(commands: Any) -> None:
     engine.set_defaults(run=_engine)
 
 
+def _add_ps(commands: Any) -> None:
+    ps = commands.add_parser(
+        "ps",
+        help="show a server's model and engines",
+        description="Show the model of a running server and its engines: state, rows that run, queue, cache, memory.",
+    )
+    _add_server_arguments(ps)
+    ps.add_argument("--json", action="store_true", help="print the report as a line of JSON")
+    ps.set_defaults(run=_ps)
+
+
+def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8000", help="default: %(default)s")
+    parser.add_argument("--api-key", help="the server's key (default: $PHLOEM_API_KEY, or none)")
+
+
 def _add_top(commands: Any) -> None:
     top = commands.add_parser(
         "top",
-        help="watch a server's replicas",
-        description="Show a server's replicas, their load and their restarts, and refresh the view until Ctrl-C.",
+        help="watch a server's engines and programs",
+        description="Show a server's engines, their load and restarts, and the longest programs; refresh until Ctrl-C.",
     )
-    top.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8000", help="default: %(default)s")
-    top.add_argument("--api-key", help="the server's key (default: $PHLOEM_API_KEY, or none)")
+    _add_server_arguments(top)
     top.add_argument(
         "--interval",
         type=parse_duration,

@@ -33,3 +33,8 @@ def test_a_system_that_says_nothing_has_a_name_and_cores(elsewhere, monkeypatch)
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
     assert (processor.name(), processor.field("flags"), processor.memory_bytes()) == ("arm64", "", 0)
     assert processor.num_cores() == (os.cpu_count() or 1)
+
+
+def test_the_memory_of_this_process_is_a_part_of_the_machines():
+    resident = processor.resident_bytes()
+    assert resident == 0 or 1_000_000 < resident < processor.memory_bytes()

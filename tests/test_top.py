@@ -5,7 +5,7 @@ import io
 import pytest
 from phloem.protocol.errors import EngineLost, InvalidRequest
 from phloem.tests.runtime.server.conftest import serving
-from phloem.top import render, show_fleet
+from phloem.top import longest_programs, render, show_fleet
 from rich.console import Console
 
 
@@ -60,6 +60,24 @@ def test_tokens_a_second_are_counted_between_two_pages_of_one_engine():
 def test_a_ready_engine_that_does_not_answer_is_shown_as_silent():
     text = shown(page(now_s=280.0, tokens=0, state="ready", silent_s=33.0))
     assert "silent" in text and "33 s" in text
+
+
+def test_the_longest_programs_are_summed_over_their_sequences_and_shown_first():
+    def sequence(program: str, tokens: int, state: str = "running", **more: int) -> dict[str, object]:
+        return {"name": "chat", "tenant": "t", "state": state, "tokens": tokens, "program": program, **more}
+
+    first = [sequence("a" * 20, 10, cached=4), sequence("a" * 20, 1200, "waiting", generated=3), sequence("b", 500)]
+    engines = {"0": {"batch": {"sequences": first}}, "1": None, "2": {"batch": {"sequences": [sequence("b", 600)]}}}
+    programs = longest_programs({"engines": engines}, count=2)
+    assert [(found["engine"], found["program"][0], found["tokens"]) for found in programs] == [
+        ("0", "a", 1210),
+        ("2", "b", 600),
+    ]
+    out = io.StringIO()
+    Console(file=out, width=160).print(render(page(now_s=280.0, tokens=0), programs=programs))
+    *_, longest, other = out.getvalue().splitlines()
+    assert longest.split() == ["0", "a" * 12, "chat", "t", "1", "1", "1,210", "4", "3"]
+    assert other.split()[:2] == ["2", "b"]
 
 
 def test_a_server_that_is_not_there_or_not_ours_is_an_error_that_says_so():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ...processor import resident_bytes
 from ..scheduler import Sequence
 from ..speculative import Speculation
 from .generation import Candidate
@@ -44,6 +45,7 @@ def metrics(loop: StepLoop) -> dict[str, Any]:
         "waiting": scheduler.num_waiting,
         "parked": len(scheduler.parked),
         "programs": len(programs.by_key),
+        "memory_bytes": resident_bytes(),
         "preemptions": scheduler.num_preemptions,
         "yields": scheduler.counters.num_yields,
         "swapped_back": scheduler.counters.num_swapped_back,

@@ -96,7 +96,7 @@ def test_a_missing_file_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str
 
 
 def test_ctrl_c_is_one_line_and_code_130(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("print('begun')\ninput()\n")
+    (tmp_path / "program.py").write_text("print('begun', flush=True)\nwhile True:\n    pass\n")
     with terminal("run", str(tmp_path / "program.py")) as screen:
         screen.wait_for("begun\n")
         screen.press("c")
