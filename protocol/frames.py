@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from .errors import InvalidRequest, ProtocolError
-from .messages import ClientMessage, RuntimeMessage
+from .messages import ClientMessage, Name, RuntimeMessage
 
 _encoder = msgspec.msgpack.Encoder()
 _client_decoder = msgspec.msgpack.Decoder(ClientMessage)
@@ -13,15 +13,30 @@ _runtime_decoder = msgspec.msgpack.Decoder(list[RuntimeMessage])
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The fields of a client's message that tell which call or query to answer when the rest cannot be decoded."""
+    """The fields of a client's message that tell which call or query to answer when the rest cannot be decoded.
 
-    m: Any = None
-    version: Any = None
-    program: Any = None
-    id: Any = None
+    None: absent, or a value of another type.
+    """
+
+    m: str | None = None
+    version: int | None = None
+    program: str | None = None
+    id: int | None = None
 
 
-_head_decoder = msgspec.msgpack.Decoder(Head)
+_NIL = msgspec.Raw(b"\xc0")
+
+
+class _RawHead(msgspec.Struct, frozen=True):
+    """``Head`` before its values are decoded: a frame of nested lists would become gigabytes of Python's lists."""
+
+    m: msgspec.Raw = _NIL
+    version: msgspec.Raw = _NIL
+    program: msgspec.Raw = _NIL
+    id: msgspec.Raw = _NIL
+
+
+_head_decoder = msgspec.msgpack.Decoder(_RawHead)
 
 
 def encode_client(message: ClientMessage) -> bytes:
@@ -54,9 +69,17 @@ def decode_runtime(frame: bytes) -> list[RuntimeMessage]:
 def decode_head(frame: bytes) -> Head:
     """An unreadable frame has an empty head."""
     try:
-        return _head_decoder.decode(frame)
+        raw = _head_decoder.decode(frame)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Head()
+    return Head(_value(raw.m, str), _value(raw.version, int), _value(raw.program, Name), _value(raw.id, int))
+
+
+def _value(raw: msgspec.Raw, kind: Any) -> Any:
+    try:
+        return msgspec.msgpack.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _unreadable(frame: bytes, error: Exception) -> ProtocolError:

@@ -3,7 +3,7 @@
 A client frame holds one ``ClientMessage``; a runtime frame holds a list of ``RuntimeMessage``.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -11,6 +11,9 @@ from .errors import ErrorInfo
 from .ops import AnyOp
 
 PROTOCOL_VERSION = 1
+MAX_NAME = 256  # characters; every message about a program repeats its id
+
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="m"):
@@ -50,7 +53,7 @@ class Submit(Message, tag="submit"):
     that have failed already, so that what depends on them fails again.
     """
 
-    program: str
+    program: Name
     ops: list[AnyOp]
     settings: ProgramSettings | None = None
     failed: dict[int, ErrorInfo] = {}
@@ -59,7 +62,7 @@ class Submit(Message, tag="submit"):
 class Cancel(Message, tag="cancel"):
     """End a program, one sequence of it, or one op: unfinished ops fail as Cancelled and keep what was generated."""
 
-    program: str
+    program: Name
     seq: int | None = None
     op: int | None = None
 
@@ -74,7 +77,7 @@ class Query(Message, tag="query"):
     """A question outside any program: ``what`` is one of ``QUERIES``."""
 
     id: int
-    what: str
+    what: Name
 
 
 QUERIES = ("info", "metrics", "batch", "cache_tree", "cache_nodes", "cache_blocks", "flush_cache")

@@ -23,6 +23,7 @@ import msgspec
 
 from .errors import Cancelled, DependencyFailed, InternalError, InvalidRequest, PhloemError, from_info
 from .messages import (
+    MAX_NAME,
     Accepted,
     Closed,
     Delta,
@@ -108,6 +109,9 @@ class ProgramCall:
     def __init__(
         self, transport: ProgramTransport, on_event: Callable[[ProgramEvent], None], *, program: str = ""
     ) -> None:
+        if len(program) > MAX_NAME:
+            message = f"the program's id has {len(program):,} characters, but may have {MAX_NAME}; choose a shorter one"
+            raise InvalidRequest(message, where="program")
         self.program = program or uuid.uuid4().hex
         self.error: PhloemError | None = None  # the program's first
         self.is_over = False

@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 FRAMES_PER_RECEIVE = 4096
 SEND_QUEUE_FRAMES = 256  # frames ZeroMQ holds for a client before it waits here
+UNREAD_SUBMITS = 16  # a client that takes nothing may send so many of the largest submits more
+FRAME_BYTES = 1_000  # what the reply to the smallest frame costs
 RETRY_S = 0.005  # how soon a client that could take no more is tried again
 LINGER_MS = 1_000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000  # of TCP peers, answered by ZeroMQ's own thread
@@ -58,7 +60,8 @@ class EngineSocket:
     A client has unlimited credit until its first ``Credit``; from then on it is sent as many deltas as it has credit
     for. Deltas beyond that are merged per candidate (and ``origin``) and wait for credit, at the latest for the op's
     ``Done`` or ``Failed``, which take them along. Other messages are neither held back nor dropped. A ``Bye`` in the
-    inbox is a client that said goodbye, was silent for ``client_timeout_s``, or is no longer connected. Raises
+    inbox is a client that said goodbye, was silent for ``client_timeout_s``, is no longer connected, or sent and sent
+    without taking a reply. Raises
     ``InvalidParams`` when it cannot listen at ``url``; ``self.url`` has the port that was taken.
     """
 
@@ -185,6 +188,9 @@ class EngineSocket:
         peer = self._peers.get(client_id)
         if peer is not None:
             peer.heard = self._clock()
+            if self._is_flooding(client_id, peer, sum(map(len, frames))):
+                inbox.append((client_id, Bye()))
+                return
         try:
             if len(frames) != 2:
                 raise ProtocolError(f"a message of {len(frames) - 1} frames; every message is one frame")
@@ -213,6 +219,19 @@ class EngineSocket:
                 case _:
                     inbox.append((client_id, message))
 
+    def _is_flooding(self, client_id: bytes, peer: "_Peer", size_bytes: int) -> bool:
+        """Whether a client that takes no replies has sent too much; it is forgotten then."""
+        if peer.stuck is None:
+            return False
+        peer.unread_bytes += size_bytes + FRAME_BYTES
+        limit = UNREAD_SUBMITS * self._welcome.limits.max_submit_bytes
+        if peer.unread_bytes <= limit:
+            return False
+        text = f"it has taken no reply while it sent {peer.unread_bytes:,} bytes; the limit is {limit:,}"
+        logger.warning("client %s is dropped: %s", client_id.hex(), text)
+        self._forget(client_id)
+        return True
+
     def _greet(self, client_id: bytes, version: object) -> None:
         if version != PROTOCOL_VERSION:
             text = f"protocol version {version!r}, but this engine speaks {PROTOCOL_VERSION}; install equal versions"
@@ -229,9 +248,9 @@ class EngineSocket:
             self._greet(client_id, head.version)
             return
         logger.debug("client %s: %s", client_id.hex(), error)
-        if head.m == "submit" and isinstance(head.program, str) and client_id in self._peers:
+        if head.m == "submit" and head.program is not None and client_id in self._peers:
             self._reply(client_id, Rejected(program=head.program, errors=[error.info()]))
-        elif head.m == "query" and isinstance(head.id, int) and client_id in self._peers:
+        elif head.m == "query" and head.id is not None and client_id in self._peers:
             self._reply(client_id, Answer(id=head.id, error=error.info()))
         else:
             self._reply(client_id, ProtocolFault(error=error.info()))
@@ -284,6 +303,7 @@ class EngineSocket:
                 return
             try:
                 self._socket.send_multipart([client_id, frame], zmq.NOBLOCK)
+                peer.unread_bytes = 0
             except zmq.Again:
                 peer.stuck = frame
                 self._backlog[client_id] = None
@@ -332,6 +352,7 @@ class _Peer:
     heard: float
     credit: int | None = None
     stuck: bytes | None = None
+    unread_bytes: int = 0  # that the client has sent since it last took a frame
     waiting: list[RuntimeMessage] = field(default_factory=list)
     held: dict[DeltaKey, list[_Held]] = field(default_factory=dict)
 
