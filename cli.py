@@ -52,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not (sys.argv[1:] if argv is None else argv):
             parser.print_usage(sys.stderr)
         args = parser.parse_args(argv)
+        if getattr(args, "config", None) is not None:
+            from .commands.config_file import parse_with_file
+
+            args = parse_with_file(parser, args.command, sys.argv[1:] if argv is None else argv, args.config)
         _set_up_logging(getattr(args, "log_level", "warning"))
         code = int(args.run(args))
         sys.stdout.flush()
@@ -84,6 +88,13 @@ def _pull(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    if args.print_config:
+        from .commands.config_file import config_text
+
+        _write(config_text(args.command, args))
+        return _OK
+    if args.model is None:
+        raise InvalidRequest('serve what? phloem serve MODEL, or model = "MODEL" in the file of --config')
     from .runtime.server.logs import set_up_logs
 
     set_up_logs(args.log_format, args.log_requests)
@@ -598,7 +609,10 @@ def _add_serve(commands: Any) -> None:
     serve = commands.add_parser(
         "serve", help="serve a model over HTTP", description="Serve a model with OpenAI's API and Phloem's own API."
     )
-    serve.add_argument("model", metavar="MODEL", help=_MODELS)
+    serve.add_argument("model", metavar="MODEL", nargs="?", help=_MODELS)
+    file = serve.add_argument("--config", type=Path, metavar="FILE.toml")
+    file.help = "settings by their flags' names, for example max-running = 8; a flag that is given wins"
+    serve.add_argument("--print-config", action="store_true", help="print the settings as such a file, and exit")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument("--port", type=parse_port, default=8000, help="port to listen on (default: %(default)s)")
     serve.add_argument("--api-key", help="refuse requests without this key (default: $PHLOEM_API_KEY, or none)")
@@ -629,7 +643,7 @@ def _add_serve(commands: Any) -> None:
     restarts.help = "mark a replica as failed after this many restarts in 10 minutes (default: %(default)s)"
     restarts.default = policy.max_restarts
     add_engine_flags(serve)
-    serve.set_defaults(run=_serve)
+    serve.set_defaults(run=_serve, command=serve)
 
 
 def _add_connection_flags(serve: argparse.ArgumentParser) -> None:

@@ -91,7 +91,7 @@ class _AddNamed(argparse.Action):
         name, _, path = str(values).partition("=")
         if not name or not path:
             parser.error(f"argument {option_string}: {values!r} is not NAME=PATH, for example poet=adapters/poet")
-        found = getattr(namespace, self.dest)
+        found = getattr(namespace, self.dest, {})
         if name in found:
             parser.error(f"argument {option_string}: {name!r} is given twice")
         setattr(namespace, self.dest, {**found, name: path})
