@@ -22,11 +22,11 @@ def _holds_always(value: Any) -> bool:
 class Field(msgspec.Struct, frozen=True):
     """One parameter. ``name`` is its name in ``gen()``, ``run()``, ``s.sampling()`` and ``SamplingParams``.
 
-    ``holds`` checks a value; ``must_be`` is the limit in words. The names in other APIs: ``native`` (SGLang and
-    ``/generate``; empty: ``name``), ``chat`` and ``completions`` (OpenAI's), ``anthropic``, ``litellm``. None: that API
-    has no such parameter, and a request that sets it is refused. ``extension``: our own OpenAI endpoints take it
-    under ``name``. ``is_beside``: in ``/generate`` it stands beside ``sampling_params``. ``needs``: the flag without
-    which it would have no effect, so it is refused.
+    ``holds`` checks a value; ``must_be`` is the limit in words, ``limits`` (of a number) in JSON Schema. The names in
+    other APIs: ``native`` (SGLang and ``/generate``; empty: ``name``), ``chat`` and ``completions`` (OpenAI's),
+    ``anthropic``, ``litellm``. None: that API has no such parameter, and a request that sets it is refused.
+    ``extension``: our own OpenAI endpoints take it under ``name``. ``is_beside``: in ``/generate`` it stands beside
+    ``sampling_params``. ``needs``: the flag without which it would have no effect, so it is refused.
 
     ``part`` says where our protocol keeps it: in ``SamplingParams``, in the ``Gen`` op, or in its grammar.
     """
@@ -35,6 +35,7 @@ class Field(msgspec.Struct, frozen=True):
     must_be: str = ""
     holds: Callable[[Any], bool] = _holds_always
     native: str | None = ""
+    limits: dict[str, Any] = {}
     chat: str | None = None
     completions: str | None = None
     litellm: str | None = None
@@ -60,8 +61,14 @@ def _everywhere(name: str) -> dict[str, str]:
     return {**_in_openai(name), "anthropic": name}
 
 
-def _between(low: float, high: float) -> tuple[str, Callable[[Any], bool]]:
-    return f"between {low} and {high}", lambda v: low <= v <= high
+def _between(low: float, high: float) -> dict[str, Any]:
+    limits = {"minimum": low, "maximum": high}
+    return {"must_be": f"between {low} and {high}", "holds": lambda v: low <= v <= high, "limits": limits}
+
+
+def _above(low: float, high: float) -> dict[str, Any]:
+    limits = {"exclusiveMinimum": low, "maximum": high}
+    return {"must_be": f"in ({low}, {high}]", "holds": lambda v: low < v <= high, "limits": limits}
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -74,7 +81,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     max_tokens: Annotated[
         int,
         Field(
-            "generate at most so many tokens", ">= 0", lambda v: v >= 0, "max_new_tokens", **_everywhere("max_tokens")
+            "generate at most so many tokens",
+            ">= 0",
+            lambda v: v >= 0,
+            "max_new_tokens",
+            limits={"minimum": 0},
+            **_everywhere("max_tokens"),
         ),
     ] = 128
     min_tokens: Annotated[
@@ -84,6 +96,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             "between 0 and max_tokens",
             lambda v: v >= 0,
             "min_new_tokens",
+            limits={"minimum": 0},
             extension=True,
         ),
     ] = 0
@@ -98,14 +111,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         tuple[str, ...], Field("end where one of these patterns has matched", "non-empty patterns", all)
     ] = ()
     temperature: Annotated[
-        float, Field("divide the logits by it; 0 is greedy", *_between(0, 100), **_everywhere("temperature"))
+        float, Field("divide the logits by it; 0 is greedy", **_between(0, 100), **_everywhere("temperature"))
     ] = 1.0
     top_p: Annotated[
         float,
         Field(
             "draw among the likeliest tokens that have this probability together",
-            "in (0, 1]",
-            lambda v: 0.0 < v <= 1.0,
+            **_above(0, 1),
             **_everywhere("top_p"),
         ),
     ] = 1.0
@@ -115,6 +127,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             "draw among so many of the likeliest tokens; -1 is off",
             "-1 (off) or >= 1",
             lambda v: v == -1 or v >= 1,
+            limits={"minimum": -1, "not": {"const": 0}},
             litellm="top_k",
             anthropic="top_k",
             extension=True,
@@ -126,6 +139,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             "leave out tokens less likely than this share of the likeliest one's probability",
             "in [0, 1]",
             lambda v: 0.0 <= v <= 1.0,
+            limits={"minimum": 0, "maximum": 1},
             extension=True,
         ),
     ] = 0.0
@@ -133,14 +147,14 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         float,
         Field(
             "lower a token's logit by this for each time it was generated",
-            *_between(-2, 2),
+            **_between(-2, 2),
             **_in_openai("frequency_penalty"),
         ),
     ] = 0.0
     presence_penalty: Annotated[
         float,
         Field(
-            "lower a token's logit by this once it was generated", *_between(-2, 2), **_in_openai("presence_penalty")
+            "lower a token's logit by this once it was generated", **_between(-2, 2), **_in_openai("presence_penalty")
         ),
     ] = 0.0
     ignore_eos: Annotated[bool, Field("go on past the token that ends a text", extension=True)] = False
@@ -153,6 +167,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             "return those of the prompt too, from this token on; -1: of generated tokens only",
             "-1 (generated tokens only) or >= 0",
             lambda v: v >= -1,
+            limits={"minimum": -1},
             is_beside=True,
             needs="return_logprob",
         ),
@@ -161,7 +176,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         int,
         Field(
             "return so many of the likeliest tokens in each place",
-            *_between(0, MAX_LOGPROBS),
+            **_between(0, MAX_LOGPROBS),
             is_beside=True,
             needs="return_logprob",
             **{**_in_openai("top_logprobs"), "completions": "logprobs"},
@@ -171,8 +186,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         float,
         Field(
             "divide the logit of a token of the text so far by it (multiply a negative one)",
-            "in (0, 10]",
-            lambda v: 0.0 < v <= 10.0,
+            **_above(0, 10),
             extension=True,
         ),
     ] = 1.0
@@ -183,6 +197,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             "a signed 64-bit integer",
             lambda v: v is None or -(2**63) <= v < 2**63,
             "sampling_seed",
+            limits={"minimum": -(2**63), "maximum": 2**63 - 1},
             **_in_openai("seed"),
         ),
     ] = None

@@ -120,9 +120,9 @@ def with_rows(name: str, base: type[Strict], rows: _Rows, *, has_defaults: bool)
         kind = _JSON_TYPES.get(row.type, row.type)
         is_plain = has_defaults and not isinstance(row.default, tuple | dict)
         said = f"{row.meaning} ({row.must_be})" if row.must_be else row.meaning
-        made[theirs] = (
-            (kind, Field(row.default, description=said)) if is_plain else (kind | None, Field(None, description=said))
-        )
+        default = row.default if is_plain else None
+        field = Field(default, description=said, json_schema_extra=row.limits)
+        made[theirs] = (kind if is_plain else kind | None, field)
     return create_model(name, __base__=base, **made)
 
 

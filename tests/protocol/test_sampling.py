@@ -3,6 +3,7 @@
 import inspect
 from pathlib import Path
 
+import jsonschema
 import phloem
 import pytest
 from phloem.lang.sampling_params import SAMPLING_NAMES, SglSamplingParams
@@ -47,6 +48,21 @@ def test_defaults_have_no_faults_and_what_breaks_a_bound_is_named(field):
     if field.must_be:
         (fault,) = SamplingParams(**{field.name: wrong[kind]}).faults()[:1]
         assert fault == f"{field.name}={wrong[kind]!r}: must be {field.must_be}"
+
+
+NUMBERS = [-(2**63) - 1, -(2**63), -3, -2.5, -2, -1, -0.5, 0, 0.5, 1, 1.5, 2, 2.5, 10, 11, 100, 101, 2**63 - 1, 2**63]
+BOUNDED = [
+    field for field in FIELDS if field.part == "params" and field.must_be and field.type in (int, float, int | None)
+]
+
+
+@pytest.mark.parametrize("field", BOUNDED, ids=lambda field: field.name)
+def test_the_limits_of_a_number_are_those_that_are_checked(field):
+    values = [value for value in NUMBERS if field.type is float or isinstance(value, int)]
+    schema = {"type": "number", **field.limits}
+    assert field.limits and [jsonschema.Draft202012Validator(schema).is_valid(value) for value in values] == [
+        field.holds(value) for value in values
+    ]
 
 
 def test_a_parameter_without_the_flag_that_it_needs_is_a_fault():

@@ -178,4 +178,5 @@ def test_an_answer_to_a_bug_has_the_request_id_and_is_counted_as_one(serve, monk
     assert answer.status_code == 500 and answer.headers["x-request-id"] == "mine"
     assert answer.json()["error"]["type"] == "server_error"
     monkeypatch.undo()
-    assert 'phloem_http_responses_total{route="/cache_tree",status="500"} 1.0' in server.http.get("/metrics").text
+    metrics = httpx.get(f"{server.url}/metrics").text  # over another connection: uvicorn closes that one
+    assert 'phloem_http_responses_total{route="/cache_tree",status="500"} 1.0' in metrics
