@@ -344,6 +344,13 @@ def _grammar(args: argparse.Namespace) -> int:
     return _OK if report.is_accepting else _FAILED
 
 
+def _completion(args: argparse.Namespace) -> int:
+    from .commands.completion import script
+
+    _write(script(args.shell, _parser(), tuple(ALIASES)))
+    return _OK
+
+
 def _doctor(args: argparse.Namespace) -> int:
     from .doctor import report
 
@@ -512,6 +519,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_train_drafter(commands)
     _add_grammar(commands)
+    _add_completion(commands)
     doctor = commands.add_parser("doctor", help="show what this machine can run")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -590,6 +598,18 @@ def _add_source_flags(parser: argparse.ArgumentParser) -> None:
     _add_url_flags(parser, "ask")
     add_sampling_flags(parser, without=("speculative",))
     add_engine_flags(parser, without=("seed",))
+
+
+def _add_completion(commands: Any) -> None:
+    from .commands.completion import SHELLS
+
+    completion = commands.add_parser(
+        "completion",
+        help="print a script that completes commands in a shell",
+        description="Print a script that completes commands, flags and model names: source <(phloem completion bash)",
+    )
+    completion.add_argument("shell", choices=SHELLS, help="the shell")
+    completion.set_defaults(run=_completion)
 
 
 def _add_pull(commands: Any) -> None:

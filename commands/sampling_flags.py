@@ -119,9 +119,8 @@ def _unit(field: Field) -> str:
 
 
 def _default(field: Field) -> str:
-    if field.name == "max_tokens":
-        return str(MAX_TOKENS)
-    return "drawn by the engine" if field.name == "seed" else str(field.default)
+    ours = {"max_tokens": MAX_TOKENS, "seed": "drawn by the engine", "heal": True}
+    return str(ours.get(field.name, field.default))
 
 
 def _flag(field: Field) -> str:

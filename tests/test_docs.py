@@ -14,6 +14,7 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import get_args
@@ -109,7 +110,7 @@ def _commands(page: Path) -> Iterator[list[str]]:
                 continue
             while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
                 del words[0]
-            if words:
+            if words := list(takewhile(lambda word: word not in ("|", ">", "<"), words)):
                 yield words
     for line in re.findall(r"^    (phloem .*)$", _FENCE.sub("", page.read_text()), re.MULTILINE):
         yield shlex.split(line, comments=True)

@@ -12,9 +12,10 @@ import select
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 HANGING_S = 300.0  # a test that hangs fails after this long
+PHLOEM = (sys.executable, "-m", "phloem")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -34,6 +35,9 @@ class Terminal:
 
     def enter(self, line: str) -> None:
         os.write(self._screen, line.encode() + b"\n")
+
+    def type(self, keys: str) -> None:
+        os.write(self._screen, keys.encode())
 
     def press(self, key: str) -> None:
         """``c``: Ctrl-C; ``d``: Ctrl-D."""
@@ -59,17 +63,16 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*arguments: str) -> Iterator[Terminal]:
-    """``python -m phloem ARGUMENTS`` on a pseudo-terminal of its own, ended at the end."""
+def terminal(*arguments: str, program: Sequence[str] = PHLOEM) -> Iterator[Terminal]:
+    """``phloem ARGUMENTS``, or another program, on a pseudo-terminal of its own; killed at the end."""
     ours, theirs = pty.openpty()
 
     def take_terminal() -> None:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    command = [sys.executable, "-m", "phloem", *arguments]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
     process = subprocess.Popen(
-        command,
+        [*program, *arguments],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
