@@ -25,7 +25,7 @@ ROWS: list[set[str] | list[str]] = [
     {"runtime.models"},
     {"runtime.executor"},
     {"runtime.speculative"},
-    {"runtime.engine"},
+    {"runtime.encoder", "runtime.engine"},
     ["runtime.process", "runtime.profiling", "runtime.planning", "runtime.training"],
     {"cluster"},
     {"engines"},

@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...protocol.errors import UnknownModel, Unsupported
+from .json_file import read_json
 from .model_config import ModelConfig, config_from_hf, ids_of
 
 INDEX = "model.safetensors.index.json"
@@ -23,7 +24,7 @@ class SafetensorsFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         config = read_folder_config(path)
-        self._files = {shard: _open(path / shard) for shard in _shards(path)}
+        self._files = {shard: open_shard(path / shard) for shard in shards_of(path)}
         self._homes = {name: shard for shard, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         if config.tied_embeddings and "lm_head.weight" in self._homes and "model.embed_tokens.weight" in self._homes:
             del self._homes["lm_head.weight"]  # a copy of the embedding, saved by some tools
@@ -47,30 +48,24 @@ class SafetensorsFolder:
 
 def read_folder_config(path: Path) -> ModelConfig:
     """From config.json, and generation_config.json where there is one."""
-    config = config_from_hf(_read_json(path / "config.json"), source=str(path / "config.json"))
+    config = config_from_hf(read_json(path / "config.json"), source=str(path / "config.json"))
     if (path / "generation_config.json").is_file():
-        more = ids_of(_read_json(path / "generation_config.json").get("eos_token_id"))
+        more = ids_of(read_json(path / "generation_config.json").get("eos_token_id"))
         config = msgspec.structs.replace(config, eos_ids=tuple(dict.fromkeys((*config.eos_ids, *more))))
     return config
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise UnknownModel(f"{path} cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise UnknownModel(f"{path} holds no JSON object")
-    return data
-
-
-def _shards(path: Path) -> list[str]:
+def shards_of(path: Path) -> list[str]:
+    """The names of the folder's safetensors files. Raises UnknownModel where there are none."""
     if not (path / INDEX).is_file():
         shards = sorted(file.name for file in path.glob("*.safetensors"))
         if not shards:
-            raise UnknownModel(f"{path} has no *.safetensors file; other weight formats are not read, save it as such")
+            others = [file.name for suffix in ("bin", "pt", "pth", "h5") for file in path.glob(f"*.{suffix}")]
+            kept = f"; its {others[0]} is not read" if others else ""
+            text = f"{path} has no *.safetensors file{kept}; other weight formats are not read, save it as such"
+            raise UnknownModel(text)
         return shards
-    homes = _read_json(path / INDEX).get("weight_map")
+    homes = read_json(path / INDEX).get("weight_map")
     if not isinstance(homes, dict) or not homes:
         raise UnknownModel(f"{path / INDEX} has no weight_map")
     shards = sorted({str(shard) for shard in homes.values()})
@@ -80,7 +75,7 @@ def _shards(path: Path) -> list[str]:
     return shards
 
 
-def _open(path: Path) -> Any:
+def open_shard(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:

@@ -166,7 +166,7 @@ def test_paths_that_hold_no_model_are_refused(tmp_path: Path, folder: Path) -> N
     with pytest.raises(UnknownModel, match=r"config.json cannot be read"):
         open_weights(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UnknownModel, match=r"has no \*.safetensors file; other weight formats are not read"):
+    with pytest.raises(UnknownModel, match=r"has no \*.safetensors file; its pytorch_model.bin is not read"):
         open_weights(folder)
     (folder / "model.safetensors").write_bytes(b"no such thing")
     with pytest.raises(UnknownModel, match=r"cannot be read as safetensors: .*; fetch it again"):

@@ -1,0 +1,1 @@
+"""Encoder models: config and tokens, which need no torch, the model, and the engine that serves it."""

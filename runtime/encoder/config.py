@@ -1,0 +1,208 @@
+"""An encoder's config: sizes, pooling, and the length of the texts it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ...protocol.errors import UnknownModel, Unsupported
+from ..weights.damage import refuse_damage, shown
+from ..weights.json_file import read_json, read_value
+
+Pooling = Literal["mean", "cls", "last"]
+Activation = Literal["gelu", "gelu_tanh", "relu"]
+
+FAMILIES = ("bert", "roberta", "xlm-roberta")
+MAX_LAYERS = 1_000
+_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+_POOLINGS: dict[str, Pooling] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+_MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+class EncoderConfig(msgspec.Struct, frozen=True):
+    """One bidirectional transformer with learned positions, and the pooling of its last layer.
+
+    ``max_len``: the longest text in tokens, special tokens included. ``first_position``: the row of the position table
+    that a text's first token takes. ``prompt`` comes before every text.
+    """
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    vocab_size: int
+    num_positions: int
+    num_types: int
+    norm_eps: float
+    activation: Activation
+    max_len: int
+    first_position: int = 0
+    pooling: Pooling = "mean"
+    is_normalised: bool = False
+    is_lowered: bool = False  # texts are made lower case before they are tokenized
+    prompt: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("num_layers", "hidden_size", "intermediate_size", "num_heads", "vocab_size", "num_types"):
+            if getattr(self, field) < 1:
+                raise Unsupported(f"encoder config: {field} is {getattr(self, field)}; it must be at least 1")
+        if self.num_layers > MAX_LAYERS:
+            raise Unsupported(f"encoder config: {self.num_layers:,} layers; there may be {MAX_LAYERS:,}")
+        if self.hidden_size % self.num_heads:
+            raise Unsupported(f"encoder config: {self.num_heads} heads cannot share {self.hidden_size} dimensions")
+        most = self.num_positions - self.first_position
+        if not 1 <= self.max_len <= most:
+            raise Unsupported(f"encoder config: texts of {self.max_len:,} tokens, but there are {most:,} positions")
+
+
+def is_encoder(path: Path) -> bool:
+    """Whether ``path`` is the folder of a model of a family of encoders, one that cannot be served included."""
+    file = path / "config.json"
+    return file.is_file() and read_json(file).get("model_type") in FAMILIES
+
+
+def read_encoder_config(path: Path) -> EncoderConfig:
+    """From the files that transformers and sentence-transformers write.
+
+    A folder without modules.json has mean pooling and no normalisation, as sentence-transformers takes it. Raises
+    Unsupported for what would change the result and is not served.
+    """
+    with refuse_damage(path):
+        return _read(path)
+
+
+def _read(path: Path) -> EncoderConfig:
+    file = path / "config.json"
+    config = read_json(file)
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise Unsupported(f"{file}: model_type {family!r} is no encoder that is served; served: {', '.join(FAMILIES)}")
+    heads = [name for name in config.get("architectures") or [] if not str(name).endswith(("Model", "ForMaskedLM"))]
+    if heads:
+        raise Unsupported(f"{file}: a {shown(str(heads[0]))} has an output layer of its own; served are embeddings")
+    kind = config.get("position_embedding_type") or "absolute"
+    if kind != "absolute":
+        raise Unsupported(f"{file}: position_embedding_type {shown(repr(kind))}; served is 'absolute'")
+    if config.get("is_decoder") or config.get("add_cross_attention"):
+        raise Unsupported(f"{file}: the model is a decoder of an encoder's family; served are encoders")
+    activation = config.get("hidden_act", "gelu")
+    if activation not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise Unsupported(f"{file}: hidden_act {shown(repr(activation))} is not served; served: {known}")
+    sizes = {
+        ours: _count(file, config, theirs)
+        for ours, theirs in {
+            "num_layers": "num_hidden_layers",
+            "hidden_size": "hidden_size",
+            "intermediate_size": "intermediate_size",
+            "num_heads": "num_attention_heads",
+            "vocab_size": "vocab_size",
+            "num_positions": "max_position_embeddings",
+        }.items()
+    }
+    # RoBERTa's positions begin after the padding token's id.
+    first = 0 if family == "bert" else _count(file, config, "pad_token_id", 1) + 1
+    modules = _modules(path)
+    pooling, includes_prompt = _pooling(path, modules.get("Pooling"))
+    prompt = _prompt(path)
+    if prompt and not includes_prompt:
+        raise Unsupported(f"{path}: a prompt that pooling leaves out (include_prompt false) is not served")
+    max_len, is_lowered = _text_rules(path, modules.get("Transformer", ""), sizes["num_positions"] - first)
+    return EncoderConfig(
+        family=family,
+        **sizes,
+        num_types=_count(file, config, "type_vocab_size", 2),
+        norm_eps=float(config.get("layer_norm_eps", 1e-12)),
+        activation=_ACTIVATIONS[activation],
+        first_position=first,
+        max_len=max_len,
+        pooling=pooling,
+        is_normalised="Normalize" in modules,
+        is_lowered=is_lowered,
+        prompt=prompt,
+    )
+
+
+def _count(file: Path, config: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
+        raise UnknownModel(f"{file}: {key} is {shown(repr(value))}; it must be a whole number")
+    return value
+
+
+def _modules(path: Path) -> dict[str, str]:
+    """Kind and folder of each module in modules.json; none without that file."""
+    file = path / "modules.json"
+    if not file.is_file():
+        return {}
+    entries = read_value(file)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UnknownModel(f"{file} holds no list of modules")
+    found: dict[str, str] = {}
+    for entry in entries:
+        kind, folder = str(entry.get("type")).rpartition(".")[2], str(entry.get("path", ""))
+        if kind not in _MODULES or kind in found:
+            known = ", ".join(_MODULES)
+            raise Unsupported(f"{file}: module {shown(kind)} is not served; served are one each of {known}")
+        if Path(folder).name != folder:
+            raise UnknownModel(f"{file}: module {kind} has the path {shown(repr(folder))}; it must be a folder's name")
+        found[kind] = folder
+    if list(found)[:2] != ["Transformer", "Pooling"]:
+        raise Unsupported(f"{file}: modules {', '.join(found) or 'none'}; served are Transformer, Pooling, Normalize")
+    return found
+
+
+def _pooling(path: Path, folder: str | None) -> tuple[Pooling, bool]:
+    """And whether pooling counts the prompt's tokens."""
+    if folder is None:
+        return "mean", True
+    file = path / folder / "config.json"
+    config = read_json(file)
+    if "pooling_mode" in config:  # the spelling since sentence-transformers 5.2
+        modes = [str(config["pooling_mode"])]
+        known: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+    else:
+        modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
+        known = _POOLINGS
+    if len(modes) != 1 or modes[0] not in known:
+        names = ", ".join(map(shown, modes)) or "none"
+        raise Unsupported(f"{file}: pooling by {names} is not served; served is one of {', '.join(known)}")
+    return known[modes[0]], bool(config.get("include_prompt", True))
+
+
+def _prompt(path: Path) -> str:
+    """The text that sentence-transformers puts before each text."""
+    file = path / "config_sentence_transformers.json"
+    if not file.is_file():
+        return ""
+    config = read_json(file)
+    name, prompts = config.get("default_prompt_name"), config.get("prompts") or {}
+    if name is None:
+        return ""
+    if not isinstance(prompts, dict) or not isinstance(prompts.get(name), str):
+        raise UnknownModel(f"{file}: default_prompt_name {shown(repr(name))} is not among its prompts")
+    return str(prompts[name])
+
+
+def _text_rules(path: Path, folder: str, num_positions: int) -> tuple[int, bool]:
+    """The longest text, and whether texts are made lower case."""
+    file = path / folder / "sentence_bert_config.json"
+    rules = read_json(file) if file.is_file() else {}
+    longest = rules.get("max_seq_length")
+    if longest is None and (path / "tokenizer_config.json").is_file():
+        longest = read_json(path / "tokenizer_config.json").get("model_max_length")
+    if not isinstance(longest, int) or longest < 1:
+        longest = num_positions
+    return min(longest, num_positions), bool(rules.get("do_lower_case", False))

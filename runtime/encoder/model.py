@@ -1,0 +1,185 @@
+"""An encoder's layers in float32, over texts packed one after another: no row is padding.
+
+T: tokens of all texts, H: heads, D: a head's dimensions, E: the model's dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ...protocol.errors import UnknownModel, Unsupported
+from ..weights.damage import refuse_damage
+from ..weights.safetensors_file import open_shard, shards_of
+from .config import Activation, EncoderConfig, Pooling, read_encoder_config
+
+# The table of word embeddings under its names: of a bare encoder, and of one inside a larger model.
+_WORDS = "embeddings.word_embeddings.weight"
+_PREFIXES = ("", "bert.", "roberta.")
+# Tensors that no embedding needs: heads of the pre-training, and the numbers 0, 1, 2...
+_UNUSED = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids", "embeddings.token_type_ids")
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """``weight`` [outputs, inputs] of a linear layer, or [E] of a norm, and its ``bias``."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def linear(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def norm(self, x: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.layer_norm(x, self.bias.shape, self.weight, self.bias, eps)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayer:
+    qkv: Affine
+    output: Affine
+    attention_norm: Affine
+    up: Affine
+    down: Affine
+    mlp_norm: Affine
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """BERT (Devlin et al., 2018), or RoBERTa, which differs by its positions."""
+
+    config: EncoderConfig
+    words: torch.Tensor  # [vocab_size, E]
+    positions: torch.Tensor  # [max_len, E], with the embedding of the first token type added
+    norm: Affine
+    layers: tuple[EncoderLayer, ...]
+    device: torch.device
+
+    @torch.inference_mode()
+    def embed(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """One vector for each list of token ids, float32 on the CPU [texts, E]. Each has 1 to ``max_len`` ids."""
+        if not texts:
+            return torch.empty((0, self.config.hidden_size))
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        lengths = [len(texts[i]) for i in order]
+        ids = torch.tensor([token for i in order for token in texts[i]], dtype=torch.int64, device=self.device)  # [T]
+        at = torch.cat([torch.arange(length) for length in lengths]).to(self.device)  # [T]
+        x = self.norm.norm(self.words[ids] + self.positions[at], self.config.norm_eps)
+        for layer in self.layers:
+            x = self._layer(layer, x, lengths)
+        found = _pooled(x, lengths, self.config.pooling)
+        if self.config.is_normalised:
+            found = F.normalize(found, dim=1)
+        back = torch.empty(len(order), dtype=torch.int64)
+        back[torch.tensor(order)] = torch.arange(len(order))
+        return found.cpu()[back]
+
+    def _layer(self, layer: EncoderLayer, x: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        eps = self.config.norm_eps
+        mixed = _attention(layer.qkv.linear(x), lengths, num_heads=self.config.num_heads)
+        x = layer.attention_norm.norm(x + layer.output.linear(mixed), eps)
+        inner = _activate(layer.up.linear(x), self.config.activation)
+        return layer.mlp_norm.norm(x + layer.down.linear(inner), eps)
+
+
+def _attention(qkv: torch.Tensor, lengths: list[int], *, num_heads: int) -> torch.Tensor:
+    """Each text attends to itself alone; ``lengths`` ascend, and texts of one length run together."""
+    parts, start = [], 0
+    width = qkv.shape[1] // 3
+    for length, group in groupby(lengths):
+        count = len(list(group))
+        part = qkv[start : start + count * length].view(count, length, 3, num_heads, width // num_heads)
+        q, k, v = part.permute(2, 0, 3, 1, 4)  # [texts, H, length, D]
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        parts.append(mixed.transpose(1, 2).reshape(count * length, width))
+        start += count * length
+    return torch.cat(parts)
+
+
+def _activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if activation == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def _pooled(x: torch.Tensor, lengths: list[int], pooling: Pooling) -> torch.Tensor:
+    ends = torch.tensor(lengths).cumsum(0)
+    if pooling == "cls":
+        return x[(ends - torch.tensor(lengths)).to(x.device)]
+    if pooling == "last":
+        return x[(ends - 1).to(x.device)]
+    return torch.stack([part.mean(0) for part in x.split(lengths)])
+
+
+def load_encoder(path: Path, *, device: str = "cpu") -> Encoder:
+    """From a folder with config.json and safetensors. ``device`` as torch spells it: cpu, cuda, cuda:1."""
+    with refuse_damage(path):
+        config = read_encoder_config(path)
+        return _Loader(path, config, torch.device(device)).encoder()
+
+
+class _Loader:
+    def __init__(self, path: Path, config: EncoderConfig, device: torch.device) -> None:
+        self.path, self.config, self.device = path, config, device
+        self._homes: dict[str, Any] = {}
+        for shard in shards_of(path):
+            file = open_shard(path / shard)
+            self._homes |= dict.fromkeys(file.keys(), file)
+        found = [prefix for prefix in _PREFIXES if prefix + _WORDS in self._homes]
+        if not found:
+            raise UnknownModel(f"{path} has no tensor {_WORDS}; it is incomplete or of another architecture")
+        self._prefix = found[0]
+        self._unread = set(self._homes)
+
+    def encoder(self) -> Encoder:
+        config = self.config
+        hidden = config.hidden_size
+        words = self.read("embeddings.word_embeddings.weight", config.vocab_size, hidden)
+        positions = self.read("embeddings.position_embeddings.weight", config.num_positions, hidden)
+        types = self.read("embeddings.token_type_embeddings.weight", config.num_types, hidden)
+        first = config.first_position
+        norm = self.affine("embeddings.LayerNorm", hidden)
+        layers = tuple(self.layer(f"encoder.layer.{i}") for i in range(config.num_layers))
+        strangers = sorted(name for name in self._unread if not name.removeprefix(self._prefix).startswith(_UNUSED))
+        if strangers:
+            raise Unsupported(f"{self.path}: tensor {strangers[0]} belongs to no layer of a {config.family} encoder")
+        return Encoder(
+            config, words, positions[first : first + config.max_len] + types[0], norm, layers, device=self.device
+        )
+
+    def layer(self, at: str) -> EncoderLayer:
+        hidden, inner = self.config.hidden_size, self.config.intermediate_size
+        parts = [self.affine(f"{at}.attention.self.{name}", hidden, hidden) for name in ("query", "key", "value")]
+        return EncoderLayer(
+            qkv=Affine(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])),
+            output=self.affine(f"{at}.attention.output.dense", hidden, hidden),
+            attention_norm=self.affine(f"{at}.attention.output.LayerNorm", hidden),
+            up=self.affine(f"{at}.intermediate.dense", inner, hidden),
+            down=self.affine(f"{at}.output.dense", hidden, inner),
+            mlp_norm=self.affine(f"{at}.output.LayerNorm", hidden),
+        )
+
+    def affine(self, at: str, *shape: int) -> Affine:
+        return Affine(self.read(f"{at}.weight", *shape), self.read(f"{at}.bias", shape[0]))
+
+    def read(self, name: str, *shape: int) -> torch.Tensor:
+        """A copy of the tensor in float32, so that the file need not stay mapped."""
+        stored = self._prefix + name
+        if stored not in self._homes:
+            raise UnknownModel(f"{self.path} has no tensor {stored}; it is incomplete or of another architecture")
+        self._unread.discard(stored)
+        found = self._homes[stored].get_tensor(stored)
+        if found.dtype not in _FLOATS:
+            known = "float32, float16 and bfloat16"
+            raise Unsupported(f"{self.path}: tensor {stored} is of {found.dtype}; read are {known}")
+        if tuple(found.shape) != shape:
+            sizes = f"{list(found.shape)}, but its config asks for {list(shape)}"
+            raise UnknownModel(f"{self.path}: tensor {stored} is {sizes}")
+        return found.to(self.device, torch.float32, copy=True)
