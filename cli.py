@@ -7,6 +7,7 @@ could make as well.
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import logging
 import os
@@ -68,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PhloemError as error:
         return _complain(str(error))
     except OSError as error:
+        if error.filename is not None:
+            return _complain(f"{error.filename}: {error.strerror or error}")
         if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
             return _complain(f"{error.strerror or error}; choose another --host or --port")
         raise
@@ -494,6 +497,15 @@ def _engine_fields(args: argparse.Namespace) -> list[msgspec.structs.FieldInfo]:
 
 class _Parser(argparse.ArgumentParser):
     """Its errors are one line, like all others; commands are parsed by the same class."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # the flags of a command end here
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            names = [option for option in self._option_string_actions if option.startswith("--")]
+            flag = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
+            near = difflib.get_close_matches(flag, names, n=1)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {near[0]}' if near else ''}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         self.exit(_FAILED, f"phloem: error: {message}; see {self.prog} --help\n")

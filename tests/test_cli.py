@@ -112,7 +112,15 @@ def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         (["--max-running", "-1"], "-1 is negative; give 0 or more"),
         (["--client-timeout-s", "0"], "0: must be above 0, and not inf"),
         (["--precision", "int3"], "invalid choice: 'int3'"),
-        (["--max-runing", "3"], "unrecognized arguments: --max-runing"),
+        (
+            ["--max-runing", "3"],
+            "unrecognized arguments: --max-runing 3; did you mean --max-running; see phloem serve --help",
+        ),
+        (["--frob"], "unrecognized arguments: --frob; see phloem serve --help"),
+        (
+            ["--max-restrats=3", "more"],
+            "unrecognized arguments: --max-restrats=3 more; did you mean --max-restarts; see phloem",
+        ),
         (["--num-slots", "many"], "'many' is not a whole number"),
         (["--tenant-weights", "garden"], "'garden' is not NAME=WEIGHT"),
         (["--replicas", "0"], "0 is too few; give 1 or more"),
@@ -170,6 +178,7 @@ def raising(error: Exception) -> Callable[..., int]:
             2,
             "Address already in use; choose another --host or --port",
         ),
+        (PermissionError(errno.EACCES, "Permission denied", "/models/oak"), 2, "/models/oak: Permission denied"),
     ],
 )
 def test_an_error_is_one_line_and_code_2_and_a_lost_engine_code_1(
