@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 MAX_LOGPROBS = 100
+MAX_BIAS = 10_000  # far beyond any logit, and finite, so that some token can always be drawn
+MAX_SHOWN = 80  # characters of a wrong value in an error
+MAX_INT = 2**31 - 1  # a sampler counts tokens in 32 bits
 
 Api = Literal["native", "chat", "completions", "anthropic", "litellm"]
 
@@ -66,11 +69,6 @@ def _between(low: float, high: float) -> dict[str, Any]:
     return {"must_be": f"between {low} and {high}", "holds": lambda v: low <= v <= high, "limits": limits}
 
 
-def _above(low: float, high: float) -> dict[str, Any]:
-    limits = {"exclusiveMinimum": low, "maximum": high}
-    return {"must_be": f"in ({low}, {high}]", "holds": lambda v: low < v <= high, "limits": limits}
-
-
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The sampling of one generation. Each field is a row of the table; the docs list them in docs/api.md.
 
@@ -117,7 +115,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         float,
         Field(
             "draw among the likeliest tokens that have this probability together",
-            **_above(0, 1),
+            "in (0, 1]",
+            lambda v: 0.0 < v <= 1.0,
+            limits={"exclusiveMinimum": 0, "maximum": 1},
             **_everywhere("top_p"),
         ),
     ] = 1.0
@@ -125,9 +125,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         int,
         Field(
             "draw among so many of the likeliest tokens; -1 is off",
-            "-1 (off) or >= 1",
-            lambda v: v == -1 or v >= 1,
-            limits={"minimum": -1, "not": {"const": 0}},
+            f"-1 (off) or between 1 and {MAX_INT}",
+            lambda v: v == -1 or 1 <= v <= MAX_INT,
+            limits={"minimum": -1, "not": {"const": 0}, "maximum": MAX_INT},
             litellm="top_k",
             anthropic="top_k",
             extension=True,
@@ -186,7 +186,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         float,
         Field(
             "divide the logit of a token of the text so far by it (multiply a negative one)",
-            **_above(0, 10),
+            **_between(0.01, 10),
             extension=True,
         ),
     ] = 1.0
@@ -202,7 +202,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         ),
     ] = None
     logit_bias: Annotated[
-        dict[int, float], Field("add to the logits of these token ids", **_in_openai("logit_bias"))
+        dict[int, float],
+        Field(
+            "add to the logits of these token ids",
+            f"numbers between -{MAX_BIAS} and {MAX_BIAS}",
+            lambda v: all(-MAX_BIAS <= bias <= MAX_BIAS for bias in v.values()),
+            **_in_openai("logit_bias"),
+        ),
     ] = {}
     skip_special_tokens: Annotated[bool, Field("leave special tokens out of the text", extension=True)] = True
     heal: Annotated[
@@ -230,7 +236,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     def faults(self, *, vocab_size: int | None = None) -> list[str]:
         """Every reason why these parameters cannot be served; empty when they can."""
         found = [
-            f"{field.name}={value!r}: must be {field.must_be}"
+            f"{field.name}={_shown(value)}: must be {field.must_be}"
             for field in _BOUNDED
             if (value := getattr(self, field.name)) is not field.default and not field.holds(value)
         ]
@@ -245,6 +251,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             limit = f"token ids below {vocab_size} (logit_bias too)"
             found.append(f"stop_token_ids={self.stop_token_ids!r}: must be {limit}")
         return found
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _rows() -> tuple[Field, ...]:

@@ -49,6 +49,7 @@ _MINUS_INF = np.float32(-np.inf)
 _REACH = np.float32(5.0)  # a candidate weighs at least exp(-5) = 0.7% of the likeliest
 _FAR_REACH = np.float32(12.0)
 _STEEPEST = np.float32(1e30)  # of 1 / temperature: finite, so that the highest logit keeps the weight 1
+_LEAST_WEIGHT = 1e-30  # above zero, so that top-p keeps the likeliest token
 _BINS = 2048
 
 
@@ -167,7 +168,8 @@ def _sample(call: SampleCall) -> None:
                 while count < 0:
                     count = _cut(one, best, inverse, total, top_k, top_p, min_p, found, reach)
                     reach = _FAR_REACH if reach < _FAR_REACH else np.float32(np.inf)
-                token = get_i32(found.ids, _draw_candidate(found, count, get_f64(call.draws, row)))
+                if count > 0:  # logits that are no numbers leave none
+                    token = get_i32(found.ids, _draw_candidate(found, count, get_f64(call.draws, row)))
         put_i64(token_ids, row, token)
         put_f32(logprobs, row, np.float32(get_f32(one.line, token) - best - log_total))
         row = take_number(counters(call), TASK)
@@ -201,7 +203,8 @@ def _highest(row: Row) -> tuple[np.float32, int]:
                 best, at = highest16(part), i
                 bound = splat16(best)
     if at >= 0:
-        while _value(row, at) != best:
+        last = at + LANES - 1
+        while at < last and _value(row, at) != best:  # a best that is no number equals none
             at += 1
     for i in range(whole, count):
         if _value(row, i) > best:
@@ -303,7 +306,7 @@ def _cut(
             total += get_f32(weights, i)
         all_here = True
     if top_p < 1:
-        target, held = float(top_p) * total, 0.0
+        target, held = max(float(top_p) * total, _LEAST_WEIGHT), 0.0
         for i in range(count):
             held += get_f32(weights, i)
         if held < target and not all_here:

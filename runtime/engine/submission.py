@@ -39,7 +39,7 @@ def find_faults(
     if settings is not None and settings.adapter and settings.adapter not in adapters:
         there = f"there are {', '.join(adapters)}" if adapters else "this engine was started without any (--adapter)"
         fault(None, "UnknownModel", f"adapter {settings.adapter!r} is unknown; {there}")
-    if settings is not None and settings.deadline_s is not None and settings.deadline_s <= 0:
+    if settings is not None and settings.deadline_s is not None and not settings.deadline_s > 0:
         fault(None, "InvalidParams", f"deadline_s={settings.deadline_s}: must be > 0 seconds")
 
     is_traced = (program.settings if program is not None else settings or ProgramSettings()).trace
@@ -113,7 +113,7 @@ def _own_faults(
                 yield "LimitExceeded", f"{len(op.choices)} choices, but at most {limits.max_candidates * 8}"
         case Score() if not op.text:
             yield "InvalidParams", "text is empty; there is nothing to score"
-        case Pin() if op.ttl_s < 0:
+        case Pin() if not op.ttl_s >= 0:  # NaN too
             yield "InvalidParams", f"ttl_s={op.ttl_s}: must be >= 0 seconds"
         case Image():
             yield "Unsupported", "this model takes no images"

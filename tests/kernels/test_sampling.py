@@ -21,6 +21,8 @@ CUTS = [
     (1e-3, 3, 0.9, 0.5),
     (1.0, 10**6, 0.3, 1e-6),
     (0.9, 1, 1.0, 0.0),
+    (1.0, -1, 5e-324, 0.0),  # zero as a float32
+    (0.8, 6, 1e-40, 0.2),
 ]
 
 
@@ -118,6 +120,16 @@ def test_draws_follow_the_distribution(cut: tuple[float, int, float, float]) -> 
     chi_square = float(((counts - expected)[chance] ** 2 / expected[chance]).sum())
     # For 11 degrees of freedom or fewer, 31.3 is passed once in a thousand times; the draws here are fixed.
     assert chi_square < 31.3
+
+
+@pytest.mark.parametrize("vocab_size", [2, 33, 4099])
+@pytest.mark.parametrize("share", [0.01, 1.0])
+def test_logits_that_are_no_numbers_give_some_token_of_the_vocabulary(vocab_size: int, share: float) -> None:
+    """The kernel read beyond the row and ended the process."""
+    logits = random_logits(len(CUTS), vocab_size)
+    logits[torch.rand(logits.shape) < share] = float("nan")
+    found = kernels.sample(logits, batch_of(CUTS, np.random.default_rng(0).random(len(CUTS))))
+    assert ((found.token_ids >= -1) & (found.token_ids < vocab_size)).all()
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:

@@ -30,11 +30,25 @@ PER_BATCH = 50
 LAST = 10**6  # id of the query that ends a batch
 MOST_GROWTH_KB = 300_000
 HELLO = m.Hello(version=m.PROTOCOL_VERSION)
+MANY = SamplingParams(
+    max_tokens=3,
+    min_tokens=1,
+    stop=("x",),
+    seed=1,
+    temperature=0.5,
+    top_p=0.9,
+    top_k=7,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    logit_bias={65: 1.0},
+    return_logprob=True,
+)
 OPS: list[o.AnyOp] = [
     o.Text(op=0, seq=0, text="Once ä"),
     o.Special(op=1, seq=0, ids=(257, 258)),
     o.Mark(op=2, seq=0),
-    o.Gen(op=3, seq=0, params=SamplingParams(max_tokens=3, stop=("x",), seed=1), n=2, stream=True),
+    o.Gen(op=3, seq=0, params=MANY, n=2, stream=True),
     o.Ref(op=4, seq=0, source=3, index=1),
     o.Fork(op=5, seq=0, children=(1, 2)),
     o.Select(op=6, seq=1, choices=("a", "b")),
@@ -77,7 +91,24 @@ def junk(rng: random.Random) -> Any:
     deep: Any = []
     for _ in range(rng.choice((3, 150))):
         deep = [deep]
-    numbers = [0, -1, 1, 255, 259, 2**31, 2**63 - 1, 2**64 - 1, -(2**63), 1e308, float("nan"), float("inf"), -0.0]
+    numbers = [
+        0,
+        -1,
+        1,
+        255,
+        259,
+        2**31,
+        5e-324,
+        1e-38,
+        0.5,
+        2**63 - 1,
+        2**64 - 1,
+        -(2**63),
+        1e308,
+        float("nan"),
+        float("inf"),
+        -0.0,
+    ]
     others = [
         None,
         True,
