@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -26,6 +26,7 @@ from ..runtime.engine.cache_feed import CacheFeed
 from ..runtime.planning import Hardware, ModelShape, step_time
 from ..runtime.scheduler import Scheduler, SchedulerConfig, StepPlan, TokenBuffer
 from ..runtime.scheduler import Sequence as ScheduledSequence
+from .autoscale import ReplicaWork, steps_to
 from .index import CacheIndex
 from .loads import Booking, OutputLengths, Rates
 from .placement import Choice, Demand, Placement
@@ -208,6 +209,25 @@ class FleetRule:
             self.lengths.note(call.program.kind, call.num_new)
 
 
+class ReplicaRule(Protocol):
+    """Says every ``look_s`` how many engines are wanted. One that is ordered takes calls ``start_s`` later."""
+
+    @property
+    def look_s(self) -> float: ...
+    @property
+    def start_s(self) -> float: ...
+    def arrived(self, call: TimedCall, now_s: float) -> None: ...
+    def ended(self, call: TimedCall, now_s: float) -> None: ...
+
+    def wanted(
+        self, now_s: float, *, waiting: Mapping[str, int], ready_in_s: Sequence[float], running: Mapping[str, int]
+    ) -> int:
+        """``waiting``: calls that no engine has begun, by kind. ``running``: calls by engine, of those that are ready.
+        ``ready_in_s``: seconds until each engine is ready.
+        """
+        ...
+
+
 class _Job:
     """A call in a sequence: done when that has ``end`` tokens; the token id at position p is ``first + p``."""
 
@@ -368,7 +388,8 @@ def _draw(seq: ScheduledSequence, n: int) -> None:
 class FleetRun:
     """What came of a simulation: ``calls`` in the order of arrival, with their times and the prompt tokens computed.
 
-    ``reasons``: how often ``FleetRule`` decided for which; of other rules none.
+    ``reasons``: how often ``FleetRule`` decided for which; of other rules none. ``wanted``: the number of engines at
+    each look of a ``ReplicaRule``; ``paid_s``: seconds of engines that ran or started.
     """
 
     calls: list[TimedCall]
@@ -378,10 +399,16 @@ class FleetRun:
     num_events: int
     num_replayed: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+    wanted: list[tuple[float, int]] = field(default_factory=list)
+    paid_s: float = 0.0
 
 
 class FleetSimulation:
-    """Runs ``trace`` once. A call arrives when the calls before it have ended, and is placed by ``rule``."""
+    """Runs ``trace`` once. A call arrives when the calls before it have ended, and is placed by ``rule``.
+
+    ``scaling``: the number of engines that run changes, up to those of ``shape``; at first one runs. An engine that is
+    not wanted is drained: its calls go elsewhere with the tokens that they had.
+    """
 
     def __init__(
         self,
@@ -391,9 +418,11 @@ class FleetSimulation:
         clock: StepClock,
         *,
         faults: Iterable[EngineFault] = (),
+        scaling: ReplicaRule | None = None,
         seed: int = 0,
     ) -> None:
         self.rule = rule
+        self.scaling = scaling
         self.shape = shape
         self.trace = trace
         self.now_s = 0.0
@@ -415,8 +444,15 @@ class FleetSimulation:
             SimulatedEngine(f"engine {i}", shape, clock, has_events=has_events) for i in range(shape.num_engines)
         ]
         self._by_name = {engine.name: engine for engine in self.engines}
-        for engine in self.engines:
+        self._starting: dict[str, float] = {}  # engines, and when they are ready
+        self._wanted: list[tuple[float, int]] = []
+        self._paid_s = 0.0
+        for engine in self.engines if scaling is None else self.engines[:1]:
             rule.join(engine.name, clock.rates(), shape.max_running)
+        if scaling is not None:
+            for engine in self.engines[1:]:
+                engine.is_alive = False
+            self._at(scaling.look_s, self._look, scaling)
         for fault in faults:
             self._at(fault.at_s, self._begin_fault, fault)
         for program in trace.programs:
@@ -444,6 +480,8 @@ class FleetSimulation:
             num_events,
             self.num_replayed,
             dict(self.rule.reasons) if isinstance(self.rule, FleetRule) else {},
+            self._wanted,
+            self._paid_s,
         )
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -455,6 +493,8 @@ class FleetSimulation:
     def _arrive(self, call: TimedCall) -> None:
         call.arrival_s = self.now_s
         self.arrived.append(call)
+        if self.scaling is not None:
+            self.scaling.arrived(call, self.now_s)
         self._place(call, tokens_of(call.prompt))
 
     def _place(self, call: TimedCall, tokens: np.ndarray) -> None:
@@ -537,6 +577,8 @@ class FleetSimulation:
             self._lines.pop(program.name, None)
             self._active.pop(program.name, None)
         self.rule.ended(call, engine.name, self.now_s, is_done=True)
+        if self.scaling is not None:
+            self.scaling.ended(call, self.now_s)
         for later in call.before:
             later.num_open -= 1
             if later.num_open == 0:
@@ -589,9 +631,7 @@ class FleetSimulation:
             case "loses_events":
                 engine.loss = fault.loss
             case "dies" if engine.is_alive:
-                engine.is_alive = False
-                engine.version += 1
-                engine.plan, engine.ahead = None, 0
+                self._stop(engine)
                 self._at(self.now_s + self.shape.notice_s, self._lose, engine)
         self._at(self.now_s + max(fault.for_s, 2 * self.shape.notice_s), self._end_fault, fault)
 
@@ -603,12 +643,21 @@ class FleetSimulation:
             case "loses_events":
                 engine.loss = 0.0
             case "dies" if not engine.is_alive:
-                engine.begin()
-                engine.is_alive = True
-                self.rule.join(engine.name, self._clock.rates(), self.shape.max_running)
-                waiting, self._unplaced = self._unplaced, []
-                for call, tokens in waiting:
-                    self._place(call, tokens)
+                self._join(engine)
+
+    def _join(self, engine: SimulatedEngine) -> None:
+        """The engine runs, with an empty cache, and takes the calls that wait for one."""
+        engine.begin()
+        engine.is_alive = True
+        self.rule.join(engine.name, self._clock.rates(), self.shape.max_running)
+        waiting, self._unplaced = self._unplaced, []
+        for call, tokens in waiting:
+            self._place(call, tokens)
+
+    def _stop(self, engine: SimulatedEngine) -> None:
+        engine.is_alive = False
+        engine.version += 1
+        engine.plan, engine.ahead = None, 0
 
     def _set_slowness(self, engine: SimulatedEngine, slowness: float) -> None:
         """From the next step on; a run of steps is cut first."""
@@ -635,6 +684,39 @@ class FleetSimulation:
                 call.computed += seq.num_run - min(len(seq.tokens) - seq.prompt_len, seq.num_run)
             self.rule.ended(call, engine.name, self.now_s, is_done=False)
             self._place(call, seq.tokens.ids.copy())
+
+    # -- replicas -----------------------------------------------------------------------------------------------------
+
+    def _look(self, scaling: ReplicaRule) -> None:
+        running = {engine.name: 0 for engine in self.engines if engine.is_alive}
+        waiting: dict[str, int] = {}
+        for engine, _, job in self._where.values():
+            if engine.name in running:
+                running[engine.name] += 1
+            if job.call.first_s < 0:
+                waiting[job.call.program.kind] = waiting.get(job.call.program.kind, 0) + 1
+        ready_in_s = [0.0] * len(running) + [at_s - self.now_s for at_s in self._starting.values()]
+        self._paid_s += scaling.look_s * len(ready_in_s)
+        wanted = scaling.wanted(self.now_s, waiting=waiting, ready_in_s=ready_in_s, running=running)
+        self._wanted.append((self.now_s, wanted))
+        replicas = {name: ReplicaWork("ready", count) for name, count in running.items()}
+        replicas |= {name: ReplicaWork("starting") for name in self._starting}
+        steps = steps_to(wanted, replicas)
+        free = [engine for engine in self.engines if engine.name not in replicas]
+        for engine in free[: steps.start]:
+            self._starting[engine.name] = self.now_s + scaling.start_s
+            self._at(self.now_s + scaling.start_s, self._started, engine, self.now_s + scaling.start_s)
+        for name in steps.drain:
+            if self._starting.pop(name, None) is None:
+                self._stop(self._by_name[name])
+                self._lose(self._by_name[name])
+        if any(self._num_left.values()):
+            self._at(self.now_s + scaling.look_s, self._look, scaling)
+
+    def _started(self, engine: SimulatedEngine, ready_s: float) -> None:
+        if self._starting.get(engine.name) == ready_s:  # it was not stopped meanwhile
+            del self._starting[engine.name]
+            self._join(engine)
 
 
 def pooled_hit_rate(calls: Sequence[TimedCall], num_slots: int) -> float:

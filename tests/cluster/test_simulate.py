@@ -5,8 +5,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from phloem.benchmarks.autoscale_sim import Fixed, OurRule, trace_of
 from phloem.benchmarks.fleet_sim import LeastLoaded, RoundRobin
 from phloem.benchmarks.traces import agents, chat, tree_of_thought
+from phloem.cluster.autoscale import ScalingSettings
 from phloem.cluster.simulate import (
     EngineFault,
     FleetRule,
@@ -150,3 +152,30 @@ def test_a_fault_of_an_unknown_kind_and_a_call_that_fits_nowhere_are_refused(clo
         EngineFault(0, 1.0, 1.0, "sleeps")
     with pytest.raises(ValueError, match="engine 0: the sequence needs"):
         simulate(chat(2, 1.0, random.Random(1)), clock, engines=1, slots=100)
+
+
+def test_engines_come_and_go_with_a_day_and_every_call_ends(clock):
+    settings = ScalingSettings(start_s=10.0, max_replicas=8, window_s=36.0, calm_s=60.0)
+    trace = trace_of("day", scale=0.1)
+    simulation = FleetSimulation(
+        trace, FleetRule(), FleetShape(8, SLOTS, max_running=8), clock, scaling=OurRule(clock, settings)
+    )
+    run = simulation.run()
+    assert len(run.calls) == len(trace.programs) and all(call.end_s > call.first_s > 0 for call in run.calls)
+    numbers = [wanted for _, wanted in run.wanted]
+    middle = len(numbers) // 2
+    assert max(numbers[middle - 20 : middle + 20]) >= 5 and numbers[5] <= 2 and numbers[-1] <= 3
+    assert run.num_replayed > 0  # a drain moved calls
+    assert sum(call.first_s - call.arrival_s > 10.0 for call in run.calls) < 0.01 * len(run.calls)
+    for engine in simulation.engines:
+        engine.cache.check()
+        assert engine.cache.num_leased == engine.cache.num_locked == 0 and not engine.live
+
+
+def test_a_fixed_number_of_engines_starts_late_and_is_paid_for(clock):
+    trace = trace_of("step", scale=0.02)
+    simulation = FleetSimulation(trace, FleetRule(), FleetShape(8, SLOTS, max_running=8), clock, scaling=Fixed(3))
+    run = simulation.run()
+    assert [engine.is_alive for engine in simulation.engines] == [True] * 3 + [False] * 5
+    looks = len(run.wanted)
+    assert run.paid_s == pytest.approx(5.0 * (3 * looks - 2))  # the first look sees one engine
