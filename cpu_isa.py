@@ -7,6 +7,7 @@ would do. This module imports neither before it is asked.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
-CpuIsa = Literal["auto", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable"]
+CpuIsa = Literal["auto", "amx", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable"]
 ByteProducts = Literal["vpdpbusd", "pmaddubsw", "usdot", "sdot", "none"]
 
 _WIDE = ("avx512", "avx10", "amx")  # the beginnings of LLVM's names of what the narrower sets leave out
@@ -46,6 +47,11 @@ class Isa:
         """For how many rows of 16 outputs there are tiles whose sums fit in registers."""
         return (1, 2, 4, 8) if self.lanes * self.num_registers >= 512 else (1, 2, 4)
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether there are products of whole tiles of bfloat16 (``kernels/cpu/amx.py``)."""
+        return "amx-bf16" in self.features
+
 
 def _isa(
     name: CpuIsa,
@@ -62,6 +68,16 @@ def _isa(
 
 # Best first.
 ISAS = (
+    _isa(
+        "amx",
+        "16 x 16 x 32 bfloat16 products in one instruction",
+        _X86,
+        "avx512f avx512bw avx512vl avx512vnni avx512fp16 avx512bf16 amx-tile amx-bf16",
+        (),
+        (16, 32),
+        "vpdpbusd",
+        ("", ""),
+    ),
     _isa(
         "avx512_vnni",
         "64 byte products in one instruction",
@@ -146,7 +162,23 @@ def cpu_features() -> frozenset[str]:
     """LLVM's names of the features that the CPU has and the operating system allows."""
     from llvmlite import binding
 
-    return frozenset(name for name, has in binding.get_host_cpu_features().items() if has)
+    found = frozenset(name for name, has in binding.get_host_cpu_features().items() if has)
+    if "amx-tile" in found and not _may_use_tiles():
+        return frozenset(name for name in found if not name.startswith("amx"))
+    return found
+
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+def _may_use_tiles() -> bool:
+    """Asks Linux for AMX's registers, for this process and its threads; without that their first use ends it."""
+    if sys.platform != "linux":
+        return False
+    try:
+        return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+    except (AttributeError, OSError):
+        return False
 
 
 def choose(name: CpuIsa) -> Isa:

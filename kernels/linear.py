@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..cpu_isa import isa
 from .backend import quantized_product, reads_packed
-from .cpu import bfloat, integer, packing
+from .cpu import amx_product, bfloat, integer, packing
 from .cpu.llvm import LANES
 from .quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
 from .quantized_weight import dequantize as dequantize_packed
@@ -42,7 +43,8 @@ class PackedLinear:
       stay exact). 4-bit groups stay packed: only x is rounded. A row's result does not depend on the number of rows;
     - ``int16`` is ``int8`` with x rounded to 16 bits: nearly exact, for twice the arithmetic. Few rows take no longer;
     - ``fp8`` rounds float weights to 8-bit floats (e4m3) with a scale for 128 or 32 neighbours, and x to bfloat16;
-    - ``auto`` is ``int8`` for 4-bit groups and ``bfloat16`` for float weights.
+    - ``auto`` is ``int8`` for 4-bit groups and ``bfloat16`` for other weights; with AMX it keeps 4- and 8-bit groups
+      packed and rounds x to bfloat16, which is nearer to float32.
 
     On a GPU packed weights stay packed and x is rounded to bfloat16, for any number of rows.
 
@@ -67,7 +69,8 @@ class PackedLinear:
         if packed is not None:
             return PackedProduct(packed, bias, self.out_dtype)
         if isinstance(weight, tuple) and len(weight) == 2:
-            if precision in ("int8", "int16") and _fits_bytes(*weight):
+            by_bytes = precision in ("int8", "int16") or (precision == "auto" and isa().has_tiles)
+            if by_bytes and _fits_bytes(*weight):
                 return BytesProduct(weight, precision, bias, self.out_dtype)
             weight = _dequantize_bytes(*weight)
         if isinstance(weight, tuple):
@@ -207,7 +210,10 @@ class Int4Product:
 
 
 class BytesProduct:
-    """4- or 8-bit weights in groups of 32, x rounded to 8 or 16 bits in groups of 32, float32 sums."""
+    """4- or 8-bit weights in groups of 32, float32 sums.
+
+    x is rounded to 8 or 16 bits in groups of 32; with ``auto`` to bfloat16 where tiles of it are multiplied.
+    """
 
     def __init__(
         self,
@@ -217,12 +223,18 @@ class BytesProduct:
         out_dtype: torch.dtype | None,
     ) -> None:
         bits: Literal[4, 8] = 4 if len(weight) == 3 else 8
-        x_bits: Literal[8, 16] = 16 if precision == "int16" else 8
         packed = packing.pack_int4(*weight) if len(weight) == 3 else packing.pack_int8(*weight)
         bias = None if bias is None else bias.float().contiguous()
         self.bits = bits
-        self.product = integer.IntegerProduct(packed, weight[0].shape[0], bits=bits, x_bits=x_bits, bias=bias)
         self.out_dtype = out_dtype
+        num_outputs = weight[0].shape[0]
+        self.product: amx_product.TileProduct | integer.IntegerProduct
+        if precision == "auto" and isa().has_tiles:
+            self.product = amx_product.TileProduct(packed, num_outputs, bits=bits, bias=bias)
+            self.name = f"int{bits} by bfloat16 (AMX)"
+            return
+        x_bits: Literal[8, 16] = 16 if precision == "int16" else 8
+        self.product = integer.IntegerProduct(packed, num_outputs, bits=bits, x_bits=x_bits, bias=bias)
         self.name = f"int{bits} by int{x_bits}"
 
     def __call__(self, x: Tensor) -> Tensor:

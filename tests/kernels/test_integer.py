@@ -151,6 +151,10 @@ def tile_module(one: Isa, num_rows: int, bits: int, x_bits: int, machine: Any, *
     builder = ir.IRBuilder(function.append_basic_block())
     group_tile(one, num_rows, bits, x_bits)(builder, *function.args)
     builder.ret_void()
+    return optimized(module, machine)
+
+
+def optimized(module: ir.Module, machine: Any) -> Any:
     parsed = binding.parse_assembly(str(module))
     passes = binding.create_pass_builder(machine, binding.PipelineTuningOptions(speed_level=3))
     passes.getModulePassManager().run(parsed, passes)
