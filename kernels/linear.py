@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..cpu_isa import isa
 from .backend import quantized_product, reads_packed
-from .cpu import amx_product, bfloat, integer, packing
+from .cpu import bfloat, fixed_product, integer, packing
 from .cpu.llvm import LANES
 from .quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
 from .quantized_weight import dequantize as dequantize_packed
@@ -43,8 +43,8 @@ class PackedLinear:
       stay exact). 4-bit groups stay packed: only x is rounded. A row's result does not depend on the number of rows;
     - ``int16`` is ``int8`` with x rounded to 16 bits: nearly exact, for twice the arithmetic. Few rows take no longer;
     - ``fp8`` rounds float weights to 8-bit floats (e4m3) with a scale for 128 or 32 neighbours, and x to bfloat16;
-    - ``auto`` is ``int8`` for 4-bit groups and ``bfloat16`` for other weights; with AMX it keeps 4- and 8-bit groups
-      packed and rounds x to bfloat16, which is nearer to float32.
+    - ``auto`` is ``int8`` for 4-bit groups and ``bfloat16`` for other weights. With AMX it rounds x to 16 bits beside
+      4-bit groups, with a scale for each row, which there takes no longer.
 
     On a GPU packed weights stay packed and x is rounded to bfloat16, for any number of rows.
 
@@ -69,8 +69,7 @@ class PackedLinear:
         if packed is not None:
             return PackedProduct(packed, bias, self.out_dtype)
         if isinstance(weight, tuple) and len(weight) == 2:
-            by_bytes = precision in ("int8", "int16") or (precision == "auto" and isa().has_tiles)
-            if by_bytes and _fits_bytes(*weight):
+            if precision in ("int8", "int16") and _fits_bytes(*weight):
                 return BytesProduct(weight, precision, bias, self.out_dtype)
             weight = _dequantize_bytes(*weight)
         if isinstance(weight, tuple):
@@ -212,7 +211,8 @@ class Int4Product:
 class BytesProduct:
     """4- or 8-bit weights in groups of 32, float32 sums.
 
-    x is rounded to 8 or 16 bits in groups of 32; with ``auto`` to bfloat16 where tiles of it are multiplied.
+    x is rounded to 8 or 16 bits in groups of 32. With ``auto`` and AMX 4-bit weights are in fixed point, and x is
+    rounded to 16 bits with a scale for each row.
     """
 
     def __init__(
@@ -223,16 +223,16 @@ class BytesProduct:
         out_dtype: torch.dtype | None,
     ) -> None:
         bits: Literal[4, 8] = 4 if len(weight) == 3 else 8
-        packed = packing.pack_int4(*weight) if len(weight) == 3 else packing.pack_int8(*weight)
         bias = None if bias is None else bias.float().contiguous()
         self.bits = bits
         self.out_dtype = out_dtype
         num_outputs = weight[0].shape[0]
-        self.product: amx_product.TileProduct | integer.IntegerProduct
-        if precision == "auto" and isa().has_tiles:
-            self.product = amx_product.TileProduct(packed, num_outputs, bits=bits, bias=bias)
-            self.name = f"int{bits} by bfloat16 (AMX)"
+        self.product: fixed_product.FixedProduct | integer.IntegerProduct
+        if len(weight) == 3 and precision == "auto" and isa().has_tiles:
+            self.product = fixed_product.FixedProduct(*packing.pack_fixed(*weight), num_outputs, bias=bias)
+            self.name = "int4 by int16 (AMX)"
             return
+        packed = packing.pack_int4(*weight) if len(weight) == 3 else packing.pack_int8(*weight)
         x_bits: Literal[8, 16] = 16 if precision == "int16" else 8
         self.product = integer.IntegerProduct(packed, num_outputs, bits=bits, x_bits=x_bits, bias=bias)
         self.name = f"int{bits} by int{x_bits}"

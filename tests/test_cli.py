@@ -321,3 +321,13 @@ def _needed(action):
     if not action.option_strings:
         return [next(iter(action.choices)) if action.choices else "x"] if action.nargs not in ("?", "*") else []
     return [action.option_strings[0], "x"] if action.required else []
+
+
+def test_reading_the_command_line_loads_no_heavy_library() -> None:
+    """``--cpu-isa`` must be chosen before torch is loaded, and a command should start at once."""
+    code = (
+        "import sys, phloem.cli; phloem.cli._parser(); "
+        "print([name for name in ('torch', 'numba', 'llvmlite', 'fastapi', 'transformers') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

@@ -164,9 +164,9 @@ def _bytes_counter(one: Isa, bits: int, form: int, rows: int) -> Count:
     signed_weights = one.byte_products == "sdot" and bits == 8  # and then no centre
 
     def count(builder: Any, w: Any, record: Any, num_rows: int) -> Grid:
-        quads = _quads(builder, one, bits, w)
+        weights = quads(builder, one, bits, w)
         if signed_weights:
-            quads = [[builder.xor(quad, constant(ints, 0x80808080)) for quad in row] for row in quads]
+            weights = [[builder.xor(quad, constant(ints, 0x80808080)) for quad in row] for row in weights]
         planes: list[Grid] = []
         for plane in range(2 if form == TWO_BYTES else 1):
             start = numbers_at(form, rows) + GROUP_LEN * rows * plane
@@ -175,7 +175,7 @@ def _bytes_counter(one: Isa, bits: int, form: int, rows: int) -> Count:
                 first = load_at(builder, I32, record, (8 + 4 * plane) * rows + 4 * r)
                 first = constant(ints, 0) if signed_weights else splat(builder, first, one.lanes)
                 counts.append([first for _ in registers])
-            for j, quad in enumerate(quads):
+            for j, quad in enumerate(weights):
                 for r in range(num_rows):
                     four = load_at(builder, I32, record, start + GROUP_LEN * r + 4 * j)
                     four = splat(builder, four, one.lanes)
@@ -262,7 +262,7 @@ def _words_counter(one: Isa, bits: int, form: int, rows: int) -> Count:
     return count
 
 
-def _quads(builder: Any, one: Isa, bits: int, w: Any) -> Grid:
+def quads(builder: Any, one: Isa, bits: int, w: Any) -> Grid:
     """For each four weights of the 16 outputs their registers, each byte a weight."""
     registers = range(LANES // one.lanes)
     packed = [[_vector_at(builder, one, w, j, p) for p in registers] for j in range(QUADS * bits // 8)]

@@ -39,6 +39,42 @@ def pack_int8(q: Tensor, scale: Tensor) -> Tensor:
     return _pack(q, _halves(scale), bits=8)
 
 
+_INT16 = 32_512  # 127 * 256: the upper byte of a fixed-point weight has a sign
+_INT32 = 2**31 - 1
+
+
+def pack_fixed(q: Tensor, scale: Tensor, zero: Tensor) -> tuple[Tensor, Tensor]:
+    """``pack_int4`` in fixed point: ``w = w_scale * (s * (q - 8) + z)`` with whole numbers s and z of 16 bits.
+
+    Returns (uint8 [blocks of 16 outputs, groups, 320], w_scale float32 [blocks * 16]). In a record, 16 pairs of s and z
+    follow the weights. An output's scale is the smallest that keeps its weights in 16 bits, and their sums with any
+    numbers up to 127 in 32 bits.
+    """
+    num_outputs, width = q.shape
+    largest = (8 * scale.abs() + zero.abs()).amax(dim=1)
+    sums = _sums_of_sizes(q, scale, zero)
+    # Rounding s and z adds at most 8 / 2 + 1 / 2 to a weight.
+    w_scale = torch.maximum(largest / _INT16, sums / (_INT32 / 127 - 4.5 * width))
+    steps = w_scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)
+    pairs = torch.stack(((scale / steps).round(), (zero / steps).round()), dim=-1).to(torch.int16)
+    pairs = torch.nn.functional.pad(pairs, (0, 0, 0, 0, 0, -num_outputs % LANES))
+    pairs = pairs.view(-1, LANES, scale.shape[1], 2).transpose(1, 2)
+    return _pack(q, pairs, bits=4), torch.nn.functional.pad(w_scale, (0, -num_outputs % LANES)).contiguous()
+
+
+def _sums_of_sizes(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """float32 [N]: the sum of |w| of each output."""
+    sums = torch.empty(len(q), dtype=torch.float32)
+    for start in range(0, len(q), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        groups = q[rows].float().sub_(8).view(*scale[rows].shape, GROUP_LEN)
+        sums[rows] = groups.mul_(scale[rows].unsqueeze(-1)).add_(zero[rows].unsqueeze(-1)).abs_().sum(dim=(1, 2))
+    return sums
+
+
+_ROWS_AT_ONCE = 64  # whose weights as floats stay in the cache
+
+
 def _pack(q: Tensor, halves: Tensor, *, bits: int) -> Tensor:
     num_outputs, width = q.shape
     num_blocks, num_groups = -(-num_outputs // LANES), width // GROUP_LEN

@@ -5,7 +5,6 @@ from typing import Literal
 
 import torch
 
-from ...cpu_isa import isa
 from ...kernels.linear import PackedLinear
 from ..quant import GROUP32_KINDS, QuantTensor, quantize_group32, repack_group32, round_to_bytes
 from .adapters import AdapterRows, LowRank
@@ -112,7 +111,7 @@ def stacked_linear(
         bias = None if biases is None else (torch.cat(list(biases[start:end])) * gain).to(dtype).to(device)
         if form == "groups":
             parts.append(PackedLinear(_groups(run, gain, device), precision=precision, bias=bias, out_dtype=out_dtype))
-        elif form in ("auto", "int8", "int16"):
+        elif form in ("int8", "int16"):
             parts.append(PackedLinear(_bytes(run, gain, device), precision=form, bias=bias, out_dtype=out_dtype))
         else:
             parts.append(PackedLinear(_floats(run, form, gain, device), precision=form, bias=bias, out_dtype=out_dtype))
@@ -125,7 +124,7 @@ def as_float(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Tensor
     return weight.dequantize(dtype) if isinstance(weight, QuantTensor) else weight.to(dtype)
 
 
-Form = Literal["groups", "auto", "int8", "int16", "fp8", "bfloat16", "float32"]
+Form = Literal["groups", "int8", "int16", "fp8", "bfloat16", "float32"]
 
 
 def _form_of(weight: Weight, precision: LinearPrecision) -> Form:
@@ -138,8 +137,6 @@ def _form_of(weight: Weight, precision: LinearPrecision) -> Form:
         return "bfloat16"
     if weight.kind in GROUP32_KINDS:
         return "groups"
-    if precision == "auto" and isa().has_tiles:
-        return "auto"
     return "int16" if precision == "int16" else "int8"
 
 

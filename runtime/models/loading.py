@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from ...cpu_isa import isa
 from ...kernels.backend import reads_packed
 from ...kernels.linear import has_bfloat16_products
 from ...kernels.quantized_weight import pack_experts
@@ -66,8 +67,11 @@ def precision_of(config: EngineConfig, file: WeightFile, device: torch.device) -
     """``auto`` is float32 for a file of floats on a CPU without bfloat16 products, where rounding would cost time."""
     if config.precision != "auto" or device.type != "cpu" or has_bfloat16_products() or reads_packed(device):
         return config.precision
-    has_blocks = any(isinstance(file.tensor(name), QuantTensor) for name in file.names())
-    return "auto" if has_blocks else "float32"
+    return "auto" if _has_blocks(file) else "float32"
+
+
+def _has_blocks(file: WeightFile) -> bool:
+    return any(isinstance(file.tensor(name), QuantTensor) for name in file.names())
 
 
 class _Loader:
@@ -77,7 +81,8 @@ class _Loader:
         # The type of keys and values, and of weights that are not packed.
         self.stored = torch.float32 if precision == "float32" else torch.bfloat16
         # bfloat16 activations would lose ten times as much as products that round x to 16 bits.
-        self.dtype = torch.float32 if precision == "int16" and device.type == "cpu" else self.stored
+        has_fine_products = precision == "int16" or (precision == "auto" and isa().has_tiles and _has_blocks(file))
+        self.dtype = torch.float32 if has_fine_products and device.type == "cpu" else self.stored
         self.names = TensorNames(file.config, file.format)
 
     def model(self, num_positions: int) -> Model:

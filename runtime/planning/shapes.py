@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ...protocol.errors import InvalidParams, Unsupported
-from ..quant import GROUP32_KINDS, QuantTensor
-from ..weights import WeightFile
 from ..weights.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    from ..weights import WeightFile
 
 WEIGHT_BYTES = {4: 0.625, 8: 1.0625, 16: 2.0, 32: 4.0}  # with scales and zeros of groups of 32
 
@@ -58,6 +60,8 @@ class ModelShape:
     @classmethod
     def of_file(cls, name: str, file: WeightFile) -> ModelShape:
         """The shape of a model file, with the bits of its layers' weights on a CPU. Reads only the file's header."""
+        from ..quant import GROUP32_KINDS, QuantTensor  # loads torch, which no flag of the command line needs
+
         sizes: Counter[int] = Counter()
         for tensor in map(file.tensor, file.names()):
             rows, *columns = tensor.shape

@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
-from ...kernels.cpu import activation, attention, attention_plan, bfloat, edits, integer, norm, rope, sampling
+from ...kernels.cpu import (
+    activation,
+    attention,
+    attention_plan,
+    bfloat,
+    edits,
+    fixed_product,
+    integer,
+    norm,
+    rope,
+    sampling,
+)
 from ...kernels.cpu.entry import entries
 from ...kernels.cpu.timing import KernelTimes, clock_ns
 from ..engine import EngineCore
@@ -36,6 +47,7 @@ _OPS = {
     norm: "small ops",
     rope: "small ops",
     activation: "small ops",
+    fixed_product: "linear",
     integer: "linear",
     bfloat: "linear",
     edits: "mask",

@@ -1,6 +1,5 @@
-"""Products in AMX's tiles against a loop that rounds as the instruction does, to the bit."""
+"""Fixed-point products, by bytes and in AMX's tiles, against whole numbers of any size, to the bit."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -9,115 +8,108 @@ import torch
 from llvmlite import ir
 from phloem import cpu_isa
 from phloem.cpu_isa import ISAS
-from phloem.kernels.cpu.amx import close_tiles, multiply_tiles, open_tiles, unpack_tiles
+from phloem.kernels.cpu import amx, fixed_tile
+from phloem.kernels.cpu.group_tile import FINER
+from phloem.kernels.cpu.packing import pack_fixed
 from phloem.kernels.linear import PackedLinear
 
-from .test_integer import optimized, target_machine, weights
+from .test_integer import fmaf, optimized, target_machine
 
 Array = np.ndarray[Any, np.dtype[Any]]
 AMX = next(one for one in ISAS if one.has_tiles)
 needs_amx = pytest.mark.skipif(cpu_isa.isa() is not AMX, reason="this process has no AMX")
 
 
-def bfloat16(values: Array) -> Array:
-    """float32 rounded to the nearest bfloat16, ties to even."""
-    return torch.from_numpy(values.astype(np.float32)).bfloat16().float().numpy()
+def groups(num_outputs: int, num_groups: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(q, scale, zero)`` with the extremes of q."""
+    q = torch.randint(0, 16, (num_outputs, 32 * num_groups)).to(torch.uint8)
+    q[0], q[1] = 0, 15
+    return q, torch.randn(num_outputs, num_groups) / 50, torch.randn(num_outputs, num_groups) / 9
 
 
-def unpacked(q: Array, scale: Array, zero: Array | None) -> Array:
-    """float32 [N, K]: weights in float16 by one rounding, then in bfloat16's 8 bits with ties away from 0."""
-    exact = q.astype(np.float64) * scale[..., None] + (0 if zero is None else zero[..., None].astype(np.float64))
-    halves = (exact * 2.0**15).astype(np.float16)
-    assert np.isfinite(halves).all()
-    size = ((halves.view(np.uint16) & 0x7FFF) + 4) >> 3
-    values = (size.astype(np.uint32) << 16).view(np.float32) * np.float32(2.0**97)
-    return np.where(np.signbit(halves), -values, values).reshape(len(q), -1)
+def whole_weights(q: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> tuple[Array, Array]:
+    """(int64 [N, K], their scale float32 [N]) from the packed records."""
+    packed, w_scale = pack_fixed(q, scale, zero)
+    pairs = packed[..., 256:].contiguous().view(torch.int16).view(*packed.shape[:2], 16, 2).transpose(1, 2).long()
+    s, z = (pairs.reshape(-1, packed.shape[1], 2)[: len(q), :, i] for i in range(2))
+    w = (q.long() - 8).view(*scale.shape, 32) * s[..., None] + z[..., None]
+    return w.view(q.shape).numpy(), w_scale[: len(q)].numpy()
 
 
-def looped(x: Array, w: Array) -> Array:
-    """TDPBF16PS, 32 neighbours at a time: two sums of products in float32, of the pairs' first and second numbers."""
-    order = np.arange(x.shape[1]).reshape(-1, 4)[:, [0, 2, 1, 3]].reshape(-1)
-    x, w = x[:, order].astype(np.float64), w[:, order].astype(np.float64)
-    y = np.zeros((len(x), len(w)), dtype=np.float32)
-    for start in range(0, x.shape[1], 32):
-        sums = np.zeros((2, *y.shape), dtype=np.float32)
-        for k in range(start, start + 32, 2):
-            for second in range(2):
-                product = x[:, k + second, None] * w[None, :, k + second]  # exact: 16 bits
-                sums[second] = (sums[second] + product).astype(np.float32)
-        y += sums[0] + sums[1]
-    return y
+def expected_of(x: Array, w: Array, w_scale: Array, bias: Array) -> Array:
+    """Rounds x as the kernel does, multiplies whole numbers, and joins both sums in float32."""
+    scale = np.abs(x).max(1, keepdims=True) / np.float32(127)
+    inner = x * np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    upper = np.rint(inner)
+    lower = np.rint((inner - upper) * np.float32(FINER))
+    totals = [plane.astype(np.int64) @ w.T for plane in (upper, lower)]
+    assert all(np.abs(total).max() < 2**31 for total in totals)
+    high, low = (total.astype(np.float32).astype(np.float64) for total in totals)
+    value = (high * FINER + low).astype(np.float32)
+    factor = w_scale * (scale / np.float32(FINER))
+    return np.vectorize(fmaf, otypes=[np.float32])(value, factor, bias)
 
 
 @needs_amx
-@pytest.mark.parametrize(
-    ("num_rows", "num_outputs", "num_groups"), [(1, 16, 1), (5, 33, 5), (17, 64, 18), (40, 49, 43)]
-)
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_product_is_the_loop_s_to_the_bit(bits: int, num_rows: int, num_outputs: int, num_groups: int) -> None:
-    q, centred, scale, zero = weights(bits, num_outputs, num_groups)
-    scale, zero = (scale / 64).half().float(), (zero / 64).half().float()
-    x, bias = torch.randn(num_rows, 32 * num_groups), torch.randn(num_outputs)
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 17, 40])
+@pytest.mark.parametrize(("num_outputs", "num_groups"), [(16, 1), (33, 5), (64, 18), (49, 43)])
+def test_a_product_is_that_of_whole_numbers_to_the_bit(num_rows: int, num_outputs: int, num_groups: int) -> None:
+    weight, x, bias = groups(num_outputs, num_groups), torch.randn(num_rows, 32 * num_groups), torch.randn(num_outputs)
     x[0, :32], x[-1, -32:] = 0, 300.0
-    groups = (q, scale, zero) if bits == 4 else (q, scale)
-    y = PackedLinear(groups, precision="auto", bias=bias)(x)
-    w = unpacked(centred, scale.numpy(), zero.numpy() if bits == 4 else None)
-    expected = torch.from_numpy(looped(bfloat16(x.numpy()), w)) + bias
-    assert torch.equal(y, expected)
+    y = PackedLinear(weight, precision="auto", bias=bias)(x)
+    assert np.array_equal(y.numpy(), expected_of(x.numpy(), *whole_weights(*weight), bias.numpy()))
 
 
 @needs_amx
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_row_s_result_does_not_depend_on_its_neighbours_or_the_threads(bits: int) -> None:
-    q, _, scale, zero = weights(bits, 1000, 20)
-    x = torch.randn(70, 640).bfloat16()
-    product = PackedLinear((q, scale, zero) if bits == 4 else (q, scale), precision="auto", out_dtype=torch.float32)
+def test_a_row_s_result_does_not_depend_on_its_neighbours() -> None:
+    weight, x = groups(1000, 20), torch.randn(70, 640).bfloat16()
+    product = PackedLinear(weight, precision="auto", out_dtype=torch.float32)
     y = product(x)
-    assert y.isfinite().all()
-    for rows in (1, 16, 17, 33):
+    for rows in (1, 2, 4, 5, 16, 17, 33):
         assert torch.equal(product(x[:rows]), y[:rows])
         assert torch.equal(product(x[-rows:]), y[-rows:])
-    picked = product.pick(x[:3], torch.tensor([0, 7, 62], dtype=torch.int32))
-    for block in (0, 7, 62):
-        assert torch.equal(picked[:, 16 * block : 16 * block + 16], y[:3, 16 * block : 16 * block + 16])
+    for rows in (3, 20):
+        picked = product.pick(x[:rows], torch.tensor([0, 7, 62], dtype=torch.int32))
+        for block in (0, 7, 62):
+            assert torch.equal(picked[:, 16 * block : 16 * block + 16], y[:rows, 16 * block : 16 * block + 16])
 
 
 @needs_amx
-def test_weights_keep_their_precision_whatever_their_size() -> None:
-    for size in (1e-4, 1.0, 300.0):
-        q, centred, scale, _ = weights(8, 32, 4)
-        scale = (scale.abs() * size).half().float()
-        x = torch.randn(4, 128)
-        exact = x.double() @ torch.from_numpy(centred * scale.numpy()[..., None].astype(np.float64)).view(32, 128).T
-        y = PackedLinear((q, scale), precision="auto")(x)
-        assert (y - exact).norm() / exact.norm() < 0.005
+def test_a_row_of_zeros_gives_the_bias() -> None:
+    bias = torch.randn(20)
+    assert torch.equal(PackedLinear(groups(20, 2), precision="auto", bias=bias)(torch.zeros(6, 64)), bias.expand(6, 20))
 
 
-def test_tiles_are_multiplied_and_unpacked_with_their_instructions() -> None:
+def test_fixed_point_weights_are_near_and_their_sums_fit() -> None:
+    q, scale, zero = groups(64, 280)
+    q[2], scale[2], zero[2] = 15, 0.01, 0.5  # all alike: the largest sum for their size
+    scale[3], zero[3] = 0, 0
+    w, w_scale = whole_weights(q, scale, zero)
+    assert np.abs(w).max() <= 32_767
+    assert (127 * np.abs(w).sum(1)).max() < 2**31
+    exact = (q.double() - 8).view(64, 280, 32) * scale[..., None].double() + zero[..., None].double()
+    error = torch.from_numpy(w * w_scale[:, None].astype(np.float64)) - exact.view(64, -1)
+    assert error.norm() / exact.norm() < 0.001
+
+
+def test_planes_are_multiplied_with_their_instructions() -> None:
+    """On any machine: what AMX multiplies, and what few rows do, as assembly."""
     machine = target_machine("x86_64-unknown-linux-gnu", "sapphirerapids", "")
-    assert "tdpbf16ps" in machine.emit_assembly(product_module(machine))
-    code = machine.emit_assembly(unpack_module(machine))
-    assert re.search(r"vfmadd\w+ph\t.*%zmm", code) and re.search(r"vpmulhrsw\t.*%zmm", code)
+    code = assembly(machine, 5, lambda builder, *values: fixed_tile.multiply_tiles(builder, *values))
+    assert code.count("tdpbssd") == code.count("tdpbsud") > 0
+    code = assembly(machine, 5, fixed_tile.few_rows(AMX, 2))
+    assert "vpdpbusd" in code and "vpdpwssd" in code
+    assert "vpmullw" in assembly(machine, 2, lambda builder, *values: fixed_tile.unpack_group(builder, *values))
 
 
-def product_module(machine: Any) -> Any:
-    module, builder, arguments = empty_module(machine, 7)
-    open_tiles(builder)
-    multiply_tiles(2, 2)(builder, *arguments)
-    close_tiles(builder)
-    builder.ret_void()
-    return optimized(module, machine)
-
-
-def unpack_module(machine: Any) -> Any:
-    module, builder, arguments = empty_module(machine, 4)
-    unpack_tiles(4)(builder, *arguments)
-    builder.ret_void()
-    return optimized(module, machine)
-
-
-def empty_module(machine: Any, num_arguments: int) -> tuple[Any, Any, Any]:
+def assembly(machine: Any, num_arguments: int, emit: Any) -> str:
     module = ir.Module("amx")
     module.triple = machine.triple
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * num_arguments), "run")
-    return module, ir.IRBuilder(function.append_basic_block()), function.args
+    builder = ir.IRBuilder(function.append_basic_block())
+    amx.open_tiles(builder)
+    emit(builder, *function.args)
+    amx.close_tiles(builder)
+    builder.ret_void()
+    code: str = machine.emit_assembly(optimized(module, machine))
+    return code

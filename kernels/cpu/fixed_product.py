@@ -1,0 +1,306 @@
+"""Products of 4-bit weights in groups of 32 with activations in 16 bits, in fixed point (see ``fixed_tile``).
+
+x is rounded to 16 bits with a scale for each row. Weights keep 16 bits, so both are nearly exact. Up to four rows take
+integer products of bytes. More rows take AMX: the groups of a block of 16 outputs that stay in the first cache are
+unpacked once and multiplied with all rows. A row's result is the same to the bit however many rows there are.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numba import njit, types
+from torch import Tensor
+
+from ...cpu_isa import isa
+from . import amx, fixed_tile
+from .amx import TILE_BYTES, TILE_LEN, TILE_ROWS
+from .entry import FIRST_DONE, FIRST_TASK, TASK, THREAD, counters, entry
+from .fixed_tile import PAIR_BYTES, PLANES, SUM_TILES
+from .group_tile import FINER
+from .llvm import LANES
+from .packing import GROUP_LEN, record_len
+from .recording import scratch
+from .tensors import KINDS, readable, task_len, team_size
+from .vector import (
+    above16,
+    choose16,
+    compiled,
+    fused16,
+    get_f32,
+    get_i32,
+    highest16,
+    load16,
+    load16_f32,
+    local_floats,
+    max16,
+    put,
+    put_f32,
+    put_i32,
+    round16,
+    splat16,
+    store16,
+    store16_f32,
+    store16_i8,
+    sum16,
+    take_number,
+    vector16,
+    watch,
+)
+
+_FEW = 4  # rows that byte products multiply sooner than AMX
+_MIN_SHARE = 200_000  # products worth a second thread
+_MAX_PAIRS = 18  # of groups, whose tiles, 36 KB, stay in the first cache
+_ALIGNMENT = 64
+
+
+class FixedProduct:
+    """``x [T, K] -> [T, N]`` for weights packed by ``packing.pack_fixed``; bias float32 [N]. Only with AMX."""
+
+    def __init__(self, packed: Tensor, w_scale: Tensor, num_outputs: int, *, bias: Tensor | None) -> None:
+        assert isa().has_tiles  # and asks the system for the tile registers
+        self.packed, self.w_scale, self.num_outputs, self.bias = packed, w_scale, num_outputs, bias
+        _run.compile()
+
+    def __call__(
+        self, x: Tensor, out_dtype: torch.dtype, *, out: Tensor | None = None, blocks: Tensor | None = None
+    ) -> Tensor:
+        """``out`` [T, N], if given, receives the results; it may be columns of a larger tensor.
+
+        With ``blocks`` (int32) only outputs [16 b, 16 b + 16) of each block b are written.
+        """
+        x = readable(x)
+        num_rows, width = x.shape
+        if out is None:
+            out = torch.empty((num_rows, self.num_outputs), dtype=out_dtype)
+        assert out.dtype == out_dtype and out.shape == (num_rows, self.num_outputs) and out.stride(1) == 1
+        num_blocks = -(-self.num_outputs // LANES) if blocks is None else len(blocks)
+        work = max(num_rows, _FEW) * width * num_blocks * LANES
+        threads = team_size(work, min_share=_MIN_SHARE)
+        num_tiles, num_groups = -(-num_rows // TILE_ROWS), width // GROUP_LEN
+        num_pairs = -(-num_groups // 2)
+        rounded = scratch("rounded", num_tiles * num_pairs * PAIR_BYTES + _ALIGNMENT, torch.uint8)
+        of_rows = scratch("of rows", num_tiles * TILE_ROWS + num_groups * PLANES * _FEW, torch.float32)
+        sums_len = num_tiles * SUM_TILES * TILE_BYTES
+        sums = scratch("sums", threads * sums_len + _ALIGNMENT, torch.uint8)
+        call = FixedCall(
+            x.data_ptr(),
+            KINDS[x.dtype],
+            num_rows,
+            width,
+            self.packed.data_ptr(),
+            self.w_scale.data_ptr(),
+            self.num_outputs,
+            0 if self.bias is None else self.bias.data_ptr(),
+            out.data_ptr(),
+            KINDS[out_dtype],
+            out.stride(0),
+            _aligned(rounded.data_ptr()),
+            of_rows.data_ptr(),
+            of_rows.data_ptr() + 4 * num_tiles * TILE_ROWS,
+            _aligned(sums.data_ptr()),
+            sums_len,
+            task_len(num_blocks, threads, 1),
+            0 if blocks is None else blocks.data_ptr(),
+            num_blocks,
+        )
+        _run(call, threads=threads)
+        return out
+
+
+class FixedCall(NamedTuple):
+    x: int  # [T, K]
+    kind: int  # of x
+    num_rows: int
+    width: int  # K
+    packed: int  # see ``packing.pack_fixed``
+    w_scale: int  # float32 [N]
+    num_outputs: int
+    bias: int  # float32 [N], or 0: there is none
+    out: int  # [T, N]
+    out_kind: int
+    out_step: int  # numbers from one row of out to the next
+    rounded: int  # tiles of x [row tiles, pairs of groups, 2, 16, 64], written in the first phase
+    x_scale: int  # float32 [T]
+    x_sums: int  # int32 [groups, rows, 2], for few rows
+    sums: int  # [threads, row tiles], tiles of sums
+    sums_len: int  # bytes of a thread's sums
+    blocks_a_task: int
+    blocks: int  # int32 [num_blocks]: the blocks of 16 outputs to compute, or 0: all
+    num_blocks: int
+
+
+_RECORD = record_len(4)
+_open_tiles, _close_tiles = compiled(types.void)(amx.open_tiles), compiled(types.void)(amx.close_tiles)
+_unpack_group = compiled(types.void, types.int64, types.int64)(fixed_tile.unpack_group)
+_multiply_tiles = compiled(types.void, *(types.int64,) * 5)(fixed_tile.multiply_tiles)
+_joined_sums = compiled(vector16, types.int64, types.int64)(fixed_tile.joined_sums)
+_local_panel = local_floats((_MAX_PAIRS * PAIR_BYTES + _ALIGNMENT) // 4)
+_local_rows, _local_last = local_floats(_FEW * LANES), local_floats(LANES)
+
+
+def _few_rows(num_rows: int):  # type: ignore[no-untyped-def]
+    def emit(builder, *values):  # type: ignore[no-untyped-def]
+        fixed_tile.few_rows(isa(), num_rows)(builder, *values)
+
+    emit.__name__ = f"few_rows_{num_rows}"
+    return compiled(types.void, *(types.int64,) * 5)(emit)
+
+
+_row_1, _rows_2, _rows_4 = (_few_rows(rows) for rows in (1, 2, 4))
+
+
+def _aligned(address: int) -> int:
+    return -(-address // _ALIGNMENT) * _ALIGNMENT
+
+
+@entry
+def _run(call: FixedCall) -> None:
+    _round_rows(call)
+    if call.num_rows <= _FEW:
+        _multiply_few(call)
+    else:
+        _multiply_many(call)
+
+
+@njit
+def _round_rows(call: FixedCall) -> None:
+    """The first phase: rounds the rows of x, shared by the team. Returns when all are done."""
+    num_rows = call.num_rows
+    row = take_number(counters(call), FIRST_TASK)
+    while row < num_rows:
+        _round_row(call, row)
+        take_number(counters(call), FIRST_DONE)
+        row = take_number(counters(call), FIRST_TASK)
+    while watch(counters(call), FIRST_DONE) < num_rows:
+        pass
+
+
+@njit
+def _round_row(call: FixedCall, row: int) -> None:
+    x, kind, width, num_rows = call.x, call.kind, call.width, call.num_rows
+    num_groups = width // GROUP_LEN
+    nothing, one, finer = splat16(0.0), splat16(1.0), splat16(np.float32(FINER))
+    largest = nothing
+    for i in range(row * width, (row + 1) * width, LANES):
+        value = load16(x, i, kind)
+        largest = max16(largest, max16(value, nothing - value))
+    scale = splat16(highest16(largest)) / splat16(127.0)
+    inverse = choose16(above16(scale, nothing), one / scale, nothing)
+    put_f32(call.x_scale, row, highest16(scale / finer))
+    rows = 1 if num_rows == 1 else 2 if num_rows == 2 else _FEW  # of the tile for few rows
+    tile = row // TILE_ROWS * ((num_groups + 1) // 2) * PAIR_BYTES + TILE_LEN * (row % TILE_ROWS)
+    for group in range(num_groups):
+        at = row * width + group * GROUP_LEN
+        low, high = load16(x, at, kind) * inverse, load16(x, at + LANES, kind) * inverse
+        upper_low, upper_high = round16(low), round16(high)
+        lower_low, lower_high = round16((low - upper_low) * finer), round16((high - upper_high) * finer)
+        to = call.rounded + tile + group // 2 * PAIR_BYTES + GROUP_LEN * (group % 2)
+        store16_i8(to, 0, upper_low)
+        store16_i8(to, LANES, upper_high)
+        store16_i8(to + TILE_BYTES, 0, lower_low)
+        store16_i8(to + TILE_BYTES, LANES, lower_high)
+        if num_rows <= _FEW:
+            at = PLANES * (group * rows + row)
+            put_i32(call.x_sums, at, int(sum16(upper_low + upper_high)))
+            put_i32(call.x_sums, at + 1, int(sum16(lower_low + lower_high)))
+
+
+@njit
+def _multiply_few(call: FixedCall) -> None:
+    num_rows, num_groups, packed = call.num_rows, call.width // GROUP_LEN, call.packed
+    blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, call.num_blocks
+    out = _local_rows()
+    task = take_number(counters(call), TASK)
+    while task * blocks_a_task < num_blocks:
+        for i in range(task * blocks_a_task, min((task + 1) * blocks_a_task, num_blocks)):
+            block = i if picked == 0 else get_i32(picked, i)
+            records = packed + block * num_groups * _RECORD
+            if num_rows == 1:
+                _row_1(records, call.rounded, call.x_sums, num_groups, out)
+            elif num_rows == 2:
+                _rows_2(records, call.rounded, call.x_sums, num_groups, out)
+            else:
+                _rows_4(records, call.rounded, call.x_sums, num_groups, out)
+            for row in range(num_rows):
+                _put_outputs(call, load16_f32(out, row * LANES), row, block * LANES)
+        task = take_number(counters(call), TASK)
+
+
+@njit
+def _multiply_many(call: FixedCall) -> None:
+    num_rows, num_groups, packed = call.num_rows, call.width // GROUP_LEN, call.packed
+    blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, call.num_blocks
+    num_pairs = (num_groups + 1) // 2
+    num_chunks = (num_pairs + _MAX_PAIRS - 1) // _MAX_PAIRS
+    chunk_len = (num_pairs + num_chunks - 1) // num_chunks
+    panel = (_local_panel() + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+    sums = call.sums + take_number(counters(call), THREAD) * call.sums_len
+    _open_tiles()
+    task = take_number(counters(call), TASK)
+    while task * blocks_a_task < num_blocks:
+        for i in range(task * blocks_a_task, min((task + 1) * blocks_a_task, num_blocks)):
+            block = i if picked == 0 else get_i32(picked, i)
+            for start in range(0, num_pairs, chunk_len):
+                pairs = min(chunk_len, num_pairs - start)
+                _unpack(packed + (block * num_groups + 2 * start) * _RECORD, num_groups - 2 * start, pairs, panel)
+                x, to, is_last = call.rounded + start * PAIR_BYTES, sums, start + pairs == num_pairs
+                for row in range(0, num_rows, TILE_ROWS):
+                    _multiply_tiles(x, panel, pairs, to, start)
+                    if is_last:
+                        _put_rows(call, to, row, min(TILE_ROWS, num_rows - row), block * LANES)
+                    x += num_pairs * PAIR_BYTES
+                    if num_chunks > 1:
+                        to += SUM_TILES * TILE_BYTES
+        task = take_number(counters(call), TASK)
+    _close_tiles()
+
+
+@njit
+def _unpack(records: int, num_groups: int, pairs: int, panel: int) -> None:
+    """Planes of a block's next groups; where an odd last one has no neighbour, zeros."""
+    for group in range(min(2 * pairs, num_groups)):
+        to = panel + group // 2 * PAIR_BYTES + group % 2 * (TILE_BYTES // 2)
+        _unpack_group(records + group * _RECORD, to)
+    if num_groups < 2 * pairs:
+        nothing = splat16(0.0)
+        to = panel + (pairs - 1) * PAIR_BYTES + TILE_BYTES // 2
+        for plane in range(PLANES):
+            for i in range(0, TILE_BYTES // 2 // 4, LANES):
+                store16_f32(to + plane * TILE_BYTES, i, nothing)
+
+
+@njit(forceinline=True)
+def _put_rows(call: FixedCall, sums: int, first: int, count: int, column: int) -> None:
+    """Outputs ``column`` and following of ``count`` rows from ``first`` on."""
+    if column + LANES > call.num_outputs:
+        for r in range(count):
+            _put_outputs(call, _joined_sums(sums, r), first + r, column)
+        return
+    out, kind, step, x_scale = call.out, call.out_kind, call.out_step, call.x_scale
+    w_scale, offset = load16_f32(call.w_scale, column), splat16(0.0)
+    if call.bias != 0:
+        offset = load16_f32(call.bias, column)
+    for r in range(count):
+        row = first + r
+        values = fused16(offset, _joined_sums(sums, r), w_scale * splat16(get_f32(x_scale, row)))
+        store16(out, row * step + column, kind, values)
+
+
+@njit(forceinline=True)
+def _put_outputs(call: FixedCall, sums, row: int, column: int) -> None:  # type: ignore[no-untyped-def]
+    """Scales 16 outputs of a row, from ``column`` on, and stores them. Those from ``num_outputs`` on are left out."""
+    scale = load16_f32(call.w_scale, column) * splat16(get_f32(call.x_scale, row))
+    to, bias, num_outputs = row * call.out_step + column, call.bias, call.num_outputs
+    if column + LANES <= num_outputs:
+        offset = splat16(0.0)
+        if bias != 0:
+            offset = load16_f32(bias, column)
+        store16(call.out, to, call.out_kind, fused16(offset, sums, scale))
+    else:
+        last = _local_last()
+        for i in range(LANES):
+            put_f32(last, i, get_f32(bias, column + i) if bias != 0 and column + i < num_outputs else np.float32(0.0))
+        store16_f32(last, 0, fused16(load16_f32(last, 0), sums, scale))
+        for i in range(num_outputs - column):
+            put(call.out, to + i, call.out_kind, get_f32(last, i))
