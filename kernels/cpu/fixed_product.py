@@ -23,6 +23,7 @@ from .packing import GROUP_LEN, record_len
 from .recording import scratch
 from .tensors import KINDS, readable, task_len, team_size
 from .vector import (
+    BFLOAT16,
     above16,
     choose16,
     compiled,
@@ -51,7 +52,9 @@ from .vector import (
 _FEW = 4  # rows that byte products multiply sooner than AMX
 _MIN_SHARE = 200_000  # products worth a second thread
 _MAX_PAIRS = 18  # of groups, whose tiles, 36 KB, stay in the first cache
+_BAND_BYTES = 700_000  # of rounded x, which stay in the second cache
 _ALIGNMENT = 64
+_RUN = 4  # pairs of groups of 16 rows that one thread rounds
 
 
 class FixedProduct:
@@ -81,7 +84,8 @@ class FixedProduct:
         num_pairs = -(-num_groups // 2)
         rounded = scratch("rounded", num_tiles * num_pairs * PAIR_BYTES + _ALIGNMENT, torch.uint8)
         of_rows = scratch("of rows", num_tiles * TILE_ROWS + num_groups * PLANES * _FEW, torch.float32)
-        sums_len = num_tiles * SUM_TILES * TILE_BYTES
+        band_rows = max(4, _BAND_BYTES // (num_pairs * PAIR_BYTES)) * TILE_ROWS
+        sums_len = min(num_tiles, band_rows // TILE_ROWS) * SUM_TILES * TILE_BYTES
         sums = scratch("sums", threads * sums_len + _ALIGNMENT, torch.uint8)
         call = FixedCall(
             x.data_ptr(),
@@ -100,6 +104,7 @@ class FixedProduct:
             of_rows.data_ptr() + 4 * num_tiles * TILE_ROWS,
             _aligned(sums.data_ptr()),
             sums_len,
+            band_rows,
             task_len(num_blocks, threads, 1),
             0 if blocks is None else blocks.data_ptr(),
             num_blocks,
@@ -123,8 +128,9 @@ class FixedCall(NamedTuple):
     rounded: int  # tiles of x [row tiles, pairs of groups, 2, 16, 64], written in the first phase
     x_scale: int  # float32 [T]
     x_sums: int  # int32 [groups, rows, 2], for few rows
-    sums: int  # [threads, row tiles], tiles of sums
+    sums: int  # [threads, row tiles of a band], tiles of sums
     sums_len: int  # bytes of a thread's sums
+    band_rows: int  # whose rounded x stays in the second cache
     blocks_a_task: int
     blocks: int  # int32 [num_blocks]: the blocks of 16 outputs to compute, or 0: all
     num_blocks: int
@@ -134,6 +140,7 @@ _RECORD = record_len(4)
 _open_tiles, _close_tiles = compiled(types.void)(amx.open_tiles), compiled(types.void)(amx.close_tiles)
 _unpack_group = compiled(types.void, types.int64, types.int64)(fixed_tile.unpack_group)
 _multiply_tiles = compiled(types.void, *(types.int64,) * 5)(fixed_tile.multiply_tiles)
+_fetch_outputs = compiled(types.void, types.int64)(fixed_tile.fetch_outputs)
 _joined_sums = compiled(vector16, types.int64, types.int64)(fixed_tile.joined_sums)
 _local_panel = local_floats((_MAX_PAIRS * PAIR_BYTES + _ALIGNMENT) // 4)
 _local_rows, _local_last = local_floats(_FEW * LANES), local_floats(LANES)
@@ -165,41 +172,61 @@ def _run(call: FixedCall) -> None:
 
 @njit
 def _round_rows(call: FixedCall) -> None:
-    """The first phase: rounds the rows of x, shared by the team. Returns when all are done."""
+    """The first phase: rounds the rows of x, shared by the team. Returns when all are done.
+
+    The first tasks find the rows' scales, the others round some pairs of groups of a tile's rows.
+    """
     num_rows = call.num_rows
-    row = take_number(counters(call), FIRST_TASK)
-    while row < num_rows:
-        _round_row(call, row)
+    num_pairs = (call.width // GROUP_LEN + 1) // 2
+    runs = (num_pairs + _RUN - 1) // _RUN
+    num_tasks = num_rows + (num_rows + TILE_ROWS - 1) // TILE_ROWS * runs
+    task = take_number(counters(call), FIRST_TASK)
+    while task < num_tasks:
+        if task < num_rows:
+            _find_scale(call, task)
+        else:
+            while watch(counters(call), FIRST_DONE) < num_rows:
+                pass
+            tile, first = (task - num_rows) // runs, (task - num_rows) % runs * _RUN
+            for pair in range(first, min(first + _RUN, num_pairs)):
+                for row in range(tile * TILE_ROWS, min((tile + 1) * TILE_ROWS, num_rows)):
+                    _round_pair(call, row, pair, num_pairs)
         take_number(counters(call), FIRST_DONE)
-        row = take_number(counters(call), FIRST_TASK)
-    while watch(counters(call), FIRST_DONE) < num_rows:
+        task = take_number(counters(call), FIRST_TASK)
+    while watch(counters(call), FIRST_DONE) < num_tasks:
         pass
 
 
 @njit
-def _round_row(call: FixedCall, row: int) -> None:
-    x, kind, width, num_rows = call.x, call.kind, call.width, call.num_rows
-    num_groups = width // GROUP_LEN
-    nothing, one, finer = splat16(0.0), splat16(1.0), splat16(np.float32(FINER))
-    largest = nothing
-    for i in range(row * width, (row + 1) * width, LANES):
-        value = load16(x, i, kind)
+def _find_scale(call: FixedCall, row: int) -> None:
+    x, kind, width = call.x, call.kind, call.width
+    nothing = splat16(0.0)
+    largest, other = nothing, nothing
+    for i in range(row * width, (row + 1) * width, 2 * LANES):
+        value, second = load16(x, i, kind), load16(x, i + LANES, kind)
         largest = max16(largest, max16(value, nothing - value))
-    scale = splat16(highest16(largest)) / splat16(127.0)
+        other = max16(other, max16(second, nothing - second))
+    put_f32(call.x_scale, row, highest16(max16(largest, other)) / np.float32(127.0 * FINER))
+
+
+@njit(forceinline=True)
+def _round_pair(call: FixedCall, row: int, pair: int, num_pairs: int) -> None:
+    x, kind, width, num_rows, rounded = call.x, call.kind, call.width, call.num_rows, call.rounded
+    nothing, one, finer = splat16(0.0), splat16(1.0), splat16(np.float32(FINER))
+    scale = splat16(get_f32(call.x_scale, row)) * finer
     inverse = choose16(above16(scale, nothing), one / scale, nothing)
-    put_f32(call.x_scale, row, highest16(scale / finer))
     rows = 1 if num_rows == 1 else 2 if num_rows == 2 else _FEW  # of the tile for few rows
-    tile = row // TILE_ROWS * ((num_groups + 1) // 2) * PAIR_BYTES + TILE_LEN * (row % TILE_ROWS)
-    for group in range(num_groups):
+    to = rounded + (row // TILE_ROWS * num_pairs + pair) * PAIR_BYTES + TILE_LEN * (row % TILE_ROWS)
+    for group in range(2 * pair, min(2 * pair + 2, width // GROUP_LEN)):
         at = row * width + group * GROUP_LEN
         low, high = load16(x, at, kind) * inverse, load16(x, at + LANES, kind) * inverse
         upper_low, upper_high = round16(low), round16(high)
         lower_low, lower_high = round16((low - upper_low) * finer), round16((high - upper_high) * finer)
-        to = call.rounded + tile + group // 2 * PAIR_BYTES + GROUP_LEN * (group % 2)
         store16_i8(to, 0, upper_low)
         store16_i8(to, LANES, upper_high)
         store16_i8(to + TILE_BYTES, 0, lower_low)
         store16_i8(to + TILE_BYTES, LANES, lower_high)
+        to += GROUP_LEN
         if num_rows <= _FEW:
             at = PLANES * (group * rows + row)
             put_i32(call.x_sums, at, int(sum16(upper_low + upper_high)))
@@ -236,24 +263,48 @@ def _multiply_many(call: FixedCall) -> None:
     chunk_len = (num_pairs + num_chunks - 1) // num_chunks
     panel = (_local_panel() + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
     sums = call.sums + take_number(counters(call), THREAD) * call.sums_len
+    band_rows = call.band_rows
     _open_tiles()
     task = take_number(counters(call), TASK)
     while task * blocks_a_task < num_blocks:
-        for i in range(task * blocks_a_task, min((task + 1) * blocks_a_task, num_blocks)):
-            block = i if picked == 0 else get_i32(picked, i)
-            for start in range(0, num_pairs, chunk_len):
-                pairs = min(chunk_len, num_pairs - start)
-                _unpack(packed + (block * num_groups + 2 * start) * _RECORD, num_groups - 2 * start, pairs, panel)
-                x, to, is_last = call.rounded + start * PAIR_BYTES, sums, start + pairs == num_pairs
-                for row in range(0, num_rows, TILE_ROWS):
-                    _multiply_tiles(x, panel, pairs, to, start)
-                    if is_last:
-                        _put_rows(call, to, row, min(TILE_ROWS, num_rows - row), block * LANES)
-                    x += num_pairs * PAIR_BYTES
-                    if num_chunks > 1:
-                        to += SUM_TILES * TILE_BYTES
+        end = min((task + 1) * blocks_a_task, num_blocks)
+        for band in range(0, num_rows, band_rows):
+            rows = min(band_rows, num_rows - band)
+            for i in range(task * blocks_a_task, end):
+                block = i if picked == 0 else get_i32(picked, i)
+                for start in range(0, num_pairs, chunk_len):
+                    pairs = min(chunk_len, num_pairs - start)
+                    _unpack(packed + (block * num_groups + 2 * start) * _RECORD, num_groups - 2 * start, pairs, panel)
+                    _multiply_band(call, panel, start, pairs, sums, band, rows, block * LANES)
         task = take_number(counters(call), TASK)
     _close_tiles()
+
+
+@njit
+def _multiply_band(
+    call: FixedCall, panel: int, start: int, pairs: int, sums: int, band: int, rows: int, column: int
+) -> None:
+    """Adds a block's products of some pairs of groups to the rows' sums; after the last, stores the outputs."""
+    num_pairs = (call.width // GROUP_LEN + 1) // 2
+    x = call.rounded + (band // TILE_ROWS * num_pairs + start) * PAIR_BYTES
+    is_last, is_only = start + pairs == num_pairs, pairs == num_pairs
+    for row in range(band, band + rows, TILE_ROWS):
+        count = min(TILE_ROWS, band + rows - row)
+        if is_last:
+            _fetch_rows(call, row, count, column)
+        _multiply_tiles(x, panel, pairs, sums, start)
+        if is_last:
+            _put_rows(call, sums, row, count, column)
+        x += num_pairs * PAIR_BYTES
+        if not is_only:
+            sums += SUM_TILES * TILE_BYTES
+
+
+@njit(forceinline=True)
+def _fetch_rows(call: FixedCall, first: int, count: int, column: int) -> None:
+    size = 2 if call.out_kind == BFLOAT16 else 4
+    for row in range(first, first + count):
+        _fetch_outputs(call.out + size * (row * call.out_step + column))
 
 
 @njit

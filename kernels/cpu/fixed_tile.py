@@ -61,7 +61,7 @@ def few_rows(one: Isa, num_rows: int) -> Callable[..., None]:
             group = builder.and_(i, number(1))
             start = builder.add(x, builder.mul(builder.lshr(i, number(1)), number(PAIR_BYTES)))
             start = builder.add(start, builder.mul(group, number(GROUP_LEN)))
-            prefetch(builder, record)
+            _fetch(builder, record, _AHEAD, record_len(4))
             weights = [quad for (quad,) in quads(builder, one, 4, record)]
             factors = load_at(builder, V16_I32, record, _QUADS_LEN)
             for r in range(num_rows):
@@ -89,7 +89,7 @@ def few_rows(one: Isa, num_rows: int) -> Callable[..., None]:
 
 def unpack_group(builder: Any, record: Any, to: Any) -> None:
     """16 outputs' group as bytes: 8 rows of the tile of upper bytes at ``to``, 8 of that of lower bytes behind it."""
-    prefetch(builder, record)
+    _fetch(builder, record, _AHEAD, record_len(4))
     factors = load_at(builder, V16_I32, record, _QUADS_LEN)
     low, high = constant(V16_I32, 0xFFFF), constant(V16_I32, 0xFFFF0000 - (1 << 32))
     sixteen, eight = constant(V16_I32, 16), constant(_WORDS, 8)
@@ -157,13 +157,18 @@ def joined(builder: Any, upper: Any, lower: Any) -> Any:
     return fused(builder, lower, upper, constant(V16, float(FINER)))
 
 
-def prefetch(builder: Any, record: Any) -> None:
-    """Fetches the record that is a few records ahead."""
+def fetch_outputs(builder: Any, address: Any) -> None:
+    """Fetches a cache line that will be written."""
+    _fetch(builder, address, 0, 64, writes=True)
+
+
+def _fetch(builder: Any, address: Any, ahead: int, size: int, *, writes: bool = False) -> None:
+    """Fetches ``size`` bytes from ``address + ahead`` on into the cache."""
     function = declared(builder, "llvm.prefetch.p0", ir.VoidType(), I8.as_pointer(), I32, I32, I32)
-    read, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
-    for line in range(0, record_len(4), 64):
-        place = builder.inttoptr(builder.add(record, number(_AHEAD + line)), I8.as_pointer())
-        builder.call(function, [place, read, keep, data])
+    how = [ir.Constant(I32, value) for value in (int(writes), 3, 1)]
+    for line in range(0, size, 64):
+        place = builder.inttoptr(builder.add(address, number(ahead + line)), I8.as_pointer())
+        builder.call(function, [place, *how])
 
 
 def _words(builder: Any, value: Any) -> Any:

@@ -38,7 +38,8 @@ def whole_weights(q: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> t
 
 def expected_of(x: Array, w: Array, w_scale: Array, bias: Array) -> Array:
     """Rounds x as the kernel does, multiplies whole numbers, and joins both sums in float32."""
-    scale = np.abs(x).max(1, keepdims=True) / np.float32(127)
+    x_scale = np.abs(x).max(1, keepdims=True) / np.float32(127 * FINER)
+    scale = x_scale * np.float32(FINER)
     inner = x * np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
     upper = np.rint(inner)
     lower = np.rint((inner - upper) * np.float32(FINER))
@@ -46,7 +47,7 @@ def expected_of(x: Array, w: Array, w_scale: Array, bias: Array) -> Array:
     assert all(np.abs(total).max() < 2**31 for total in totals)
     high, low = (total.astype(np.float32).astype(np.float64) for total in totals)
     value = (high * FINER + low).astype(np.float32)
-    factor = w_scale * (scale / np.float32(FINER))
+    factor = w_scale * x_scale
     return np.vectorize(fmaf, otypes=[np.float32])(value, factor, bias)
 
 
