@@ -43,8 +43,8 @@ class PackedLinear:
       stay exact). 4-bit groups stay packed: only x is rounded. A row's result does not depend on the number of rows;
     - ``int16`` is ``int8`` with x rounded to 16 bits: nearly exact, for twice the arithmetic. Few rows take no longer;
     - ``fp8`` rounds float weights to 8-bit floats (e4m3) with a scale for 128 or 32 neighbours, and x to bfloat16;
-    - ``auto`` is ``int8`` for 4-bit groups and ``bfloat16`` for other weights. With AMX it rounds x to 16 bits beside
-      4-bit groups, with a scale for each row, which there takes no longer.
+    - ``auto`` is ``int8`` for 4-bit groups and ``bfloat16`` for other weights. With AMX it rounds x to 16 bits
+      beside groups of 4 and 8 bits, with a scale for each row, which there takes no longer.
 
     On a GPU packed weights stay packed and x is rounded to bfloat16, for any number of rows.
 
@@ -69,7 +69,8 @@ class PackedLinear:
         if packed is not None:
             return PackedProduct(packed, bias, self.out_dtype)
         if isinstance(weight, tuple) and len(weight) == 2:
-            if precision in ("int8", "int16") and _fits_bytes(*weight):
+            by_bytes = precision in ("int8", "int16") or (precision == "auto" and isa().has_tiles)
+            if by_bytes and _fits_bytes(*weight):
                 return BytesProduct(weight, precision, bias, self.out_dtype)
             weight = _dequantize_bytes(*weight)
         if isinstance(weight, tuple):
@@ -116,7 +117,7 @@ class PackedLinear:
     @property
     def has_rows(self) -> bool:
         """Whether ``rows`` can return the exact weights from their packed form."""
-        return isinstance(self._product, BytesProduct) and self._product.bits == 8
+        return isinstance(self._product, BytesProduct) and self._product.bits == 8 and self._product.is_exact
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Weights [T, K] of outputs ``ids`` (int64 [T]). Only where ``has_rows``."""
@@ -211,8 +212,8 @@ class Int4Product:
 class BytesProduct:
     """4- or 8-bit weights in groups of 32, float32 sums.
 
-    x is rounded to 8 or 16 bits in groups of 32. With ``auto`` and AMX 4-bit weights are in fixed point, and x is
-    rounded to 16 bits with a scale for each row.
+    x is rounded to 8 or 16 bits in groups of 32. With ``auto`` and AMX weights are in fixed point, and x is rounded to
+    16 bits with a scale for each row.
     """
 
     def __init__(
@@ -228,9 +229,10 @@ class BytesProduct:
         self.out_dtype = out_dtype
         num_outputs = weight[0].shape[0]
         self.product: fixed_product.FixedProduct | integer.IntegerProduct
-        if len(weight) == 3 and precision == "auto" and isa().has_tiles:
-            self.product = fixed_product.FixedProduct(*packing.pack_fixed(*weight), num_outputs, bias=bias)
-            self.name = "int4 by int16 (AMX)"
+        self.is_exact = precision != "auto" or not isa().has_tiles
+        if not self.is_exact:
+            self.product = fixed_product.FixedProduct(*packing.pack_fixed(*weight), num_outputs, bits=bits, bias=bias)
+            self.name = f"int{bits} by int16 (AMX)"
             return
         packed = packing.pack_int4(*weight) if len(weight) == 3 else packing.pack_int8(*weight)
         x_bits: Literal[8, 16] = 16 if precision == "int16" else 8

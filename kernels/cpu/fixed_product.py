@@ -1,11 +1,11 @@
-"""Products of 4-bit weights in groups of 32 with activations in 16 bits, in fixed point (see ``fixed_tile``).
+"""Products of 4- and 8-bit weights in groups of 32 with activations in 16 bits, in fixed point (see ``fixed_tile``).
 
 x is rounded to 16 bits with a scale for each row. Weights keep 16 bits, so both are nearly exact. Up to four rows take
 integer products of bytes. More rows take AMX: the groups of a block of 16 outputs that stay in the first cache are
 unpacked once and multiplied with all rows. A row's result is the same to the bit however many rows there are.
 """
 
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -60,10 +60,13 @@ _RUN = 4  # pairs of groups of 16 rows that one thread rounds
 class FixedProduct:
     """``x [T, K] -> [T, N]`` for weights packed by ``packing.pack_fixed``; bias float32 [N]. Only with AMX."""
 
-    def __init__(self, packed: Tensor, w_scale: Tensor, num_outputs: int, *, bias: Tensor | None) -> None:
+    def __init__(
+        self, packed: Tensor, w_scale: Tensor, num_outputs: int, *, bits: Literal[4, 8], bias: Tensor | None
+    ) -> None:
         assert isa().has_tiles  # and asks the system for the tile registers
         self.packed, self.w_scale, self.num_outputs, self.bias = packed, w_scale, num_outputs, bias
-        _run.compile()
+        self._run = _run_4 if bits == 4 else _run_8
+        self._run.compile()
 
     def __call__(
         self, x: Tensor, out_dtype: torch.dtype, *, out: Tensor | None = None, blocks: Tensor | None = None
@@ -109,7 +112,7 @@ class FixedProduct:
             0 if blocks is None else blocks.data_ptr(),
             num_blocks,
         )
-        _run(call, threads=threads)
+        self._run(call, threads=threads)
         return out
 
 
@@ -136,9 +139,11 @@ class FixedCall(NamedTuple):
     num_blocks: int
 
 
-_RECORD = record_len(4)
+_RECORD_4, _RECORD_8 = record_len(4), record_len(8)
 _open_tiles, _close_tiles = compiled(types.void)(amx.open_tiles), compiled(types.void)(amx.close_tiles)
-_unpack_group = compiled(types.void, types.int64, types.int64)(fixed_tile.unpack_group)
+_unpack_group_4, _unpack_group_8 = (
+    compiled(types.void, types.int64, types.int64)(fixed_tile.unpack_group(bits)) for bits in (4, 8)
+)
 _multiply_tiles = compiled(types.void, *(types.int64,) * 5)(fixed_tile.multiply_tiles)
 _fetch_outputs = compiled(types.void, types.int64)(fixed_tile.fetch_outputs)
 _joined_sums = compiled(vector16, types.int64, types.int64)(fixed_tile.joined_sums)
@@ -146,15 +151,47 @@ _local_panel = local_floats((_MAX_PAIRS * PAIR_BYTES + _ALIGNMENT) // 4)
 _local_rows, _local_last = local_floats(_FEW * LANES), local_floats(LANES)
 
 
-def _few_rows(num_rows: int):  # type: ignore[no-untyped-def]
-    def emit(builder, *values):  # type: ignore[no-untyped-def]
-        fixed_tile.few_rows(isa(), num_rows)(builder, *values)
+def _few_rows(num_rows: int, bits: int) -> Any:
+    def emit(builder: Any, *values: Any) -> None:
+        fixed_tile.few_rows(isa(), num_rows, bits)(builder, *values)
 
-    emit.__name__ = f"few_rows_{num_rows}"
+    emit.__name__ = f"few_rows_{num_rows}x{bits}"
     return compiled(types.void, *(types.int64,) * 5)(emit)
 
 
-_row_1, _rows_2, _rows_4 = (_few_rows(rows) for rows in (1, 2, 4))
+_row_1x4, _rows_2x4, _rows_4x4, _row_1x8, _rows_2x8, _rows_4x8 = (
+    _few_rows(rows, bits) for bits in (4, 8) for rows in (1, 2, 4)
+)
+
+
+@njit
+def _multiply_few_4(records: int, x: int, x_sums: int, num_groups: int, out: int, num_rows: int) -> None:
+    if num_rows == 1:
+        _row_1x4(records, x, x_sums, num_groups, out)
+    elif num_rows == 2:
+        _rows_2x4(records, x, x_sums, num_groups, out)
+    else:
+        _rows_4x4(records, x, x_sums, num_groups, out)
+
+
+@njit
+def _multiply_few_8(records: int, x: int, x_sums: int, num_groups: int, out: int, num_rows: int) -> None:
+    if num_rows == 1:
+        _row_1x8(records, x, x_sums, num_groups, out)
+    elif num_rows == 2:
+        _rows_2x8(records, x, x_sums, num_groups, out)
+    else:
+        _rows_4x8(records, x, x_sums, num_groups, out)
+
+
+@njit
+def _unpack_4(record: int, to: int) -> None:
+    _unpack_group_4(record, to)
+
+
+@njit
+def _unpack_8(record: int, to: int) -> None:
+    _unpack_group_8(record, to)
 
 
 def _aligned(address: int) -> int:
@@ -162,12 +199,21 @@ def _aligned(address: int) -> int:
 
 
 @entry
-def _run(call: FixedCall) -> None:
+def _run_4(call: FixedCall) -> None:
     _round_rows(call)
     if call.num_rows <= _FEW:
-        _multiply_few(call)
+        _multiply_few(call, _RECORD_4, _multiply_few_4)
     else:
-        _multiply_many(call)
+        _multiply_many(call, _RECORD_4, _unpack_4)
+
+
+@entry
+def _run_8(call: FixedCall) -> None:
+    _round_rows(call)
+    if call.num_rows <= _FEW:
+        _multiply_few(call, _RECORD_8, _multiply_few_8)
+    else:
+        _multiply_many(call, _RECORD_8, _unpack_8)
 
 
 @njit
@@ -233,8 +279,8 @@ def _round_pair(call: FixedCall, row: int, pair: int, num_pairs: int) -> None:
             put_i32(call.x_sums, at + 1, int(sum16(lower_low + lower_high)))
 
 
-@njit
-def _multiply_few(call: FixedCall) -> None:
+@njit(forceinline=True)
+def _multiply_few(call: FixedCall, record_bytes: int, multiply_block: Any) -> None:
     num_rows, num_groups, packed = call.num_rows, call.width // GROUP_LEN, call.packed
     blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, call.num_blocks
     out = _local_rows()
@@ -242,20 +288,15 @@ def _multiply_few(call: FixedCall) -> None:
     while task * blocks_a_task < num_blocks:
         for i in range(task * blocks_a_task, min((task + 1) * blocks_a_task, num_blocks)):
             block = i if picked == 0 else get_i32(picked, i)
-            records = packed + block * num_groups * _RECORD
-            if num_rows == 1:
-                _row_1(records, call.rounded, call.x_sums, num_groups, out)
-            elif num_rows == 2:
-                _rows_2(records, call.rounded, call.x_sums, num_groups, out)
-            else:
-                _rows_4(records, call.rounded, call.x_sums, num_groups, out)
+            records = packed + block * num_groups * record_bytes
+            multiply_block(records, call.rounded, call.x_sums, num_groups, out, num_rows)
             for row in range(num_rows):
                 _put_outputs(call, load16_f32(out, row * LANES), row, block * LANES)
         task = take_number(counters(call), TASK)
 
 
-@njit
-def _multiply_many(call: FixedCall) -> None:
+@njit(forceinline=True)
+def _multiply_many(call: FixedCall, record_bytes: int, unpack_group: Any) -> None:
     num_rows, num_groups, packed = call.num_rows, call.width // GROUP_LEN, call.packed
     blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, call.num_blocks
     num_pairs = (num_groups + 1) // 2
@@ -274,7 +315,12 @@ def _multiply_many(call: FixedCall) -> None:
                 block = i if picked == 0 else get_i32(picked, i)
                 for start in range(0, num_pairs, chunk_len):
                     pairs = min(chunk_len, num_pairs - start)
-                    _unpack(packed + (block * num_groups + 2 * start) * _RECORD, num_groups - 2 * start, pairs, panel)
+                    records = packed + (block * num_groups + 2 * start) * record_bytes
+                    for group in range(min(2 * pairs, num_groups - 2 * start)):
+                        to = panel + group // 2 * PAIR_BYTES + group % 2 * (TILE_BYTES // 2)
+                        unpack_group(records + group * record_bytes, to)
+                    if num_groups - 2 * start < 2 * pairs:
+                        _clear_last(panel + (pairs - 1) * PAIR_BYTES + TILE_BYTES // 2)
                     _multiply_band(call, panel, start, pairs, sums, band, rows, block * LANES)
         task = take_number(counters(call), TASK)
     _close_tiles()
@@ -308,17 +354,12 @@ def _fetch_rows(call: FixedCall, first: int, count: int, column: int) -> None:
 
 
 @njit
-def _unpack(records: int, num_groups: int, pairs: int, panel: int) -> None:
-    """Planes of a block's next groups; where an odd last one has no neighbour, zeros."""
-    for group in range(min(2 * pairs, num_groups)):
-        to = panel + group // 2 * PAIR_BYTES + group % 2 * (TILE_BYTES // 2)
-        _unpack_group(records + group * _RECORD, to)
-    if num_groups < 2 * pairs:
-        nothing = splat16(0.0)
-        to = panel + (pairs - 1) * PAIR_BYTES + TILE_BYTES // 2
-        for plane in range(PLANES):
-            for i in range(0, TILE_BYTES // 2 // 4, LANES):
-                store16_f32(to + plane * TILE_BYTES, i, nothing)
+def _clear_last(to: int) -> None:
+    """An odd last group has no neighbour: zeros in both planes."""
+    nothing = splat16(0.0)
+    for plane in range(PLANES):
+        for i in range(0, TILE_BYTES // 2 // 4, LANES):
+            store16_f32(to + plane * TILE_BYTES, i, nothing)
 
 
 @njit(forceinline=True)

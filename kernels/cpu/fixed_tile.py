@@ -1,13 +1,13 @@
 """The inner loops of fixed-point products: weights and x as whole numbers of 16 bits, each in two bytes.
 
-With ``x = x_scale * (FINER * upper + lower)`` of a row and ``w = w_scale * w_int``, ``w_int = s * (q - 8) + z``, of an
-output, a result is
+With ``x = x_scale * (FINER * upper + lower)`` of a row and ``w = w_scale * w_int`` of an output, a result is
 
     y = x_scale * w_scale * (FINER * sum(w_int * upper) + sum(w_int * lower))
 
 and both sums are exact: ``packing.pack_fixed`` chooses the scale of an output so that they stay below 2^31 whatever x
-is. Each becomes a float32, so there are two ways to the same bits. For few rows the bytes of x are multiplied with q,
-and each group's sums with s and z. For many, ``w_int`` is unpacked to two planes of bytes, and AMX multiplies each with
+is. Of 4 bits ``w_int = s * (q - 8) + z``, of 8 bits ``s * (q - 128)``. Sums become float32 at the end, so there are two
+ways to the same bits. For few rows the bytes of x are multiplied with q, and each group's sums with s and z. For many,
+``w_int`` is unpacked to two planes of bytes, and AMX multiplies each with
 each plane of x.
 
 Rounded x lies in tiles of 16 rows: for each two groups (64 neighbours) ``upper`` [16, 64] and then ``lower`` [16, 64].
@@ -28,6 +28,7 @@ from .llvm import (
     I32,
     LANES,
     V16,
+    V16_I16,
     V16_I32,
     at,
     carry,
@@ -44,11 +45,10 @@ PAIR_BYTES = 2 * amx.TILE_BYTES  # of x, and of weights: two planes of 64 neighb
 SUM_TILES = 4  # tiles of sums of 16 rows and 16 outputs: for each plane of x, each plane of weights
 PLANES = 2
 _WORDS = ir.VectorType(I16, 2 * LANES)
-_QUADS_LEN = LANES * GROUP_LEN // 2  # bytes of a record before its s and z
-_AHEAD = 12 * record_len(4)
+_AHEAD = 4096  # bytes of records
 
 
-def few_rows(one: Isa, num_rows: int) -> Callable[..., None]:
+def few_rows(one: Isa, num_rows: int, bits: int) -> Callable[..., None]:
     """``emit(builder, records, x, x_sums, num_groups, out)``: 16 outputs of the first rows, to float32 [rows, 16].
 
     The results lack both scales. ``x_sums`` int32 [groups, rows, 2]: sums of upper and lower numbers of a group.
@@ -61,21 +61,25 @@ def few_rows(one: Isa, num_rows: int) -> Callable[..., None]:
             group = builder.and_(i, number(1))
             start = builder.add(x, builder.mul(builder.lshr(i, number(1)), number(PAIR_BYTES)))
             start = builder.add(start, builder.mul(group, number(GROUP_LEN)))
-            _fetch(builder, record, _AHEAD, record_len(4))
-            weights = [quad for (quad,) in quads(builder, one, 4, record)]
-            factors = load_at(builder, V16_I32, record, _QUADS_LEN)
+            _fetch(builder, record, _AHEAD, record_len(bits))
+            weights = [quad for (quad,) in quads(builder, one, bits, record)]
+            factors = _factors(builder, record, bits)
             for r in range(num_rows):
                 for plane in range(PLANES):
                     x_sum = load_at(builder, I32, x_sums, 4 * (PLANES * r + plane))
-                    count = splat(builder, builder.mul(x_sum, ir.Constant(I32, -8)))
+                    count = splat(builder, builder.mul(x_sum, ir.Constant(I32, -_centre(bits))))
                     for j, quad in enumerate(weights):
                         four = load_at(builder, I32, start, amx.TILE_BYTES * plane + amx.TILE_LEN * r + 4 * j)
                         count = dot4(builder, one, count, quad, splat(builder, four))
+                    at_total = PLANES * r + plane
+                    if bits == 8:
+                        totals[at_total] = builder.add(totals[at_total], builder.mul(count, factors))
+                        continue
                     upper = splat(builder, builder.shl(x_sum, ir.Constant(I32, 16)))
                     pairs = builder.or_(builder.and_(count, constant(V16_I32, 0xFFFF)), upper)
-                    totals[PLANES * r + plane] = _add_pairs(builder, totals[PLANES * r + plane], pairs, factors)
+                    totals[at_total] = _add_pairs(builder, totals[at_total], pairs, factors)
             x_sums = builder.add(x_sums, number(4 * PLANES * num_rows))
-            return [builder.add(record, number(record_len(4))), x_sums, *totals]
+            return [builder.add(record, number(record_len(bits))), x_sums, *totals]
 
         zeros = [constant(V16_I32, 0)] * (PLANES * num_rows)
         _, _, *totals = carry(builder, num_groups, [records, x_sums, *zeros], step)
@@ -87,27 +91,31 @@ def few_rows(one: Isa, num_rows: int) -> Callable[..., None]:
     return emit
 
 
-def unpack_group(builder: Any, record: Any, to: Any) -> None:
-    """16 outputs' group as bytes: 8 rows of the tile of upper bytes at ``to``, 8 of that of lower bytes behind it."""
-    _fetch(builder, record, _AHEAD, record_len(4))
-    factors = load_at(builder, V16_I32, record, _QUADS_LEN)
-    low, high = constant(V16_I32, 0xFFFF), constant(V16_I32, 0xFFFF0000 - (1 << 32))
-    sixteen, eight = constant(V16_I32, 16), constant(_WORDS, 8)
-    s = _words(builder, builder.or_(builder.and_(factors, low), builder.shl(factors, sixteen)))
-    z = _words(builder, builder.or_(builder.and_(factors, high), builder.lshr(factors, sixteen)))
-    z = builder.sub(z, builder.mul(s, eight))
-    even, odd = constant(_WORDS, 0x00FF), constant(_WORDS, 0xFF00 - (1 << 16))
-    for i in range(_QUADS_LEN // 64):
-        packed = load_at(builder, V16_I32, record, 64 * i)
-        for half in range(2):
-            first, second = (
-                builder.add(builder.mul(_nibbles(builder, packed, 4 * half + shift), s), z) for shift in (0, 8)
-            )  # the first and third of four neighbours, the second and fourth
-            upper = builder.or_(builder.lshr(first, eight), builder.and_(second, odd))
-            lower = builder.or_(builder.and_(first, even), builder.shl(second, eight))
-            for plane, value in enumerate((upper, lower)):
-                place = builder.add(to, number(amx.TILE_BYTES * plane + 64 * (4 * half + i)))
-                builder.store(value, builder.inttoptr(place, _WORDS.as_pointer()), align=64)
+def unpack_group(bits: int) -> Callable[..., None]:
+    """``emit(builder, record, to)``: 16 outputs' group as bytes, 8 rows of the tile of upper bytes at ``to`` and 8 of
+    that of lower bytes behind it.
+    """
+
+    def emit(builder: Any, record: Any, to: Any) -> None:
+        _fetch(builder, record, _AHEAD, record_len(bits))
+        s, z = _factors_of_words(builder, record, bits)
+        z = builder.sub(z, builder.mul(s, constant(_WORDS, _centre(bits))))  # its excess over 16 bits goes again with s
+        eight, even, odd = constant(_WORDS, 8), constant(_WORDS, 0x00FF), constant(_WORDS, 0xFF00 - (1 << 16))
+        for i in range(_quads_len(bits) // 64):
+            packed = load_at(builder, V16_I32, record, 64 * i)
+            for half in range(8 // bits):
+                first, second = (
+                    builder.add(builder.mul(_bits_of_words(builder, packed, bits, bits * half + shift), s), z)
+                    for shift in (0, 8)
+                )  # the first and third of four neighbours, the second and fourth
+                upper = builder.or_(builder.lshr(first, eight), builder.and_(second, odd))
+                lower = builder.or_(builder.and_(first, even), builder.shl(second, eight))
+                for plane, value in enumerate((upper, lower)):
+                    place = builder.add(to, number(amx.TILE_BYTES * plane + 64 * (4 * half + i)))
+                    builder.store(value, builder.inttoptr(place, _WORDS.as_pointer()), align=64)
+
+    emit.__name__ = f"unpack_group_{bits}"
+    return emit
 
 
 def multiply_tiles(builder: Any, x: Any, weights: Any, num_pairs: Any, sums: Any, adds: Any) -> None:
@@ -171,15 +179,37 @@ def _fetch(builder: Any, address: Any, ahead: int, size: int, *, writes: bool = 
         builder.call(function, [place, *how])
 
 
-def _words(builder: Any, value: Any) -> Any:
-    return builder.bitcast(value, _WORDS)
+def _centre(bits: int) -> int:
+    return 1 << (bits - 1)
 
 
-def _nibbles(builder: Any, packed: Any, shift: int) -> Any:
-    """Bits [shift, shift + 4) of each 16-bit word."""
+def _quads_len(bits: int) -> int:
+    """Bytes of a record before its factors."""
+    return LANES * GROUP_LEN * bits // 8
+
+
+def _factors(builder: Any, record: Any, bits: int) -> Any:
+    """The 16 outputs' s and z as pairs of 16 bits, or, of 8 bits, s alone in 32."""
+    if bits == 4:
+        return load_at(builder, V16_I32, record, _quads_len(bits))
+    return builder.sext(load_at(builder, V16_I16, record, _quads_len(bits)), V16_I32)
+
+
+def _factors_of_words(builder: Any, record: Any, bits: int) -> tuple[Any, Any]:
+    """s and z of the 16 outputs, each twice."""
+    factors = _factors(builder, record, bits)
+    low, high, sixteen = (constant(V16_I32, value) for value in (0xFFFF, 0xFFFF0000 - (1 << 32), 16))
+    s = builder.or_(builder.and_(factors, low), builder.shl(factors, sixteen))
+    z = builder.or_(builder.and_(factors, high), builder.lshr(factors, sixteen)) if bits == 4 else constant(V16_I32, 0)
+    return builder.bitcast(s, _WORDS), builder.bitcast(z, _WORDS)
+
+
+def _bits_of_words(builder: Any, packed: Any, bits: int, shift: int) -> Any:
+    """Bits [shift, shift + bits) of each 16-bit word."""
     if shift:
         packed = builder.lshr(packed, constant(V16_I32, shift))
-    return _words(builder, builder.and_(packed, constant(V16_I32, 0x000F000F)))
+    packed = builder.and_(packed, constant(V16_I32, 0x10001 * ((1 << bits) - 1)))
+    return builder.bitcast(packed, _WORDS)
 
 
 def _add_pairs(builder: Any, total: Any, left: Any, right: Any) -> Any:

@@ -43,32 +43,44 @@ _INT16 = 32_512  # 127 * 256: the upper byte of a fixed-point weight has a sign
 _INT32 = 2**31 - 1
 
 
-def pack_fixed(q: Tensor, scale: Tensor, zero: Tensor) -> tuple[Tensor, Tensor]:
-    """``pack_int4`` in fixed point: ``w = w_scale * (s * (q - 8) + z)`` with whole numbers s and z of 16 bits.
+def pack_fixed(q: Tensor, scale: Tensor, zero: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """``pack_int4``, or ``pack_int8`` without ``zero``, in fixed point: ``w = w_scale * (s * q + z)``, q without its
+    centre, with whole numbers s and z of 16 bits.
 
-    Returns (uint8 [blocks of 16 outputs, groups, 320], w_scale float32 [blocks * 16]). In a record, 16 pairs of s and z
-    follow the weights. An output's scale is the smallest that keeps its weights in 16 bits, and their sums with any
-    numbers up to 127 in 32 bits.
+    Returns (uint8 [blocks of 16 outputs, groups, record], w_scale float32 [blocks * 16]). In a record, 16 pairs of s
+    and z follow the weights; of 8 bits, 16 s. An output's scale is the smallest that keeps its weights in 16 bits, and
+    their sums with any numbers up to 127 in 32 bits.
     """
+    bits = 8 if zero is None else 4
     num_outputs, width = q.shape
-    largest = (8 * scale.abs() + zero.abs()).amax(dim=1)
-    sums = _sums_of_sizes(q, scale, zero)
-    # Rounding s and z adds at most 8 / 2 + 1 / 2 to a weight.
-    w_scale = torch.maximum(largest / _INT16, sums / (_INT32 / 127 - 4.5 * width))
+    largest = (1 << (bits - 1)) * scale.abs()
+    if zero is not None:
+        largest = largest + zero.abs()
+    # Rounding s and z adds at most half of q and 1 / 2 to a weight.
+    added = (1 << (bits - 2)) + 0.5
+    w_scale = torch.maximum(
+        largest.amax(dim=1) / (_INT16 - added), _sums_of_sizes(q, scale, zero) / (_INT32 / 127 - added * width)
+    )
     steps = w_scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)
-    pairs = torch.stack(((scale / steps).round(), (zero / steps).round()), dim=-1).to(torch.int16)
-    pairs = torch.nn.functional.pad(pairs, (0, 0, 0, 0, 0, -num_outputs % LANES))
-    pairs = pairs.view(-1, LANES, scale.shape[1], 2).transpose(1, 2)
-    return _pack(q, pairs, bits=4), torch.nn.functional.pad(w_scale, (0, -num_outputs % LANES)).contiguous()
+    factors = torch.stack(
+        [(part / steps).round().to(torch.int16) for part in (scale, zero) if part is not None], dim=-1
+    )
+    factors = torch.nn.functional.pad(factors, (0, 0, 0, 0, 0, -num_outputs % LANES))
+    factors = factors.view(-1, LANES, *factors.shape[1:]).transpose(1, 2)
+    return _pack(q, factors, bits=bits), torch.nn.functional.pad(w_scale, (0, -num_outputs % LANES)).contiguous()
 
 
-def _sums_of_sizes(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+def _sums_of_sizes(q: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     """float32 [N]: the sum of |w| of each output."""
     sums = torch.empty(len(q), dtype=torch.float32)
     for start in range(0, len(q), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
-        groups = q[rows].float().sub_(8).view(*scale[rows].shape, GROUP_LEN)
-        sums[rows] = groups.mul_(scale[rows].unsqueeze(-1)).add_(zero[rows].unsqueeze(-1)).abs_().sum(dim=(1, 2))
+        groups = q[rows].float().view(*scale[rows].shape, GROUP_LEN)
+        if zero is None:
+            sums[rows] = (groups.abs_().sum(dim=2) * scale[rows].abs()).sum(dim=1)
+        else:
+            groups.sub_(8).mul_(scale[rows].unsqueeze(-1)).add_(zero[rows].unsqueeze(-1))
+            sums[rows] = groups.abs_().sum(dim=(1, 2))
     return sums
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 
+from ...cpu_isa import isa
 from ...kernels.linear import PackedLinear
 from ..quant import GROUP32_KINDS, QuantTensor, quantize_group32, repack_group32, round_to_bytes
 from .adapters import AdapterRows, LowRank
@@ -90,17 +91,18 @@ def stacked_linear(
     device: torch.device | str = "cpu",
     out_dtype: torch.dtype | None = None,
     gain: float = 1.0,
+    for_logits: bool = False,
 ) -> Linear:
     """One ``Linear`` of the weights, top to bottom, times ``gain``; its results are of ``out_dtype``, else of x's.
 
     ``auto`` keeps a file's quantisation: 4-bit groups as they are, other blocks as 8-bit groups, floats as bfloat16.
-    ``int16`` does the same, with inputs rounded to 16 bits instead of 8. ``int4`` rounds every weight to 4 bits. Where
-    8-bit groups give float32 results, which are logits, inputs keep 16 bits: an error in them could change the order of
-    tokens, and for few rows 16 bits cost no time.
+    ``int16`` does the same, with inputs rounded to 16 bits instead of 8. ``int4`` rounds every weight to 4 bits. In
+    products ``for_logits`` 8-bit groups stay exact and inputs keep 16 bits: an error in logits could change the order
+    of tokens, and for few rows 16 bits cost no time.
     """
     forms = [_form_of(weight, precision) for weight in weights]
-    if out_dtype == torch.float32:
-        forms = ["int16" if form == "int8" else form for form in forms]
+    if for_logits:
+        forms = ["int16" if form in ("auto", "int8") else form for form in forms]
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     parts: list[PackedLinear] = []
     start = 0
@@ -111,7 +113,7 @@ def stacked_linear(
         bias = None if biases is None else (torch.cat(list(biases[start:end])) * gain).to(dtype).to(device)
         if form == "groups":
             parts.append(PackedLinear(_groups(run, gain, device), precision=precision, bias=bias, out_dtype=out_dtype))
-        elif form in ("int8", "int16"):
+        elif form in ("auto", "int8", "int16"):
             parts.append(PackedLinear(_bytes(run, gain, device), precision=form, bias=bias, out_dtype=out_dtype))
         else:
             parts.append(PackedLinear(_floats(run, form, gain, device), precision=form, bias=bias, out_dtype=out_dtype))
@@ -124,7 +126,7 @@ def as_float(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Tensor
     return weight.dequantize(dtype) if isinstance(weight, QuantTensor) else weight.to(dtype)
 
 
-Form = Literal["groups", "int8", "int16", "fp8", "bfloat16", "float32"]
+Form = Literal["groups", "auto", "int8", "int16", "fp8", "bfloat16", "float32"]
 
 
 def _form_of(weight: Weight, precision: LinearPrecision) -> Form:
@@ -137,6 +139,8 @@ def _form_of(weight: Weight, precision: LinearPrecision) -> Form:
         return "bfloat16"
     if weight.kind in GROUP32_KINDS:
         return "groups"
+    if precision == "auto" and isa().has_tiles:
+        return "auto"
     return "int16" if precision == "int16" else "int8"
 
 

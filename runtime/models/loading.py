@@ -95,7 +95,12 @@ class _Loader:
         # The head loses more by few bits than the layers do, and it is one product, not one for each layer.
         precision = "auto" if self.precision in ("int4", "fp8") else self.precision
         logits = stacked_linear(
-            [head], precision=precision, device=self.device, out_dtype=torch.float32, gain=config.logits_scale
+            [head],
+            precision=precision,
+            device=self.device,
+            out_dtype=torch.float32,
+            gain=config.logits_scale,
+            for_logits=True,
         )
         table_of = cache(lambda kind: self.rope_table(kind, num_positions))
         return Model(

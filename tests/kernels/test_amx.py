@@ -20,19 +20,27 @@ AMX = next(one for one in ISAS if one.has_tiles)
 needs_amx = pytest.mark.skipif(cpu_isa.isa() is not AMX, reason="this process has no AMX")
 
 
-def groups(num_outputs: int, num_groups: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``(q, scale, zero)`` with the extremes of q."""
-    q = torch.randint(0, 16, (num_outputs, 32 * num_groups)).to(torch.uint8)
-    q[0], q[1] = 0, 15
-    return q, torch.randn(num_outputs, num_groups) / 50, torch.randn(num_outputs, num_groups) / 9
+Groups = tuple[torch.Tensor, ...]
 
 
-def whole_weights(q: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> tuple[Array, Array]:
+def groups(bits: int, num_outputs: int, num_groups: int) -> Groups:
+    """``(q, scale, zero)``, of 8 bits without zero, with the extremes of q."""
+    low, high = (0, 16) if bits == 4 else (-128, 128)
+    q = torch.randint(low, high, (num_outputs, 32 * num_groups)).to(torch.uint8 if bits == 4 else torch.int8)
+    q[0], q[1] = low, high - 1
+    scale, zero = torch.randn(num_outputs, num_groups) / 50, torch.randn(num_outputs, num_groups) / 9
+    return (q, scale, zero) if bits == 4 else (q, scale)
+
+
+def whole_weights(q: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None = None) -> tuple[Array, Array]:
     """(int64 [N, K], their scale float32 [N]) from the packed records."""
-    packed, w_scale = pack_fixed(q, scale, zero)
-    pairs = packed[..., 256:].contiguous().view(torch.int16).view(*packed.shape[:2], 16, 2).transpose(1, 2).long()
-    s, z = (pairs.reshape(-1, packed.shape[1], 2)[: len(q), :, i] for i in range(2))
-    w = (q.long() - 8).view(*scale.shape, 32) * s[..., None] + z[..., None]
+    packed, w_scale = pack_fixed(q, scale, *(() if zero is None else (zero,)))
+    size, count = (512, 1) if zero is None else (256, 2)
+    pairs = packed[..., size:].contiguous().view(torch.int16).view(*packed.shape[:2], 16, count).transpose(1, 2).long()
+    s, z = (pairs.reshape(-1, packed.shape[1], count)[: len(q), :, i] for i in (0, -1))
+    w = (q.long() - (0 if zero is None else 8)).view(*scale.shape, 32) * s[..., None]
+    if zero is not None:
+        w = w + z[..., None]
     return w.view(q.shape).numpy(), w_scale[: len(q)].numpy()
 
 
@@ -54,16 +62,24 @@ def expected_of(x: Array, w: Array, w_scale: Array, bias: Array) -> Array:
 @needs_amx
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 17, 40])
 @pytest.mark.parametrize(("num_outputs", "num_groups"), [(16, 1), (33, 5), (64, 18), (49, 43)])
-def test_a_product_is_that_of_whole_numbers_to_the_bit(num_rows: int, num_outputs: int, num_groups: int) -> None:
-    weight, x, bias = groups(num_outputs, num_groups), torch.randn(num_rows, 32 * num_groups), torch.randn(num_outputs)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_product_is_that_of_whole_numbers_to_the_bit(
+    bits: int, num_rows: int, num_outputs: int, num_groups: int
+) -> None:
+    weight, x, bias = (
+        groups(bits, num_outputs, num_groups),
+        torch.randn(num_rows, 32 * num_groups),
+        torch.randn(num_outputs),
+    )
     x[0, :32], x[-1, -32:] = 0, 300.0
     y = PackedLinear(weight, precision="auto", bias=bias)(x)
     assert np.array_equal(y.numpy(), expected_of(x.numpy(), *whole_weights(*weight), bias.numpy()))
 
 
 @needs_amx
-def test_a_row_s_result_does_not_depend_on_its_neighbours() -> None:
-    weight, x = groups(1000, 20), torch.randn(70, 640).bfloat16()
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_s_result_does_not_depend_on_its_neighbours(bits: int) -> None:
+    weight, x = groups(bits, 1000, 20), torch.randn(70, 640).bfloat16()
     product = PackedLinear(weight, precision="auto", out_dtype=torch.float32)
     y = product(x)
     for rows in (1, 2, 4, 5, 16, 17, 33):
@@ -78,11 +94,13 @@ def test_a_row_s_result_does_not_depend_on_its_neighbours() -> None:
 @needs_amx
 def test_a_row_of_zeros_gives_the_bias() -> None:
     bias = torch.randn(20)
-    assert torch.equal(PackedLinear(groups(20, 2), precision="auto", bias=bias)(torch.zeros(6, 64)), bias.expand(6, 20))
+    assert torch.equal(
+        PackedLinear(groups(4, 20, 2), precision="auto", bias=bias)(torch.zeros(6, 64)), bias.expand(6, 20)
+    )
 
 
 def test_fixed_point_weights_are_near_and_their_sums_fit() -> None:
-    q, scale, zero = groups(64, 280)
+    q, scale, zero = groups(4, 64, 280)
     q[2], scale[2], zero[2] = 15, 0.01, 0.5  # all alike: the largest sum for their size
     scale[3], zero[3] = 0, 0
     w, w_scale = whole_weights(q, scale, zero)
@@ -96,11 +114,21 @@ def test_fixed_point_weights_are_near_and_their_sums_fit() -> None:
 def test_planes_are_multiplied_with_their_instructions() -> None:
     """On any machine: what AMX multiplies, and what few rows do, as assembly."""
     machine = target_machine("x86_64-unknown-linux-gnu", "sapphirerapids", "")
-    code = assembly(machine, 5, lambda builder, *values: fixed_tile.multiply_tiles(builder, *values))
+    code = assembly(machine, 5, fixed_tile.multiply_tiles)
     assert code.count("tdpbssd") == code.count("tdpbsud") > 0
-    code = assembly(machine, 5, fixed_tile.few_rows(AMX, 2))
+    code = assembly(machine, 5, fixed_tile.few_rows(AMX, 2, 4))
     assert "vpdpbusd" in code and "vpdpwssd" in code
-    assert "vpmullw" in assembly(machine, 2, lambda builder, *values: fixed_tile.unpack_group(builder, *values))
+    assert "vpmullw" in assembly(machine, 2, fixed_tile.unpack_group(4))
+
+
+def test_8_bit_weights_in_fixed_point_are_near_and_their_sums_fit() -> None:
+    q, scale = groups(8, 64, 40)
+    w, w_scale = whole_weights(q, scale)
+    assert np.abs(w).max() <= 32_767
+    assert (127 * np.abs(w).sum(1)).max() < 2**31
+    exact = q.double().view(64, 40, 32) * scale[..., None].double()
+    error = torch.from_numpy(w * w_scale[:, None].astype(np.float64)) - exact.view(64, -1)
+    assert error.norm() / exact.norm() < 0.005
 
 
 def assembly(machine: Any, num_arguments: int, emit: Any) -> str:
