@@ -380,7 +380,7 @@ def _put_rows(call: FixedCall, sums: int, first: int, count: int, column: int) -
 
 
 @njit(forceinline=True)
-def _put_outputs(call: FixedCall, sums, row: int, column: int) -> None:  # type: ignore[no-untyped-def]
+def _put_outputs(call: FixedCall, sums: Any, row: int, column: int) -> None:
     """Scales 16 outputs of a row, from ``column`` on, and stores them. Those from ``num_outputs`` on are left out."""
     scale = load16_f32(call.w_scale, column) * splat16(get_f32(call.x_scale, row))
     to, bias, num_outputs = row * call.out_step + column, call.bias, call.num_outputs
