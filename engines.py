@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import msgspec
 import zmq
@@ -29,20 +29,28 @@ from .protocol.errors import DeadlineExceeded, InvalidParams, Unsupported
 from .protocol.messages import Delta, Done, GenMeta, Welcome
 from .protocol.program_call import OpFailed, ProgramCall, ProgramEvent, SubmitRefused
 from .protocol.sampling import SamplingParams
-from .runtime.config import EngineConfig, Progress, choose_cpu_isa
+from .runtime.config import EngineConfig, Progress
+from .runtime.encoder.config import is_encoder
 from .runtime.engine_socket import EngineSocket
 from .runtime.process import EngineProcess, serve_engine
 from .runtime.process.launcher import ENGINE_TIMEOUT_S
-from .runtime.process.loop import publish_of, publisher_of
+from .runtime.process.loop import publish_of, publisher_of, real_engine
 from .runtime.server_args import ServerArgs, from_server_options
+from .runtime.weights.resolve import resolve_model
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from .constrained.spec import GrammarSpec
     from .lang.backend.phloem_backend import PhloemBackend
     from .runtime.process.loop import EngineLike
     from .runtime.tokenizer import Tokenizer
 
+EMBED_BATCH = 256  # inputs of one message
+
 _engine_ids = itertools.count()
+Result = TypeVar("Result")
 
 
 def make_config(model: str | EngineConfig | ServerArgs | None, options: dict[str, Any]) -> EngineConfig:
@@ -185,8 +193,37 @@ class Connection:
 
         return load_tokenizer(self.welcome.model_path)
 
+    def embed(
+        self,
+        inputs: str | Sequence[str | Sequence[int]],
+        *,
+        truncate: bool = True,
+        timeout_s: float | None = None,
+    ) -> NDArray[np.float32]:
+        """The vectors of an encoder: [E] of one text, [N, E] of N texts or lists of token ids.
+
+        A text of more tokens than the model takes is cut; without ``truncate`` it raises PromptTooLong. Raises
+        Unsupported where the model is a decoder, DeadlineExceeded after ``timeout_s``.
+        """
+        import numpy as np
+
+        texts = [inputs] if isinstance(inputs, str) else [x if isinstance(x, str) else list(x) for x in inputs]
+        deadline = _Deadline(timeout_s)
+        vectors: list[bytes] = []
+        for start in range(0, max(1, len(texts)), EMBED_BATCH):  # without inputs the client says so
+            answer = self.client.embed(texts[start : start + EMBED_BATCH], truncate=truncate)
+            try:
+                vectors += deadline.wait(answer).vectors
+            except BaseException:  # Ctrl-C too
+                answer.cancel()
+                raise
+        found = np.frombuffer(b"".join(vectors), "<f4").reshape(len(vectors), -1).astype(np.float32)
+        return found[0] if isinstance(inputs, str) else found
+
     def encode(self, prompt: str | Sequence[str]) -> Any:
-        raise Unsupported("encode(): embeddings are not served; get_tokenizer().encode(text) gives token ids")
+        """SGLang's form of ``embed``: ``{"embedding": [...]}`` of one text, a list of them of several."""
+        found = self.embed(prompt).tolist()
+        return {"embedding": found} if isinstance(prompt, str) else [{"embedding": one} for one in found]
 
     def start_profile(self) -> None:
         raise Unsupported("start_profile(): the engine has no profiler; metrics() and a run's stats() say what it did")
@@ -330,10 +367,7 @@ class Engine(Connection):
 
     def __init__(self, model: str | EngineConfig | ServerArgs | None = None, **options: Any) -> None:
         self.config = make_config(model, options)
-        choose_cpu_isa(self.config)
-        from .runtime.engine import ready_engine
-
-        self._start(ready_engine(self.config), cache_events_url=self.config.cache_events_url)
+        self._start(real_engine(self.config), cache_events_url=self.config.cache_events_url)
 
     @classmethod
     def over(cls, engine: EngineLike) -> Self:
@@ -413,10 +447,12 @@ def connect(
 
 def _supervise(config: EngineConfig, *, replicas: int, factory: str, **options: Any) -> Supervisor:
     """The tokenizer, by which programs are placed, is read while the first engine loads."""
+    if not factory and is_encoder(resolve_model(config.model)):  # it caches no prefixes, so none decides the engine
+        config = msgspec.structs.replace(config, prefix_cache=False)
+        return Supervisor(config, tokenize=lambda ops: [], replicas=replicas, **options)
     if factory or replicas == 1:  # another engine's tokens are not known here; one engine needs no placement
         return Supervisor(config, tokenize=lambda ops: [], replicas=replicas, factory=factory, **options)
     from .runtime.tokenizer import load_tokenizer
-    from .runtime.weights.resolve import resolve_model
 
     with ThreadPoolExecutor(1) as beside:
         tokenizer = beside.submit(lambda: load_tokenizer(resolve_model(config.model)))
@@ -449,7 +485,7 @@ class _Deadline:
         self._timeout_s = timeout_s
         self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
 
-    def wait(self, completion: Future[Completion]) -> Completion:
+    def wait(self, completion: Future[Result]) -> Result:
         left_s = None if self._end_s is None else max(0.0, self._end_s - time.monotonic())
         with contextlib.suppress(FutureTimeout):
             return completion.result(left_s)

@@ -36,6 +36,7 @@ class Member:
     is_draining: bool = False
     is_known: bool = False  # it was asked for its configuration
     trial: Run | None = None
+    num_embeds: int = 0  # calls of ``embed`` that it has not answered
     removal: PhloemError | None = None
     orphans: list[Run] = field(default_factory=list)
 

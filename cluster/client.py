@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from ..protocol.client import Client, encode_submit
+from ..protocol.client import Client, check_embed, encode_submit
 from ..protocol.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -48,6 +48,7 @@ from ..protocol.messages import (
     Cancel,
     Closed,
     Done,
+    Embedded,
     Failed,
     GenMeta,
     ProgramSettings,
@@ -299,6 +300,50 @@ class FleetClient:
         if what == "cache_tree":
             return [node for answer in answers for node in answer]
         return sum_of(answers)
+
+    def embed(self, inputs: Sequence[str | list[int]], *, truncate: bool = True) -> Future[Embedded]:
+        """As ``Client.embed``, by the engine with the fewest open calls; by another one if that engine is lost."""
+        check_embed(inputs, self.welcome)
+        found = Future[Embedded]()
+        self._embed_on_next(found, list(inputs), truncate, frozenset())
+        return found
+
+    def _embed_on_next(
+        self, found: Future[Embedded], inputs: list[str | list[int]], truncate: bool, tried: frozenset[str]
+    ) -> None:
+        """Raises EngineLost where no engine is left that was not tried."""
+        with self._lock:
+            ready = [engine for engine in self._ready() if engine.name not in tried]
+            if not ready:
+                raise EngineLost("no engine is ready; try again later")
+            engine = min(ready, key=lambda e: e.num_embeds)
+            engine.num_embeds += 1
+
+        def ended(answer: Future[Embedded]) -> None:
+            with self._lock:
+                engine.num_embeds -= 1
+            if answer.cancelled():
+                return
+            error = answer.exception()
+            if isinstance(error, EngineLost):
+                with contextlib.suppress(EngineLost):
+                    self._embed_on_next(found, inputs, truncate, tried | {engine.name})
+                    return
+            if not found.set_running_or_notify_cancel():
+                return
+            if error is not None:
+                found.set_exception(error)
+            else:
+                found.set_result(answer.result())
+
+        try:
+            answer = engine.client.embed(inputs, truncate=truncate)
+        except BaseException:
+            with self._lock:
+                engine.num_embeds -= 1
+            raise
+        answer.add_done_callback(ended)
+        found.add_done_callback(lambda _: answer.cancel())
 
     def close(self) -> None:
         """Disconnect from all engines; open ops fail as ``Cancelled``. A second call does nothing."""

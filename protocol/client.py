@@ -2,12 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import zmq
 
 from .address import ClientKeys
@@ -19,16 +21,20 @@ from .errors import (
     LimitExceeded,
     Overloaded,
     PhloemError,
+    Unsupported,
     from_info,
 )
 from .frames import encode_client
 from .messages import (
+    MAX_INPUTS,
     Accepted,
     Answer,
     Cancel,
     Closed,
     Delta,
     Done,
+    Embed,
+    Embedded,
     Failed,
     Limits,
     Query,
@@ -49,6 +55,30 @@ def encode_submit(submit: Submit, limits: Limits) -> bytes:
         text = f"a submit of {len(frame):,} bytes, but the limit is {limits.max_submit_bytes:,}"
         raise LimitExceeded(f"{text}; send its ops in several submits", where="ops")
     return frame
+
+
+def check_embed(inputs: Sequence[str | list[int]], welcome: Welcome) -> None:
+    """Raises what ``Client.embed`` raises for the kind of model and the number of inputs."""
+    if "embed" not in welcome.capabilities:
+        text = f"{welcome.model!r} is a decoder, which generates text and has no pooling layer for embeddings"
+        raise Unsupported(f"{text}; send the request to an embedding model", where="model")
+    if not inputs:
+        raise InvalidRequest("input is empty; give at least one text or list of token ids", where="input")
+    if len(inputs) > MAX_INPUTS:
+        text = f"{len(inputs):,} inputs, but one request may have {MAX_INPUTS:,}; send several"
+        raise LimitExceeded(text, where="input")
+
+
+def _pass_on(found: Future[Embedded], answer: Future[Any]) -> None:
+    if answer.cancelled() or not found.set_running_or_notify_cancel():
+        return
+    if (error := answer.exception()) is not None:
+        found.set_exception(error)
+        return
+    try:
+        found.set_result(msgspec.convert(answer.result(), Embedded))
+    except msgspec.ValidationError as wrong:
+        found.set_exception(InternalError(f"an answer that is no Embedded: {wrong}"))
 
 
 class Client:
@@ -155,13 +185,37 @@ class Client:
 
     def ask(self, what: str) -> Future[Any]:
         """As ``query``, without waiting. Who no longer wants the answer cancels it."""
+        return self._ask(lambda number: encode_client(Query(id=number, what=what)))
+
+    def embed(self, inputs: Sequence[str | list[int]], *, truncate: bool = True) -> Future[Embedded]:
+        """The vectors of texts or token ids; see ``messages.Embed``. Who no longer wants them cancels the future.
+
+        Raises ``Unsupported`` where the model is no encoder, ``LimitExceeded`` for too many inputs or bytes.
+        """
+        check_embed(inputs, self.welcome)
+
+        def frame_of(number: int) -> bytes:
+            frame = encode_client(Embed(id=number, inputs=list(inputs), truncate=truncate))
+            limit = self.welcome.limits.max_submit_bytes
+            if len(frame) > limit:
+                text = f"inputs of {len(frame):,} bytes, but the limit is {limit:,}; send them in several requests"
+                raise LimitExceeded(text, where="input")
+            return frame
+
+        answer, found = self._ask(frame_of), Future[Embedded]()
+        answer.add_done_callback(partial(_pass_on, found))
+        found.add_done_callback(lambda _: answer.cancel())
+        return found
+
+    def _ask(self, frame_of: Callable[[int], bytes]) -> Future[Any]:
         answer: Future[Any] = Future()
         with self._lock:
             self._check_open()
             self._next_query += 1
             number = self._next_query
+            frame = frame_of(number)
             self._queries[number] = answer
-            self._channel.send(encode_client(Query(id=number, what=what)))
+            self._channel.send(frame)
         answer.add_done_callback(lambda _: self._queries.pop(number, None))
         return answer
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
-from .messages import Welcome
+from .messages import Embedded, Welcome
 from .program_call import ProgramTransport
 
 
@@ -14,4 +16,5 @@ class EngineClient(ProgramTransport, Protocol):
     @property
     def welcome(self) -> Welcome: ...
     def query(self, what: str, timeout_s: float = 10.0) -> Any: ...
+    def embed(self, inputs: Sequence[str | list[int]], *, truncate: bool = True) -> Future[Embedded]: ...
     def close(self) -> None: ...

@@ -74,13 +74,34 @@ class Credit(Message, tag="credit"):
 
 
 class Query(Message, tag="query"):
-    """A question outside any program: ``what`` is one of ``QUERIES``."""
+    """A question outside any program: ``what`` is one of ``QUERIES``. An ``Embed`` and a ``Query`` differ by ``id``."""
 
     id: int
     what: Name
 
 
 QUERIES = ("info", "metrics", "batch", "cache_tree", "cache_nodes", "cache_blocks", "flush_cache")
+
+
+class Embed(Message, tag="embed"):
+    """Texts, or token ids, for an encoder. Its ``Answer`` has an ``Embedded``, or the error of the first wrong input.
+
+    A text of more tokens than the encoder takes is cut, or refused without ``truncate``; token ids are not cut.
+    """
+
+    id: int
+    inputs: list[str | list[int]]
+    truncate: bool = True
+
+
+class Embedded(msgspec.Struct, frozen=True):
+    """Of each input the vector, little-endian float32, and the number of its tokens, special ones included."""
+
+    vectors: list[bytes]
+    num_tokens: list[int]
+
+
+MAX_INPUTS = 2048  # of one ``Embed``
 
 
 class Ping(Message, tag="ping"):
@@ -91,7 +112,7 @@ class Bye(Message, tag="bye"):
     pass
 
 
-ClientMessage = Hello | Submit | Cancel | Credit | Query | Ping | Bye
+ClientMessage = Hello | Submit | Cancel | Credit | Query | Embed | Ping | Bye
 
 
 # -- runtime to client ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...protocol.errors import UnknownModel, Unsupported
+from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..weights.damage import refuse_damage, shown
 from ..weights.json_file import read_json, read_value
 
@@ -73,14 +73,18 @@ def is_encoder(path: Path) -> bool:
     return file.is_file() and read_json(file).get("model_type") in FAMILIES
 
 
-def read_encoder_config(path: Path) -> EncoderConfig:
-    """From the files that transformers and sentence-transformers write.
+def read_encoder_config(path: Path, *, max_len: int = 0) -> EncoderConfig:
+    """From the files that transformers and sentence-transformers write; ``max_len`` may shorten its texts.
 
     A folder without modules.json has mean pooling and no normalisation, as sentence-transformers takes it. Raises
     Unsupported for what would change the result and is not served.
     """
     with refuse_damage(path):
-        return _read(path)
+        config = _read(path)
+    if not 0 <= max_len <= config.max_len:
+        text = f"max_seq_len {max_len:,}, but {path} takes texts of 1 to {config.max_len:,} tokens; 0 is that limit"
+        raise InvalidParams(text, where="max_seq_len")
+    return msgspec.structs.replace(config, max_len=max_len or config.max_len)
 
 
 def _read(path: Path) -> EncoderConfig:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ...protocol.errors import UnknownModel, Unsupported
+from ..models.loading import device_named
 from ..weights.damage import refuse_damage
 from ..weights.safetensors_file import open_shard, shards_of
 from .config import Activation, EncoderConfig, Pooling, read_encoder_config
@@ -118,11 +119,12 @@ def _pooled(x: torch.Tensor, lengths: list[int], pooling: Pooling) -> torch.Tens
     return torch.stack([part.mean(0) for part in x.split(lengths)])
 
 
-def load_encoder(path: Path, *, device: str = "cpu") -> Encoder:
-    """From a folder with config.json and safetensors. ``device`` as torch spells it: cpu, cuda, cuda:1."""
+def load_encoder(path: Path, config: EncoderConfig | None = None, *, device: str = "cpu") -> Encoder:
+    """From a folder with safetensors; ``config`` is read from it too where it is not given."""
+    found = device_named(device)
+    config = config or read_encoder_config(path)
     with refuse_damage(path):
-        config = read_encoder_config(path)
-        return _Loader(path, config, torch.device(device)).encoder()
+        return _Loader(path, config, found).encoder()
 
 
 class _Loader:

@@ -18,7 +18,7 @@ import msgspec
 from ... import constrained
 from ...cpu_isa import isa
 from ...protocol.cache_events import encode_cache_snapshot
-from ...protocol.errors import ErrorInfo, PhloemError, ProtocolError
+from ...protocol.errors import ErrorInfo, PhloemError, ProtocolError, Unsupported
 from ...protocol.messages import (
     PROTOCOL_VERSION,
     QUERIES,
@@ -26,6 +26,7 @@ from ...protocol.messages import (
     Bye,
     Cancel,
     ClientMessage,
+    Embed,
     Hello,
     Limits,
     Ping,
@@ -261,6 +262,9 @@ class EngineCore:
                 self.interpreter.cancel(client, message)
             case Query():
                 self._send(client, self._answer(message))
+            case Embed(id=number):
+                text = f"{self.config.model!r} is a decoder, which has no pooling layer; give an embedding model"
+                self._send(client, Answer(number, None, Unsupported(text, where="model").info()))
             case Hello(version=version):
                 if version != PROTOCOL_VERSION:
                     text = (

@@ -35,7 +35,7 @@ _KV_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.
 
 def load_model(path: Path | str, config: EngineConfig) -> Model:
     """``path`` as ``open_weights`` takes it. Positions go up to ``max_seq_len``, or as far as the model was trained."""
-    device = _device(config.device)
+    device = device_named(config.device)
     file = RandomFolder(Path(path), device=device) if config.weights == "random" else open_weights(path)
     trained = file.config.max_positions
     if config.max_seq_len > trained:
@@ -304,7 +304,7 @@ def _is_exact_in_bytes(weight: Weight) -> bool:
     return isinstance(weight, QuantTensor) and weight.kind == "Q8_0"
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:

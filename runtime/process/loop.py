@@ -17,9 +17,11 @@ import zmq
 
 from ...protocol.address import ServerKeys
 from ...protocol.errors import EngineLost, InternalError, PhloemError
-from ...protocol.messages import Answer, ClientMessage, Closed, Query, Rejected, RuntimeMessage, Submit, Welcome
+from ...protocol.messages import Answer, ClientMessage, Closed, Embed, Query, Rejected, RuntimeMessage, Submit, Welcome
 from ..config import EngineConfig, Progress, choose_cpu_isa
+from ..encoder.config import is_encoder
 from ..engine_socket import EngineSocket, Inbox, Outbox
+from ..weights.resolve import resolve_model
 from .cache_publisher import CachePublisher
 from .garbage import Garbage
 
@@ -123,7 +125,7 @@ def _end_all(engine: EngineLike, inbox: Inbox, error: PhloemError) -> Outbox:
         match question:
             case Submit(program=program) if (client, program) not in told:
                 outbox.append((client, Rejected(program, [error.info()])))
-            case Query(id=number) if (client, number) not in answered:
+            case Query(id=number) | Embed(id=number) if (client, number) not in answered:
                 outbox.append((client, Answer(number, error=error.info())))
     return outbox
 
@@ -142,7 +144,7 @@ def run_engine(
     Raises what loading or listening raises. ``progress`` is called while loading takes long, ``on_ready``
     with the address and the port that was taken. A second signal ends the process at once.
     """
-    engine = (make_engine or _real_engine)(config, progress)
+    engine = (make_engine or real_engine)(config, progress)
     garbage = Garbage()
     switch_s = sys.getswitchinterval()
     stopping = threading.Event()
@@ -179,8 +181,13 @@ def run_engine(
     return 0
 
 
-def _real_engine(config: EngineConfig, progress: Progress | None) -> EngineLike:
+def real_engine(config: EngineConfig, progress: Progress | None = None) -> EngineLike:
+    """The engine of a decoder or of an encoder, as the model's folder says."""
     choose_cpu_isa(config)
+    if is_encoder(resolve_model(config.model)):
+        from ..encoder.engine import encoder_engine
+
+        return encoder_engine(config)
     from ..engine import ready_engine
 
     return ready_engine(config, progress)
