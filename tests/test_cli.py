@@ -263,6 +263,13 @@ def test_without_a_command_the_usage_is_shown() -> None:
     assert done.returncode == 2 and "usage: phloem" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_the_arguments_are_parsed_without_torch() -> None:
+    """Loading it would cost every command a second, and `phloem bench` could not choose an instruction set."""
+    code = "import sys\nfrom phloem.cli import _parser\n_parser()\nprint({'torch', 'numba'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
+
+
 # -- real processes ---------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ import pytest
 from phloem import cpu_isa
 from phloem.cpu_isa import ISAS, IsaError, best, choose, restricted
 from phloem.doctor import report
+from phloem.kernels.cpu import bfloat
 from phloem.protocol.errors import InvalidParams
 
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -88,3 +89,14 @@ def test_a_forced_set_restricts_numba_and_torch() -> None:
     found = subprocess.run([sys.executable, "-c", FORCED], capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
     assert found.stdout.split() == ["DEFAULT", "False"]
+
+
+@pytest.mark.parametrize("one", ISAS, ids=lambda one: one.name)
+def test_a_kernel_uses_bfloat16_pairs_only_in_a_set_that_has_them(
+    one: cpu_isa.Isa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLVM ends the process at an instruction that the chosen set leaves out."""
+    monkeypatch.setattr(bfloat, "isa", lambda: one)
+    monkeypatch.setattr(bfloat, "cpu_features", lambda: frozenset({"avx512bf16"}))
+    assert bfloat.has_bfloat16_pairs.__wrapped__() == (not "avx512bf16".startswith(one.left_out))
+    assert one.name != "portable" or not bfloat.has_bfloat16_pairs.__wrapped__()

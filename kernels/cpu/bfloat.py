@@ -8,12 +8,12 @@ A row's result is the same to the bit however many rows there are.
 from functools import cache
 from typing import Any, NamedTuple
 
-import llvmlite.binding
 import numpy as np
 import torch
 from numba import njit, types
 from torch import Tensor
 
+from ...cpu_isa import cpu_features, isa
 from .entry import FIRST_DONE, FIRST_TASK, TASK, counters, entry
 from .llvm import F32, I32, LANES, V16, V16_I32, carry, constant, declared, fused, load_at, number, splat, vector_at
 from .recording import scratch
@@ -38,8 +38,8 @@ _MIN_SHARE = 200_000  # products worth a second thread
 
 @cache
 def has_bfloat16_pairs() -> bool:
-    """Whether this CPU multiplies and adds 32 bfloat16 in one instruction; other CPUs take longer for the same."""
-    return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16", False))
+    """Whether this CPU multiplies and adds 32 bfloat16 in one instruction, and the chosen instruction set has it."""
+    return "avx512bf16" in cpu_features() and not "avx512bf16".startswith(isa().left_out)
 
 
 def pack_bfloat16(weight: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import phloem
 import pytest
 from phloem import cli
 from phloem.commands.config_file import config_text, parse_with_file, read_config
@@ -123,3 +124,10 @@ def test_texts_are_quoted_as_toml_reads_them(tmp_path: Path) -> None:
     (file := tmp_path / "serve.toml").write_text(config_text(args.command, args))
     found = read_config(file, args.command)
     assert (found["model"], found["tenant_weights"]) == ('a"b\\é', {"x y": 2.0})
+
+
+def test_the_file_of_the_documentation_is_read(tmp_path: Path) -> None:
+    page = (Path(phloem.__file__).parent / "docs" / "cli.md").read_text()
+    (file := tmp_path / "serve.toml").write_text(page.split("```toml\n")[1].split("```")[0])
+    found = parsed(file)
+    assert (found.model, found.replicas, found.tenant_weights) == ("smollm2", 2, {"garden": 2.0})

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import phloem
 import pytest
 from phloem import cli
 from phloem.commands.generate import parse_choices
@@ -42,6 +43,17 @@ def test_an_answer_is_printed_and_asked_for_as_the_flags_say(
     params = op.params
     assert (params.temperature, params.stop, params.logit_bias, params.seed) == (0.5, ("x", "y"), {7: -1.0}, 3)
     assert (params.stop_token_ids, params.skip_special_tokens, params.max_tokens) == ((4, 5), False, 1024)
+
+
+def test_an_engine_without_http_answers_at_its_address(
+    tiny_model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with phloem.Runtime(model=str(tiny_model_path), url=f"ipc://{tmp_path}/engine", num_slots=256) as runtime:
+        command = ["generate", "default", "Which?", "--url", runtime.url]
+        assert cli.main([*command, "--json", "--max-tokens", "3", "--ignore-eos"]) == 0
+        assert json.loads(capsys.readouterr().out)["usage"]["completion_tokens"] == 3
+        assert cli.main(["generate", "oak", "Which?", "--url", runtime.url]) == 1
+        assert f"{runtime.url} does not serve 'oak'; it has: " in capsys.readouterr().err
 
 
 def test_json_has_the_text_the_usage_and_the_reason_to_end(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
