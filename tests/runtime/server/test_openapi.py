@@ -68,7 +68,7 @@ def test_every_schema_is_valid_and_every_reference_has_a_target(document):
     for one in operations(document).values():
         for content in [one.get("requestBody", {}), *one["responses"].values()]:
             for media in content.get("content", {}).values():
-                jsonschema.Draft202012Validator.check_schema(media["schema"])
+                jsonschema.Draft202012Validator.check_schema(media.get("schema", {}))
 
 
 def test_every_example_of_a_request_in_the_documentation_is_valid(document):
