@@ -3,7 +3,9 @@
     python -m benchmarks.kernels_cpu [PART ...] [--team own|torch] [--threads N] [--rows 1 4 16 256] [--save]
 
 Parts: linears, head, small_ops, attention, sampling; all by default. Times are milliseconds for all 30 layers: the best
-of the repeats, and the median in brackets, which is much larger on a busy machine. Every layer has its own weights and
+of the repeats, and the median in brackets, which is much larger on a busy machine. For products of packed weights two
+shares follow: of the instruction's products per second, with operands in registers, and of the bytes per second that
+the team reads from memory. Every layer has its own weights and
 keys, so they are read from memory as in a real step, not from a cache. ``--team own`` leaves torch one thread: measure
 torch's products (int4, oneDNN) with ``--team torch``.
 """
@@ -12,14 +14,16 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 from phloem import kernels
 from phloem.kernels.linear import PackedLinear, Precision, dequantize
+from phloem.kernels.threads import team
 
 from . import RESULTS, print_header, save
+from .cpu_peaks import bytes_per_s, tile_products_per_s, vector_products_per_s
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 30, 576, 1536, 9, 3, 64, 49_152
 SHAPES = {
@@ -31,6 +35,9 @@ SHAPES = {
 CONTEXTS = ((1, 100), (1, 1000), (1, 4000), (4, 100), (16, 100), (16, 1200))  # rows x tokens of context
 SHARED = ((16, 1200, 1100), (16, 700, 600))  # rows x tokens of context, and the tokens that all rows share
 PREFILLS = ((256, 256), (256, 1000), (256, 4000))  # new tokens x tokens of context
+
+WEIGHT_BYTES = {"int4": 20 / 32, "int8": 34 / 32}  # with scales and zeros of groups of 32
+WEIGHTS = {"linears": LAYERS * sum(n * k for n, k in SHAPES.values()), "head": VOCAB * HIDDEN}
 
 Figures = dict[str, tuple[float, float]]  # name -> (best, median) milliseconds
 
@@ -59,7 +66,7 @@ def groups(num_rows: int, row_len: int) -> tuple[torch.Tensor, torch.Tensor, tor
 def linears(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
     """The four products of every layer."""
     weights = [[groups(*shape) for shape in SHAPES.values()] for _ in range(LAYERS)]
-    precisions: tuple[Precision, ...] = ("int8", "int16", "int4", "bfloat16")
+    precisions: tuple[Precision, ...] = ("auto", "int8", "int16", "int4", "bfloat16")
     for precision in precisions:
         layers = [[packed(weight, precision) for weight in layer] for layer in weights]
         figures: Figures = {}
@@ -176,6 +183,26 @@ def sampling(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Of the team: byte products a second in vectors and in tiles, and bytes a second read from memory."""
+
+    vector_products: float
+    tile_products: float
+    bytes_read: float
+
+    def shares(self, num_weights: int, label: str, rows: int, seconds: float) -> tuple[float, float]:
+        """(of the byte products, of the bytes) that a product took in so many seconds.
+
+        One product of a weight and an x of 16 bits is two of bytes in vectors and four in tiles.
+        """
+        is_tiled = label.endswith("(AMX)") and rows > 4
+        planes = 4 if is_tiled else 2 if "int16" in label else 1
+        peak = self.tile_products if is_tiled else self.vector_products
+        products, read = planes * num_weights * rows / seconds, num_weights * WEIGHT_BYTES[label[:4]] / seconds
+        return products / peak if peak else 0.0, read / self.bytes_read
+
+
 PARTS = {part.__name__: part for part in (linears, head, small_ops, attention, sampling)}
 
 
@@ -193,6 +220,12 @@ def main() -> None:
     kernels.warm_up()
     torch.manual_seed(0)
     timer = Timer(chosen.repeats)
+    peaks = Peaks(vector_products_per_s() * team().size, tile_products_per_s() * team().size, bytes_per_s())
+    report["peaks"] = asdict(peaks)
+    print(
+        f"peaks of the team: {peaks.vector_products / 1e9:,.0f} GMAC/s of bytes in vectors, "
+        f"{peaks.tile_products / 1e9:,.0f} in tiles, {peaks.bytes_read / 1e9:.1f} GB/s read from memory"
+    )
     for name in chosen.parts or PARTS:
         print(f"\n{name}, ms: best (median)")
         report[name] = {}
@@ -200,6 +233,11 @@ def main() -> None:
             report[name][label] = figures
             cells = (f"{key}: {best:.2f} ({median:.2f})" for key, (best, median) in figures.items())
             print(f"  {label:<20} " + "   ".join(cells), flush=True)
+            if name in WEIGHTS and " by int" in label:
+                shares = {k: peaks.shares(WEIGHTS[name], label, int(k), best / 1e3) for k, (best, _) in figures.items()}
+                report.setdefault("shares", {})[f"{name} {label}"] = shares
+                cells = (f"{key}: {products:.0%}, {read:.0%}" for key, (products, read) in shares.items())
+                print(f"  {'':<20} of the peaks: " + "   ".join(cells), flush=True)
     if chosen.save:
         save(RESULTS / "kernels_cpu.json", report)
 
