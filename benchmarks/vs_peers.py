@@ -70,9 +70,22 @@ BARS = {
 }
 
 
-# Bars of the small model for one instruction set, either forced or the best that the CPU has.
+# Bars for one instruction set, either forced or the best that the CPU has.
 ISA_BARS = {
-    "avx2": (
+    ("amx", SMALL): (
+        Bar("single", "openvino", 2.0),
+        Bar("concurrent", "openvino", 1.5),
+        Bar("shared-prefix", "openvino", 8.0),
+        Bar("classification", "openvino", 8.0),
+        Bar("json-schema", "openvino", 2.0),
+    ),
+    ("amx", "qwen2.5-coder-1.5b"): (
+        Bar("concurrent", "openvino", 3.0),
+        Bar("shared-prefix", "openvino", 8.0),
+        Bar("classification", "openvino", 10.0),
+        Bar("json-schema", "openvino", 3.5),
+    ),
+    ("avx2", SMALL): (
         Bar("single", "llama.cpp", 1.0),
         Bar("concurrent", "llama.cpp", 2.0),
         Bar("shared-prefix", "llama.cpp", 5.0),
@@ -228,7 +241,7 @@ def speed(figures: dict[str, Any]) -> float:
 
 
 def bars(model: str, isa: str) -> tuple[Bar, ...]:
-    return ISA_BARS.get(isa, BARS[SMALL]) if model == SMALL else BARS.get(model, ())
+    return ISA_BARS.get((isa, model), BARS.get(model, ()))
 
 
 def table(model: str, isa: str, results: dict[str, dict[str, Any]]) -> Iterator[str]:
