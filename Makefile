@@ -13,7 +13,7 @@ AXE := $(VENV)/axe/node_modules/axe-core/axe.min.js
 # The tests and the demo start many processes, each of which would compile torch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-interop test-openapi test-otel test-arm test-isas soak soak-fleet soak-http oracle check serve bench clean test-browser
+.PHONY: demo test test-interop test-openapi test-otel test-ray test-arm test-isas soak soak-fleet soak-http oracle check serve bench clean test-browser
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -69,6 +69,18 @@ test-browser: $(DEV_STAMP)
 test-otel: $(DEV_STAMP)
 	$(PY) -m pip install --quiet --no-compile --group otel
 	$(VENV)/bin/pytest -m otel tests/runtime/server/test_tracing.py
+
+# Ray Serve on loopback, in a folder of its own: half a gigabyte. The server's packages stay the same.
+RAY := $(VENV)/ray
+
+$(RAY)/.installed: $(DEV_STAMP)
+	@mkdir -p $(RAY)
+	$(PY) -m pip freeze --exclude-editable | grep -E '^($(SERVERS))==' > $(RAY)/constraints.txt
+	$(PY) -m pip install --quiet --no-compile --upgrade --target $(RAY) --constraint $(RAY)/constraints.txt --group ray
+	@touch $@
+
+test-ray: $(RAY)/.installed
+	PYTHONPATH=$(RAY) $(VENV)/bin/pytest -m ray tests/cluster/ray
 
 # 100,000 programs with aborts in a cache a tenth of their need: a quarter of an hour, with a line a round.
 soak: $(DEV_STAMP)

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,7 +34,7 @@ from .flags import (
     parse_time_limit,
 )
 from .progress import Bars, Progress, progress_bars
-from .protocol.errors import EngineLost, InvalidRequest, PhloemError, UnknownModel
+from .protocol.errors import EngineLost, InvalidRequest, PhloemError, UnknownModel, Unsupported
 from .runtime.config import ConnectionLimits, EngineConfig, StoreLimits, choose_cpu_isa
 from .runtime.weights.aliases import ALIASES
 
@@ -107,6 +108,7 @@ def _serve(args: argparse.Namespace) -> int:
     from .runtime.server import serve
 
     how = _how_it_runs(config) + (f", {args.replicas} replicas" if args.replicas > 1 else "")
+    supervise = _supervise(args)
     with (
         _otel_tracer() as tracer,
         _loading_bars(lambda url: f"phloem serves {args.model} at {url}, {how} (Ctrl-C ends it)") as (
@@ -125,6 +127,7 @@ def _serve(args: argparse.Namespace) -> int:
             model_name=args.model_name,
             cors_origins=args.cors_origin,
             replicas=args.replicas,
+            supervise=supervise,
             connections=ConnectionLimits(
                 headers_s=args.header_timeout_s,
                 body_s=args.body_timeout_s,
@@ -143,6 +146,25 @@ def _serve(args: argparse.Namespace) -> int:
             on_ready=on_ready,
             progress=progress,
         )
+
+
+def _supervise(args: argparse.Namespace) -> Any:
+    """What keeps the engines alive."""
+    if args.on != "ray":
+        if args.ray_address:
+            raise InvalidRequest(f"--ray-address {args.ray_address}: it is for --on ray; add that or leave it out")
+        from .cluster.supervisor import Supervisor
+
+        return Supervisor
+    # Ray reads them when it is imported. The second one lets a Ray of this machine alone listen on loopback.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not args.ray_address:
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        from .cluster.ray.supervisor import RaySupervisor
+    except ImportError as error:
+        raise Unsupported(f"--on ray needs Ray ({error}); install it with: pip install 'phloem[ray]'") from error
+    return partial(RaySupervisor, address=args.ray_address)
 
 
 @contextmanager
@@ -668,6 +690,10 @@ def _add_serve(commands: Any) -> None:
     fleet.add_argument(
         "--replicas", type=parse_at_least_one, default=1, metavar="N", help="engine processes (default: %(default)s)"
     )
+    on = fleet.add_argument("--on", choices=("here", "ray"), default="here")
+    on.help = "who starts the engines: this process, or Ray Serve, which needs phloem[ray] (default: %(default)s)"
+    address = fleet.add_argument("--ray-address", default="", metavar="ADDRESS")
+    address.help = "with --on ray: HOST:PORT of a running Ray cluster (default: start Ray on this machine)"
     timeout = fleet.add_argument("--step-timeout-s", type=parse_duration, metavar="SECONDS")
     timeout.help = "restart an engine that sends nothing for this long (default: %(default)g)"
     timeout.default = policy.step_timeout_s

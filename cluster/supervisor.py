@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -114,13 +114,7 @@ class Supervisor:
     def ask(self, what: str, timeout_s: float = 10.0) -> dict[str, Any]:
         """Each replica's answer to the query ``what``, where its engine answers within ``timeout_s``."""
         clients = {name: client for name, keeper in self._keepers.items() if (client := keeper.client) is not None}
-        found = {}
-        with ThreadPoolExecutor(max(1, len(clients))) as pool:
-            answers = {name: pool.submit(client.query, what, timeout_s) for name, client in clients.items()}
-        for name, answer in answers.items():
-            with contextlib.suppress(PhloemError):
-                found[name] = answer.result()
-        return found
+        return ask_clients(clients, what, timeout_s)
 
     def close(self) -> None:
         """End every engine and close ``fleet``; leaves no process and no file. A second call does nothing."""
@@ -147,6 +141,17 @@ class Supervisor:
         self.fleet.give_up(error)
         if self._on_failed is not None:
             self._on_failed(error)
+
+
+def ask_clients(clients: Mapping[str, Client], what: str, timeout_s: float) -> dict[str, Any]:
+    """The answer of each client's engine to the query ``what``, of those that answer within ``timeout_s``."""
+    found = {}
+    with ThreadPoolExecutor(max(1, len(clients))) as pool:
+        answers = {name: pool.submit(client.query, what, timeout_s) for name, client in clients.items()}
+    for name, answer in answers.items():
+        with contextlib.suppress(PhloemError):
+            found[name] = answer.result()
+    return found
 
 
 def share(config: EngineConfig, replicas: int) -> list[EngineConfig]:

@@ -32,6 +32,7 @@ from .tenants import Keys
 from .tracing import Tracer
 
 if TYPE_CHECKING:
+    from ...cluster.ray.supervisor import RaySupervisor
     from ..tokenizer import ModelTemplate, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ def serve(
     cors_origins: Collection[str] = (),
     replicas: int = 1,
     policy: RestartPolicy | None = None,
+    supervise: Callable[..., Supervisor | RaySupervisor] = Supervisor,
     connections: ConnectionLimits | None = None,
     stored: StoreLimits | None = None,
     has_page: bool = True,
@@ -62,6 +64,7 @@ def serve(
     The server takes the port before the model loads. ``progress`` gets the progress of loading, and ``on_ready`` the
     address, once requests are answered. ``connections``: the limits of HTTP connections. ``stored``: the limits of
     stored responses. ``policy`` says when an engine is restarted and how often.
+    ``supervise`` makes what keeps the engines alive: a ``Supervisor``, or a ``RaySupervisor``.
     Raises a PhloemError when the address, the model or the configuration cannot be used, and EngineLost when every
     replica has failed.
     ``key_file``: instead of ``api_key``, keys and limits of several tenants; SIGHUP lets the server read it again.
@@ -86,7 +89,7 @@ def serve(
         def tokens_of(ops: Sequence[AnyOp]) -> list[int]:
             return first_prompt(ops, loading.result().tokenizer)
 
-        with Supervisor(
+        with supervise(
             config,
             tokenize=tokens_of,
             replicas=replicas,

@@ -85,10 +85,13 @@ class Fleet:
     def add(self, **options: Any) -> Host:
         self._num_hosts += 1
         name = f"e{self._num_hosts}"
-        host = Host(self.engines.pop(), f"ipc://{self._folder}/{name}", **options)
-        self.hosts[name] = host
-        self.client.add(name, host.connect())
-        return host
+        self.hosts[name] = self.host(name, **options)
+        self.client.add(name, self.hosts[name].connect())
+        return self.hosts[name]
+
+    def host(self, name: str, **options: Any) -> Host:
+        """A host that the client does not know."""
+        return Host(self.engines.pop(), f"ipc://{self._folder}/{name}", **options)
 
     def settle(self, host: Host) -> None:
         """Wait until ``host`` has ended; its engine may then be used again."""

@@ -1,0 +1,71 @@
+"""Real Ray on loopback: the parts of Ray Serve that are used, and streams through a replica that is killed."""
+
+import inspect
+import os
+import signal
+import sys
+from functools import partial
+
+import httpx
+import pytest
+from phloem.tests.runtime.server.test_serve import address, fleet, is_alive, running, texts
+from phloem.tests.runtime.wire import wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+
+def test_ray_has_the_parts_that_are_used():
+    ray = pytest.importorskip("ray")
+    from ray import serve
+    from ray.serve.context import ReplicaContext
+    from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview, ServeStatus
+
+    deployment = {
+        "name",
+        "num_replicas",
+        "ray_actor_options",
+        "health_check_period_s",
+        "graceful_shutdown_wait_loop_s",
+        "graceful_shutdown_timeout_s",
+        "max_constructor_retry_count",
+    }
+    assert deployment <= set(inspect.signature(serve.deployment).parameters)
+    assert {"wait_for_ingress_deployment_creation", "wait_for_applications_running"} <= set(
+        inspect.signature(serve.run_many).parameters
+    )
+    assert {"target", "name", "route_prefix"} <= set(inspect.signature(serve.RunTarget).parameters)
+    assert "proxy_location" in inspect.signature(serve.start).parameters
+    assert {"address", "num_cpus", "object_store_memory", "include_dashboard", "log_to_driver"} <= set(
+        inspect.signature(ray.init).parameters
+    )
+    fields = {one: set(one.__dataclass_fields__) for one in (ApplicationStatusOverview, DeploymentStatusOverview)}
+    assert {"status", "message", "deployments"} <= fields[ApplicationStatusOverview]
+    assert {"status", "message"} <= fields[DeploymentStatusOverview]
+    assert "applications" in ServeStatus.__dataclass_fields__
+    assert "replica_id" in ReplicaContext.__dataclass_fields__
+    assert callable(serve.delete) and callable(ray.util.get_node_ip_address)
+
+
+def test_two_replicas_on_ray_lose_no_stream_when_one_is_killed_and_then_there_are_two_again(tiny_model_path):
+    command = ["serve", str(tiny_model_path), "--port", "0", "--replicas", "2", "--num-threads", "1", "--on", "ray"]
+    with running([sys.executable, "-m", "phloem", *command]) as started:
+        url = address(started, timeout_s=180.0).split(" at ")[1].split(",")[0]
+
+        def has_two() -> bool:
+            return httpx.get(f"{url}/health", timeout=300).json()["replicas"] == {"ready": 2, "total": 2}
+
+        wait_until(has_two)
+        expected = texts(url)
+        before = fleet(url)["replicas"]
+        victim = max(before, key=lambda replica: replica["load"]["forward_tokens"])
+        assert texts(url, partial(os.kill, victim["pid"], signal.SIGKILL)) == expected
+        assert fleet(url)["engines_lost"] == 1
+        wait_until(has_two)
+        after = fleet(url)
+        assert victim["name"] not in {replica["name"] for replica in after["replicas"]}
+        assert after["replays"] > 0 and after["poisoned"] == 0
+        assert texts(url) == expected
+
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(timeout=300) == 0
+        wait_until(lambda: not any(is_alive(replica["pid"]) for replica in after["replicas"]))
