@@ -200,6 +200,7 @@ class Welcome(Message, tag="welcome"):
 
     ``cache_events_url``: a PUB socket that publishes cached blocks (see ``cache_events``); empty: none. ``eos_ids``:
     the tokens that end a text. ``adapters``: the names that ``ProgramSettings.adapter`` may have.
+    ``embedding_size``: dimensions of an encoder's vectors; 0: the model is a decoder.
     """
 
     version: int
@@ -215,6 +216,7 @@ class Welcome(Message, tag="welcome"):
     cache_events_url: str = ""
     eos_ids: tuple[int, ...] = ()
     adapters: tuple[str, ...] = ()
+    embedding_size: int = 0
 
 
 class Accepted(Message, tag="accepted"):

@@ -90,6 +90,7 @@ class EncoderEngine:
             template=TemplateInfo(),
             limits=Limits(),
             capabilities=("embed",),
+            embedding_size=shape.hidden_size,
         )
 
     def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> Outbox:
@@ -191,7 +192,7 @@ class EncoderEngine:
         self._counts["step_seconds"] += time.perf_counter() - begun_s
 
     def _tokens(self, request: _Request) -> list[int]:
-        found, where = request.message.inputs[request.num_taken], f"input[{request.num_taken}]"
+        found, where = request.message.inputs[request.num_taken], f"input.{request.num_taken}"
         if isinstance(found, str):
             return self._tokenizer.encode(found, truncate=request.message.truncate, where=where)
         return self._tokenizer.checked(found, where=where)

@@ -151,6 +151,26 @@ class ModelList(JsonAnswer):
     data: list[ModelCard]
 
 
+class EmbeddingEntry(JsonAnswer):
+    """``embedding``: numbers, or with ``base64`` their little-endian float32 bytes."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(JsonAnswer):
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class Embeddings(JsonAnswer):
+    object: Literal["list"]
+    data: list[EmbeddingEntry]
+    model: str
+    usage: EmbeddingUsage
+
+
 # -- OpenAI's Responses -----------------------------------------------------------------------------------------------
 
 

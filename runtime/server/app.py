@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -29,10 +29,11 @@ from . import faults
 from .anthropic_routes import anthropic_routes
 from .bridge import Bridge
 from .connection import connection_class
+from .encoder_routes import encoder_routes
 from .listener import Tls, url_of
 from .logs import log_request
 from .metrics import ServerMetrics
-from .native_routes import native_routes
+from .native_routes import info_routes, native_routes
 from .openai_routes import openai_routes
 from .openapi import answers, document, errors_as
 from .operator_routes import operator_routes
@@ -60,7 +61,7 @@ _BUG = faults.Fault(500, "internal error; the server's log has its trace", "serv
 
 def create_app(
     client: EngineClient,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     template: ModelTemplate | None,
     *,
     model_name: str,
@@ -77,6 +78,7 @@ def create_app(
 ) -> FastAPI:
     """An application that answers through ``client``; the caller closes the client.
 
+    Without a ``tokenizer`` the model is an encoder, whose routes are those of ``encoder_routes`` and of operators.
     Without a ``template`` (a base model) chat requests are refused. ``keys``: who may call; ``api_key`` is short for
     one key without limits. ``max_concurrent``: requests that may be answered at once, 0: any number. ``hosts``: host
     names that requests may use (empty: any). ``cors_origins``: web origins that may call (none). ``max_body_bytes``:
@@ -89,7 +91,7 @@ def create_app(
     metrics = ServerMetrics(keys)
     service = Service(
         client=client,
-        tokenizer=tokenizer,
+        decoder_tokenizer=tokenizer,
         template=template,
         model_name=model_name,
         version=importlib.metadata.version("phloem"),
@@ -107,18 +109,10 @@ def create_app(
 
     app = FastAPI(openapi_url=None, lifespan=lifespan)
     app.state.service = service
-    routers = [
-        openai_routes(service),
-        responses_routes(service, stored or StoreLimits()),
-        native_routes(service),
-        operator_routes(service),
-        program_routes(service),
-        tokenizer_routes(service),
-        *([page_routes()] if has_page else []),
-    ]
-    for router in routers:
+    for router in _encoder_routers(service) if tokenizer is None else _decoder_routers(service, stored, has_page):
         app.include_router(router, responses=errors_as(a.Error))
-    app.include_router(anthropic_routes(service), responses=errors_as(a.MessagesError))
+    if tokenizer is not None:
+        app.include_router(anthropic_routes(service), responses=errors_as(a.MessagesError))
 
     @functools.cache
     def described() -> dict[str, Any]:
@@ -137,6 +131,23 @@ def create_app(
     if cors_origins:  # outside the gate: a browser's preflight carries no key
         app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"])
     return app
+
+
+def _encoder_routers(service: Service) -> list[APIRouter]:
+    return [encoder_routes(service), info_routes(service), operator_routes(service)]
+
+
+def _decoder_routers(service: Service, stored: StoreLimits | None, has_page: bool) -> list[APIRouter]:
+    return [
+        openai_routes(service),
+        responses_routes(service, stored or StoreLimits()),
+        native_routes(service),
+        info_routes(service),
+        operator_routes(service),
+        program_routes(service),
+        tokenizer_routes(service),
+        *([page_routes()] if has_page else []),
+    ]
 
 
 class Gate:

@@ -20,12 +20,15 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ...cluster.prompts import first_prompt
 from ...cluster.restarts import RestartPolicy
 from ...cluster.supervisor import Supervisor
 from ...protocol.errors import InvalidRequest, PhloemError
 from ...protocol.ops import AnyOp
 from ..config import ConnectionLimits, EngineConfig, Progress, StoreLimits
+from ..encoder.config import is_encoder
 from ..weights.resolve import resolve_model
 from .listener import LOOPBACK_NAMES, Tls, is_loopback, listen, url_of
 from .tenants import Keys
@@ -84,10 +87,14 @@ def serve(
     ):
         if not is_loopback(listener) and keys.is_open:
             logger.warning("%s can be reached from other machines and asks for no API key", url_of(listener, tls))
-        loading = beside.submit(_load_front, resolve_model(config.model))
+        path = resolve_model(config.model)
+        loading = beside.submit(_load_front, path)
+        if is_encoder(path):
+            config = msgspec.structs.replace(config, prefix_cache=False)  # replicas publish no cached prefixes
 
         def tokens_of(ops: Sequence[AnyOp]) -> list[int]:
-            return first_prompt(ops, loading.result().tokenizer)
+            tokenizer = loading.result().tokenizer
+            return [] if tokenizer is None else first_prompt(ops, tokenizer)
 
         with supervise(
             config,
@@ -127,10 +134,13 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """The parts of the server that load beside the engine. ``http`` is the module of the application."""
+    """The parts of the server that load beside the engine. ``http`` is the module of the application.
+
+    ``tokenizer`` is None where the model is an encoder, whose engine tokenizes its texts.
+    """
 
     http: ModuleType
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     template: ModelTemplate | None
 
 
@@ -138,6 +148,8 @@ def _load_front(path: Path) -> _Front:
     from ..tokenizer import load_chat_template, load_tokenizer
     from . import app
 
+    if is_encoder(path):
+        return _Front(app, None, None)
     tokenizer = load_tokenizer(path)
     return _Front(app, tokenizer, load_chat_template(path, tokenizer))
 

@@ -71,6 +71,12 @@ class ServerMetrics:
                 sender.prompt_tokens += result.meta.prompt_tokens
                 sender.completion_tokens += sum(generated)
 
+    def count_prompt(self, num_tokens: int) -> None:
+        """Of a request that generates nothing."""
+        self._prompt.inc(num_tokens)
+        if (sender := sender_of_request()) is not None:
+            sender.prompt_tokens += num_tokens
+
     def text(
         self,
         engines: Mapping[str, Any],

@@ -18,8 +18,25 @@ from .service import Service, json_response
 
 def native_routes(service: Service) -> APIRouter:
     router = APIRouter()
-    welcome = service.client.welcome
     _add_generate(router, service)
+
+    @router.post("/flush_cache", responses=answers(a.Flushed))
+    async def flush_cache() -> Response:
+        """Drop every cached prefix that no running request holds."""
+        return json_response({"flushed": await service.query("flush_cache")})
+
+    @router.get("/cache_tree", responses=answers(list[dict[str, Any]]))
+    async def cache_tree() -> Response:
+        """The radix tree of cached prefixes, as nested objects."""
+        return json_response(await service.query("cache_tree"))
+
+    return router
+
+
+def info_routes(service: Service) -> APIRouter:
+    """About the model and the server, whatever kind of model it is."""
+    router = APIRouter()
+    welcome = service.client.welcome
 
     @router.get("/version", responses=answers(a.Version))
     async def version() -> Response:
@@ -34,7 +51,7 @@ def native_routes(service: Service) -> APIRouter:
                 "model_path": welcome.model_path or welcome.model,
                 "tokenizer_path": welcome.model_path or welcome.model,
                 "served_model_name": service.model_name,
-                "is_generation": True,
+                "is_generation": service.decoder_tokenizer is not None,
                 "max_context_length": welcome.context_len,
                 "vocab_size": welcome.vocab_size,
                 "preferred_sampling_params": None,
@@ -53,16 +70,6 @@ def native_routes(service: Service) -> APIRouter:
             "capabilities": welcome.capabilities,
         }
         return json_response({"server": server, "engine": await service.query("info")})
-
-    @router.post("/flush_cache", responses=answers(a.Flushed))
-    async def flush_cache() -> Response:
-        """Drop every cached prefix that no running request holds."""
-        return json_response({"flushed": await service.query("flush_cache")})
-
-    @router.get("/cache_tree", responses=answers(list[dict[str, Any]]))
-    async def cache_tree() -> Response:
-        """The radix tree of cached prefixes, as nested objects."""
-        return json_response(await service.query("cache_tree"))
 
     return router
 

@@ -28,7 +28,11 @@ def openai_routes(service: Service) -> APIRouter:
     _add_chat(router, service)
     _add_completions(router, service)
     _add_refusals(router, service)
+    add_models(router, service)
+    return router
 
+
+def add_models(router: APIRouter, service: Service) -> None:
     @router.get("/v1/models", responses=answers(a.ModelList))
     async def models() -> Response:
         """The model and its adapters, as far as the caller may use them."""
@@ -38,8 +42,6 @@ def openai_routes(service: Service) -> APIRouter:
     async def model(name: str) -> Response:
         """The model or one of its adapters."""
         return json_response(_model(service, service.adapter_of(name) or service.model_name))
-
-    return router
 
 
 def _add_chat(router: APIRouter, service: Service) -> None:

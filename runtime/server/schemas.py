@@ -27,7 +27,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from ...constrained.spec import GrammarKind, GrammarSpec
 from ...protocol import errors
-from ...protocol.messages import Limits, ProgramSettings
+from ...protocol.messages import MAX_INPUTS, Limits, ProgramSettings
 from ...protocol.sampling import FIELDS, SamplingParams
 from ...protocol.sampling import Field as SamplingField
 from .conversation import Conversation
@@ -708,6 +708,30 @@ class RefusedRequest(BaseModel):
     """The body at an endpoint that the served model has no layer for; nothing reads its fields."""
 
     model_config = ConfigDict(extra="allow")
+
+
+# -- /v1/embeddings ---------------------------------------------------------------------------------------------------
+
+
+EmbeddedTexts = Annotated[list[str], Field(max_length=MAX_INPUTS, fail_fast=True)]
+EmbeddedIds = Annotated[list[TokenIds], Field(max_length=MAX_INPUTS, fail_fast=True)]
+
+
+class EmbeddingsRequest(Strict):
+    """``input``: a text, a list of texts, token ids, or a list of lists. ``truncate`` (extension): whether a text of
+    more tokens than the model takes is cut; otherwise it is refused.
+    """
+
+    model: str | None = None
+    input: str | EmbeddedTexts | TokenIds | EmbeddedIds
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    truncate: bool | None = None
+    # known fields of the API that the server does not support
+    user: Annotated[Any, unserved("")] = None
+
+    def inputs(self) -> list[str | list[int]]:
+        return as_prompts(self.input, "input")
 
 
 # -- /tokenize and /detokenize ----------------------------------------------------------------------------------------

@@ -39,10 +39,12 @@ class Supervised(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """``supervisor`` is None where the client's engine is not supervised by this process."""
+    """``supervisor`` is None where the client's engine is not supervised by this process, ``decoder_tokenizer`` where
+    the model is an encoder.
+    """
 
     client: EngineClient
-    tokenizer: Tokenizer
+    decoder_tokenizer: Tokenizer | None
     template: ModelTemplate | None
     model_name: str
     version: str
@@ -52,6 +54,17 @@ class Service:
     supervisor: Supervised | None = None
     started_s: float = field(default_factory=time.time)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="requests"))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises Unsupported where the model is an encoder."""
+        if self.decoder_tokenizer is None:
+            raise self.no_decoder()
+        return self.decoder_tokenizer
+
+    def no_decoder(self) -> errors.Unsupported:
+        text = f"{self.model_name!r} is an encoder, which gives embeddings at /v1/embeddings and no text"
+        return errors.Unsupported(f"{text}; send the request to a server of a decoder", where="model")
 
     def adapter_of(self, name: str | None, *, where: str = "model") -> str:
         """The adapter that a request's field ``where`` names; empty: the model itself."""
@@ -73,15 +86,15 @@ class Service:
         return await asyncio.to_thread(self.client.query, what, timeout_s=timeout_s)
 
     async def respond(
-        self, request: Request, model: type[RequestModel], respond: Callable[[RequestModel], Response]
-    ) -> Response:
+        self, request: Request, model: type[RequestModel], respond: Callable[[RequestModel], Result]
+    ) -> Result:
         """``respond(body)``, where the body is a ``model``; that of a long body is made on a thread.
 
         Raises ``HttpError`` where the body is not valid, and Cancelled where the client leaves meanwhile.
         """
         body = await self.read_body(request)
 
-        def read_and_respond() -> Response:
+        def read_and_respond() -> Result:
             try:
                 found = model.model_validate_json(body)
             except ValidationError as error:

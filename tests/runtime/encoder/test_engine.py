@@ -80,7 +80,7 @@ def test_a_wrong_input_fails_its_own_request_alone(
     bad = Embed(1, [TEXTS[0], wrong, TEXTS[1]], truncate=False)
     answers = run(engine, (b"bad", bad), (b"good", Embed(1, list(TEXTS))))
     error = answers[b"bad"].error
-    assert error is not None and error.where == "input[1]"
+    assert error is not None and error.where == "input.1"
     np.testing.assert_allclose(vectors_of(answers[b"good"]), wanted, atol=1e-5)
 
 
@@ -144,7 +144,7 @@ def test_an_engine_embeds_texts_and_token_ids(thread: phloem.Engine, wanted: np.
     ("inputs", "kind", "message"),
     [
         ([], InvalidRequest, "input is empty"),
-        (["rain", "the " * 50], PromptTooLong, r"input\[1\] has 52 tokens, but the model takes 32"),
+        (["rain", "the " * 50], PromptTooLong, r"input\.1 has 52 tokens, but the model takes 32"),
         (["\ud800"], InvalidRequest, "cannot be sent"),
     ],
 )

@@ -24,6 +24,7 @@ from phloem.runtime.config import EngineConfig
 from phloem.runtime.server import serve
 from phloem.runtime.server.listener import listen
 from phloem.runtime.server.tenants import hash_of, new_key
+from phloem.tests.runtime.encoder.tiny_encoder import make_encoder
 from phloem.tests.runtime.wire import wait_until
 
 PROGRAM = """
@@ -279,3 +280,16 @@ def test_a_real_model_chats_streams_caches_and_follows_schemas(smollm2_path):
         )
         assert logprobs.tokens[-1] == " Paris" and logprobs.token_logprobs[0] is None
         assert all(-30 < value <= 0 for value in logprobs.token_logprobs[1:])
+
+
+@pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+def test_an_encoder_s_folder_is_served(tmp_path):
+    with process(make_encoder(tmp_path)) as started:
+        url = address(started)
+        found = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0).embeddings.create(
+            model="under-test", input=["the cat", "the tree"]
+        )
+        assert [len(entry.embedding) for entry in found.data] == [48, 48] and found.usage.prompt_tokens == 8
+        assert httpx.get(f"{url}/fleet").json()["replicas"][0]["is_ready"] is True
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(timeout=300) == 0
