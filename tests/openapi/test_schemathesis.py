@@ -51,7 +51,7 @@ SERVE = """
 import sys
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.server import serve
-config = EngineConfig(model=sys.argv[1], num_slots=4096, num_threads=1)
+config = EngineConfig(model=sys.argv[1], num_slots=4096, max_seq_len=512, num_threads=1)
 sys.exit(serve(config, port=0, model_name="tiny", on_ready=lambda url: print(url, flush=True)))
 """
 
