@@ -36,6 +36,7 @@ from .messages import (
     Embed,
     Embedded,
     Failed,
+    Forget,
     Limits,
     Query,
     Rejected,
@@ -194,7 +195,11 @@ class Client:
         """
         check_embed(inputs, self.welcome)
 
+        sent = 0
+
         def frame_of(number: int) -> bytes:
+            nonlocal sent
+            sent = number
             frame = encode_client(Embed(id=number, inputs=list(inputs), truncate=truncate))
             limit = self.welcome.limits.max_submit_bytes
             if len(frame) > limit:
@@ -204,7 +209,15 @@ class Client:
 
         answer, found = self._ask(frame_of), Future[Embedded]()
         answer.add_done_callback(partial(_pass_on, found))
-        found.add_done_callback(lambda _: answer.cancel())
+
+        def ended(found: Future[Embedded]) -> None:
+            if not found.cancelled() or not answer.cancel():
+                return
+            with self._lock:
+                if self._end is None:
+                    self._channel.send(encode_client(Forget(id=sent)))
+
+        found.add_done_callback(ended)
         return found
 
     def _ask(self, frame_of: Callable[[int], bytes]) -> Future[Any]:

@@ -94,6 +94,12 @@ class Embed(Message, tag="embed"):
     truncate: bool = True
 
 
+class Forget(Message, tag="forget"):
+    """Nobody waits for the answer to the ``Embed`` of this id: what has not run of it is dropped, without an answer."""
+
+    id: int
+
+
 class Embedded(msgspec.Struct, frozen=True):
     """Of each input the vector, little-endian float32, and the number of its tokens, special ones included."""
 
@@ -112,7 +118,7 @@ class Bye(Message, tag="bye"):
     pass
 
 
-ClientMessage = Hello | Submit | Cancel | Credit | Query | Embed | Ping | Bye
+ClientMessage = Hello | Submit | Cancel | Credit | Query | Embed | Forget | Ping | Bye
 
 
 # -- runtime to client ------------------------------------------------------------------------------------------------

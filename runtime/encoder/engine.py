@@ -22,6 +22,7 @@ from ...protocol.messages import (
     ClientMessage,
     Embed,
     Embedded,
+    Forget,
     Limits,
     Query,
     Rejected,
@@ -105,6 +106,10 @@ class EncoderEngine:
                     text = f"{self._config.model!r} is an encoder, which gives embeddings and cannot run programs"
                     error = Unsupported(f"{text}; call embed(), or load a model that generates text", where="model")
                     outbox.append((client, Rejected(program, [error.info()])))
+                case Forget(id=number):
+                    self._waiting = deque(
+                        request for request in self._waiting if (request.client, request.message.id) != (client, number)
+                    )
                 case Bye():
                     self.drop_client(client)
         if self._waiting:

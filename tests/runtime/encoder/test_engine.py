@@ -1,8 +1,11 @@
 """Embeddings through the engine: one vector for each input, whatever runs beside it; other requests refused by name."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import phloem
 import pytest
@@ -15,11 +18,22 @@ from phloem.protocol.errors import (
     PromptTooLong,
     Unsupported,
 )
-from phloem.protocol.messages import Answer, Bye, Embed, Embedded, Query
+from phloem.protocol.messages import (
+    Answer,
+    Bye,
+    ClientMessage,
+    Embed,
+    Embedded,
+    Forget,
+    Query,
+    RuntimeMessage,
+    Welcome,
+)
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.encoder.engine import MAX_WAITING_SIZE, EncoderEngine, encoder_engine
 from phloem.runtime.encoder.tokens import load_encoder_tokenizer
 from phloem.tests.runtime.encoder.tiny_encoder import TEXTS, make_encoder, reference
+from phloem.tests.runtime.string_engine import StringEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
@@ -96,6 +110,36 @@ def test_what_waits_is_bounded(engine: EncoderEngine) -> None:
 def test_a_client_that_leaves_takes_its_request_along(engine: EncoderEngine) -> None:
     engine.step([(b"gone", Embed(1, ["the " * 30] * 50))])
     assert engine.step([(b"gone", Bye())]) == [] and not engine.has_work
+
+
+def test_a_request_that_is_forgotten_runs_no_further(engine: EncoderEngine) -> None:
+    engine.step([(b"a", Embed(1, ["the " * 30] * 50)), (b"b", Embed(1, ["the " * 30] * 4))])
+    outbox = engine.step([(b"a", Forget(1))])
+    while engine.has_work:
+        outbox += engine.step([])
+    assert [client for client, _ in outbox] == [b"b"]
+
+
+def test_a_cancelled_call_reaches_the_engine() -> None:
+    """A string engine that tells what it was sent stands for the encoder's."""
+    forgotten = threading.Event()
+
+    class Deaf(StringEngine):
+        def welcome(self) -> Welcome:
+            return msgspec.structs.replace(super().welcome(), capabilities=("embed",))
+
+        def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> list[tuple[bytes, RuntimeMessage]]:
+            sent = {type(message): message for _, message in inbox}
+            if Embed in sent:
+                asked.append(sent[Embed])
+            if sent.get(Forget) == Forget(asked[0].id if asked else 0):
+                forgotten.set()
+            return super().step(inbox)
+
+    asked: list[Any] = []
+    with phloem.Engine.over(Deaf()) as engine:
+        assert engine.client.embed(["rain"]).cancel()
+        assert forgotten.wait(60) and len(asked) == 1
 
 
 def test_a_failed_step_answers_each_request_once(engine: EncoderEngine) -> None:
