@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 
 import httpx
 import pytest
@@ -23,6 +24,11 @@ def test_ray_has_the_parts_that_are_used():
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds a parent in /proc, which only Linux has")
 def test_two_replicas_on_ray_lose_no_stream_when_one_is_killed_and_then_there_are_two_again(tiny_model_path):
     command = ["serve", str(tiny_model_path), "--port", "0", "--replicas", "2", "--num-threads", "1", "--on", "ray"]
     with running([sys.executable, "-m", "phloem", *command]) as started:
@@ -41,7 +47,13 @@ def test_two_replicas_on_ray_lose_no_stream_when_one_is_killed_and_then_there_ar
         after = fleet(url)
         assert victim["name"] not in {replica["name"] for replica in after["replicas"]}
         assert after["replays"] > 0 and after["poisoned"] == 0
-        assert texts(url) == expected
+
+        # A worker of Ray takes its engine with it.
+        worker = parent(after["replicas"][0]["pid"])
+        assert texts(url, partial(os.kill, worker, signal.SIGKILL)) == expected
+        wait_until(has_two)
+        after = fleet(url)
+        assert after["engines_lost"] == 2 and after["poisoned"] == 0
 
         started.send_signal(signal.SIGTERM)
         assert started.wait(timeout=300) == 0
