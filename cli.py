@@ -156,6 +156,11 @@ def _supervise(args: argparse.Namespace) -> Any:
         from .cluster.supervisor import Supervisor
 
         return Supervisor
+    from .cluster.restarts import RestartPolicy
+
+    if args.max_restarts != RestartPolicy().max_restarts:
+        text = f"--max-restarts {args.max_restarts}: with --on ray, Ray Serve decides about restarts; leave it out"
+        raise InvalidRequest(text)
     # Ray reads them when it is imported. The second one lets a Ray of this machine alone listen on loopback.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not args.ray_address:

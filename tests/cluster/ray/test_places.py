@@ -147,3 +147,8 @@ def test_without_ray_the_command_says_how_to_install_it(tiny_model_path, monkeyp
 def test_a_ray_address_without_ray_is_refused(tiny_model_path, capsys):
     assert cli.main(["serve", str(tiny_model_path), "--ray-address", "host:6379"]) == 2
     assert "--ray-address host:6379: it is for --on ray" in capsys.readouterr().err
+
+
+def test_a_number_of_restarts_is_refused_as_ray_decides_about_them(tiny_model_path, capsys):
+    assert cli.main(["serve", str(tiny_model_path), "--on", "ray", "--max-restarts", "3"]) == 2
+    assert "--max-restarts 3: with --on ray, Ray Serve decides about restarts" in capsys.readouterr().err
