@@ -530,7 +530,7 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             names = [option for option in self._option_string_actions if option.startswith("--")]
             flag = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
-            near = difflib.get_close_matches(flag, names, n=1)
+            near = difflib.get_close_matches(flag, names, n=1, cutoff=0.75)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {near[0]}' if near else ''}")
         return found, unknown
 

@@ -230,7 +230,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens=-1: must be >= 0"),
         ({"temperature": 101}, "temperature=101"),
-        ({"top_k": 0}, "top_k=0: must be -1 (off) or >= 1"),
+        ({"top_k": 0}, "top_k=0: must be -1 (off) or between 1 and 2147483647"),
         ({"stop_sequences": [""]}, "stop_sequences=('',): must be non-empty"),
         ({"tempature": 1}, "unknown field 'tempature'"),
         ({"messages": []}, "messages"),

@@ -83,7 +83,7 @@ def test_a_client_that_goes_away_has_its_program_cancelled(serve):
     endless = [*OPS]
     endless[1] = OPS[1] | {"params": {"max_tokens": 100_000}}  # 10,000 s
     with server.http.stream("POST", "/v1/programs", json={"program": "p", "ops": endless}) as response:
-        next(response.iter_lines())
+        assert "failed" not in next(response.iter_lines())
         wait_until(lambda: server.engine.programs == ["p"])
     wait_until(lambda: not server.engine.programs)
 
