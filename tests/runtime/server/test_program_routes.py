@@ -83,7 +83,8 @@ def test_a_client_that_goes_away_has_its_program_cancelled(serve):
     endless = [*OPS]
     endless[1] = OPS[1] | {"params": {"max_tokens": 100_000}}  # 10,000 s
     with server.http.stream("POST", "/v1/programs", json={"program": "p", "ops": endless}) as response:
-        assert "failed" not in next(response.iter_lines())
+        lines_of_response = response.iter_lines()  # if it went away, so would the connection
+        assert "failed" not in next(lines_of_response)
         wait_until(lambda: server.engine.programs == ["p"])
     wait_until(lambda: not server.engine.programs)
 
