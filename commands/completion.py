@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .flags_of import actions_of, commands_of, help_of
+
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -42,15 +44,15 @@ def _nodes(
 ) -> Iterator[CommandWords]:
     flags, words = [], []
     below: list[CommandWords] = []
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
-            words += list(action.choices)
-            for name, command in action.choices.items():
-                below += _nodes(command, (*path, name), helps.get(name, ""), models)
+    for action in actions_of(parser):
+        commands = commands_of(action)
+        if commands is not None:
+            words += list(commands)
+            for name, (explained, command) in commands.items():
+                below += _nodes(command, (*path, name), explained, models)
         elif action.option_strings:
-            explained = " ".join(parser._get_formatter()._expand_help(action).split()) if action.help else ""
-            flags.append(FlagWords(tuple(action.option_strings), explained, action.nargs != 0, _words(action, models)))
+            explained, takes_value = help_of(parser, action), action.nargs != 0
+            flags.append(FlagWords(tuple(action.option_strings), explained, takes_value, _words(action, models)))
         else:
             words += _words(action, models)
     yield CommandWords(path, help, tuple(flags), tuple(words))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import InvalidRequest
+from .flags_of import actions_of, groups_of
 
 _NOT_KEYS = frozenset(("help", "config", "print-config"))
 _SECRETS = frozenset(("api_key",))
@@ -24,7 +25,7 @@ def parse_with_file(
     Raises InvalidRequest that names the file and the key.
     """
     values = read_config(path, command)
-    before = {action: action.default for action in command._actions if action.dest in values}
+    before = {action: action.default for action in actions_of(command) if action.dest in values}
     for action in before:
         action.default = argparse.SUPPRESS  # so that a flag that is given can be told from one that is not
     try:
@@ -68,7 +69,7 @@ def read_config(path: Path, command: argparse.ArgumentParser) -> dict[str, Any]:
 def _keys(command: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """Each flag by its names without dashes, and positional arguments by theirs."""
     found = {}
-    for action in command._actions:
+    for action in actions_of(command):
         names = [option.removeprefix("--") for option in action.option_strings if option.startswith("--")]
         if isinstance(action, argparse.BooleanOptionalAction):
             names = names[:1]
@@ -123,15 +124,15 @@ def config_text(command: argparse.ArgumentParser, args: argparse.Namespace) -> s
 
 def _lines(command: argparse.ArgumentParser, values: Mapping[str, Any]) -> Iterator[str]:
     names = {id(action): name for name, action in reversed(_keys(command).items())}
-    for group in command._action_groups:
+    for title, actions in groups_of(command):
         shown = []
-        for action in group._group_actions:
+        for action in actions:
             name, value = names.get(id(action)), values.get(action.dest)
             if name is None or value is None:
                 continue
             shown.append(f"# {name} is set" if action.dest in _SECRETS else f"{name} = {_toml(value)}")
         if shown:
-            yield f"# {group.title}"
+            yield f"# {title}"
             yield from shown
 
 

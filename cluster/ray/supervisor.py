@@ -194,7 +194,7 @@ class RaySupervisor:
                     self._has_engine.set()
                 else:
                     self._look_for_failure()
-            except Exception:
+            except Exception:  # of Ray, whose errors have no common class; the engines go on without its word
                 if not self._stopping.is_set():
                     logger.exception("Ray did not say where the engines are; it is asked again")
                     self._stopping.wait(LOOK_S)
