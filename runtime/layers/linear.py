@@ -7,10 +7,9 @@ import torch
 
 from ...cpu_isa import isa
 from ...kernels.linear import PackedLinear
-from ..quant import GROUP32_KINDS, QuantTensor, quantize_group32, repack_group32, round_to_bytes
+from ..quant import GROUP32_KINDS, GroupTensor, Weight, quantize_group32, repack_group32, round_to_bytes
 from .adapters import AdapterRows, LowRank
 
-Weight = torch.Tensor | QuantTensor
 LinearPrecision = Literal["float32", "bfloat16", "int4", "int16", "fp8", "auto"]
 
 
@@ -123,7 +122,7 @@ def stacked_linear(
 
 def as_float(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The file's weight: exact in float32, rounded once in another type."""
-    return weight.dequantize(dtype) if isinstance(weight, QuantTensor) else weight.to(dtype)
+    return weight.to(dtype) if isinstance(weight, torch.Tensor) else weight.dequantize(dtype)
 
 
 Form = Literal["groups", "auto", "int8", "int16", "fp8", "bfloat16", "float32"]
@@ -135,30 +134,42 @@ def _form_of(weight: Weight, precision: LinearPrecision) -> Form:
         return "groups"
     if precision in ("float32", "bfloat16", "fp8"):
         return precision
-    if not isinstance(weight, QuantTensor):
+    if isinstance(weight, torch.Tensor):
         return "bfloat16"
-    if weight.kind in GROUP32_KINDS:
+    if bits_of(weight) == 4:
         return "groups"
     if precision == "auto" and isa().has_tiles:
         return "auto"
     return "int16" if precision == "int16" else "int8"
 
 
+def bits_of(weight: Weight) -> Literal[4, 8, 16]:
+    """The bits of a weight as CPU kernels hold it at precision ``auto``."""
+    if isinstance(weight, torch.Tensor):
+        return 16
+    is_four = weight.bits == 4 if isinstance(weight, GroupTensor) else weight.kind in GROUP32_KINDS
+    return 4 if is_four else 8
+
+
 def _groups(
     weights: Sequence[Weight], gain: float, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    made = [
-        repack_group32(weight)
-        if isinstance(weight, QuantTensor) and weight.kind in GROUP32_KINDS
-        else quantize_group32(as_float(weight))
-        for weight in weights
-    ]
-    q, scale, zero = (torch.cat(pieces).to(device) for pieces in zip(*made, strict=True))
+    q, scale, zero = (torch.cat(pieces).to(device) for pieces in zip(*map(_as_groups, weights), strict=True))
     return q, scale * gain, zero * gain
 
 
+def _as_groups(weight: Weight) -> tuple[torch.Tensor, ...]:
+    if bits_of(weight) != 4 or isinstance(weight, torch.Tensor):
+        return quantize_group32(as_float(weight))
+    return weight.parts32() if isinstance(weight, GroupTensor) else repack_group32(weight)
+
+
 def _bytes(weights: Sequence[Weight], gain: float, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
-    made = [round_to_bytes(weight) for weight in weights if isinstance(weight, QuantTensor)]
+    made = [
+        weight.parts32() if isinstance(weight, GroupTensor) else round_to_bytes(weight)
+        for weight in weights
+        if not isinstance(weight, torch.Tensor)
+    ]
     q, scale = (torch.cat(pieces).to(device) for pieces in zip(*made, strict=True))
     return q, scale * gain
 

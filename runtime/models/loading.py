@@ -1,5 +1,6 @@
 """From a weight file to a model in memory, at an engine's precision."""
 
+import logging
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,17 +17,19 @@ from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..config import EngineConfig
 from ..layers.attention import Attention
 from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
-from ..layers.linear import Linear, LinearPrecision, LMHead, Weight, as_float, stacked_linear
+from ..layers.linear import Linear, LinearPrecision, LMHead, as_float, stacked_linear
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..layers.rotary import cos_sin_table, unrotated_table
-from ..quant import QuantTensor
+from ..quant import QuantTensor, Weight
 from ..weights.random_folder import RandomFolder
 from ..weights.weight_file import WeightFile, open_weights
 from .adapters import with_adapters
 from .decoder import DecoderLayer, Model
 from .names import TensorNames
+
+log = logging.getLogger(__name__)
 
 MAX_ROPE_TABLE = 1 << 31  # numbers in the table of cosines and sines, 8 GiB
 RopeKind = Literal["global", "local", "none"]
@@ -51,6 +54,8 @@ def load_model(path: Path | str, config: EngineConfig) -> Model:
             where="max_seq_len",
         )
     model = _Loader(file, precision_of(config, file, device), device).model(num_positions)
+    if file.unpacked():
+        log.warning("%s: %s are unpacked: no kernel multiplies their form", file.path, file.unpacked())
     if config.kv_dtype == "fp8" and not reads_packed(device):
         raise InvalidParams(
             f"kv_dtype 'fp8' on {device}: only GPU kernels read 8-bit keys and values; use bfloat16 or auto",
@@ -67,11 +72,7 @@ def precision_of(config: EngineConfig, file: WeightFile, device: torch.device) -
     """``auto`` is float32 for a file of floats on a CPU without bfloat16 products, where rounding would cost time."""
     if config.precision != "auto" or device.type != "cpu" or has_bfloat16_products() or reads_packed(device):
         return config.precision
-    return "auto" if _has_blocks(file) else "float32"
-
-
-def _has_blocks(file: WeightFile) -> bool:
-    return any(isinstance(file.tensor(name), QuantTensor) for name in file.names())
+    return "auto" if file.has_packed() else "float32"
 
 
 class _Loader:
@@ -81,7 +82,7 @@ class _Loader:
         # The type of keys and values, and of weights that are not packed.
         self.stored = torch.float32 if precision == "float32" else torch.bfloat16
         # bfloat16 activations would lose ten times as much as products that round x to 16 bits.
-        has_fine_products = precision == "int16" or (precision == "auto" and isa().has_tiles and _has_blocks(file))
+        has_fine_products = precision == "int16" or (precision == "auto" and isa().has_tiles and file.has_packed())
         self.dtype = torch.float32 if has_fine_products and device.type == "cpu" else self.stored
         self.names = TensorNames(file.config, file.format)
 
@@ -279,6 +280,7 @@ class _Loader:
         """A fused projection's rows: all queries, all keys, all values."""
         if key != "qkv" or not self.config.qkv_by_head:
             return weight
+        weight = as_float(weight)
         rows = torch.arange(len(weight)).view(self.config.num_heads, 3, self.config.head_dim)
         return weight[rows.transpose(0, 1).reshape(-1)]
 

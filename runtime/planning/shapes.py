@@ -60,14 +60,13 @@ class ModelShape:
     @classmethod
     def of_file(cls, name: str, file: WeightFile) -> ModelShape:
         """The shape of a model file, with the bits of its layers' weights on a CPU. Reads only the file's header."""
-        from ..quant import GROUP32_KINDS, QuantTensor  # loads torch, which no flag of the command line needs
+        from ..layers.linear import bits_of  # loads torch, which no flag of the command line needs
 
         sizes: Counter[int] = Counter()
         for tensor in map(file.tensor, file.names()):
             rows, *columns = tensor.shape
             if columns and rows != file.config.vocab_size:
-                is_four = isinstance(tensor, QuantTensor) and tensor.kind in GROUP32_KINDS
-                sizes[4 if is_four else 8 if isinstance(tensor, QuantTensor) else 16] += rows * columns[0]
+                sizes[bits_of(tensor)] += rows * columns[0]
         shape = cls.of_config(name, file.config)
         if sizes[16] or not sizes[4]:
             return replace(shape, weight_bits=16 if sizes[16] else 8)

@@ -12,7 +12,7 @@ from numba import njit
 Array = np.ndarray
 Decoder = Callable[[Array, Array], None]
 
-_compiled = njit(nogil=True, cache=True)
+compiled = njit(nogil=True, cache=True)
 
 
 def halves(blocks: Array, start: int) -> Array:
@@ -52,7 +52,7 @@ def decode_q6_k(blocks: Array, out: Array) -> None:
     _k_sixes(blocks, blocks.view(np.int8), halves(blocks, 208), out)
 
 
-@_compiled
+@compiled
 def _nibbles_around_8(blocks: Array, scale: Array, out: Array) -> None:
     for b in range(blocks.shape[0]):
         for i in range(16):
@@ -61,7 +61,7 @@ def _nibbles_around_8(blocks: Array, scale: Array, out: Array) -> None:
             out[b, i + 16] = scale[b] * np.float32((pair >> 4) - 8)
 
 
-@_compiled
+@compiled
 def _nibbles_from_minimum(blocks: Array, scale: Array, minimum: Array, out: Array) -> None:
     for b in range(blocks.shape[0]):
         for i in range(16):
@@ -70,7 +70,7 @@ def _nibbles_from_minimum(blocks: Array, scale: Array, minimum: Array, out: Arra
             out[b, i + 16] = scale[b] * np.float32(pair >> 4) + minimum[b]
 
 
-@_compiled
+@compiled
 def _word(blocks: Array, b: int, start: int) -> np.uint32:
     """Four bytes, the first one lowest."""
     word = np.uint32(0)
@@ -79,7 +79,7 @@ def _word(blocks: Array, b: int, start: int) -> np.uint32:
     return word
 
 
-@_compiled
+@compiled
 def _fives_around_16(blocks: Array, scale: Array, out: Array) -> None:
     for b in range(blocks.shape[0]):
         fifth = _word(blocks, b, 2)
@@ -91,7 +91,7 @@ def _fives_around_16(blocks: Array, scale: Array, out: Array) -> None:
             out[b, i + 16] = scale[b] * np.float32(high - 16)
 
 
-@_compiled
+@compiled
 def _fives_from_minimum(blocks: Array, scale: Array, minimum: Array, out: Array) -> None:
     for b in range(blocks.shape[0]):
         fifth = _word(blocks, b, 4)
@@ -103,14 +103,14 @@ def _fives_from_minimum(blocks: Array, scale: Array, minimum: Array, out: Array)
             out[b, i + 16] = scale[b] * np.float32(high) + minimum[b]
 
 
-@_compiled
+@compiled
 def _bytes(blocks: Array, scale: Array, out: Array) -> None:
     for b in range(blocks.shape[0]):
         for i in range(32):
             out[b, i] = scale[b] * np.float32(blocks[b, 2 + i])
 
 
-@_compiled
+@compiled
 def _k_scale(blocks: Array, b: int, group: int) -> tuple[np.int32, np.int32]:
     """The 6-bit scale and minimum of one of a K super-block's eight groups, from bytes 4 to 15.
 
@@ -124,7 +124,7 @@ def _k_scale(blocks: Array, b: int, group: int) -> tuple[np.int32, np.int32]:
     return (low & 15) | top_scale << 4, (low >> 4) | top_minimum << 4
 
 
-@_compiled
+@compiled
 def _k_fours(blocks: Array, scale: Array, minimum: Array, out: Array) -> None:
     # Bytes 16.. hold groups two by two: 32 bytes, the even group in the low nibbles, the odd one in the high.
     for b in range(blocks.shape[0]):
@@ -137,7 +137,7 @@ def _k_fours(blocks: Array, scale: Array, minimum: Array, out: Array) -> None:
                 out[b, group * 32 + i] = scaled * np.float32(q) - offset
 
 
-@_compiled
+@compiled
 def _k_fives(blocks: Array, scale: Array, minimum: Array, out: Array) -> None:
     # As above from byte 48 on; bit g of the bytes 16..47 is the fifth bit of group g.
     for b in range(blocks.shape[0]):
@@ -151,7 +151,7 @@ def _k_fives(blocks: Array, scale: Array, minimum: Array, out: Array) -> None:
                 out[b, group * 32 + i] = scaled * np.float32(q) - offset
 
 
-@_compiled
+@compiled
 def _k_sixes(blocks: Array, signed: Array, scale: Array, out: Array) -> None:
     # Two halves of 128 weights: 64 bytes of nibbles, 32 bytes of bit pairs; a scale (int8) for every 16 weights.
     for b in range(blocks.shape[0]):
@@ -165,7 +165,7 @@ def _k_sixes(blocks: Array, signed: Array, scale: Array, out: Array) -> None:
                 out[b, run * 32 + i] = scaled * np.float32((low | top << 4) - 32)
 
 
-@_compiled
+@compiled
 def split_nibbles(blocks: Array, start: int, out: Array) -> None:
     """The 32 nibbles from byte ``start`` of each block: uint8 [B, 32]."""
     for b in range(blocks.shape[0]):
@@ -175,7 +175,7 @@ def split_nibbles(blocks: Array, start: int, out: Array) -> None:
             out[b, i + 16] = pair >> np.uint8(4)
 
 
-@_compiled
+@compiled
 def split_k_fours(
     blocks: Array, scale: Array, minimum: Array, out: Array, group_scale: Array, group_offset: Array
 ) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from ...protocol.errors import Unsupported
 from . import block_decoding as blocks_of
+from . import small_blocks
 
 CHUNK = 1 << 15  # weights decoded at a time: few enough for the cache, and for torch to start no threads
 
@@ -29,6 +30,20 @@ FORMATS: dict[str, BlockFormat] = {
     "Q4_K": BlockFormat(256, 144, blocks_of.decode_q4_k),
     "Q5_K": BlockFormat(256, 176, blocks_of.decode_q5_k),
     "Q6_K": BlockFormat(256, 210, blocks_of.decode_q6_k),
+    "Q2_K": BlockFormat(256, 84, small_blocks.decode_q2_k),
+    "Q3_K": BlockFormat(256, 110, small_blocks.decode_q3_k),
+    "IQ4_NL": BlockFormat(32, 18, small_blocks.decode_iq4_nl),
+    "IQ4_XS": BlockFormat(256, 136, small_blocks.decode_iq4_xs),
+    "MXFP4": BlockFormat(32, 17, small_blocks.decode_mxfp4),
+    "TQ1_0": BlockFormat(256, 54, small_blocks.decode_tq1_0),
+    "TQ2_0": BlockFormat(256, 66, small_blocks.decode_tq2_0),
+    "IQ1_S": BlockFormat(256, 50, small_blocks.by_package("IQ1_S")),
+    "IQ1_M": BlockFormat(256, 56, small_blocks.by_package("IQ1_M")),
+    "IQ2_XXS": BlockFormat(256, 66, small_blocks.by_package("IQ2_XXS")),
+    "IQ2_XS": BlockFormat(256, 74, small_blocks.by_package("IQ2_XS")),
+    "IQ2_S": BlockFormat(256, 82, small_blocks.by_package("IQ2_S")),
+    "IQ3_XXS": BlockFormat(256, 98, small_blocks.by_package("IQ3_XXS")),
+    "IQ3_S": BlockFormat(256, 110, small_blocks.by_package("IQ3_S")),
 }
 
 

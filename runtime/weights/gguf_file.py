@@ -52,6 +52,12 @@ class GGUFFile:
             return found
         return found.take_rows(order) if isinstance(found, QuantTensor) else found[order]
 
+    def has_packed(self) -> bool:
+        return any(place.kind not in _FLOATS for place in self._header.tensors.values())
+
+    def unpacked(self) -> str:
+        return ""
+
     def _float(self, name: str) -> torch.Tensor:
         place = self._header.tensors[name]
         raw = self._bytes[place.start : place.start + place.size_bytes]

@@ -225,7 +225,6 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
         )
     data = _common_names(data, family)
     read = _Reader(data, source)
-    read.refuse("quantization_config", "weights quantized by another tool; use the plain or a GGUF file")
     if family in _GEMMAS:
         act = data.get("hidden_activation") or data.get("hidden_act") or "gelu_pytorch_tanh"
     else:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import torch
 
+from ...protocol.errors import Unsupported
+from .json_file import read_json
 from .model_config import ModelConfig
+from .quantized_folder import scheme_of
 from .safetensors_file import read_folder_config
 
 _TABLES = ("embed_tokens", "wte", "wpe", "embed_in")
@@ -22,11 +25,22 @@ class RandomFolder:
     def __init__(self, path: Path, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
         self.path = path
         self.config: ModelConfig = read_folder_config(path)
+        if scheme_of(read_json(path / "config.json"), str(path)) is not None:
+            raise Unsupported(
+                f"{path}: random weights are bfloat16, but its quantization_config names others; use weights='file', "
+                "or remove the field"
+            )
         self._device = torch.device(device)
         self._generator = torch.Generator(self._device).manual_seed(seed)
 
     def names(self) -> list[str]:
         return []  # as many as are asked for
+
+    def has_packed(self) -> bool:
+        return False
+
+    def unpacked(self) -> str:
+        return ""
 
     def tensor(self, name: str) -> torch.Tensor:
         shape = _shape_of(name, self.config)

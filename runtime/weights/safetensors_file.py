@@ -8,8 +8,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...protocol.errors import UnknownModel, Unsupported
+from ..quant import GroupTensor
 from .json_file import read_json
 from .model_config import ModelConfig, config_from_hf, ids_of
+from .quantized_folder import QuantizedMatrices, scheme_of
 
 INDEX = "model.safetensors.index.json"
 _GPT2_PREFIX = "transformer."
@@ -17,7 +19,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class SafetensorsFolder:
-    """Tensors under their Hugging Face names."""
+    """Tensors under their Hugging Face names. A quantized matrix is one tensor, whatever the files make of it."""
 
     format = "safetensors"
 
@@ -31,19 +33,43 @@ class SafetensorsFolder:
         # GPT-2's own files leave out the prefix that transformers writes.
         self._prefix = _GPT2_PREFIX if config.family == "gpt2" and "wte.weight" in self._homes else ""
         self.config: ModelConfig = config
+        scheme = scheme_of(read_json(path / "config.json"), str(path / "config.json"))
+        if scheme is not None and config.transposed:
+            raise Unsupported(f"{path}: a quantized {config.family} model is not read; use the plain or a GGUF file")
+        self._quantized = None if scheme is None else QuantizedMatrices(scheme, self._homes, str(path))
 
     def names(self) -> list[str]:
+        if self._quantized is not None:
+            return [name for name in self._quantized.names(self._homes) if not self._is_empty_bias(name)]
         return [f"{self._prefix}{name}" for name in self._homes]
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> torch.Tensor | GroupTensor:
         """Raises UnknownModel for a name that is not in the folder, Unsupported for numbers that are no floats."""
+        if self._quantized is not None and name in self._quantized:
+            return self._quantized.read(name, self._stored)
         stored = name.removeprefix(self._prefix)
         if stored not in self._homes:
             raise UnknownModel(f"{self.path} has no tensor {name}; it is incomplete or of another architecture")
-        found = self._files[self._homes[stored]].get_tensor(stored)
+        found = self._stored(stored)
         if found.dtype not in _FLOATS:
             raise Unsupported(f"{self.path}: tensor {name} is of {found.dtype}; read are float32, float16 and bfloat16")
         return found
+
+    def has_packed(self) -> bool:
+        """Whether any matrix is quantized."""
+        return self._quantized is not None
+
+    def unpacked(self) -> str:
+        return self._quantized.unpacked() if self._quantized is not None else ""
+
+    def _stored(self, name: str) -> torch.Tensor:
+        return self._files[self._homes[name]].get_tensor(name)
+
+    def _is_empty_bias(self, name: str) -> bool:
+        """Some GPTQ files have a bias of zeros for each matrix of a model without biases."""
+        if self._quantized is None or not self._quantized.has_bias(name):
+            return False
+        return not self._stored(name).count_nonzero()
 
 
 def read_folder_config(path: Path) -> ModelConfig:

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
 from ...protocol.errors import UnknownModel
-from ..quant import QuantTensor
+from ..quant import Weight
 from .damage import refuse_damage
 from .gguf_file import GGUFFile
 from .model_config import ModelConfig
@@ -22,7 +20,15 @@ class WeightFile(Protocol):
 
     def names(self) -> list[str]: ...
 
-    def tensor(self, name: str) -> torch.Tensor | QuantTensor: ...
+    def tensor(self, name: str) -> Weight: ...
+
+    def has_packed(self) -> bool:
+        """Whether any tensor is quantized."""
+        ...
+
+    def unpacked(self) -> str:
+        """Which quantized matrices that were read became floats, since no kernel has their form; empty if none."""
+        ...
 
 
 def open_weights(path: Path | str) -> WeightFile:

@@ -23,6 +23,7 @@ from phloem.runtime.weights import open_weights
 from phloem.runtime.weights.gguf_header import read_header
 from phloem.tests.runtime.models.tiny import make_tiny_gguf, make_tiny_model
 from phloem.tests.runtime.tokenizer.vocabularies import write_byte_level, write_sentencepiece
+from phloem.tests.runtime.weights.quantized import gptq, neighbours, quantized_folder, random_numbers
 
 NUM_FILES = int(os.environ.get("PHLOEM_DAMAGED_FILES", "50"))
 MOST_BYTES = 64 << 20  # of Python's memory that reading a tiny file may take
@@ -194,3 +195,24 @@ def test_a_pickle_is_not_read(tmp_path: Path) -> None:
     shutil.move(folder / "model.safetensors", folder / "pytorch_model.bin")
     with pytest.raises(PhloemError, match=re.escape("other weight formats are not read, save it as such")):
         weights_of(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_quantized_folder(name: str, tmp_path: Path) -> None:
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
+    q, zero, scale = random_numbers(128, 64, 32, 4, symmetric=False)
+    one, two = (gptq(q, zero, scale, bits=4, groups=neighbours(64, 32)) for _ in range(2))
+    folder = make_tiny_model(tmp_path / "tiny", seed=0)
+    quantized_folder(folder, config, {"model.layers.0.mlp.up_proj": one, "model.layers.1.mlp.up_proj": two})
+    file = folder / name
+    data = file.read_bytes()
+
+    def damage(rng: random.Random) -> Path:
+        file.unlink()
+        if name == "config.json":
+            file.write_text(json.dumps(json.loads(data) | {"quantization_config": replaced(config, rng)}))
+        else:
+            file.write_bytes(damaged(data, rng, 8 + struct.unpack("<Q", data[:8])[0]))
+        return folder
+
+    check(damage, weights_of)

@@ -147,7 +147,6 @@ def test_a_tied_model_s_copy_of_the_embedding_is_ignored(folder: Path) -> None:
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; it must be above 0 and at most 1"),
         ({"partial_rotary_factor": 0.2}, "rope over 3 of 16 dimensions; it needs an even number"),
         ({"partial_rotary_factor": 0.01}, "rope over 0 of 16 dimensions; it needs an even number"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is set: .* use the plain or a GGUF"),
         ({"num_hidden_layers": None}, "num_hidden_layers is None; it must be one integer"),
         ({"num_attention_heads": 3}, "3 query heads cannot share 2 key/value heads evenly"),
         ({"head_dim": 15}, "head_dim is 15; rope needs an even number"),
