@@ -123,13 +123,13 @@ class Piped:
     async def ask(self, messages: Messages, max_tokens: int, *, to_the_end: bool = False, **more: Any) -> Answer:
         form = more.pop("response_format", None)
         assert not more, more
-        request = {
-            "id": next(self._ids),
-            "messages": messages,
-            "max_tokens": max_tokens,
-            "to_the_end": to_the_end,
-            "schema": form and form["json_schema"]["schema"],
-        }
+        schema = form and form["json_schema"]["schema"]
+        return await self.request(messages, max_tokens, to_the_end=to_the_end, schema=schema)
+
+    async def request(self, prompt: Messages | str, max_tokens: int, *, to_the_end: bool, **more: Any) -> Answer:
+        """Send a conversation or plain text; ``more``: further fields of a request of ``benchmarks.peers``."""
+        where = {"text": prompt} if isinstance(prompt, str) else {"messages": prompt}
+        request = {"id": next(self._ids), **where, "max_tokens": max_tokens, "to_the_end": to_the_end, **more}
         future = self._waiting[request["id"]] = asyncio.get_running_loop().create_future()
         self._in.write(json.dumps(request).encode() + b"\n")
         answer = await future

@@ -50,9 +50,15 @@ class Request:
         config.do_sample = False
         if not asked["to_the_end"]:
             config.set_eos_token_id(tokenizer.get_eos_token_id())
-        if asked["schema"] is not None:
+        if asked.get("temperature"):
+            config.do_sample, config.temperature, config.rng_seed = True, asked["temperature"], asked.get("seed") or 0
+        if asked.get("width"):
+            config.num_beams = asked["width"]
+        if asked.get("schema") is not None:
             config.structured_output_config = genai.StructuredOutputConfig(json_schema=json.dumps(asked["schema"]))
-        prompt = tokenizer.apply_chat_template(asked["messages"], add_generation_prompt=True)
+        elif asked.get("regex") is not None:
+            config.structured_output_config = genai.StructuredOutputConfig(regex=asked["regex"])
+        prompt = asked.get("text") or tokenizer.apply_chat_template(asked["messages"], add_generation_prompt=True)
         ids = tokenizer.encode(prompt, add_special_tokens=False).input_ids
         self.prompt_tokens = ids.shape[1]
         self.tokens: list[int] = []
@@ -64,8 +70,9 @@ class Request:
         while self.handle.can_read():
             self.last_s = time.perf_counter() - self.start_s
             self.first_s = self.first_s or self.last_s
-            for output in self.handle.read().values():
-                self.tokens.extend(output.generated_ids)
+            outputs = self.handle.read()
+            best = max(outputs.values(), key=lambda output: output.score)  # of a beam search there are several
+            self.tokens.extend(best.generated_ids)
         return self.handle.get_status() != genai.GenerationStatus.RUNNING and not self.handle.can_read()
 
     def answer(self, tokenizer: object) -> dict:

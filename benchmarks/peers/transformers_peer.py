@@ -41,7 +41,8 @@ def main() -> None:
 @torch.inference_mode()
 def generate(model: object, tokenizer: object, batch: list[tuple[float, dict]]) -> list[dict]:
     texts = [
-        tokenizer.apply_chat_template(asked["messages"], tokenize=False, add_generation_prompt=True)
+        asked.get("text")
+        or tokenizer.apply_chat_template(asked["messages"], tokenize=False, add_generation_prompt=True)
         for _, asked in batch
     ]
     inputs = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)

@@ -1,0 +1,234 @@
+"""The systems under test: each starts, runs the cases of a workload in its form, and stops.
+
+Every system that was started stays up, idle, while another one runs. Each keeps its cache; a new seed brings new
+prefixes.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import phloem
+
+from ..serving import own_server
+from ..vs_peers import SCRIPTS, llama_server, piped
+from .clients import OpenAIClient, PipedClient, Usage, gbnf
+from .workload import Case, Workload, user
+
+PATIENCE_S = 600.0  # of an engine whose client this process is
+GREEDY = {"temperature": 0.0, "heal": False}  # as the plain forms ask; a program's gen may differ
+
+
+@dataclass(slots=True)
+class Run:
+    """The cases of one workload on one system. ``latencies_s``: of each case, where they ran one after the other.
+
+    ``prompt_tokens``: of a program the tokens of its sequences; the plain way sends a prefix again with each request.
+    """
+
+    wall_s: float
+    answers: list[Any]
+    latencies_s: list[float] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+
+
+class System(Protocol):
+    """Something that runs workloads. ``version`` is known after ``start``."""
+
+    name: str
+    version: str
+
+    def start(self) -> None: ...
+
+    def run(self, workload: Workload, cases: list[Case], *, alone: bool, to_the_end: bool = True) -> Run:
+        """All cases at once or, with ``alone``, one after the other.
+
+        ``to_the_end``: an answer without a grammar goes on past the token that ends a text, so that all systems
+        generate as many tokens.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Empty the cache, where the system can."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+class Programs:
+    """Our engine, given whole programs."""
+
+    def __init__(self, name: str, model: str, options: dict[str, Any]) -> None:
+        self.name, self.version = name, f"Phloem {phloem.__version__}"
+        self._model, self._options = model, options
+        self._runtime: phloem.Runtime | None = None
+
+    @property
+    def runtime(self) -> phloem.Runtime:
+        if self._runtime is None:
+            raise RuntimeError(f"{self.name} has not been started")
+        return self._runtime
+
+    def start(self) -> None:
+        self._runtime = phloem.Runtime(model=self._model, **self._options)
+
+    def run(self, workload: Workload, cases: list[Case], *, alone: bool, to_the_end: bool = True) -> Run:
+        return run_programs(self.runtime, workload, cases, alone=alone, ignore_eos=to_the_end)
+
+    def flush(self) -> None:
+        self.runtime.flush_cache()
+
+    def stop(self) -> None:
+        if self._runtime is not None:
+            self._runtime.shutdown()
+            self._runtime = None
+
+
+def run_programs(backend: Any, workload: Workload, cases: list[Case], *, alone: bool, **sampling: Any) -> Run:
+    """Run the program of ``cases``; ``sampling``: more defaults of every gen."""
+    options = {"backend": backend, **GREEDY, **sampling}
+    latencies_s = []
+    start_s = time.perf_counter()
+    if alone:
+        states = []
+        for case in cases:
+            begin_s = time.perf_counter()
+            states.append(workload.program.run(**case.inputs, **options))
+            states[-1].sync()
+            latencies_s.append(time.perf_counter() - begin_s)
+    else:
+        states = workload.program.run_batch([case.inputs for case in cases], **options)
+    answers = [state["answer"] for state in states]
+    found = Run(time.perf_counter() - start_s, answers, latencies_s)
+    for state in states:
+        stats = state.stats()
+        found.usage.requests += stats["messages"]
+        found.usage.prompt_tokens += stats["prompt_tokens"]
+        found.usage.cached_tokens += stats["cached_tokens"]
+        found.usage.output_tokens += stats["generated_tokens"] + stats["forced_tokens"]
+    return found
+
+
+class Plain:
+    """A server or engine, used the plain way. ``open_client`` starts it on an exit stack and returns its client."""
+
+    def __init__(self, name: str, version: str, open_client: "OpenClient") -> None:
+        self.name, self.version = name, version
+        self._open_client = open_client
+        self._loop = asyncio.Runner()
+        self._stack = contextlib.AsyncExitStack()
+        self._client: OpenAIClient | PipedClient | None = None
+
+    def start(self) -> None:
+        async def begin() -> OpenAIClient | PipedClient:
+            client = await self._open_client(self._stack)
+            await client.chat([user("Say hello.")], 8)
+            return client
+
+        self._client = self._loop.run(begin())
+
+    def run(self, workload: Workload, cases: list[Case], *, alone: bool, to_the_end: bool = True) -> Run:
+        if self._client is None:
+            raise RuntimeError(f"{self.name} has not been started")
+        self._client.to_the_end = to_the_end
+        return self._loop.run(run_plain(self._client, workload, cases, alone=alone))
+
+    def flush(self) -> None:
+        """Does nothing: new seeds bring new prefixes."""
+
+    def stop(self) -> None:
+        self._loop.run(self._stack.aclose())
+        self._loop.close()
+        self._client = None
+
+
+async def run_plain(client: Any, workload: Workload, cases: list[Case], *, alone: bool) -> Run:
+    """Run the plain form of ``cases`` with ``client``."""
+    client.usage = Usage()
+    latencies_s: list[float] = []
+
+    async def one(case: Case) -> Any:
+        begin_s = time.perf_counter()
+        answer = await workload.plain(client, **case.inputs)
+        latencies_s.append(time.perf_counter() - begin_s)
+        return answer
+
+    start_s = time.perf_counter()
+    answers = [await one(case) for case in cases] if alone else await asyncio.gather(*map(one, cases))
+    return Run(time.perf_counter() - start_s, list(answers), latencies_s if alone else [], client.usage)
+
+
+# -- the systems by name ----------------------------------------------------------------------------------------------
+
+OpenClient = Callable[[contextlib.AsyncExitStack], Any]
+
+
+def our_server(model: str, flags: list[str]) -> OpenClient:
+    """Our server, started with ``flags``."""
+
+    async def begin(stack: contextlib.AsyncExitStack) -> OpenAIClient:
+        url = await asyncio.to_thread(stack.enter_context, own_server(model, flags))
+        client = OpenAIClient(url, model, lambda regex: {"regex": regex})
+        stack.push_async_callback(client.close)
+        return client
+
+    return begin
+
+
+def llama_cpp(path: str, model: Path, threads: int) -> OpenClient:
+    """llama.cpp's server of that path, with 16 slots."""
+
+    async def begin(stack: contextlib.AsyncExitStack) -> OpenAIClient:
+        url = await asyncio.to_thread(stack.enter_context, llama_server(path, model, threads))
+        client = OpenAIClient(url, "model", lambda regex: {"grammar": gbnf(regex)})
+        stack.push_async_callback(client.close)
+        return client
+
+    return begin
+
+
+def behind_pipe(python: str, peer: str, model: Path, threads: int) -> OpenClient:
+    """A peer of ``benchmarks.peers``, run by the Python that has it."""
+
+    async def begin(stack: contextlib.AsyncExitStack) -> PipedClient:
+        script = Path(__file__).parents[1] / "peers" / SCRIPTS[peer]
+        return PipedClient(await stack.enter_async_context(piped([python, str(script), str(model), str(threads)])))
+
+    return begin
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Where other engines are. An empty one is not installed."""
+
+    llama_server: str = ""
+    openvino_python: str = ""
+    transformers_python: str = ""
+
+
+PROGRAM, HTTP, NO_CACHE = "program", "http", "http-no-cache"
+LLAMA, OPENVINO, TRANSFORMERS = "llama.cpp", "openvino", "transformers"
+SYSTEMS = (PROGRAM, HTTP, NO_CACHE, LLAMA, OPENVINO, TRANSFORMERS)
+
+
+def make_system(name: str, model: str, path: Path, threads: int, peers: Peers) -> System | None:
+    """The system of that name, not yet started; None where it is not installed."""
+    flags = ["--num-threads", str(threads)]
+    match name:
+        case "program":
+            return Programs(name, model, {"num_threads": threads, "client_timeout_s": PATIENCE_S})
+        case "http":
+            return Plain(name, f"Phloem {phloem.__version__}", our_server(model, flags))
+        case "http-no-cache":
+            return Plain(name, f"Phloem {phloem.__version__}", our_server(model, [*flags, "--no-prefix-cache"]))
+        case "llama.cpp" if peers.llama_server:
+            return Plain(name, "llama.cpp's server", llama_cpp(peers.llama_server, path, threads))
+        case "openvino" if peers.openvino_python:
+            return Plain(name, "OpenVINO GenAI", behind_pipe(peers.openvino_python, name, path, threads))
+        case "transformers" if peers.transformers_python:
+            return Plain(name, "transformers", behind_pipe(peers.transformers_python, name, path, threads))
+    return None

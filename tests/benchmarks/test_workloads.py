@@ -1,0 +1,179 @@
+"""The workloads: both forms of a task do the same work and give the same answers, and cases follow from their seed."""
+
+import asyncio
+import json
+import re
+
+import phloem
+import pytest
+from phloem.benchmarks.workloads import measure
+from phloem.benchmarks.workloads.__main__ import keep, parsed
+from phloem.benchmarks.workloads.catalogue import WORKLOADS
+from phloem.benchmarks.workloads.clients import OpenAIClient, Usage, gbnf
+from phloem.benchmarks.workloads.systems import Run, run_plain, run_programs
+from phloem.runtime.server.app import create_app
+from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
+from phloem.tests.runtime.models.tiny import VOCAB_SIZE, make_tiny_model
+from phloem.tests.runtime.server.doubles import MODEL, live_server
+
+# The tiny model's tokens are bytes and three special ones: only letters and spaces survive a way through text.
+BIAS = {"logit_bias": {token: -100.0 for token in range(VOCAB_SIZE) if token != 32 and not 97 <= token <= 122}}
+IN_FULL = [name for name in WORKLOADS if name != "beam_search"]  # a beam search takes no bias
+FREE = [name for name, one in WORKLOADS.items() if not one.needs_grammar]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """(an engine with a tiny random model in float32, the address of a server over it)"""
+    path = make_tiny_model(tmp_path_factory.mktemp("long"), seed=0, max_positions=1 << 16)
+    with phloem.Engine(model=str(path), num_slots=1 << 16, precision="float32") as engine:
+        tokenizer = load_tokenizer(path)
+        app = create_app(engine.client, tokenizer, load_chat_template(path, tokenizer), model_name=MODEL)
+        with live_server(app) as url:
+            yield engine, url
+
+
+def run_both(served, name, *, num=2, **sampling):
+    engine, url = served
+    workload = WORKLOADS[name]
+    cases = workload.make(7, num)
+
+    async def plain():
+        client = OpenAIClient(url, MODEL, lambda regex: {"regex": regex}, **sampling)
+        try:
+            return await run_plain(client, workload, cases, alone=False)
+        finally:
+            await client.close()
+
+    program = run_programs(engine, workload, cases, alone=False, ignore_eos=True, **sampling)
+    return program, asyncio.run(plain())
+
+
+@pytest.mark.parametrize("name", IN_FULL)
+def test_a_program_and_its_plain_form_give_the_same_answers(served, name):
+    program, plain = run_both(served, name, **({} if "json" in name else BIAS))
+    assert program.answers == plain.answers
+    assert len(program.answers) == 2 and all(program.answers)
+    assert program.usage.requests <= plain.usage.requests
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_tokens_without_a_grammar_are_those_that_the_workload_says(served, name):
+    program, plain = run_both(served, name, **BIAS)
+    if name != "beam_search":
+        assert plain.usage.output_tokens == 2 * WORKLOADS[name].free_tokens
+    assert program.usage.output_tokens == plain.usage.output_tokens
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_cases_follow_from_their_seed(name):
+    make = WORKLOADS[name].make
+    assert make(3, 4) == make(3, 4)
+    assert all(one not in make(3, 4) for one in make(4, 4))
+
+
+def test_a_regex_is_written_as_a_grammar_of_llama_cpp():
+    assert gbnf("[0-9]{1,4}") == "root ::= [0-9]{1,4}"
+    assert gbnf(r"a\.(b|[^\n])+\n") == r'root ::= "a" "." ( "b" | [^\n] )+ "\n"'
+    assert gbnf(r'\{"x"\}') == r'root ::= "{" "\"" "x" "\"" "}"'
+
+
+def test_every_regex_of_a_workload_is_one_that_python_reads():
+    from phloem.benchmarks.workloads import json_extraction, react, skeleton_of_thought
+
+    case = json_extraction.make(1, 1)[0]
+    assert re.fullmatch(json_extraction.REGEX, json.dumps(case.expected))
+    assert re.fullmatch(react.ACTION, "Open[fill]")
+    assert re.fullmatch(skeleton_of_thought.SKELETON, "".join(f"{i}. See the old market\n" for i in (1, 2, 3)))
+
+
+# -- the command and its figures ------------------------------------------------------------------------------------
+
+
+class Fixed:
+    """A system whose programs take ``wall_s`` together, and that answers ``answer``."""
+
+    version = "1"
+
+    def __init__(self, name, wall_s, answer="A", tokens=1):
+        self.name, self.wall_s, self.answer, self.tokens, self.ran = name, wall_s, answer, tokens, []
+
+    def start(self): ...
+
+    def stop(self): ...
+
+    def run(self, workload, cases, *, alone, to_the_end=True):
+        if self.answer is None:
+            raise RuntimeError("no grammars here")
+        self.ran.append((cases[0], alone, to_the_end))
+        usage = Usage(len(cases), 10, 5, self.tokens * len(cases))
+        return Run(self.wall_s, [self.answer] * len(cases), [self.wall_s] * alone * len(cases), usage)
+
+
+def measured(*systems, repeats=1):
+    said = []
+    found = measure.measure(systems, [WORKLOADS["mmlu"]], repeats=repeats, count=lambda one: one.quick, say=said.append)
+    return found, said
+
+
+def test_systems_take_turns_on_the_same_cases_and_each_repeat_has_new_ones():
+    program, http = Fixed("program", 1.0), Fixed("http", 2.0)
+    found, _ = measured(program, http, repeats=2)
+    assert program.ran == http.ran and len({case.inputs["examples"] for case, *_ in program.ran}) == 4
+    assert found["mmlu"]["http"].wall_s == [2.0, 2.0] and len(found["mmlu"]["http"].latency_s) == 2 * measure.ALONE
+    assert measure.ratios(found, "http") == {"mmlu": 2.0}
+    expected = [case.expected for case in WORKLOADS["mmlu"].make(2, 32)]
+    assert found["mmlu"]["program"].right == expected.count("A")
+
+
+def test_a_system_that_fails_is_named_and_the_others_go_on():
+    found, said = measured(Fixed("llama.cpp", 1.0, answer=None), Fixed("program", 1.0))
+    assert list(found["mmlu"]) == ["program"]
+    assert said[0].startswith("mmlu on llama.cpp failed") and "no grammars here" in said[0]
+
+
+def test_bars_are_judged_by_the_mean_and_by_the_lowest_ratio():
+    found, _ = measured(Fixed("program", 1.0), Fixed("llama.cpp", 7.0), Fixed("openvino", 2.0))
+    judged = [measure.judged(found, bar) for bar in measure.BARS]
+    assert "7.00x" in judged[0] and judged[0].endswith("holds")
+    assert "2.00x" in judged[1] and judged[1].endswith("MISSED")
+    assert judged[3].endswith("against http: not measured")
+
+
+def test_other_work_is_told():
+    found, _ = measured(Fixed("program", 1.0), Fixed("http", 1.0, tokens=5))
+    assert measure.count_faults(found, WORKLOADS) == ["mmlu on http: 160 output tokens, ours by program 32"]
+
+
+def test_equal_answers_are_counted_where_the_model_ends_them():
+    program, http = Fixed("program", 1.0), Fixed("http", 1.0)
+    assert measure.same_answers(program, http, WORKLOADS["mmlu"], 3) == (3, 3)
+    assert not program.ran[0][2]
+    assert measure.same_answers(program, Fixed("http", 1.0, answer="B"), WORKLOADS["mmlu"], 3) == (0, 3)
+
+
+def test_saved_figures_of_other_models_and_systems_stay(tmp_path):
+    path = tmp_path / "workloads.json"
+    one, _ = measured(Fixed("program", 1.0))
+    two, _ = measured(Fixed("http", 2.0))
+    keep(path, "small", {"machine": "here"}, measure.as_json(one), {"mmlu": (3, 3)})
+    keep(path, "small", {"machine": "here"}, measure.as_json(two), {})
+    held = json.loads(path.read_text())["models"]["small"]
+    assert list(held["workloads"]["mmlu"]) == ["program", "http"] and held["same_answers"] == {"mmlu": [3, 3]}
+    assert measure.from_json(held["workloads"])["mmlu"]["program"] == one["mmlu"]["program"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["mmlu", "mlmu"], "'mlmu' is not one of: mmlu, hellaswag"),
+        (["mmlu", "--systems", "vllm"], "'vllm' is not one of: program, http"),
+        ([], "give --all, --quick or the names of workloads"),
+        (["--all", "mmlu"], "--all and mmlu: give either"),
+        (["mmlu", "--repeats", "0"], "--repeats 0: must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_named(given, told, capsys):
+    with pytest.raises(SystemExit):
+        parsed(given)
+    assert told in capsys.readouterr().err
