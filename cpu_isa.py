@@ -72,7 +72,7 @@ ISAS = (
         "amx",
         "16 x 16 x 64 byte products in one instruction",
         _X86,
-        "avx512f avx512bw avx512vl avx512vnni amx-tile amx-int8",
+        "avx512f avx512bw avx512vl avx512vnni amx-tile amx-int8 amx-bf16",
         (),
         (16, 32),
         "vpdpbusd",

@@ -85,6 +85,7 @@ from .vector import (
     store16_f32,
     take_number,
 )
+from .word_tiles import add_word_tiles, close_word_tiles, has_word_tiles, multiply_word_tiles, open_word_tiles
 
 _VECTORS = 64  # of a task, or the query heads of one KV head where those are more
 
@@ -312,6 +313,8 @@ def _attend(call: AttendCall) -> None:
         prefetch_rows(row_keys, first_key, count)
         prefetch_rows(row_values, first_key, count)
         _clear(sums, vectors, padded)
+        if in_words and has_word_tiles() != 0:
+            open_word_tiles(vectors)
         for tile in range(first_key, end_key, KEYS):
             count = min(KEYS, end_key - tile)
             columns = (count + LANES - 1) // LANES
@@ -319,7 +322,11 @@ def _attend(call: AttendCall) -> None:
             if in_words:
                 load_key_words(addresses, count, head_dim, keys)
                 prefetch_rows(row_values, tile, count)
-                multiply_words(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, head_dim // 2)
+                words = head_dim // 2
+                if has_word_tiles() != 0:
+                    multiply_word_tiles(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, words)
+                else:
+                    multiply_words(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, words)
             else:
                 load_keys(addresses, kv_kind, count, head_dim, keys)
                 prefetch_rows(row_values, tile, count)
@@ -328,9 +335,11 @@ def _attend(call: AttendCall) -> None:
             weigh(softmax, scores, sums, vectors, padded, columns, offset)
             prefetch_rows(row_keys, tile + KEYS, min(KEYS, end_key - tile - KEYS))
             if in_words:
-                load_value_words(row_values, tile, count, values)
-                pairs = (count + 1) // 2
-                add_words_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
+                pairs = load_value_words(row_values, tile, count, values)
+                if has_word_tiles() != 0:
+                    add_word_tiles(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
+                else:
+                    add_words_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
             else:
                 load_values(row_values, tile, count, padded, values)
                 add_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
@@ -358,6 +367,8 @@ def _attend(call: AttendCall) -> None:
                 _join_parts(kept, block, head, sums)
                 _finish(output, sums, vectors, begin, head * group)
         task = take_number(counters(call), TASK)
+    if in_words and has_word_tiles() != 0:
+        close_word_tiles()
 
 
 @njit(forceinline=True)

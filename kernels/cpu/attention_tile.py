@@ -9,21 +9,23 @@ import numpy as np
 from numba import njit
 
 from ...cpu_isa import isa
-from .tiles import WORDS, multiply_tile, pair_rows, store_weights, transpose_tile
+from .tiles import WORDS, multiply_tile, pair_rows, store_weights, transpose_tile, weigh_line
 from .vector import (
     BFLOAT16,
     FLOAT32,
     LANES,
+    above16,
     choose16,
     exp2,
-    exp2_16,
     exp16,
-    fused16,
     get,
     get_f32,
     get_i32,
     get_i64,
     highest16,
+    highest16_of_four,
+    lane16,
+    load4_f32,
     load16,
     load16_f32,
     max16,
@@ -31,10 +33,13 @@ from .vector import (
     put_f32,
     put_i64,
     splat16,
+    store4_f32,
     store16_f32,
     sum16,
+    sum16_of_four,
     when_compiled,
 )
+from .word_tiles import has_word_tiles
 
 KEYS = 64  # of a tile
 LOWEST = np.float32(-1.0e37)  # the highest score of no keys: finite, so that the difference of two is a number
@@ -155,16 +160,21 @@ def load_values(context: Context, first: int, count: int, padded: int, values: i
 
 
 @njit
-def load_value_words(context: Context, first: int, count: int, values: int) -> None:
-    """Words of two neighbouring keys' values. The last of an odd number is paired with itself, at weight 0."""
+def load_value_words(context: Context, first: int, count: int, values: int) -> int:
+    """Words of two neighbouring keys' values; their number, with AMX a multiple of 16. What is missing is the last
+    value again, at weight 0.
+    """
     cache, table, head_dim = context.cache, context.table, context.head_dim
     num_kv_heads, head = context.num_kv_heads, context.head
-    for j in range(0, count, 2):
-        at = cache + 2 * (get_i32(table, first + j) * num_kv_heads + head) * head_dim
+    multiple = LANES if has_word_tiles() != 0 else 1
+    pairs = (count + 2 * multiple - 1) // (2 * multiple) * multiple
+    for j in range(0, 2 * pairs, 2):
+        at = cache + 2 * (get_i32(table, first + min(j, count - 1)) * num_kv_heads + head) * head_dim
         other = cache + 2 * (get_i32(table, first + min(j + 1, count - 1)) * num_kv_heads + head) * head_dim
         to = values + 2 * j * head_dim
         for d in range(0, head_dim, LANES):
             pair_rows(at + 2 * d, other + 2 * d, to + 4 * d)
+    return pairs
 
 
 @njit
@@ -176,6 +186,9 @@ def prefetch_rows(context: Context, first: int, count: int) -> None:
         for offset in range(0, row_bytes, 64):
             prefetch(at + offset)
 
+
+_weigh_vector, _weigh_line = (weigh_line(num_vectors, words=False) for num_vectors in (1, KEYS // LANES))
+_weigh_words, _weigh_line_words = (weigh_line(num_vectors, words=True) for num_vectors in (1, KEYS // LANES))
 
 # Whether the sums of 4 rows by 64 columns fit in registers; where they do not, those of 4 by 16 do.
 _has_wide_tiles = when_compiled("has_wide_tiles", lambda: int(isa().lanes * isa().num_registers >= 512))
@@ -235,54 +248,129 @@ def weigh(softmax: Softmax, scores: int, sums: int, vectors: int, padded: int, c
     """Makes weights of scores, relative to the highest score so far; rescales earlier sums where it rises.
 
     ``offset`` is the position of the block's first query, counted from the tile's first key. The highest scores are
-    kept as exponents of 2.
+    kept as exponents of 2. Where four neighbouring vectors take one way together, each has the bits of its own way.
     """
-    group, window, scale, soft_cap, in_words = (
-        softmax.group,
-        softmax.window,
-        softmax.scale,
-        softmax.soft_cap,
-        softmax.in_words,
-    )
-    highests = sums + 4 * vectors * padded
-    weights = highests + 4 * vectors
-    exponent = scale * _LOG2_E
-    exponents, one, two, inf = splat16(exponent), splat16(1.0), splat16(2.0), splat16(_MINUS_INF)
-    cap, to_cap = splat16(soft_cap / scale), splat16(scale / soft_cap if soft_cap != 0 else np.float32(0.0))
-    for vector in range(vectors):
-        position = offset + vector // group
-        line = vector * KEYS
-        # Bit j: the query sees key j of the tile.
-        stop = min(max(position + 1, 0), KEYS)
-        start = min(max(position - window + 1, 0), KEYS) if window > 0 else 0
-        top = splat16(LOWEST)
-        for v in range(columns):
-            first = LANES * v
-            score = load16_f32(scores, line + first)
-            if soft_cap != 0.0:
-                score = cap * (one - two / (exp16(two * (score * to_cap)) + one))
-                store16_f32(scores, line + first, score)
-            if start > first or stop < first + LANES:
-                seen = (1 << min(max(stop - first, 0), LANES)) - 1
-                seen &= ~((1 << min(max(start - first, 0), LANES)) - 1)
-                score = choose16(seen, score, inf)
-                store16_f32(scores, line + first, score)
-            top = max16(score, top)
-        old = get_f32(highests, vector)
-        new = max(old, highest16(top) * exponent)
-        if new > old:
-            keep = exp2(old - new)
-            put_f32(highests, vector, new)
-            put_f32(weights, vector, get_f32(weights, vector) * keep)
-            factor = splat16(keep)
-            for d in range(0, padded, LANES):
-                store16_f32(sums, vector * padded + d, load16_f32(sums, vector * padded + d) * factor)
-        total, base = splat16(0.0), splat16(-new)
-        for v in range(columns):
-            weight = exp2_16(fused16(base, load16_f32(scores, line + LANES * v), exponents))
-            if in_words:
-                store_weights(scores + 4 * line + 2 * LANES * v, weight)
-            else:
-                store16_f32(scores, line + LANES * v, weight)
-            total = total + weight
+    group, window, in_words = softmax.group, softmax.window, softmax.in_words
+    vector = 0
+    while vector < vectors:
+        first, last = offset + vector // group, offset + (vector + 3) // group
+        sees_all = first + 1 >= KEYS and (window == 0 or last - window + 1 <= 0)
+        if sees_all and columns * LANES == KEYS and softmax.soft_cap == 0.0 and vector + 4 <= vectors:
+            _raise_four(softmax, scores, sums, vectors, padded, vector)
+            vector += 4
+        else:
+            stop = min(max(first + 1, 0), KEYS)
+            start = min(max(first - window + 1, 0), KEYS) if window > 0 else 0
+            _raise_one(softmax, scores, sums, vectors, padded, columns, vector, start, stop)
+            vector += 1
+    # In a loop of their own, which does not wait for the highest scores.
+    exponents = splat16(softmax.scale * _LOG2_E)
+    highests, weights = sums + 4 * vectors * padded, sums + 4 * vectors * (padded + 1)
+    vector = 0
+    while vector + 4 <= vectors:
+        total = sum16_of_four(
+            _to_weights(scores, vector, columns, highests, exponents, in_words),
+            _to_weights(scores, vector + 1, columns, highests, exponents, in_words),
+            _to_weights(scores, vector + 2, columns, highests, exponents, in_words),
+            _to_weights(scores, vector + 3, columns, highests, exponents, in_words),
+        )
+        store4_f32(weights, vector, load4_f32(weights, vector) + total)
+        vector += 4
+    while vector < vectors:
+        total = _to_weights(scores, vector, columns, highests, exponents, in_words)
         put_f32(weights, vector, get_f32(weights, vector) + sum16(total))
+        vector += 1
+
+
+@njit(forceinline=True)
+def _raise_four(softmax: Softmax, scores: int, sums: int, vectors: int, padded: int, vector: int) -> None:
+    """``_raise_one`` of four neighbouring vectors that see all keys of the tile."""
+    highests, line = sums + 4 * vectors * padded, vector * KEYS
+    old = load4_f32(highests, vector)
+    top = highest16_of_four(
+        _highest(scores, line),
+        _highest(scores, line + KEYS),
+        _highest(scores, line + 2 * KEYS),
+        _highest(scores, line + 3 * KEYS),
+    )
+    new = max16(top * splat16(softmax.scale * _LOG2_E), old)
+    rises = above16(new, old)
+    if rises != 0:
+        store4_f32(highests, vector, new)
+        for i in range(4):
+            if rises >> (4 * i) & 1 != 0:
+                _rescale(sums, vectors, padded, vector + i, lane16(old, 4 * i) - lane16(new, 4 * i))
+
+
+@njit(forceinline=True)
+def _highest(scores: int, line: int) -> Any:
+    """The highest of a vector's scores in each lane."""
+    top = splat16(LOWEST)
+    for first in range(0, KEYS, LANES):
+        top = max16(load16_f32(scores, line + first), top)
+    return top
+
+
+@njit
+def _raise_one(
+    softmax: Softmax,
+    scores: int,
+    sums: int,
+    vectors: int,
+    padded: int,
+    columns: int,
+    vector: int,
+    start: int,
+    stop: int,
+) -> None:
+    """The highest score so far of a vector that sees keys [start, stop) of the tile; hides its other scores."""
+    scale, soft_cap, highests, line = softmax.scale, softmax.soft_cap, sums + 4 * vectors * padded, vector * KEYS
+    one, two, inf = splat16(1.0), splat16(2.0), splat16(_MINUS_INF)
+    cap, to_cap = splat16(soft_cap / scale), splat16(scale / soft_cap if soft_cap != 0 else np.float32(0.0))
+    top = splat16(LOWEST)
+    for v in range(columns):
+        first = LANES * v
+        score = load16_f32(scores, line + first)
+        if soft_cap != 0.0:
+            score = cap * (one - two / (exp16(two * (score * to_cap)) + one))
+            store16_f32(scores, line + first, score)
+        if start > first or stop < first + LANES:
+            seen = (1 << min(max(stop - first, 0), LANES)) - 1  # bit j: the query sees key j
+            seen &= ~((1 << min(max(start - first, 0), LANES)) - 1)
+            score = choose16(seen, score, inf)
+            store16_f32(scores, line + first, score)
+        top = max16(score, top)
+    old = get_f32(highests, vector)
+    new = max(old, highest16(top) * (scale * _LOG2_E))
+    if new > old:
+        put_f32(highests, vector, new)
+        _rescale(sums, vectors, padded, vector, old - new)
+
+
+@njit
+def _rescale(sums: int, vectors: int, padded: int, vector: int, exponent: np.float32) -> None:
+    keep, weights = exp2(exponent), sums + 4 * vectors * (padded + 1)
+    put_f32(weights, vector, get_f32(weights, vector) * keep)
+    factor = splat16(keep)
+    for d in range(vector * padded, (vector + 1) * padded, LANES):
+        store16_f32(sums, d, load16_f32(sums, d) * factor)
+
+
+@njit(forceinline=True)
+def _to_weights(scores: int, vector: int, columns: int, highests: int, exponents: Any, in_words: bool) -> Any:
+    """A vector's weights, in place of its scores; their sums by lane."""
+    at, base = scores + 4 * KEYS * vector, splat16(-get_f32(highests, vector))
+    if columns == KEYS // LANES:
+        if in_words:
+            return _weigh_line_words(at, at, base, exponents)
+        return _weigh_line(at, at, base, exponents)
+    total = splat16(0.0)
+    for v in range(columns):
+        first = at + 4 * LANES * v
+        if in_words:
+            total = total + _weigh_words(first, at + 2 * LANES * v, base, exponents)
+        else:
+            total = total + _weigh_vector(first, first, base, exponents)
+    if in_words and columns % 2 == 1:
+        store_weights(at + 2 * LANES * columns, splat16(0.0))  # tiles multiply pairs of vectors
+    return total

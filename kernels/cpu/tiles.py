@@ -30,7 +30,7 @@ from .llvm import (
     vector_at,
     widen,
 )
-from .vector import BFLOAT16, compiled, vector16
+from .vector import BFLOAT16, compiled, exp2_each, vector16
 
 WORDS = 2  # a kind of array: pairs of bfloat16, moved without widening
 
@@ -127,9 +127,32 @@ def pair_rows(builder: Any, first: Any, second: Any, to: Any) -> None:
 @compiled(types.void, types.int64, vector16)
 def store_weights(builder: Any, to: Any, value: Any) -> None:
     """Stores 16 bfloat16, rounded to nearest; numbers below the smallest normal one may become 0."""
-    if has_bfloat16_pairs():
-        convert = declared(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", V16_I16, V16)
-        halves = builder.call(convert, [value])
-    else:
-        halves = narrow(builder, value, V16)
-    builder.store(halves, vector_at(builder, I16, to, number(0)), align=2)
+    builder.store(_rounded(builder, value), vector_at(builder, I16, to, number(0)), align=2)
+
+
+def weigh_line(num_vectors: int, *, words: bool) -> Any:
+    """``f(line, to, base, exponents)``: scores s at ``line``, 16 in a vector, become weights 2^(base + s * exponents)
+    at ``to``, which may be the same place; with ``words`` bfloat16. Returns the weights' sums by lane.
+    """
+
+    def emit(builder: Any, line: Any, to: Any, base: Any, exponents: Any) -> Any:
+        places = [vector_at(builder, F32, line, number(LANES * v)) for v in range(num_vectors)]
+        scores = [builder.load(place, align=4) for place in places]
+        weights = exp2_each(builder, [fused(builder, base, score, exponents) for score in scores], V16)
+        for v, stored in enumerate([_rounded(builder, w) for w in weights] if words else weights):
+            place = vector_at(builder, I16 if words else F32, to, number(LANES * v))
+            builder.store(stored, place, align=2)
+        total = weights[0]
+        for weight in weights[1:]:
+            total = builder.fadd(total, weight)
+        return total
+
+    emit.__name__ = f"weigh_line_{num_vectors}{'_words' if words else ''}"
+    return compiled(vector16, types.int64, types.int64, vector16, vector16)(emit)
+
+
+def _rounded(builder: Any, value: Any) -> Any:
+    """16 float32 as bfloat16."""
+    if not has_bfloat16_pairs():
+        return narrow(builder, value, V16)
+    return builder.call(declared(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", V16_I16, V16), [value])

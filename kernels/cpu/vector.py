@@ -39,6 +39,7 @@ from .llvm import (
     vector_at,
     widen,
     widen_half,
+    words_of,
 )
 
 FLOAT32 = 0
@@ -227,6 +228,20 @@ def load16_bf16(builder: Any, address: Any, index: Any) -> Any:
 @compiled(types.void, types.int64, types.int64, vector16)
 def store16_f32(builder: Any, address: Any, index: Any, value: Any) -> None:
     builder.store(value, vector_at(builder, F32, address, index), align=4)
+
+
+@compiled(vector16, types.int64, types.int64)
+def load4_f32(builder: Any, address: Any, index: Any) -> Any:
+    """Lanes 4 i to 4 i + 3: number ``index + i``."""
+    four = builder.load(vector_at(builder, F32, address, index, 4), align=4)
+    return builder.shuffle_vector(four, four, ir.Constant(V16_I32, [i // 4 for i in range(LANES)]))
+
+
+@compiled(types.void, types.int64, types.int64, vector16)
+def store4_f32(builder: Any, address: Any, index: Any, value: Any) -> None:
+    """Lane 4 i becomes number ``index + i``."""
+    four = builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, 4), [0, 4, 8, 12]))
+    builder.store(four, vector_at(builder, F32, address, index, 4), align=4)
 
 
 @compiled(types.void, types.int64, types.int64, vector16)
@@ -421,31 +436,34 @@ _EXP2_Q = (0.6931471824645996, 0.2402234971523285, 0.055503811687231064, 0.00966
 _EXP2_LOWEST = -127.0  # whose exponent bits and fraction are all 0
 
 
-def _exp2(builder: Any, x: Any, floats: Any) -> Any:
-    words = I32 if floats is F32 else V16_I32
+def exp2_each(builder: Any, values: list[Any], floats: Any) -> list[Any]:
+    """``exp2_16`` of each, step by step in turns, since each step waits for the one before."""
+    words = words_of(floats)
     lowest, rounder = constant(floats, _EXP2_LOWEST), constant(floats, _ROUNDER)
-    x = builder.select(builder.fcmp_ordered(">", lowest, x), lowest, x)  # NaN stays NaN
-    moved = builder.fadd(x, rounder)
-    r = builder.fsub(x, builder.fsub(moved, rounder))
-    q = constant(floats, _EXP2_Q[-1])
-    for coefficient in reversed(_EXP2_Q[:-1]):
-        q = fused(builder, constant(floats, coefficient), q, r)
-    power = builder.bitcast(fused(builder, constant(floats, 1.0), q, r), words)
+    # NaN stays NaN.
+    values = [builder.select(builder.fcmp_ordered(">", lowest, x), lowest, x) for x in values]
+    moved = [builder.fadd(x, rounder) for x in values]
+    whole = [builder.fsub(m, rounder) for m in moved]
+    rest = [builder.fsub(x, n) for x, n in zip(values, whole, strict=True)]
+    powers = [constant(floats, _EXP2_Q[-1])] * len(values)
+    for coefficient in (*reversed(_EXP2_Q[:-1]), 1.0):
+        powers = [fused(builder, constant(floats, coefficient), q, r) for q, r in zip(powers, rest, strict=True)]
     # The rounder's own bits are shifted out.
-    power = builder.add(power, builder.shl(builder.bitcast(moved, words), constant(words, 23)))
-    return builder.bitcast(power, floats)
+    shifts = [builder.shl(builder.bitcast(m, words), constant(words, 23)) for m in moved]
+    bits = [builder.add(builder.bitcast(p, words), n) for p, n in zip(powers, shifts, strict=True)]
+    return [builder.bitcast(word, floats) for word in bits]
 
 
 @compiled(vector16, vector16)
 def exp2_16(builder: Any, x: Any) -> Any:
     """2^x for x up to 127, to about 3e-7 of the value; nearly 0 below -126, and 0 from -127 down."""
-    return _exp2(builder, x, V16)
+    return exp2_each(builder, [x], V16)[0]
 
 
 @compiled(types.float32, types.float32)
 def exp2(builder: Any, x: Any) -> Any:
     """``exp2_16`` of one number."""
-    return _exp2(builder, x, F32)
+    return exp2_each(builder, [x], F32)[0]
 
 
 def _overload_operator(symbol: Any, function: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 from llvmlite import ir
 from phloem import cpu_isa
 from phloem.cpu_isa import ISAS
-from phloem.kernels.cpu import amx, fixed_tile
+from phloem.kernels.cpu import amx, fixed_tile, word_tiles
 from phloem.kernels.cpu.group_tile import FINER
 from phloem.kernels.cpu.packing import pack_fixed
 from phloem.kernels.linear import PackedLinear
@@ -119,6 +119,16 @@ def test_planes_are_multiplied_with_their_instructions() -> None:
     code = assembly(machine, 5, fixed_tile.few_rows(AMX, 2, 4))
     assert "vpdpbusd" in code and "vpdpwssd" in code
     assert "vpmullw" in assembly(machine, 2, fixed_tile.unpack_group(4))
+
+
+def test_words_are_multiplied_with_their_instruction() -> None:
+    """On any machine: attention's products as assembly, whole blocks and shorter ones."""
+    machine = target_machine("x86_64-unknown-linux-gnu", "sapphirerapids", "")
+    for last in (False, True):
+        code = assembly(machine, 7, word_tiles.multiply_block(last=last, adds=True))
+        assert code.count("tdpbf16ps") >= 2 and code.count("tilestored") == 2
+    code = assembly(machine, 1, lambda builder, rows: amx.open_uneven_tiles(builder, rows, (2, 3)))
+    assert code.count("ldtilecfg") == 2
 
 
 def test_8_bit_weights_in_fixed_point_are_near_and_their_sums_fit() -> None:

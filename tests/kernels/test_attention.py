@@ -78,13 +78,15 @@ def test_queries_may_be_a_slice_of_a_fused_projection() -> None:
     assert torch.equal(found, kernels.paged_attention(q, *rest, scale=0.1))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_a_row_does_not_depend_on_its_batch_to_the_bit(threads: int) -> None:
-    q, k_cache, v_cache, table, row_ids, starts, kv_lens = CASES["chunks"].inputs(cache_dtype=torch.bfloat16)
+@pytest.mark.parametrize(("threads", "dtype"), [(1, torch.bfloat16), (2, torch.float32), (5, torch.bfloat16)])
+@pytest.mark.parametrize("window", [0, 90])
+def test_a_row_does_not_depend_on_its_batch_to_the_bit(threads: int, dtype: torch.dtype, window: int) -> None:
+    inputs = CASES["chunks"].inputs(dtype, torch.bfloat16)
+    q, k_cache, v_cache, table, row_ids, starts, kv_lens = inputs
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        together = kernels.paged_attention(q, k_cache, v_cache, table, row_ids, starts, kv_lens, scale=0.125)
+        together = kernels.paged_attention(*inputs, scale=0.125, sliding_window=window)
         for token in range(len(q)):
             row = int(token >= starts[1])
             # The token alone, as a decode step of a row that ends with it.
@@ -98,6 +100,7 @@ def test_a_row_does_not_depend_on_its_batch_to_the_bit(threads: int) -> None:
                 torch.tensor([0, 1], dtype=torch.int32),
                 kv_len.int(),
                 scale=0.125,
+                sliding_window=window,
             )
             assert torch.equal(alone[0], together[token])
     finally:
