@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
@@ -17,7 +18,15 @@ hypothesis.settings.load_profile("busy")
 _ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
 
-# Before torch and numba are loaded: a test run shares its machine with others, and with the other worker.
+# Each worker and the processes that it starts have their own share of the cores, which "one thread per core" counts.
+# If two workers had threads on one core, each would spin while it waits for the other's.
+if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
+    _cores = sorted(os.sched_getaffinity(0))
+    _worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    _share = _cores[_worker :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+    os.sched_setaffinity(0, _share or [_cores[_worker % len(_cores)]])
+
+# Before torch and numba are loaded.
 _num_threads = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
 for _name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_name, str(_num_threads))
@@ -47,10 +56,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 
 
-def pytest_collection_finish() -> None:
-    """Exclude all objects loaded so far from garbage collection: they live until the end."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while modules are loaded, and exclude them from later collections: they live until the end."""
+    gc.disable()
+    result = yield
     gc.collect()
     gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.fixture(scope="session")
