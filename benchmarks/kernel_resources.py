@@ -35,6 +35,7 @@ from triton.compiler import ASTSource
 from . import RESULTS
 
 HEADS = {"SmolLM2-135M": (3, 3, 64), "Llama-3-8B": (8, 4, 128), "Qwen3-0.6B": (8, 2, 128)}  # KV heads, group, size
+LATENTS = {"DeepSeek-V2-Lite": (1, 16, 576), "DeepSeek-V3": (1, 128, 576)}
 
 
 _FLAGS = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_PIECES", "IS_AFTER_PIECES")
@@ -69,6 +70,10 @@ def attention_builds(config: Config) -> Iterator[Build]:
             yield attention_build(f"attention {kind} {model} window, cap", shape, heads, ("HAS_WINDOW", "HAS_SOFT_CAP"))
     for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
         yield attention_build(f"attention {kind} Llama-3-8B fp8 pool", shape, llama, pool="*u8")
+    for model, heads in LATENTS.items():
+        for kind, shape in (("decode", config.wide_decode), ("prefill", config.wide_prefill)):
+            yield attention_build(f"attention {kind} {model}", shape, heads)
+            yield attention_build(f"attention {kind} {model} fp8 pool", shape, heads, pool="*u8")
     # A shared prefix, and the rows' suffixes: of one token, and of several.
     for kind, shape, flag in (
         ("prefix", config.shared, "HAS_PIECES"),
@@ -88,6 +93,8 @@ def attention_build(
     pool: str = "*bf16",
 ) -> Build:
     num_kv_heads, group, head_dim = heads
+    head_parts = attention.head_parts_of(group, shape.block_m) if head_dim > attention.WIDE else 1
+    group //= head_parts
     tables = ("slot_table", "row_ids", "query_starts", "kv_lens", "block_rows", "block_tokens")
     sizes = ("window", "q_stride", "table_stride", "num_splits", "split_len")
     return Build(
@@ -104,8 +111,9 @@ def attention_build(
         {
             "NUM_KV_HEADS": num_kv_heads,
             "GROUP": group,
+            "HEAD_PARTS": head_parts,
             "HEAD_DIM": head_dim,
-            "PADDED_DIM": head_dim,
+            "PADDED_DIM": triton.next_power_of_2(head_dim),
             "BLOCK_M": max(shape.block_m, triton.next_power_of_2(group)),
             "BLOCK_N": shape.block_n_fp8 or shape.block_n if pool == "*u8" else shape.block_n,
             "IS_SPLIT": shape.split_len > 0,
@@ -162,7 +170,7 @@ def builds(arch: int) -> Iterator[Build]:
                 **dict.fromkeys(("positions", "out_slots"), "*i64"),
                 **dict.fromkeys(("q_stride", "k_stride", "v_stride", "num_heads", "num_kv_heads", "rotary"), "i32"),
             },
-            {"HEAD_DIM": 128, "HALF": 64, "WHOLE": 128, "HAS_NORM": normed},
+            {"HEAD_DIM": 128, "HALF": 64, "WHOLE": 128, "HAS_NORM": normed, "HAS_VALUES": True},
             1,
             aligned=("q_stride", "k_stride", "v_stride", "rotary"),
         )

@@ -44,14 +44,15 @@ class RopeWriteKv(Protocol):
     Pair i is (x[i], x[i + half]) with half = rotary size / 2; dimensions from the rotary size on are not rotated:
     a, b = x[i], x[i + half];  x[i], x[i + half] = a * cos - b * sin, b * cos + a * sin
     A cache of float8_e4m3fn stores the nearest number it has, at most 448. q, k and v may be slices of one fused
-    projection: only their last two dimensions must be dense.
+    projection: only their last two dimensions must be dense. Without v only keys are written, and ``v_cache`` may be
+    ``k_cache``: each vector is key and value.
     """
 
     def __call__(
         self,
         q: Tensor,  # [T, Hq, D]
         k: Tensor,  # [T, Hkv, D]
-        v: Tensor,  # [T, Hkv, D]
+        v: Tensor | None,  # [T, Hkv, D]
         cos_sin: Tensor,  # float32 [Tmax, rotary size]: cosines of the pairs, then their sines
         positions: Tensor,  # int64 [T]
         k_cache: Tensor,  # [S, Hkv, D]

@@ -28,7 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
 def rope_write_kv(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
+    v: Tensor | None,
     cos_sin: Tensor,
     positions: Tensor,
     k_cache: Tensor,
@@ -37,7 +37,8 @@ def rope_write_kv(
 ) -> None:
     q.copy_(_rotate(q, cos_sin, positions))
     _store(k_cache, out_slots, _rotate(k, cos_sin, positions))
-    _store(v_cache, out_slots, v)
+    if v is not None:
+        _store(v_cache, out_slots, v)
 
 
 def norm_rope_write_kv(q: Tensor, k: Tensor, *inputs: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float) -> Tensor:

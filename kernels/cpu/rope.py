@@ -17,7 +17,7 @@ _TOKENS_A_TASK = 4
 def rope_write_kv(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
+    v: Tensor | None,
     cos_sin: Tensor,
     positions: Tensor,
     k_cache: Tensor,
@@ -28,10 +28,12 @@ def rope_write_kv(
         reference.rope_write_kv(q, k, v, cos_sin, positions, k_cache, v_cache, out_slots)
         return
     num_tokens, num_heads, head_dim = q.shape
-    assert k.shape == v.shape == (num_tokens, *k_cache.shape[1:]), (k.shape, v.shape, k_cache.shape)
+    assert k.shape == (num_tokens, *k_cache.shape[1:]), (k.shape, k_cache.shape)
+    assert v is None or v.shape == k.shape, (k.shape, v.shape)
     assert k_cache.shape == v_cache.shape and k_cache.shape[2] == head_dim >= cos_sin.shape[1], (q.shape, cos_sin.shape)
     assert len(positions) == len(out_slots) == num_tokens, (len(positions), len(out_slots), num_tokens)
-    k, v = (x if _is_dense(x) and x.dtype == q.dtype else x.to(q.dtype).contiguous() for x in (k, v))
+    k = _like(k, q)
+    v = None if v is None else _like(v, q)
     cos_sin = cos_sin.float().contiguous()
     positions, out_slots = positions.long().contiguous(), out_slots.long().contiguous()
     call = RopeCall(
@@ -39,8 +41,8 @@ def rope_write_kv(
         q.stride(0),
         k.data_ptr(),
         k.stride(0),
-        v.data_ptr(),
-        v.stride(0),
+        0 if v is None else v.data_ptr(),
+        0 if v is None else v.stride(0),
         KINDS[q.dtype],
         cos_sin.data_ptr(),
         cos_sin.shape[1],
@@ -64,6 +66,10 @@ def norm_rope_write_kv(q: Tensor, k: Tensor, *inputs: Tensor, q_norm: Tensor, k_
     return q
 
 
+def _like(x: Tensor, q: Tensor) -> Tensor:
+    return x if _is_dense(x) and x.dtype == q.dtype else x.to(q.dtype).contiguous()
+
+
 def _is_dense(x: Tensor) -> bool:
     """Whether each token's heads lie one after the other."""
     return x.stride(2) == 1 and (x.stride(1) == x.shape[2] or x.shape[1] == 1)
@@ -76,7 +82,7 @@ class RopeCall(NamedTuple):
     q_step: int
     k: int  # [T, Hkv, D]
     k_step: int
-    v: int  # [T, Hkv, D]
+    v: int  # [T, Hkv, D]; 0: no values are written
     v_step: int
     kind: int  # of q, k and v
     cos_sin: int  # float32 [positions, rotary]
@@ -109,7 +115,8 @@ def _rope_write_kv(call: RopeCall) -> None:
             for head in range(num_kv_heads):
                 at, to = head * head_dim, slot + head * head_dim
                 _rotate(k, token * k_step + at, kind, cos_sin, angles, rotary, k_cache, to, cache_kind, head_dim)
-                _copy(v, token * v_step + at, kind, v_cache, to, cache_kind, head_dim)
+                if v != 0:
+                    _copy(v, token * v_step + at, kind, v_cache, to, cache_kind, head_dim)
         task = take_number(counters(call), TASK)
 
 

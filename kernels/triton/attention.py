@@ -19,6 +19,7 @@ from .config import AttentionConfig, Config, config_of
 from .fp8 import decode_fp8
 
 FIELDS = tl.constexpr(PIECE_FIELDS)
+WIDE = 256  # a head of more dimensions takes blocks of its own, as latent attention's of 576
 
 
 @triton.jit
@@ -47,6 +48,7 @@ def attention_kernel(
     split_len,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    HEAD_PARTS: tl.constexpr,  # programs that share a KV head, each with GROUP of its query heads
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -79,7 +81,7 @@ def attention_kernel(
     alignment for each argument by its name, and Triton specializes a launch in the same way.
     """
     block = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1) // HEAD_PARTS
     split = tl.program_id(2)
     vector = tl.arange(0, BLOCK_M)
     if HAS_PIECES:
@@ -115,8 +117,8 @@ def attention_kernel(
         if IS_SPLIT:
             first_key = tl.maximum(first_key, split * split_len)
             end_key = tl.minimum(end_key, (split + 1) * split_len)
-    num_heads = NUM_KV_HEADS * GROUP
-    head = kv_head * GROUP + vector % GROUP
+    num_heads = NUM_KV_HEADS * HEAD_PARTS * GROUP
+    head = tl.program_id(1) * GROUP + vector % GROUP
 
     d = tl.arange(0, PADDED_DIM)
     in_head = d < HEAD_DIM
@@ -221,8 +223,10 @@ def paged_attention(
     """
     num_tokens, num_rows = q.shape[0], row_ids.shape[0]
     if config is None:
-        table = config_of(q.device)
-        config = table.decode if num_tokens == num_rows else table.prefill
+        table, is_decode = config_of(q.device), num_tokens == num_rows
+        config = table.decode if is_decode else table.prefill
+        if q.shape[2] > WIDE:
+            config = table.wide_decode if is_decode else table.wide_prefill
     q, out = _dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not num_tokens:
         return out
@@ -305,13 +309,15 @@ def _attend(
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
     assert num_heads == group * num_kv_heads, (num_heads, num_kv_heads)
+    head_parts = head_parts_of(group, config.block_m) if head_dim > WIDE else 1
+    group //= head_parts
     block_m = max(config.block_m, triton.next_power_of_2(group))
     if pieces is not None:  # these are its blocks
         num_blocks, block_rows, block_tokens = len(pieces.pieces), kv_lens, kv_lens
     else:
         block_rows, block_tokens = blocks_of(query_starts, num_tokens, block_m // group)
         num_blocks = len(block_rows)
-    attention_kernel[(num_blocks, num_kv_heads, num_splits)](
+    attention_kernel[(num_blocks, num_kv_heads * head_parts, num_splits)](
         q,
         _as_bytes(k_cache),
         _as_bytes(v_cache),
@@ -335,6 +341,7 @@ def _attend(
         config.split_len,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
+        HEAD_PARTS=head_parts,
         HEAD_DIM=head_dim,
         PADDED_DIM=max(triton.next_power_of_2(head_dim), 16),
         BLOCK_M=block_m,
@@ -348,6 +355,11 @@ def _attend(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
+
+
+def head_parts_of(group: int, block_m: int) -> int:
+    """The fewest equal parts of a KV head's query heads that fit in a block: of wide heads more would not fit."""
+    return next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= block_m)
 
 
 def _join(parts: tuple[Tensor, Tensor], out: Tensor, num_splits: int) -> None:

@@ -38,6 +38,8 @@ class Config:
     decode: AttentionConfig
     prefill: AttentionConfig
     shared: AttentionConfig  # a prefix that many rows have in common
+    wide_decode: AttentionConfig  # of heads of more than 256 dimensions
+    wide_prefill: AttentionConfig
     quantized_few: ProductConfig  # of up to 16 rows: weights are what is read
     quantized_many: ProductConfig
     grouped_few: ProductConfig  # of up to 16 rows a group
@@ -52,6 +54,8 @@ CONFIGS = {
         decode=AttentionConfig(block_m=16, block_n=64, num_warps=4, num_stages=2, split_len=512),
         prefill=AttentionConfig(block_m=128, block_n=64, block_n_fp8=32, num_warps=8, num_stages=2),
         shared=AttentionConfig(block_m=128, block_n=64, block_n_fp8=32, num_warps=8, num_stages=2, split_len=512),
+        wide_decode=AttentionConfig(block_m=16, block_n=16, num_warps=8, num_stages=2, split_len=512),
+        wide_prefill=AttentionConfig(block_m=16, block_n=16, num_warps=8, num_stages=2),
         quantized_few=ProductConfig(block_m=16, block_n=32, block_k=128, num_warps=4, num_stages=3),
         quantized_many=ProductConfig(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=3),
         grouped_few=ProductConfig(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=3),
@@ -61,6 +65,8 @@ CONFIGS = {
         decode=AttentionConfig(block_m=16, block_n=128, num_warps=4, num_stages=2, split_len=1024),
         prefill=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
         shared=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, split_len=1024),
+        wide_decode=AttentionConfig(block_m=16, block_n=32, block_n_fp8=16, num_warps=16, num_stages=2, split_len=1024),
+        wide_prefill=AttentionConfig(block_m=16, block_n=32, block_n_fp8=16, num_warps=16, num_stages=2),
         quantized_few=ProductConfig(block_m=16, block_n=32, block_k=256, num_warps=4, num_stages=4),
         quantized_many=ProductConfig(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=4),
         grouped_few=ProductConfig(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=4),

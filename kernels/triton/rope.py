@@ -60,6 +60,7 @@ def rope_write_kv_kernel(
     HALF: tl.constexpr,  # a power of two, not less than rotary / 2
     WHOLE: tl.constexpr,  # a power of two, not less than the head size
     HAS_NORM: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -95,9 +96,10 @@ def rope_write_kv_kernel(
         tl.store(to + pair, _stored(a * cos - b * sin, k_cache), mask=turned)
         tl.store(to + half + pair, _stored(b * cos + a * sin, k_cache), mask=turned)
         tl.store(to + d, _stored(_normed(at, k_norm, factor, d, rest, HAS_NORM), k_cache), mask=rest)
-        value = tl.load(v + token * v_stride + kv_head * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
-        to_v = v_cache + (slot * num_kv_heads + kv_head) * HEAD_DIM
-        tl.store(to_v + d, _stored(value, v_cache), mask=d < HEAD_DIM)
+        if HAS_VALUES:
+            value = tl.load(v + token * v_stride + kv_head * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
+            to_v = v_cache + (slot * num_kv_heads + kv_head) * HEAD_DIM
+            tl.store(to_v + d, _stored(value, v_cache), mask=d < HEAD_DIM)
 
 
 def norm_rope_write_kv(q: Tensor, *inputs: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float) -> Tensor:
@@ -108,7 +110,7 @@ def norm_rope_write_kv(q: Tensor, *inputs: Tensor, q_norm: Tensor, k_norm: Tenso
 def rope_write_kv(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
+    v: Tensor | None,
     cos_sin: Tensor,
     positions: Tensor,
     k_cache: Tensor,
@@ -125,6 +127,8 @@ def rope_write_kv(
     )
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
+    has_values = v is not None
+    v = k if v is None else v
     assert k.shape == v.shape == (num_tokens, num_kv_heads, head_dim), (k.shape, v.shape)
     assert k_cache.is_contiguous() and v_cache.is_contiguous(), "a pool's layer is dense"
     assert all(x.stride(2) == 1 and (x.stride(1) == head_dim or x.shape[1] == 1) for x in (q, k, v)), "heads are dense"
@@ -153,5 +157,6 @@ def rope_write_kv(
             HALF=triton.next_power_of_2(rotary // 2),
             WHOLE=triton.next_power_of_2(head_dim),
             HAS_NORM=q_norm is not None,
+            HAS_VALUES=has_values,
             num_warps=1,
         )

@@ -174,5 +174,7 @@ def kv_format(path: Path, model: Model, blocks: KVBlocks, *, precision: str) -> 
     """What KV on disk must have in common with this engine: weights, precision, shape and number format."""
     shape = model.config
     heads = f"layers {shape.num_layers} heads {shape.num_kv_heads} of {shape.head_dim}"
+    if shape.latent is not None:
+        heads += " latent"
     computed = f"computed as {model.dtype} ({precision}) into {blocks.pool.dtype}"
     return f"weights {weights_digest(path)} {heads} {computed} kept as {blocks.format} by {blocks.block_len}"

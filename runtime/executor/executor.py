@@ -338,15 +338,17 @@ class Executor:
 
 
 def prefix_finder(model: Model, kv: KVPool, *, num_rows: int, max_len: int) -> PrefixFinder | None:
-    """None where the device's kernels find shared prefixes by themselves, or every layer has a sliding window."""
+    """None where the device's kernels find shared prefixes by themselves, or no layer's kernel reads them once: layers
+    with a sliding window and latent attention.
+    """
     config = model.config
-    if all(layer.attention.window for layer in model.layers):
+    if config.latent is not None or all(layer.attention.window for layer in model.layers):
         return None
     sharing = kernels.sharing_of(model.device, group=config.num_heads // config.num_kv_heads)
     if sharing is None:
         return None
-    keys_and_values = 2 * config.num_kv_heads * config.head_dim * kv.dtype.itemsize
-    key_bytes = keys_and_values + 4  # with its slot's number
+    slot_bytes = config.slot_vectors * config.num_kv_heads * config.head_dim * kv.dtype.itemsize
+    key_bytes = slot_bytes + 4  # with its slot's number
     return PrefixFinder(sharing, key_bytes=key_bytes, num_rows=num_rows, max_len=max_len)
 
 

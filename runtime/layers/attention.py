@@ -50,6 +50,14 @@ class Attention:
             mixed = paged_attention(*inputs, sliding_window=self.window, **options)
         return self.output(mixed.view(-1, self.num_heads * self.head_dim), batch.adapters)
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.qkv, self.output
+
+    @property
+    def needs_torch_threads(self) -> bool:
+        return any(linear.needs_torch_threads for linear in self.linears)
+
     def write(self, x: torch.Tensor, batch: ForwardBatch, kv: KVPool, cos_sin: torch.Tensor) -> torch.Tensor:
         """Writes the tokens' keys and values to their slots; returns the rotated queries [T, H, D]."""
         qkv = self.qkv(x, batch.adapters).view(x.shape[0], -1, self.head_dim)

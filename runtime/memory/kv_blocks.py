@@ -1,7 +1,7 @@
 """The keys and values of token blocks as bytes, for the tiers.
 
-auto:                [2, layers, block, Hkv, D] in the pool's dtype           (2: keys, then values)
-int8 or fp8:         scales float32 [2, layers, block, Hkv], then bytes [2, layers, block, Hkv, D]
+auto:                [P, layers, block, Hkv, D] in the pool's dtype   (P: keys, then values, or one part that is both)
+int8 or fp8:         scales float32 [P, layers, block, Hkv], then bytes [P, layers, block, Hkv, D]
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class KVBlocks:
         self.block_len = block_len
         self.format = format
         num_heads, head_dim = pool.k[0].shape[1:]
-        self._shape = (2, len(pool.k), block_len, num_heads, head_dim)
+        self._shape = (len(pool.parts), len(pool.k), block_len, num_heads, head_dim)
 
     def _rows(self, layer: torch.Tensor) -> torch.Tensor:
         """A view that can be indexed: torch cannot index 8-bit floats on every device, but bytes."""
@@ -52,10 +52,10 @@ class KVBlocks:
         index = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.pool.device)
         parts = [
             torch.stack([self._rows(layer)[index] for layer in layers]).view(self.pool.dtype)
-            for layers in (self.pool.k, self.pool.v)
+            for layers in self.pool.parts
         ]
-        both = torch.stack(parts).view(2, self._shape[1], n, *self._shape[2:])  # [2, layers, n, block, Hkv, D]
-        blocks = both.movedim(2, 0).contiguous()  # [n, 2, layers, block, Hkv, D]
+        whole = torch.stack(parts).view(*self._shape[:2], n, *self._shape[2:])  # [P, layers, n, block, Hkv, D]
+        blocks = whole.movedim(2, 0).contiguous()  # [n, P, layers, block, Hkv, D]
         if self.format not in _BYTES:
             raw = blocks.view(n, -1).view(torch.uint8).cpu().numpy()
             return [row.tobytes() for row in raw]
@@ -82,7 +82,7 @@ class KVBlocks:
             rounded = raw[:, 4 * num_scales :].contiguous().view(_BYTES[self.format][0]).view(len(blocks), *self._shape)
             values = (rounded.float() * scales[..., None]).to(self.pool.dtype)
         index = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.pool.device)
-        joined = values.movedim(0, 2).flatten(2, 3).to(self.pool.device)  # [2, layers, n * block, Hkv, D]
-        for layers, part in zip((self.pool.k, self.pool.v), joined, strict=True):
+        joined = values.movedim(0, 2).flatten(2, 3).to(self.pool.device)  # [P, layers, n * block, Hkv, D]
+        for layers, part in zip(self.pool.parts, joined, strict=True):
             for layer, rows in zip(layers, part, strict=True):
                 self._rows(layer)[index] = self._rows(rows)

@@ -10,7 +10,10 @@ from ..weights.model_config import ModelConfig
 
 
 class KVPool:
-    """``k[layer]`` and ``v[layer]`` are [num_slots, Hkv, D]. On the CPU, pages take memory when first written."""
+    """``k[layer]`` and ``v[layer]`` are [num_slots, Hkv, D]. On the CPU, pages take memory when first written.
+
+    In a pool that is not ``has_values`` each vector is key and value: ``v`` is ``k``.
+    """
 
     def __init__(
         self,
@@ -20,30 +23,44 @@ class KVPool:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        *,
+        has_values: bool = True,
     ) -> None:
         shape = (num_layers, num_slots, num_kv_heads, head_dim)
         self.num_slots = num_slots
         self.dtype = dtype
         self.device = torch.device(device)
         self._keys = _zeros(shape, dtype, self.device)
-        self._values = _zeros(shape, dtype, self.device)
         self.k: Sequence[torch.Tensor] = self._keys.unbind(0)
-        self.v: Sequence[torch.Tensor] = self._values.unbind(0)
+        self.v = _zeros(shape, dtype, self.device).unbind(0) if has_values else self.k
 
     @classmethod
     def for_model(
         cls, config: ModelConfig, *, num_slots: int, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> "KVPool":
-        return cls(config.num_layers, num_slots, config.num_kv_heads, config.head_dim, dtype, device)
+        return cls(
+            config.num_layers,
+            num_slots,
+            config.num_kv_heads,
+            config.head_dim,
+            dtype,
+            device,
+            has_values=config.slot_vectors > 1,
+        )
+
+    @property
+    def parts(self) -> tuple[Sequence[torch.Tensor], ...]:
+        """The distinct tensors of all layers: keys and values, or those that are both."""
+        return (self.k,) if self.v is self.k else (self.k, self.v)
 
     @property
     def size_bytes(self) -> int:
-        return 2 * self._keys.numel() * self._keys.element_size()
+        return len(self.parts) * self._keys.numel() * self._keys.element_size()
 
 
 def slot_size_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of one token's keys and values in all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return config.slot_vectors * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -8,12 +8,16 @@ import torch
 
 from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..layers.adapters import LowRank
+from ..layers.attention import Attention
+from ..layers.latent_attention import LatentAttention, query_order, vector_order
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..weights.adapter_folder import LowRankPair, read_adapter
+from ..weights.model_config import ModelConfig
 from .decoder import DecoderLayer, Model
 
 Adapter = tuple[str, dict[tuple[int, str], LowRankPair]]  # its path, what it adds
+Place = tuple[Linear, dict[str, int], int]  # a product, its targets and their rows, its inputs
 
 
 def with_adapters(model: Model, adapters: Mapping[str, str]) -> Model:
@@ -35,12 +39,7 @@ def with_adapters(model: Model, adapters: Mapping[str, str]) -> Model:
 
 def _adapt(layer: DecoderLayer, i: int, model: Model, adapters: Sequence[Adapter]) -> None:
     config = model.config
-    q_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    qkv = {"q_proj": q_len, "k_proj": kv_len, "v_proj": kv_len}
-    places = [
-        (layer.attention.qkv, {"qkv_proj": q_len + 2 * kv_len} if config.fused_qkv else qkv, config.hidden_size),
-        (layer.attention.output, {"o_proj": config.hidden_size}, q_len),
-    ]
+    places = _attention_places(layer.attention, config)
     if isinstance(layer.mlp, MLP):
         inner = config.intermediate_size
         gate_up = {"gate_up_proj": 2 * inner} if config.fused_gate_up else {"gate_proj": inner, "up_proj": inner}
@@ -58,6 +57,36 @@ def _adapt(layer: DecoderLayer, i: int, model: Model, adapters: Sequence[Adapter
             )
     for linear, targets, width in places:
         linear.adapters = tuple(_low_ranks(linear, targets, width, i, model, adapters))
+
+
+def _attention_places(attention: Attention | LatentAttention, config: ModelConfig) -> list[Place]:
+    hidden = config.hidden_size
+    if isinstance(attention, Attention):
+        q_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        qkv = {"q_proj": q_len, "k_proj": kv_len, "v_proj": kv_len}
+        return [
+            (attention.qkv, {"qkv_proj": q_len + 2 * kv_len} if config.fused_qkv else qkv, hidden),
+            (attention.output, {"o_proj": hidden}, q_len),
+        ]
+    sizes, query = attention.sizes, attention.query  # ``kv_b_proj`` is no product of its own here
+    queries = config.num_heads * sizes.query_dim
+    places: list[Place] = [
+        (attention.compress, {"kv_a_proj_with_mqa": sizes.slot_dim}, hidden),
+        (attention.output, {"o_proj": hidden}, config.num_heads * sizes.value_dim),
+    ]
+    if isinstance(query, Linear):
+        return [(query, {"q_proj": queries}, hidden), *places]
+    down = (query.down, {"q_a_proj": sizes.query_size}, hidden)
+    return [down, (query.up, {"q_b_proj": queries}, sizes.query_size), *places]
+
+
+def _row_order(config: ModelConfig, target: str) -> torch.Tensor | slice:
+    """Where in the adapter each row of a layer's product lies."""
+    if config.latent is None:
+        return slice(None)
+    if target == "kv_a_proj_with_mqa":
+        return vector_order(config.latent)
+    return query_order(config.latent, config.num_heads) if target in ("q_proj", "q_b_proj") else slice(None)
 
 
 def _low_ranks(
@@ -80,6 +109,6 @@ def _low_ranks(
                     f"but the model's is {num} x {width}; it was made for another model"
                 )
             down[a, : len(a_down)] = a_down
-            up[a, :, : len(a_down)] = a_up * linear.gain
+            up[a, :, : len(a_down)] = a_up[_row_order(model.config, target)] * linear.gain
         found.append(LowRank(columns, down.to(model.device), up.to(model.device)))
     return found

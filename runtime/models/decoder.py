@@ -9,6 +9,7 @@ from ..layers.adapters import AdapterRows
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch
 from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
+from ..layers.latent_attention import LatentAttention
 from ..layers.linear import LMHead
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
@@ -25,7 +26,7 @@ class DecoderLayer:
 
     cos_sin: torch.Tensor  # float32 [positions, rotated dimensions]
     attention_norm: Norm
-    attention: Attention
+    attention: Attention | LatentAttention
     mlp_norm: Norm
     mlp: MLP | MoE
     attention_post_norm: RMSNorm | None = None
@@ -67,13 +68,13 @@ class Model:
     @property
     def needs_torch_threads(self) -> bool:
         """Whether any product is torch's own, so that torch needs the machine's threads."""
-        layers = [(x.attention.qkv, x.attention.output, x.mlp) for x in self.layers]
-        return any(part.needs_torch_threads for layer in (*layers, (self.head,)) for part in layer)
+        parts = [part for layer in self.layers for part in (layer.attention, layer.mlp)]
+        return any(part.needs_torch_threads for part in (*parts, self.head))
 
     def describe(self) -> str:
         """The kernels of the first layer's products and of the head's."""
         layer = self.layers[0]
-        linears = [layer.attention.qkv, layer.attention.output]
+        linears = list(layer.attention.linears)
         if isinstance(layer.mlp, MLP):
             linears += [layer.mlp.gate_up, layer.mlp.down]
         kinds = dict.fromkeys(part.describe() for linear in linears for part in linear.parts)

@@ -17,12 +17,14 @@ from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..config import EngineConfig
 from ..layers.attention import Attention
 from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
+from ..layers.latent_attention import LatentAttention, LatentQueries, query_order, vector_order
 from ..layers.linear import Linear, LinearPrecision, LMHead, as_float, stacked_linear
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..layers.rotary import cos_sin_table, unrotated_table
 from ..quant import QuantTensor, Weight
+from ..weights.config_parts import Latent
 from ..weights.random_folder import RandomFolder
 from ..weights.weight_file import WeightFile, open_weights
 from .adapters import with_adapters
@@ -146,6 +148,21 @@ class _Loader:
     def layer(self, i: int, cos_sin: torch.Tensor) -> DecoderLayer:
         config = self.config
         hidden = config.hidden_size
+        before, after = config.pre_norms, config.post_norms
+        return DecoderLayer(
+            cos_sin=cos_sin,
+            attention_norm=self.norm(self.names.of_layer(i, "attention_norm"), hidden) if before else NoNorm(),
+            attention=self.attention(i) if config.latent is None else self.latent_attention(i, config.latent),
+            mlp_norm=self.norm(self.names.of_layer(i, "mlp_norm"), hidden) if before else NoNorm(),
+            mlp=self.mixture(i) if config.has_experts(i) else self.mlp(i),
+            attention_post_norm=self.norm(self.names.of_layer(i, "attention_post_norm"), hidden) if after else None,
+            mlp_post_norm=self.norm(self.names.of_layer(i, "mlp_post_norm"), hidden) if after else None,
+            parallel_residual=config.parallel_residual,
+        )
+
+    def attention(self, i: int) -> Attention:
+        config = self.config
+        hidden = config.hidden_size
         q_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         q_norm = k_norm = None
         if config.qk_norm:
@@ -153,42 +170,66 @@ class _Loader:
             q_norm = self.norm(self.names.of_layer(i, "q_norm"), q_len if whole else config.head_dim)
             k_norm = self.norm(self.names.of_layer(i, "k_norm"), kv_len if whole else config.head_dim)
         qkv = {"qkv": q_len + 2 * kv_len} if config.fused_qkv else {"q": q_len, "k": kv_len, "v": kv_len}
-        before, after = config.pre_norms, config.post_norms
-        return DecoderLayer(
-            cos_sin=cos_sin,
-            attention_norm=self.norm(self.names.of_layer(i, "attention_norm"), hidden) if before else NoNorm(),
-            attention=Attention(
-                self.linear(
-                    i,
-                    qkv,
-                    hidden,
-                    has_bias=config.qkv_bias,
-                    out_dtype=self.stored,  # attention multiplies tensors of one type
-                ),
-                self.linear(
-                    i,
-                    {"output": hidden},
-                    q_len,
-                    has_bias=config.output_bias,
-                    out_dtype=self.dtype,
-                    gain=config.residual_scale,
-                ),
-                layer=i,
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                window=config.window_of(i),
-                scale=config.attention_scale,
-                soft_cap=config.attention_cap,
-                q_norm=q_norm,
-                k_norm=k_norm,
-            ),
-            mlp_norm=self.norm(self.names.of_layer(i, "mlp_norm"), hidden) if before else NoNorm(),
-            mlp=self.mixture(i) if config.num_experts else self.mlp(i),
-            attention_post_norm=self.norm(self.names.of_layer(i, "attention_post_norm"), hidden) if after else None,
-            mlp_post_norm=self.norm(self.names.of_layer(i, "mlp_post_norm"), hidden) if after else None,
-            parallel_residual=config.parallel_residual,
+        return Attention(
+            # Attention multiplies tensors of one type.
+            self.linear(i, qkv, hidden, has_bias=config.qkv_bias, out_dtype=self.stored),
+            self.attention_output(i, q_len),
+            layer=i,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            window=config.window_of(i),
+            scale=config.attention_scale,
+            soft_cap=config.attention_cap,
+            q_norm=q_norm,
+            k_norm=k_norm,
         )
+
+    def attention_output(self, i: int, width: int) -> Linear:
+        rows, gain = {"output": self.config.hidden_size}, self.config.residual_scale
+        return self.linear(i, rows, width, has_bias=self.config.output_bias, out_dtype=self.dtype, gain=gain)
+
+    def latent_attention(self, i: int, sizes: Latent) -> LatentAttention:
+        config = self.config
+        hidden, heads = config.hidden_size, config.num_heads
+        queries = heads * sizes.query_dim
+        query: Linear | LatentQueries
+        if sizes.query_size:
+            query = LatentQueries(
+                self.linear(i, {"q_down": sizes.query_size}, hidden, has_bias=False),
+                self.norm(self.names.of_layer(i, "q_down_norm"), sizes.query_size),
+                self.linear(i, {"q_up": queries}, sizes.query_size, has_bias=False, out_dtype=self.stored),
+            )
+        else:
+            query = self.linear(i, {"q": queries}, hidden, has_bias=False, out_dtype=self.stored)
+        key_up, value_up = self.latent_products(i, sizes)
+        return LatentAttention(
+            query,
+            self.linear(i, {"kv_down": sizes.slot_dim}, hidden, has_bias=False, out_dtype=self.stored),
+            self.norm(self.names.of_layer(i, "kv_down_norm"), sizes.size),
+            key_up.to(self.stored).to(self.device),
+            value_up.to(self.stored).to(self.device),
+            self.attention_output(i, heads * sizes.value_dim),
+            layer=i,
+            num_heads=heads,
+            sizes=sizes,
+            scale=config.attention_scale,
+        )
+
+    def latent_products(self, i: int, sizes: Latent) -> tuple[torch.Tensor, torch.Tensor]:
+        """What makes keys [H, N, L] and values [H, L, V] of latents, as floats."""
+        heads, size = self.config.num_heads, sizes.size
+        if sizes.is_split:
+            keys = as_float(self.read(self.names.of_layer(i, "k_up"), (heads * size, sizes.nope_dim)))
+            values = as_float(self.read(self.names.of_layer(i, "v_up"), (heads * sizes.value_dim, size)))
+            key_up = keys.view(heads, size, -1).transpose(1, 2)
+            value_up = values.view(heads, -1, size).transpose(1, 2)
+        else:
+            rows = heads * (sizes.nope_dim + sizes.value_dim)
+            both = as_float(self.read(self.names.of_layer(i, "kv_up"), (rows, size))).view(heads, -1, size)
+            key_up, values = both.split((sizes.nope_dim, sizes.value_dim), dim=1)
+            value_up = values.transpose(1, 2)
+        return key_up.contiguous(), value_up.contiguous()
 
     def mlp(self, i: int) -> MLP:
         config = self.config
@@ -225,6 +266,9 @@ class _Loader:
             top_k=config.experts_per_token,
             normalise=config.normalised_experts,
             shared=self.shared_expert(i) if config.shared_expert_size else None,
+            shared_gate=self.shared_gate(i) if config.shared_expert_size and config.shared_expert_gated else None,
+            routing=config.routing,
+            bias=self.router_bias(i) if config.routing is not None and config.routing.has_bias else None,
         )
 
     def read_experts(self, layer: int, key: str, into: torch.Tensor) -> None:
@@ -237,16 +281,22 @@ class _Loader:
             name = self.names.of_expert(layer, expert, key)
             part.copy_(as_float(self.read(name, tuple(part.shape)), self.dtype))
 
-    def shared_expert(self, i: int) -> tuple[MLP, Linear]:
+    def shared_expert(self, i: int) -> MLP:
         hidden, inner = self.config.hidden_size, self.config.shared_expert_size
-        mlp = MLP(
+        return MLP(
             self.linear(i, {"shared_gate": inner, "shared_up": inner}, hidden, has_bias=False),
             self.linear(i, {"shared_down": hidden}, inner, has_bias=False),
         )
-        name = self.names.of_layer(i, "shared_router")
+
+    def shared_gate(self, i: int) -> Linear:
+        hidden, name = self.config.hidden_size, self.names.of_layer(i, "shared_router")
         gate = as_float(self.read(name, (hidden,) if self.file.format == "gguf" else (1, hidden))).view(1, hidden)
         precision: LinearPrecision = "float32" if self.dtype == torch.float32 else "bfloat16"
-        return mlp, stacked_linear([gate], precision=precision, device=self.device, out_dtype=torch.float32)
+        return stacked_linear([gate], precision=precision, device=self.device, out_dtype=torch.float32)
+
+    def router_bias(self, i: int) -> torch.Tensor:
+        bias = self.read(self.names.of_layer(i, "router_bias"), (self.config.num_experts,))
+        return as_float(bias).clone().to(self.device)
 
     def linear(
         self,
@@ -277,7 +327,11 @@ class _Loader:
         return as_float(self.read(name, (row_len, num_rows))).T
 
     def by_part(self, key: str, weight: Any) -> Any:
-        """A fused projection's rows: all queries, all keys, all values."""
+        """A fused projection's rows: all queries, all keys, all values; of latent attention: the rotated first."""
+        sizes = self.config.latent
+        if sizes is not None and key in ("q", "q_up", "kv_down"):
+            order = vector_order(sizes) if key == "kv_down" else query_order(sizes, self.config.num_heads)
+            return weight[order] if isinstance(weight, torch.Tensor) else weight.take_rows(order)
         if key != "qkv" or not self.config.qkv_by_head:
             return weight
         weight = as_float(weight)

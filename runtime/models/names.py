@@ -68,6 +68,23 @@ _SHARED_EXPERT = {
     "shared_up": ("model.layers.{}.mlp.shared_expert.up_proj.weight", "blk.{}.ffn_up_shexp.weight"),
     "shared_down": ("model.layers.{}.mlp.shared_expert.down_proj.weight", "blk.{}.ffn_down_shexp.weight"),
 }
+# DeepSeek's.
+_LATENT = {
+    "q_down": ("model.layers.{}.self_attn.q_a_proj.weight", "blk.{}.attn_q_a.weight"),
+    "q_down_norm": ("model.layers.{}.self_attn.q_a_layernorm.weight", "blk.{}.attn_q_a_norm.weight"),
+    "q_up": ("model.layers.{}.self_attn.q_b_proj.weight", "blk.{}.attn_q_b.weight"),
+    "kv_down": ("model.layers.{}.self_attn.kv_a_proj_with_mqa.weight", "blk.{}.attn_kv_a_mqa.weight"),
+    "kv_down_norm": ("model.layers.{}.self_attn.kv_a_layernorm.weight", "blk.{}.attn_kv_a_norm.weight"),
+    "kv_up": ("model.layers.{}.self_attn.kv_b_proj.weight", "blk.{}.attn_kv_b.weight"),
+    "k_up": ("model.layers.{}.self_attn.k_b_proj.weight", "blk.{}.attn_k_b.weight"),
+    "v_up": ("model.layers.{}.self_attn.v_b_proj.weight", "blk.{}.attn_v_b.weight"),
+}
+_ROUTER_BIAS = {"router_bias": ("model.layers.{}.mlp.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias")}
+_UNGATED_SHARED_EXPERT = {
+    "shared_gate": ("model.layers.{}.mlp.shared_experts.gate_proj.weight", "blk.{}.ffn_gate_shexp.weight"),
+    "shared_up": ("model.layers.{}.mlp.shared_experts.up_proj.weight", "blk.{}.ffn_up_shexp.weight"),
+    "shared_down": ("model.layers.{}.mlp.shared_experts.down_proj.weight", "blk.{}.ffn_down_shexp.weight"),
+}
 # GPT-2 and GPT-NeoX have names of their own in Hugging Face's files.
 _LAYER_NORM_BIAS = {
     "attention_norm_bias": ("model.layers.{}.input_layernorm.bias", "blk.{}.attn_norm.bias"),
@@ -98,6 +115,8 @@ _RENAMED = {
         "mlp.down_proj": "mlp.dense_4h_to_h",
     },
 }
+_OF_DENSE = ("gate", "up", "down")  # of layers without experts
+_OF_EXPERTS = frozenset((*_EXPERTS, *_SHARED_EXPERT, *_ROUTER_BIAS))
 _FORMATS = ("safetensors", "gguf")
 # Tables that are computed here or read with the config, so no layer reads them.
 _MASKS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")  # saved by old transformers
@@ -120,7 +139,9 @@ class TensorNames:
             (config.fused_qkv and config.qkv_bias, _FUSED_QKV_BIAS),
             (config.fused_gate_up, _FUSED_GATE_UP),
             (config.layer_norm, _LAYER_NORM_BIAS),
-            (config.shared_expert_size, _SHARED_EXPERT),
+            (config.shared_expert_size, _SHARED_EXPERT if config.shared_expert_gated else _UNGATED_SHARED_EXPERT),
+            (config.routing is not None and config.routing.has_bias, _ROUTER_BIAS),
+            (config.latent is not None, _LATENT),
         ):
             if wanted:
                 layer |= names
@@ -131,8 +152,10 @@ class TensorNames:
             absent = (*absent, "gate", "up")
         if not config.gated:
             absent = (*absent, "gate", "gate_bias")
+        if config.latent is not None:
+            absent = (*absent, "k", "v", *(("kv_up",) if config.latent.is_split else ("k_up", "v_up")))
+            absent = (*absent, *(("q",) if config.latent.query_size else ("q_down", "q_down_norm", "q_up")))
         if config.num_experts:
-            absent = (*absent, "gate", "up", "down")
             layer |= _MIXTRAL_EXPERTS if config.family == "mixtral" else _EXPERTS
         layer = {key: names for key, names in layer.items() if key not in absent}
         model = {key: names for key, names in _MODEL.items() if key != "head" or not config.tied_embeddings}
@@ -143,7 +166,7 @@ class TensorNames:
         renamed = _RENAMED.get(config.family, {}) if file_format == "safetensors" else {}
         self._model = {key: _renamed(names[column], renamed) for key, names in model.items()}
         self._layer = {key: _renamed(names[column], renamed) for key, names in layer.items()}
-        self._num_layers, self._num_experts = config.num_layers, config.num_experts
+        self._config = config
 
     def of_model(self, key: str) -> str:
         return self._model[key]
@@ -157,10 +180,19 @@ class TensorNames:
     def refuse_strangers(self, present: Sequence[str], *, source: str) -> None:
         """Raises Unsupported when a file holds tensors that this model does not use: it is of another architecture."""
         known = set(self._model.values())
-        for name in self._layer.values():
-            experts = range(self._num_experts) if name.count("{}") > 1 else range(1)
-            known |= {name.format(i, expert) for i in range(self._num_layers) for expert in experts}
-        strangers = [name for name in present if name not in known and not name.endswith(_DERIVED)]
+        num_layers = self._config.num_layers
+        for key, name in self._layer.items():
+            experts = range(self._config.num_experts) if name.count("{}") > 1 else range(1)
+            layers = [i for i in range(num_layers) if self._config.has_experts(i) or key not in _OF_EXPERTS]
+            if self._config.num_experts and key in _OF_DENSE:
+                layers = list(range(self._config.dense_layers))
+            known |= {name.format(i, expert) for i in layers for expert in experts}
+        unread = tuple(f"model.layers.{num_layers + i}." for i in range(self._config.prediction_layers))
+        strangers = [
+            name
+            for name in present
+            if name not in known and not name.endswith(_DERIVED) and not name.startswith(unread)
+        ]
         if strangers:
             names = ", ".join(map(shown, strangers[:4])) + (", ..." if len(strangers) > 4 else "")
             raise Unsupported(f"{source}: {len(strangers)} tensors that this architecture does not use: {names}")

@@ -43,6 +43,8 @@ class ModelShape:
             raise Unsupported(
                 f"{name}: {config.num_experts} experts; plans can be made only for models without experts"
             )
+        if config.latent is not None:
+            raise Unsupported(f"{name}: latent attention; plans can be made only for models with keys and values")
         if not config.gated:
             raise Unsupported(f"{name}: an MLP without a gate; plans can be made only for models with gated MLPs")
         return cls(

@@ -36,6 +36,9 @@ class GroupTensor:
         factors = (self.scale,) if self.zero is None else (self.scale, self.zero)
         return self.q, *(part.repeat_interleave(times, dim=1) for part in factors)
 
+    def take_rows(self, index: torch.Tensor | slice) -> "GroupTensor":
+        return GroupTensor(self.q[index], self.scale[index], None if self.zero is None else self.zero[index])
+
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weights [N, K]: computed in float32, rounded once in another type."""
         groups = self.q.float().view(*self.scale.shape, -1)

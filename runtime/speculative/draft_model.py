@@ -57,6 +57,7 @@ class DraftModel:
             shape.head_dim,
             dtype=model.kv_dtype,
             device=model.device,
+            has_values=shape.slot_vectors > 1,
         )
         self._executor = Executor(model, kv, max_rows=MAX_SEQUENCES, max_len=self.max_len)
         self._contexts: OrderedDict[int, _DraftContext] = OrderedDict()

@@ -16,6 +16,7 @@ from ...protocol.errors import UnknownModel, Unsupported
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TARGETS = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"), "self_attn"),
+    **dict.fromkeys(("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"), "self_attn"),
     **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "down_proj"), "mlp"),
 }
 _NAME = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(self_attn|mlp)\.(\w+)\.lora_([AB])\.weight")

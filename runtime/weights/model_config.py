@@ -6,15 +6,15 @@ from typing import Any, Literal
 import msgspec
 
 from ...protocol.errors import Unsupported
+from .config_parts import Latent, Routing
+from .config_reader import ConfigReader
 from .damage import shown
+from .deepseek import deepseek_of_gguf, deepseek_of_hf, yarn_growth
 
-MAX_SIZE = (1 << 31) - 1  # what the formats' own 32-bit fields can hold
-MAX_LAYERS = 10_000
 MAX_BLOCKS = 100_000  # feed-forward blocks of all layers: one each, or its experts
 # GGUF's tensors of factors by frequency: Llama 3's, then the two of LongRoPE.
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 Activation = Literal["silu", "gelu_tanh", "gelu"]
-_LAYER_KEYS = ("num_hidden_layers", "block_count")
 
 
 class LinearRope(msgspec.Struct, frozen=True, tag="linear"):
@@ -70,7 +70,11 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     With ``num_experts`` the feed-forward blocks are mixtures of experts, each of ``expert_size`` inner dimensions. A
     token takes the ``experts_per_token`` likeliest, weighted by probability, normalised to 1 if ``normalised_experts``.
-    With ``shared_expert_size`` every token also goes through one more expert, which has a gate of its own.
+    With ``shared_expert_size`` every token also goes through one more expert, which has a gate of its own unless not
+    ``shared_expert_gated``. The first ``dense_layers`` layers have no experts. ``routing``: how experts are chosen if
+    not as above.
+
+    With ``latent`` a slot holds one vector of a layer, ``head_dim`` numbers of one head, both key and value.
 
     ``pre_norms`` are before attention and MLP, ``post_norms`` after them and before the residual is added.
     ``norm_offset`` is added to the file's norm weights. ``whole_qk_norm``: one norm over all heads of the queries, one
@@ -126,6 +130,11 @@ class ModelConfig(msgspec.Struct, frozen=True):
     expert_size: int = 0
     normalised_experts: bool = False
     shared_expert_size: int = 0
+    shared_expert_gated: bool = True
+    dense_layers: int = 0
+    routing: Routing | None = None
+    latent: Latent | None = None
+    prediction_layers: int = 0  # layers of the file after the last, which predict further tokens and are not read
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
@@ -156,6 +165,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
             )
         if self.num_experts and self.expert_size < 1:
             raise Unsupported(f"model config: expert_size is {self.expert_size}; it must be at least 1")
+        if self.routing is not None:
+            self.routing.check(self.num_experts, self.experts_per_token)
         if self.num_layers * max(1, self.num_experts) > MAX_BLOCKS:
             raise Unsupported(
                 f"model config: {self.num_layers:,} layers of {self.num_experts:,} experts; in all there may be "
@@ -166,6 +177,14 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     def window_of(self, layer: int) -> int:
         return self.layer_windows[layer] if self.layer_windows else 0
+
+    def has_experts(self, layer: int) -> bool:
+        return self.num_experts > 0 and layer >= self.dense_layers
+
+    @property
+    def slot_vectors(self) -> int:
+        """Vectors that a slot holds for a layer and head: a key and a value, or one that is both."""
+        return 1 if self.latent is not None else 2
 
     @property
     def rotary(self) -> int:
@@ -179,7 +198,7 @@ _GPT2 = _GPT | {"learned_positions": True}
 HF_FAMILIES = {
     **{name: name for name in ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")},
     **{name: name for name in ("gemma2", "phi3", "olmo2", "granite", "smollm3")},
-    **{name: name for name in ("gpt2", "gpt_neox")},
+    **{name: name for name in ("gpt2", "gpt_neox", "deepseek_v2", "deepseek_v3")},
     "gemma3_text": "gemma3",
 }
 GGUF_FAMILIES = {
@@ -188,10 +207,12 @@ GGUF_FAMILIES = {
     "gptneox": "gpt_neox",
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
+    "deepseek2": "deepseek_v2",  # and V3
 }
 _WINDOWED = ("mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3")
 _QK_NORMED = ("qwen3", "qwen3_moe", "gemma3", "olmo2")
 _GEMMAS = ("gemma2", "gemma3")
+_DEEPSEEKS = ("deepseek_v2", "deepseek_v3")
 _WINDOW_PATTERNS = {"gemma2": 2, "gemma3": 6}  # every so many layers, one attends to the whole context
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GGUF_ACTIVATIONS: dict[str, Activation] = {
@@ -224,7 +245,7 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
             f"{source}: model_type {data.get('model_type')!r} is not served; served are {', '.join(HF_FAMILIES)}"
         )
     data = _common_names(data, family)
-    read = _Reader(data, source)
+    read = ConfigReader(data, source)
     if family in _GEMMAS:
         act = data.get("hidden_activation") or data.get("hidden_act") or "gelu_pytorch_tanh"
     else:
@@ -247,32 +268,32 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
     max_positions = read.integer("max_position_embeddings")
     head_dim = read.integer("head_dim", 128 if family in ("qwen3", "qwen3_moe") else hidden // heads)
     attention_bias = bool(data.get("attention_bias", False))
-    return ModelConfig(
-        family=family,
-        num_layers=num_layers,
-        hidden_size=hidden,
-        intermediate_size=read.integer("intermediate_size"),
-        num_heads=heads,
-        num_kv_heads=read.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        vocab_size=read.integer("vocab_size"),
-        max_positions=max_positions,
-        rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(theta),
-        rope_scaling=_hf_rope(rope, data, max_positions, source),
-        rotary_dim=int(head_dim * partial) if partial != 1 else None,
-        local_rope_theta=local_theta,
-        tied_embeddings=bool(data.get("tie_word_embeddings", family in (*_GEMMAS, "smollm3"))),
-        qkv_bias=attention_bias or family == "qwen2" or (family == "qwen2_moe" and bool(data.get("qkv_bias", True))),
-        output_bias=attention_bias,
-        mlp_bias=bool(data.get("mlp_bias", False)),
-        qk_norm=family in _QK_NORMED,
-        layer_windows=_hf_windows(data, family, num_layers, source),
-        activation=activations[act],
-        **_hf_own(read, family, num_layers),
-        bos_id=data.get("bos_token_id"),
-        eos_ids=ids_of(data.get("eos_token_id")),
-    )
+    common: dict[str, Any] = {
+        "family": family,
+        "num_layers": num_layers,
+        "hidden_size": hidden,
+        "intermediate_size": read.integer("intermediate_size"),
+        "num_heads": heads,
+        "num_kv_heads": read.integer("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "vocab_size": read.integer("vocab_size"),
+        "max_positions": max_positions,
+        "rms_norm_eps": float(data.get("rms_norm_eps", 1e-6)),
+        "rope_theta": float(theta),
+        "rope_scaling": _hf_rope(rope, data, max_positions, source),
+        "rotary_dim": int(head_dim * partial) if partial != 1 else None,
+        "local_rope_theta": local_theta,
+        "tied_embeddings": bool(data.get("tie_word_embeddings", family in (*_GEMMAS, "smollm3"))),
+        "qkv_bias": attention_bias or family == "qwen2" or (family == "qwen2_moe" and bool(data.get("qkv_bias", True))),
+        "output_bias": attention_bias,
+        "mlp_bias": bool(data.get("mlp_bias", False)),
+        "qk_norm": family in _QK_NORMED,
+        "layer_windows": _hf_windows(data, family, num_layers, source),
+        "activation": activations[act],
+        "bos_id": data.get("bos_token_id"),
+        "eos_ids": ids_of(data.get("eos_token_id")),
+    }
+    return ModelConfig(**common | _hf_own(read, family, num_layers, rope))
 
 
 def ids_of(value: int | list[int] | None) -> tuple[int, ...]:
@@ -293,13 +314,15 @@ def config_from_gguf(
     if family is None:
         raise Unsupported(f"{source}: architecture {arch!r} is not served; served are {', '.join(GGUF_FAMILIES)}")
     own = {key.removeprefix(f"{arch}."): value for key, value in data.items() if key.startswith(f"{arch}.")}
-    read = _Reader(own, f"{source}: {arch}")
-    if own.get("expert_count", 0) and family not in ("llama", "qwen2_moe", "qwen3_moe"):
+    read = ConfigReader(own, f"{source}: {arch}")
+    if own.get("expert_count", 0) and family not in ("llama", "qwen2_moe", "qwen3_moe", *_DEEPSEEKS):
         raise Unsupported(
-            f"{source}: {own['expert_count']} experts of {arch}; only llama, qwen2moe, qwen3moe have them"
+            f"{source}: {own['expert_count']} experts of {arch}; only llama, qwen2moe, qwen3moe, deepseek2 have them"
         )
     if family == "llama" and own.get("expert_count", 0):
         family = "mixtral"
+    if family == "deepseek_v2" and own.get("expert_gating_func") == 2:
+        family = "deepseek_v3"
     num_layers, hidden, heads = map(read.integer, ("block_count", "embedding_length", "attention.head_count"))
     head_dim = read.integer("attention.key_length", hidden // heads)
     rotary = read.integer("rope.dimension_count", head_dim)
@@ -308,68 +331,43 @@ def config_from_gguf(
     max_positions = read.integer("context_length")
     window = int(own.get("attention.sliding_window", 0))
     eos = data.get("tokenizer.ggml.eos_token_id")
-    return ModelConfig(
-        family=family,
-        num_layers=num_layers,
-        hidden_size=hidden,
-        intermediate_size=read.integer("feed_forward_length"),
-        num_heads=heads,
-        num_kv_heads=read.integer("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        vocab_size=vocab_size,
-        max_positions=max_positions,
-        rms_norm_eps=float(own.get("attention.layer_norm_rms_epsilon", own.get("attention.layer_norm_epsilon", 1e-6))),
-        rope_theta=float(own.get("rope.freq_base", 10000.0)),
-        rope_scaling=_gguf_rope(own, max_positions, rope_factors, source),
-        rotary_dim=rotary if rotary != head_dim else None,
-        tied_embeddings="output.weight" not in tensor_names,
-        qkv_bias=bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & tensor_names),
-        output_bias="blk.0.attn_output.bias" in tensor_names,
-        mlp_bias="blk.0.ffn_down.bias" in tensor_names,
-        qk_norm="blk.0.attn_q_norm.weight" in tensor_names,
-        layer_windows=_gguf_windows(window, family, num_layers),
-        activation=_GGUF_ACTIVATIONS.get(family, "silu"),
-        **_gguf_own(read, family, num_layers, head_dim),
-        bos_id=data.get("tokenizer.ggml.bos_token_id"),
-        eos_ids=ids_of(eos),
-    )
+    common: dict[str, Any] = {
+        "family": family,
+        "num_layers": num_layers,
+        "hidden_size": hidden,
+        "intermediate_size": read.integer("feed_forward_length"),
+        "num_heads": heads,
+        "num_kv_heads": read.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "vocab_size": vocab_size,
+        "max_positions": max_positions,
+        "rms_norm_eps": float(
+            own.get("attention.layer_norm_rms_epsilon", own.get("attention.layer_norm_epsilon", 1e-6))
+        ),
+        "rope_theta": float(own.get("rope.freq_base", 10000.0)),
+        "rope_scaling": _gguf_rope(own, max_positions, rope_factors, source),
+        "rotary_dim": rotary if rotary != head_dim else None,
+        "tied_embeddings": "output.weight" not in tensor_names,
+        "qkv_bias": bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & tensor_names),
+        "output_bias": "blk.0.attn_output.bias" in tensor_names,
+        "mlp_bias": "blk.0.ffn_down.bias" in tensor_names,
+        "qk_norm": "blk.0.attn_q_norm.weight" in tensor_names,
+        "layer_windows": _gguf_windows(window, family, num_layers),
+        "activation": _GGUF_ACTIVATIONS.get(family, "silu"),
+        "bos_id": data.get("tokenizer.ggml.bos_token_id"),
+        "eos_ids": ids_of(eos),
+    }
+    if family in _DEEPSEEKS:
+        return ModelConfig(**common | deepseek_of_gguf(read, family, tensor_names))
+    return ModelConfig(**common | _gguf_own(read, family, num_layers, head_dim))
 
 
-class _Reader:
-    """Reads the fields of a config; an error names the field and the file."""
-
-    def __init__(self, data: dict[str, Any], source: str) -> None:
-        self.data, self.source = data, source
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.data.get(key)
-        if value is None:
-            value = default
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise Unsupported(f"{self.source}: {key} is {shown(repr(value))}; it must be one integer")
-        most = MAX_LAYERS if key in _LAYER_KEYS else MAX_SIZE
-        if not 0 <= value <= most:
-            raise Unsupported(f"{self.source}: {key} is {value:,}; it must be between 0 and {most:,}")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self.data.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-            raise Unsupported(f"{self.source}: {key} is {shown(repr(value))}; it must be a number of 0 or more")
-        if default and not value:
-            raise Unsupported(f"{self.source}: {key} is 0; it must be above 0")
-        return float(value)
-
-    def refuse(self, key: str, why: str) -> None:
-        if self.data.get(key):
-            raise Unsupported(f"{self.source}: {key} is set: {why}")
-
-
-def _hf_own(read: _Reader, family: str, num_layers: int) -> dict[str, Any]:
+def _hf_own(read: ConfigReader, family: str, num_layers: int, rope: dict[str, Any]) -> dict[str, Any]:
     """The fields that only this family has."""
     data = read.data
     match family:
+        case "deepseek_v2" | "deepseek_v3":
+            return deepseek_of_hf(read, family, rope)
         case "qwen3_moe":
             return _hf_experts(read)
         case "qwen2_moe":
@@ -422,7 +420,7 @@ def _hf_own(read: _Reader, family: str, num_layers: int) -> dict[str, Any]:
     return {}
 
 
-def _hf_experts(read: _Reader) -> dict[str, Any]:
+def _hf_experts(read: ConfigReader) -> dict[str, Any]:
     """The fields of a mixture of experts."""
     read.refuse("mlp_only_layers", "some layers without experts are not served; all layers must have them")
     if (step := read.integer("decoder_sparse_step", 1)) != 1:
@@ -490,16 +488,20 @@ def _hf_rope(rope: dict[str, Any], data: dict[str, Any], max_positions: int, sou
                 original_max_positions=int(number("original_max_position_embeddings", max_positions)),
             )
         case "yarn":
-            for key in ("mscale", "mscale_all_dim"):
-                if rope.get(key):
-                    raise Unsupported(f"{where} with {key} {rope[key]} is not served")
+            shares = [number(key, 0.0) for key in ("mscale", "mscale_all_dim")]
+            if any(shares) and not all(shares):
+                raise Unsupported(
+                    f"{where} with mscale {shares[0]:g} but mscale_all_dim {shares[1]:g}; give both or none"
+                )
             original = number("original_max_position_embeddings", max_positions)
+            factor = number("factor", max_positions / original)
+            growths = [yarn_growth(factor, share) for share in shares]
             return YarnRope(
-                factor=number("factor", max_positions / original),
+                factor=factor,
                 original_max_positions=int(original),
                 beta_fast=number("beta_fast", 32.0),
                 beta_slow=number("beta_slow", 1.0),
-                attention_factor=number("attention_factor", 0.0),
+                attention_factor=number("attention_factor", growths[0] / growths[1] if all(shares) else 0.0),
                 truncate=bool(rope.get("truncate", True)),
             )
         case "longrope" | "su":
@@ -526,7 +528,7 @@ def _factors(found: Any, where: str) -> tuple[float, ...]:
     return tuple(map(float, found))
 
 
-def _gguf_own(read: _Reader, family: str, num_layers: int, head_dim: int) -> dict[str, Any]:
+def _gguf_own(read: ConfigReader, family: str, num_layers: int, head_dim: int) -> dict[str, Any]:
     """The fields that only this family has. What llama.cpp's files leave out is what its own loader takes."""
     match family:
         case "mixtral" | "qwen2_moe" | "qwen3_moe":
@@ -605,6 +607,8 @@ def _gguf_rope(
                 original_max_positions=int(own.get("rope.scaling.original_context_length", max_positions)),
                 beta_fast=float(own.get("rope.scaling.yarn_beta_fast", 32.0)),
                 beta_slow=float(own.get("rope.scaling.yarn_beta_slow", 1.0)),
+                # llama.cpp scales DeepSeek's scores instead of its rotated vectors: see ``deepseek_of_gguf``.
+                attention_factor=1.0 if "attention.kv_lora_rank" in own else 0.0,
             )
     raise Unsupported(f"{source}: rope scaling {kind!r} is not served; served are none, linear, yarn")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ...protocol.errors import Unsupported
+from .config_parts import Latent
 from .json_file import read_json
 from .model_config import ModelConfig
 from .quantized_folder import scheme_of
@@ -56,10 +57,12 @@ def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:
     hidden, dim = config.hidden_size, config.head_dim
     q_len, kv_len = config.num_heads * dim, config.num_kv_heads * dim
     inner = config.intermediate_size
-    if ".experts." in name or ".shared_expert." in name:
+    if any(part in name for part in (".experts.", ".shared_expert.", ".shared_experts.")):
         inner = config.expert_size if ".experts." in name else config.shared_expert_size
     whole = config.whole_qk_norm
     part, kind = name.split(".")[-2:]
+    if kind == "e_score_correction_bias":
+        return (config.num_experts,)
     rows, columns = {
         **dict.fromkeys(("embed_tokens", "lm_head", "wte", "embed_in", "embed_out"), (config.vocab_size, hidden)),
         "wpe": (config.max_positions, hidden),
@@ -80,5 +83,20 @@ def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:
         **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), (inner, hidden)),
         "gate_up_proj": (2 * inner, hidden),
         **dict.fromkeys(("down_proj", "w2"), (hidden, inner)),
+        **(_latent_shapes(config.latent, config) if config.latent is not None else {}),
     }.get(part, (hidden, 0))  # the others are norms
     return (rows, columns) if columns and kind == "weight" else (rows,)
+
+
+def _latent_shapes(latent: Latent, config: ModelConfig) -> dict[str, tuple[int, int]]:
+    hidden, heads = config.hidden_size, config.num_heads
+    return {
+        "q_proj": (heads * latent.query_dim, hidden),
+        "q_a_proj": (latent.query_size, hidden),
+        "q_a_layernorm": (latent.query_size, 0),
+        "q_b_proj": (heads * latent.query_dim, latent.query_size),
+        "kv_a_proj_with_mqa": (latent.slot_dim, hidden),
+        "kv_a_layernorm": (latent.size, 0),
+        "kv_b_proj": (heads * (latent.nope_dim + latent.value_dim), latent.size),
+        "o_proj": (hidden, heads * latent.value_dim),
+    }

@@ -48,6 +48,7 @@ CASES = {
     "odd_head": Case((70, 20), (9, 1), num_heads=4, num_kv_heads=1, head_dim=24),
     "tiny_head": Case((70, 20), (9, 1), num_heads=4, num_kv_heads=4, head_dim=8),
     "many_heads": Case((90,), (5,), num_heads=71, num_kv_heads=1, head_dim=16),
+    "latent": Case((70, 3), (3, 1), num_heads=20, num_kv_heads=1, head_dim=576),
     "wide_head": Case((600, 3), (12, 2), num_heads=14, num_kv_heads=2, head_dim=128),
 }
 

@@ -42,6 +42,8 @@ def test_every_kernel_is_in_the_table_and_the_table_is_the_one_kept(rows: list[l
             "attention shared prefix",
             "attention shared suffix",
             "attention decode Llama-3-8B fp8 pool",
+            "attention decode DeepSeek-V2-Lite",
+            "attention prefill DeepSeek-V3 fp8 pool",
         ),
         *("norm_rope_write_kv 128", "rope_write_kv 128 fp8 pool", "gelu_mul", "route 8 of 128 experts"),
         *("product int4, few rows", "product int8, many rows", "product fp8, few rows"),

@@ -49,6 +49,32 @@ def test_attention_in_splits(name: str, options: dict[str, float]) -> None:
     torch.testing.assert_close(found, reference.paged_attention(*inputs, scale=0.2, **options), **close(torch.float32))
 
 
+@pytest.mark.parametrize("num_heads", [5, 16, 40])
+@pytest.mark.parametrize("lens", [((30, 9), (1, 1)), ((20, 40), (3, 5))])
+def test_attention_with_wide_heads_that_are_key_and_value(
+    num_heads: int, lens: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    """As latent attention reads its pool: one vector of more than 256 numbers for all heads, more than fit a block."""
+    q, k, _, *rows = Case(*lens, num_heads=num_heads, num_kv_heads=1, head_dim=264).inputs()
+    found = attention.paged_attention(q, k, k, *rows, scale=0.06)
+    torch.testing.assert_close(found, reference.paged_attention(q, k, k, *rows, scale=0.06), **close(torch.float32))
+
+
+def test_keys_alone_are_written_without_values() -> None:
+    rng = torch.Generator().manual_seed(5)
+    q, k = torch.randn(3, 4, 24, generator=rng), torch.randn(3, 1, 24, generator=rng)
+    table = torch.randn(9, 8, generator=rng)
+    positions, slots = torch.tensor([4, 8, 0]), torch.tensor([6, 1, 3])
+    found = []
+    for write in (reference.rope_write_kv, cpu_rope.rope_write_kv, rope.rope_write_kv):
+        cache, queries = torch.zeros(7, 1, 24), q.clone()
+        write(queries, k, None, table, positions, cache, cache, slots)
+        found.append(torch.cat((queries.flatten(), cache.flatten())))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], atol=1e-5, rtol=1e-5)
+    assert found[0][-7 * 24 :].view(7, 24).any(dim=1).tolist() == [False, True, False, True, False, False, True]
+
+
 def test_attention_in_bfloat16_with_an_entry_s_own_config() -> None:
     for name in ("decode", "mixed"):
         inputs = CASES[name].inputs(torch.bfloat16, torch.bfloat16)

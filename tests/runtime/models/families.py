@@ -41,6 +41,23 @@ LONG_ROPE = {
 }
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16} | {
+    "mscale": 0.9,
+    "mscale_all_dim": 0.9,
+}
+LATENT = {"kv_lora_rank": 64, "qk_rope_head_dim": 8, "qk_nope_head_dim": 32, "v_head_dim": 16}
+DEEPSEEK = LATENT | {"num_key_value_heads": HEADS, "moe_intermediate_size": 32, "num_experts_per_tok": 3}
+LATENT_METADATA = {"attention.kv_lora_rank": 64, "rope.dimension_count": 8} | {
+    "expert_feed_forward_length": 32,
+    "expert_used_count": 3,
+    "leading_dense_block_count": 1,
+}
+YARN_METADATA = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.freq_base": 10000.0} | {
+    "rope.scaling.original_context_length": 16,
+    "rope.scaling.yarn_log_multiplier": 0.09,
+}
+
+
 @dataclass(frozen=True)
 class Family:
     """``arch``: llama.cpp's name, empty where it has none. ``metadata``: what its files say beyond the sizes.
@@ -134,6 +151,36 @@ FAMILIES: dict[str, Family] = {
         {"expert_count": 5, "expert_used_count": 3, "expert_feed_forward_length": 32},
         taped=False,
     ),
+    "deepseek_v2": Family(
+        "DeepSeek-V2",
+        "deepseek_v2",
+        DEEPSEEK
+        | {"n_routed_experts": 8, "n_shared_experts": 2, "routed_scaling_factor": 1.7, "first_k_dense_replace": 1}
+        | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": None}
+        | {"rope_parameters": YARN},
+        "deepseek2",
+        LATENT_METADATA
+        | YARN_METADATA
+        | {"attention.key_length": 40, "attention.value_length": 16, "expert_count": 8, "expert_shared_count": 2}
+        | {"expert_weights_scale": 1.7, "expert_group_count": 4, "expert_group_used_count": 2},
+        taped=False,
+    ),
+    "deepseek_v3": Family(
+        "DeepSeek-V3",
+        "deepseek_v3",
+        DEEPSEEK
+        | {"n_routed_experts": 12, "n_shared_experts": 1, "routed_scaling_factor": 2.3, "first_k_dense_replace": 1}
+        | {"n_group": 4, "topk_group": 2, "q_lora_rank": 32, "num_nextn_predict_layers": 0}
+        | {"rope_parameters": YARN},
+        "deepseek2",
+        LATENT_METADATA
+        | YARN_METADATA
+        | {"attention.key_length": 72, "attention.value_length": 64, "attention.q_lora_rank": 32}
+        | {"attention.key_length_mla": 40, "attention.value_length_mla": 16, "attention.head_count_kv": 1}
+        | {"expert_count": 12, "expert_shared_count": 1, "expert_weights_scale": 2.3, "expert_weights_norm": True}
+        | {"expert_gating_func": 2, "expert_group_count": 4, "expert_group_used_count": 2},
+        taped=False,
+    ),
 }
 
 
@@ -166,6 +213,9 @@ def make_family(folder: Path, family: Family, *, seed: int = 0) -> Path:
                 width = weight.shape[0 if family.model_type == "gpt2" else -1]
                 is_table = any(part in name for part in ("embed", "wte", "wpe"))
                 weight.copy_(noise * (1.0 / HEADS if is_table else 2.0 / width**0.5))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=rng))
     model.save_pretrained(folder)
     write_byte_tokenizer(folder)
     return folder
@@ -205,8 +255,11 @@ def make_family_gguf(path: Path, folder: Path, family: Family, *, kind: str = "F
                 factors = np.array(LONG_ROPE[f"{name}_factor"], dtype=np.float32)
                 writer.add_tensor(f"rope_factors_{name}.weight", factors)
         names = gguf.get_tensor_name_map(_arch(family.arch), config.num_hidden_layers)
-        for name, weight in _stacked(state).items():
-            stem, _, suffix = name.rpartition(".")
+        stacked = _stacked(state)
+        if "attention.key_length_mla" in family.metadata:
+            stacked = _split_latent_products(stacked, LATENT["qk_nope_head_dim"], LATENT["v_head_dim"])
+        for name, weight in stacked.items():
+            stem, _, suffix = name.replace("e_score_correction_bias", "e_score_correction.bias").rpartition(".")
             found = names.get_name(stem)
             assert found is not None, name
             if found.endswith("norm") and suffix == "weight":
@@ -251,6 +304,19 @@ def _stacked(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         name: np.stack([part for _, part in sorted(each.items())]) if isinstance(each, dict) else each
         for name, each in found.items()
     }
+
+
+def _split_latent_products(state: dict[str, np.ndarray], keys: int, values: int) -> dict[str, np.ndarray]:
+    """``kv_b_proj`` as newer files have it: keys [H, latent, keys], values [H, values, latent]."""
+    found = {}
+    for name, weight in state.items():
+        if "kv_b_proj" not in name:
+            found[name] = weight
+            continue
+        by_head = weight.reshape(HEADS, keys + values, -1)
+        found[name.replace("kv_b", "k_b")] = by_head[:, :keys].swapaxes(1, 2)
+        found[name.replace("kv_b", "v_b")] = by_head[:, keys:]
+    return found
 
 
 if __name__ == "__main__":

@@ -26,6 +26,11 @@ from safetensors.torch import load_file, save_file
 
 os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
 FLOAT32 = EngineConfig(model="tiny", precision="float32")
+ADAPTED = {
+    "phi3": ("qkv_proj", "gate_up_proj", "o_proj"),
+    "deepseek_v2": ("q_proj", "kv_a_proj_with_mqa", "o_proj"),
+    "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
+}
 IDS = np.random.default_rng(0).integers(0, 259, 75).astype(np.int32)
 
 
@@ -76,7 +81,7 @@ def test_logits_are_those_of_transformers(name: str, folders: dict[str, Path], w
         assert_equal_logits(got, want[[at, at - 18, at + 1]])
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3", "smollm3", "gpt_neox", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3", "smollm3", "gpt_neox", "qwen2_moe", "deepseek_v3"])
 def test_the_gpu_s_kernels_give_the_same_logits(
     name: str, folders: dict[str, Path], wanted: dict[str, torch.Tensor]
 ) -> None:
@@ -100,7 +105,7 @@ def test_an_adapter_gives_the_logits_of_merged_weights(
     name: str, folders: dict[str, Path], wanted: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     base = folders[name]
-    targets = ("qkv_proj", "gate_up_proj", "o_proj") if name == "phi3" else ("q_proj", "v_proj", "o_proj")
+    targets = ADAPTED.get(name, ("q_proj", "v_proj", "o_proj"))
     adapter = make_adapter(tmp_path / "adapter", base, seed=1, rank=3, targets=targets)
     want = hf_logits(hf_from_folder(merge(tmp_path / "merged", base, adapter)), IDS)
     model = load_model(base, EngineConfig(model="tiny", precision="float32", adapters={"poet": str(adapter)}))

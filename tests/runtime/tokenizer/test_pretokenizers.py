@@ -24,6 +24,8 @@ def cuts(name: str, text: str) -> list[str]:
         ("gpt-4o", "camelCase it's 1234", ["camel", "Case", " it's", " ", "123", "4"]),
         ("tekken", "camelCase 12", ["camel", "Case", " ", "1", "2"]),
         ("deepseek-v3", "日本語 1234 ab", ["日本語", " ", "123", "4", " ab"]),
+        ("deepseek-llm", "Éte日本 12345\n (a)  ", ["É", "te", "日本", " ", "12345", "\n", " (", "a", ")", "  "]),
+        ("deepseek-llm", "ჯa\U0001d400", ["ჯ", "a", "\U0001d400"]),
         ("falcon", "f(x) 12345", ["f", "(", "x", ")", " ", "123", "45"]),
         ("default", "a=1234", ["a", "=", "123", "4"]),
         ("deepseek-coder", "ab\n c1", ["ab", "\n", " c", "1"]),

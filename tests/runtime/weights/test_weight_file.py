@@ -143,7 +143,10 @@ def test_a_tied_model_s_copy_of_the_embedding_is_ignored(folder: Path) -> None:
         ({"model_type": "granite", "residual_multiplier": "1"}, "residual_multiplier is '1'; it must be a number"),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers must be a list of 2 numbers"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope scaling 'linear' needs factor, a number, and has None"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2, "mscale": 0.7}}, "'yarn' with mscale 0.7 is not served"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2, "mscale": 0.7}},
+            "'yarn' with mscale 0.7 but mscale_all_dim 0; give both or none",
+        ),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; it must be above 0 and at most 1"),
         ({"partial_rotary_factor": 0.2}, "rope over 3 of 16 dimensions; it needs an even number"),
         ({"partial_rotary_factor": 0.01}, "rope over 0 of 16 dimensions; it needs an even number"),
@@ -196,7 +199,10 @@ def test_other_architectures_and_experts_of_gguf_are_refused(tmp_path: Path) -> 
     with pytest.raises(Unsupported, match="architecture 'mamba' is not served; served are llama, qwen2, qwen3"):
         open_weights(tmp_path / "mamba.gguf")
     for more, message in (
-        ({"family": "qwen3", "expert_count": 8}, "8 experts of qwen3; only llama, qwen2moe, qwen3moe have them"),
+        (
+            {"family": "qwen3", "expert_count": 8},
+            "8 experts of qwen3; only llama, qwen2moe, qwen3moe, deepseek2 have them",
+        ),
         ({"rope__scaling__type": "longrope"}, "rope scaling 'longrope' is not served; served are none, linear, yarn"),
         ({"rope__dimension_count": 7}, "rope over 7 of 16 dimensions; it needs an even number"),
         ({"rope__dimension_count": 0}, "rope over 0 of 16 dimensions; it needs an even number"),
