@@ -26,6 +26,7 @@ ENGINE_HELP = {
     "max_step_tokens": "tokens that one step computes at most",
     "prefill_chunk": "tokens of one prompt that one step computes at most",
     "prefix_cache": "keep computed prefixes and use them again",
+    "cached_prompts": "prompts whose prefixes are kept: all, or that of the last sequence alone, to compare",
     "host_cache_bytes": "bytes of host memory for keys and values that no longer fit; 0: none",
     "disk_cache": "folder for keys and values that survive a restart (default: none)",
     "disk_cache_bytes": "bytes that the folder may take",

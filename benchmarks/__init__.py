@@ -58,7 +58,7 @@ def commit() -> str:
 
 def _module() -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec.name if spec is not None else Path(sys.argv[0]).stem
+    return spec.name.removesuffix(".__main__") if spec is not None else Path(sys.argv[0]).stem
 
 
 def _version(package: str) -> str:

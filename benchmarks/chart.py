@@ -1,7 +1,9 @@
-"""A line chart as SVG: for the figures in the docs."""
+"""Charts as SVG, with lines or bars: for the figures in the docs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from math import log
 
 WIDTH, HEIGHT = 640, 376
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 52, 48
@@ -63,3 +65,89 @@ def nice(value: float) -> float:
     while power > value:
         power /= 10
     return next(power * digit for digit in (1, 2, 4, 6, 8, 10) if power * digit >= value)
+
+
+# -- bars -------------------------------------------------------------------------------------------------------------
+
+BAR_WIDTH, BAR_HEIGHT, GROUP_GAP = 440, 13, 12  # of the picture and of one bar: legible on a phone
+BAR_LEFT, BAR_RIGHT, BAR_TOP = 12, 64, 62
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """The colours of a chart's ground, of its text and lines, and of its series."""
+
+    ground: str
+    text: str
+    faint: str
+    series: tuple[str, ...]
+
+
+LIGHT = Theme("#ffffff", "#1f2328", "#d0d7de", ("#1b6e53", "#7fb8a3", "#b9a44c", "#c2571a", "#3a5fa8", "#8a3f8f"))
+DARK = Theme("#0d1117", "#e6edf3", "#3d444d", ("#3fb98b", "#2a7058", "#b9a44c", "#e8864a", "#7aa2f0", "#c58ac9"))
+
+
+def bar_chart(
+    title: str,
+    groups: Mapping[str, Mapping[str, float]],
+    *,
+    theme: Theme,
+    label: Callable[[float], str],
+    note: str = "",
+    is_log: bool = False,
+) -> str:
+    """The SVG of horizontal bars: one group a row of ``groups``, one bar a series, labelled with its value.
+
+    Series have the same colour in every group and stand in the legend in the order in which they are met. With
+    ``is_log`` equal lengths are equal factors, and the shortest bar is the least value. Values are above 0.
+    """
+    series = list(dict.fromkeys(name for row in groups.values() for name in row))
+    values = [value for row in groups.values() for value in row.values()]
+    least, most = min(values, default=1.0), max(values, default=1.0)
+    full = BAR_WIDTH - BAR_LEFT - BAR_RIGHT
+
+    def length(value: float) -> float:
+        if not is_log:
+            return value / most * full
+        return full * (0.06 + 0.94 * log(value / least) / log(most / least)) if most > least else full
+
+    per_row = 3
+    rows = (len(series) + per_row - 1) // per_row
+    y = BAR_TOP + 18.0 * rows
+    bars = []
+    for name, row in groups.items():
+        y += GROUP_GAP + 14
+        bars.append(f'<text x="{BAR_LEFT}" y="{y - 4:.1f}" font-weight="bold">{escape(name)}</text>')
+        for one, value in row.items():
+            colour = theme.series[series.index(one) % len(theme.series)]
+            bars += [
+                f'<rect x="{BAR_LEFT}" y="{y:.1f}" width="{length(value):.1f}" height="{BAR_HEIGHT - 2}" '
+                f'fill="{colour}"><title>{escape(one)}</title></rect>',
+                f'<text x="{BAR_LEFT + length(value) + 5:.1f}" y="{y + BAR_HEIGHT - 3:.1f}" font-size="11">'
+                f"{escape(label(value))}</text>",
+            ]
+            y += BAR_HEIGHT
+    legend = []
+    for i, one in enumerate(series):
+        x, at = BAR_LEFT + (i % per_row) * (BAR_WIDTH - 2 * BAR_LEFT) / per_row, BAR_TOP + 18 * (i // per_row)
+        legend += [
+            f'<rect x="{x:.1f}" y="{at - 10}" width="11" height="11" fill="{theme.series[i % len(theme.series)]}"/>',
+            f'<text x="{x + 16:.1f}" y="{at}" font-size="12">{escape(one)}</text>',
+        ]
+    height = round(y + GROUP_GAP)
+    return (
+        "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {BAR_WIDTH} {height}" '
+                f'font-family="sans-serif" font-size="13" fill="{theme.text}">',
+                f'<rect width="{BAR_WIDTH}" height="{height}" fill="{theme.ground}"/>',
+                f'<text x="{BAR_LEFT}" y="22" font-size="15" font-weight="bold">{escape(title)}</text>',
+                f'<text x="{BAR_LEFT}" y="40" font-size="11" fill-opacity="0.7">{escape(note)}</text>',
+                f'<path d="M{BAR_LEFT} {BAR_TOP + 18 * rows}V{height - GROUP_GAP}" stroke="{theme.faint}"/>',
+                *legend,
+                *bars,
+                "</svg>",
+            ]
+        )
+        + "\n"
+    )

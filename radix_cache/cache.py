@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -77,7 +77,9 @@ class NodeOutline(NamedTuple):
 
 
 class RadixCache:
-    """``policy`` orders eviction (see ``policies``). With ``reuse=False`` no prefix is matched or kept.
+    """``policy`` orders eviction (see ``policies``). With ``reuse=False`` no prefix is matched or kept; with
+    ``kept="last"`` a released lease's path alone is kept, besides paths of other leases and pins (``policy`` is then
+    ``lru``, or the path may go instead of an older one).
 
     A namespace separates prefixes that must not be shared: equal tokens under another model, adapter, salt or image
     have other KV. It is a string, or a tuple of strings, bytes, integers and None. Pins may keep up to ``pin_share`` of
@@ -91,6 +93,7 @@ class RadixCache:
         *,
         policy: Policy = program_aware,
         reuse: bool = True,
+        kept: Literal["all", "last"] = "all",
         pin_share: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
         on_event: Callable[[Event], None] | None = None,
@@ -100,6 +103,7 @@ class RadixCache:
         if not 0.0 <= pin_share <= 1.0:
             raise ValueError(f"pin_share={pin_share}: the share of slots that pins may keep must be between 0 and 1")
         self.reuse = reuse
+        self.kept = kept
         self.num_slots = num_slots
         self._pool = SlotPool(num_slots)
         followers: list[Follower] = []
@@ -455,6 +459,18 @@ class RadixCache:
         tree.touch(lease.node, hits=0, priority=lease.priority, program=lease.program)
         tree.unlock(lease.node)
         self._leases.discard(lease)
+        if self.kept == "last":
+            self._evict(self.num_evictable - self._num_evictable_on(lease.node), "flush")
+
+    @staticmethod
+    def _num_evictable_on(node: RadixNode) -> int:
+        """Tokens on the path to ``node`` that no lease and no pin locks."""
+        num = 0
+        at: RadixNode | None = node
+        while at is not None:
+            num += at.num_tokens if at.lock_count == 0 else 0
+            at = at.parent
+        return num
 
     def _take(self, n: int) -> np.ndarray:
         shortfall = n - self.num_free

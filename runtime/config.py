@@ -27,7 +27,9 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     made by ``phloem train-drafter``. ``host_cache_bytes``: host memory for KV evicted from the pool; ``disk_cache``: a
     folder for KV that outlives the process, up to ``disk_cache_bytes``. ``cache_format``: the number format of both;
     ``auto`` is the pool's, ``int8`` and ``fp8`` take a quarter to a half of it and are not exact.
-    ``cache_events_url``: a PUB socket that publishes stored and evicted prefixes. ``eviction``: which cached prefix is
+    ``cached_prompts="last"`` keeps the prefix of
+    the sequence that ended last and no tree, to compare. ``cache_events_url``: a PUB socket that publishes stored and
+    evicted prefixes. ``eviction``: which cached prefix is
     evicted first. ``order``: which waiting sequence runs first; among the first ``match_window`` of them, the one with
     most cached tokens. ``tenant_weights``: each tenant's share, by default 1. On a GPU, ``cuda_graphs`` runs decode
     steps as CUDA graphs and ``overlap`` runs a step's host work while the device computes the next step; neither
@@ -49,13 +51,14 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     max_step_tokens: int = 512
     prefill_chunk: int = 256
     prefix_cache: bool = True
+    cached_prompts: Literal["all", "last"] = "all"
     host_cache_bytes: int = 0
     disk_cache: str = ""
     disk_cache_bytes: int = 16 << 30
     cache_format: Literal["auto", "int8", "fp8"] = "auto"
     cache_events_url: str = ""
     eviction: Literal["program_aware", "lru", "lfu", "size_aware", "priority"] = "program_aware"
-    order: Literal["oldest_program", "first_come", "shortest", "shortest_remaining"] = "oldest_program"
+    order: Literal["oldest_program", "first_come", "random", "shortest", "shortest_remaining"] = "oldest_program"
     match_window: int = 1
     tenant_weights: dict[str, float] = {}
     jump_forward: bool = True

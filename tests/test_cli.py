@@ -64,6 +64,7 @@ def test_serve_takes_every_setting_of_the_engine(model: str, served: Served) -> 
                 "weights": "random",
                 "gpu_memory_fraction": 0.5,
                 "cache_format": "int8",
+                "cached_prompts": "last",
                 "eviction": "lru",
                 "order": "shortest",
                 "cpu_isa": "portable",

@@ -2,6 +2,7 @@
 
     python -m benchmarks.workloads --all --save      # the table, in under an hour on two cores
     python -m benchmarks.workloads --quick           # fewer programs of each workload
+    python -m benchmarks.workloads --quick --ablations
     python -m benchmarks.workloads mmlu react --systems program,http --repeats 3
 
 Systems: ``program`` (ours, whole programs), ``http`` (ours, the plain way), ``http-no-cache`` (the same without a
@@ -11,22 +12,22 @@ in ``benchmarks.vs_peers``; those that are not installed are left out.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from phloem import processor
 
-from .. import RESULTS, header, save
+from .. import header
+from . import ablations, page
 from .catalogue import WORKLOADS
+from .held import OUT, keep
 from .measure import BARS, as_json, count_faults, judged, measure, same_answers, table
 from .systems import HTTP, PROGRAM, SYSTEMS, Peers, System, make_system
-
-OUT = RESULTS / "workloads.json"
+from .workload import Workload
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
@@ -42,7 +43,10 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2", help="an alias or a .gguf file (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each workload on each system")
     parser.add_argument("--threads", type=int, default=processor.num_cores(), help="of every engine")
-    parser.add_argument("--save", action="store_true", help=f"write the figures to {OUT.name}, beside those it holds")
+    parser.add_argument("--ablations", action="store_true", help="our engine without each of its parts, instead")
+    parser.add_argument(
+        "--save", action="store_true", help=f"write the figures to {OUT.name}, beside those it holds, and the page"
+    )
     parser.add_argument("--llama-server", default=os.environ.get("LLAMA_SERVER", ""))
     parser.add_argument("--openvino-python", default=os.environ.get("OPENVINO_PYTHON", ""))
     parser.add_argument("--transformers-python", default=os.environ.get("TRANSFORMERS_PYTHON", ""))
@@ -74,6 +78,8 @@ def main(argv: list[str] | None = None) -> int:
     if missing := [name for name, system in made.items() if system is None]:
         print(f"not installed: {', '.join(missing)}")
     workloads = [WORKLOADS[name] for name in args.names]
+    if args.ablations:
+        return ablate(args, about, begin_s)
     with ExitStack() as stack:
         systems: list[System] = []
         for system in made.values():
@@ -85,8 +91,8 @@ def main(argv: list[str] | None = None) -> int:
             systems,
             workloads,
             repeats=args.repeats,
-            count=lambda workload: workload.quick if args.quick else workload.count,
-            say=lambda text: print(text, flush=True),
+            count=counts(args),
+            say=say,
         )
         equal = {}
         by_name = {system.name: system for system in systems}
@@ -103,20 +109,29 @@ def main(argv: list[str] | None = None) -> int:
         print(f"other work: {fault}")
     print(f"{time.perf_counter() - begin_s:.0f} s in all")
     if args.save:
-        print(f"written: {keep(OUT, args.model, about | {'versions': versions}, as_json(found), equal)}")
+        keep(OUT, args.model, about | {"versions": versions}, as_json(found), equal)
+        print("written:", OUT, *page.write())
     return 0
 
 
-def keep(path: Path, model: str, about: dict[str, Any], found: dict[str, Any], equal: dict[str, Any]) -> Path:
-    """Write the figures of ``model``; those of other models, workloads and systems stay."""
-    held: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"models": {}}
-    entry = held["models"].setdefault(model, {"workloads": {}, "same_answers": {}})
-    for name, row in found.items():
-        entry["workloads"].setdefault(name, {}).update(row)
-    entry["same_answers"].update(equal)
-    entry["about"] = about
-    save(path, held)
-    return path
+def counts(args: argparse.Namespace) -> Callable[[Workload], int]:
+    return lambda workload: workload.quick if args.quick else workload.count
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def ablate(args: argparse.Namespace, about: dict[str, Any], begin_s: float) -> int:
+    workloads = [WORKLOADS[name] for name in args.names]
+    found = ablations.measure_ablations(
+        args.model, workloads, threads=args.threads, repeats=args.repeats, count=counts(args), say=say
+    )
+    print("", *ablations.table(found), "", f"{time.perf_counter() - begin_s:.0f} s in all", sep="\n")
+    if args.save:
+        keep(OUT, args.model, about, as_json(found), {}, part="ablations")
+        print("written:", OUT, *page.write())
+    return 0
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ WORKLOAD = w.Workload(
     make=make,
     program=program,
     plain=plain,
-    count=8,
-    quick=4,
+    count=6,
+    quick=2,
     free_tokens=0,
+    counts_output=False,
 )

@@ -61,8 +61,8 @@ SHORT = w.Workload(
     make=make_short,
     program=program,
     plain=plain,
-    count=16,
-    quick=8,
+    count=8,
+    quick=3,
     free_tokens=TURNS * 8,
 )
 LONG = w.Workload(
@@ -71,7 +71,7 @@ LONG = w.Workload(
     make=make_long,
     program=program,
     plain=plain,
-    count=12,
-    quick=6,
+    count=8,
+    quick=2,
     free_tokens=TURNS * 96,
 )

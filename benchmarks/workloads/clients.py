@@ -38,7 +38,7 @@ class OpenAIClient:
         self.usage = Usage()
         self.to_the_end = True
         self._model, self._regex_field, self._sampling = model, regex_field, sampling
-        self._openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=900.0, max_retries=0)
+        self._openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=900.0)
 
     async def close(self) -> None:
         await self._openai.close()

@@ -60,8 +60,8 @@ WORKLOAD = w.Workload(
     make=make,
     program=program,
     plain=plain,
-    count=24,
-    quick=12,
+    count=18,
+    quick=6,
     free_tokens=PLAN_TOKENS + MEMORY_TOKENS,
     needs_grammar=True,
 )

@@ -73,8 +73,8 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     check=w.equals,
-    count=64,
-    quick=32,
+    count=16,
+    quick=4,
     free_tokens=0,
     needs_grammar=True,
 )

@@ -85,8 +85,8 @@ BY_REGEX = w.Workload(
     program=by_regex,
     plain=plain_by_regex,
     check=check,
-    count=32,
-    quick=16,
+    count=16,
+    quick=6,
     free_tokens=0,
     needs_grammar=True,
 )
@@ -97,8 +97,8 @@ BY_SCHEMA = w.Workload(
     program=by_schema,
     plain=plain_by_schema,
     check=check,
-    count=32,
-    quick=16,
+    count=16,
+    quick=6,
     free_tokens=0,
     needs_grammar=True,
 )

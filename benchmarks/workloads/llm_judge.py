@@ -53,8 +53,8 @@ WORKLOAD = w.Workload(
     make=make,
     program=program,
     plain=plain,
-    count=12,
-    quick=6,
+    count=8,
+    quick=2,
     free_tokens=len(DIMENSIONS) * JUDGEMENT_TOKENS + SUMMARY_TOKENS,
     needs_grammar=True,
 )

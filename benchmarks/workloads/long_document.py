@@ -54,7 +54,7 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     check=check,
-    count=4,
-    quick=2,
+    count=2,
+    quick=1,
     free_tokens=QUESTIONS * ANSWER_TOKENS,
 )

@@ -111,8 +111,8 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     check=w.equals,
-    count=64,
-    quick=32,
+    count=32,
+    quick=8,
     free_tokens=0,
     needs_grammar=True,
 )

@@ -61,7 +61,7 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     check=w.contains,
-    count=24,
-    quick=12,
+    count=16,
+    quick=4,
     free_tokens=REASON_TOKENS + ANSWER_TOKENS,
 )

@@ -73,8 +73,8 @@ WORKLOAD = w.Workload(
     make=make,
     program=program,
     plain=plain,
-    count=16,
-    quick=8,
+    count=8,
+    quick=2,
     free_tokens=STEPS * THOUGHT_TOKENS + ANSWER_TOKENS,
     needs_grammar=True,
 )

@@ -55,8 +55,8 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     check=w.equals,
-    count=8,
-    quick=4,
+    count=4,
+    quick=2,
     free_tokens=N * REASON_TOKENS,
     needs_grammar=True,
 )

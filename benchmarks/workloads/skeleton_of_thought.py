@@ -51,8 +51,8 @@ WORKLOAD = w.Workload(
     make=make,
     program=program,
     plain=plain,
-    count=16,
-    quick=8,
+    count=12,
+    quick=4,
     free_tokens=POINTS * POINT_TOKENS,
     needs_grammar=True,
 )

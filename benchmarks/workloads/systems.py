@@ -6,8 +6,10 @@ prefixes.
 
 import asyncio
 import contextlib
+import re
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -114,22 +116,22 @@ def run_programs(backend: Any, workload: Workload, cases: list[Case], *, alone: 
 
 
 class Plain:
-    """A server or engine, used the plain way. ``open_client`` starts it on an exit stack and returns its client."""
+    """A server or engine, used the plain way. ``open_client`` starts it on an exit stack: its client and version."""
 
-    def __init__(self, name: str, version: str, open_client: "OpenClient") -> None:
-        self.name, self.version = name, version
+    def __init__(self, name: str, open_client: "OpenClient") -> None:
+        self.name, self.version = name, "not started"
         self._open_client = open_client
         self._loop = asyncio.Runner()
         self._stack = contextlib.AsyncExitStack()
         self._client: OpenAIClient | PipedClient | None = None
 
     def start(self) -> None:
-        async def begin() -> OpenAIClient | PipedClient:
-            client = await self._open_client(self._stack)
+        async def begin() -> tuple[OpenAIClient | PipedClient, str]:
+            client, version = await self._open_client(self._stack)
             await client.chat([user("Say hello.")], 8)
-            return client
+            return client, version
 
-        self._client = self._loop.run(begin())
+        self._client, self.version = self._loop.run(begin())
 
     def run(self, workload: Workload, cases: list[Case], *, alone: bool, to_the_end: bool = True) -> Run:
         if self._client is None:
@@ -164,17 +166,17 @@ async def run_plain(client: Any, workload: Workload, cases: list[Case], *, alone
 
 # -- the systems by name ----------------------------------------------------------------------------------------------
 
-OpenClient = Callable[[contextlib.AsyncExitStack], Any]
+OpenClient = Callable[[contextlib.AsyncExitStack], Awaitable[tuple[Any, str]]]
 
 
 def our_server(model: str, flags: list[str]) -> OpenClient:
     """Our server, started with ``flags``."""
 
-    async def begin(stack: contextlib.AsyncExitStack) -> OpenAIClient:
+    async def begin(stack: contextlib.AsyncExitStack) -> tuple[OpenAIClient, str]:
         url = await asyncio.to_thread(stack.enter_context, own_server(model, flags))
         client = OpenAIClient(url, model, lambda regex: {"regex": regex})
         stack.push_async_callback(client.close)
-        return client
+        return client, f"Phloem {phloem.__version__}"
 
     return begin
 
@@ -182,11 +184,13 @@ def our_server(model: str, flags: list[str]) -> OpenClient:
 def llama_cpp(path: str, model: Path, threads: int) -> OpenClient:
     """llama.cpp's server of that path, with 16 slots."""
 
-    async def begin(stack: contextlib.AsyncExitStack) -> OpenAIClient:
+    async def begin(stack: contextlib.AsyncExitStack) -> tuple[OpenAIClient, str]:
         url = await asyncio.to_thread(stack.enter_context, llama_server(path, model, threads))
         client = OpenAIClient(url, "model", lambda regex: {"grammar": gbnf(regex)})
         stack.push_async_callback(client.close)
-        return client
+        said = subprocess.run([path, "--version"], capture_output=True, text=True)
+        version = re.search(r"version: (.*)", said.stdout + said.stderr)
+        return client, f"llama.cpp {version[1] if version else 'of unknown version'}"
 
     return begin
 
@@ -194,9 +198,10 @@ def llama_cpp(path: str, model: Path, threads: int) -> OpenClient:
 def behind_pipe(python: str, peer: str, model: Path, threads: int) -> OpenClient:
     """A peer of ``benchmarks.peers``, run by the Python that has it."""
 
-    async def begin(stack: contextlib.AsyncExitStack) -> PipedClient:
+    async def begin(stack: contextlib.AsyncExitStack) -> tuple[PipedClient, str]:
         script = Path(__file__).parents[1] / "peers" / SCRIPTS[peer]
-        return PipedClient(await stack.enter_async_context(piped([python, str(script), str(model), str(threads)])))
+        piped_peer = await stack.enter_async_context(piped([python, str(script), str(model), str(threads)]))
+        return PipedClient(piped_peer), piped_peer.name
 
     return begin
 
@@ -222,13 +227,13 @@ def make_system(name: str, model: str, path: Path, threads: int, peers: Peers) -
         case "program":
             return Programs(name, model, {"num_threads": threads, "client_timeout_s": PATIENCE_S})
         case "http":
-            return Plain(name, f"Phloem {phloem.__version__}", our_server(model, flags))
+            return Plain(name, our_server(model, flags))
         case "http-no-cache":
-            return Plain(name, f"Phloem {phloem.__version__}", our_server(model, [*flags, "--no-prefix-cache"]))
+            return Plain(name, our_server(model, [*flags, "--no-prefix-cache"]))
         case "llama.cpp" if peers.llama_server:
-            return Plain(name, "llama.cpp's server", llama_cpp(peers.llama_server, path, threads))
+            return Plain(name, llama_cpp(peers.llama_server, path, threads))
         case "openvino" if peers.openvino_python:
-            return Plain(name, "OpenVINO GenAI", behind_pipe(peers.openvino_python, name, path, threads))
+            return Plain(name, behind_pipe(peers.openvino_python, name, path, threads))
         case "transformers" if peers.transformers_python:
-            return Plain(name, "transformers", behind_pipe(peers.transformers_python, name, path, threads))
+            return Plain(name, behind_pipe(peers.transformers_python, name, path, threads))
     return None

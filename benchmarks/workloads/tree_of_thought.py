@@ -66,8 +66,8 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     check=w.contains,
-    count=12,
-    quick=6,
+    count=8,
+    quick=2,
     free_tokens=DEPTH * WIDTH * STEP_TOKENS + ANSWER_TOKENS,
     needs_grammar=True,
 )

@@ -98,9 +98,10 @@ class EngineCore:
         self._is_closed = False
         self.cache = RadixCache(
             parts.num_slots,
-            policy=POLICIES[config.eviction],
+            policy=POLICIES["lru" if config.cached_prompts == "last" else config.eviction],
             clock=clock,
             reuse=config.prefix_cache,
+            kept=config.cached_prompts,
             tiers=parts.tiers,
             on_event=self.cache_feed.note if self.cache_feed is not None else None,
             block_len=BLOCK_LEN,

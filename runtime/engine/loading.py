@@ -55,6 +55,7 @@ def load_parts(
     """``progress`` is called while kernels are compiled.
 
     Raises UnknownModel, InvalidParams and the errors of a broken file, each naming what is wrong."""
+    check_cached_prompts(config)
     scheduling = scheduler_config(config)
     isa = choose_cpu_isa(config)
     kernels.set_threads(config.num_threads)
@@ -145,12 +146,24 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
     )
 
 
+def check_cached_prompts(config: EngineConfig) -> None:
+    """Raises InvalidParams where ``cached_prompts`` leaves another setting without an effect."""
+    if config.cached_prompts == "last" and (config.eviction != "program_aware" or not config.prefix_cache):
+        given = "prefix_cache=False" if not config.prefix_cache else f"eviction={config.eviction!r}"
+        raise InvalidParams(
+            f"cached_prompts='last' keeps one prompt, so {given} has no effect; leave one of them out",
+            where="cached_prompts",
+        )
+
+
 def make_tiers(config: EngineConfig, path: Path, model: Model, kv: KVPool) -> Tiers | None:
     """Host memory and disk behind the pool; None where the config has neither."""
     if config.host_cache_bytes < 0 or config.disk_cache_bytes < 1:
         raise InvalidParams("host_cache_bytes must be 0 (none) or positive, disk_cache_bytes positive")
     if not config.host_cache_bytes and not config.disk_cache:
         return None
+    if config.cached_prompts == "last":
+        raise InvalidParams("host_cache_bytes and disk_cache keep evicted prefixes; they need cached_prompts 'all'")
     if not config.prefix_cache:
         raise InvalidParams("host_cache_bytes and disk_cache keep cached prefixes; they need prefix_cache")
     blocks = KVBlocks(kv, block_len=BLOCK_LEN, format=config.cache_format)

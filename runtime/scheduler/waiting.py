@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
+from random import Random
 
 from .lengths import Lengths
 from .sequence import Sequence
@@ -34,8 +35,14 @@ def shortest(seq: Sequence, lengths: Lengths) -> Rank:
     return (seq.deadline_s, lengths.work(seq), seq.order)
 
 
+def at_random(seq: Sequence, lengths: Lengths) -> Rank:
+    """In an order that follows from nothing: what the other orders gain is measured against it."""
+    return (Random(seq.order).random(),)
+
+
 ORDERS: dict[str, Order] = {
     "first_come": first_come,
+    "random": at_random,
     "oldest_program": oldest_program,
     "shortest": shortest,
     "shortest_remaining": shortest,

@@ -82,6 +82,21 @@ def test_without_reuse_nothing_is_matched_and_all_slots_are_freed():
     cache.check()
 
 
+def test_where_the_last_prompt_is_kept_another_one_replaces_it():
+    cache = RadixCache(20, policy=lru, kept="last")
+    run(cache, ids(1, 2, 3))
+    run(cache, ids(1, 2, 3, 4))
+    assert cache.peek(ids(1, 2, 3, 4)) == 4
+    run(cache, ids(1, 2, 9))
+    assert [cache.peek(ids(1, 2, 3, 4)), cache.peek(ids(1, 2, 9)), cache.num_cached] == [2, 3, 3]
+    held = cache.acquire(ids(1, 2, 9))
+    run(cache, ids(5, 6))
+    assert [cache.peek(ids(1, 2, 9)), cache.peek(ids(5, 6))] == [3, 2], "a prefix in use stays"
+    held.release()
+    assert [cache.peek(ids(1, 2, 9)), cache.peek(ids(5, 6)), cache.num_cached] == [3, 0, 3]
+    cache.check()
+
+
 def test_duplicates_are_adopted_and_stale_from_is_the_first_changed_position():
     cache = RadixCache(20)
     first, second = cache.acquire(ids(1, 2, 3, 4)), cache.acquire(ids(1, 2, 3, 9))

@@ -144,6 +144,9 @@ def test_tenants_share_by_the_weights_of_the_config(tiny_model_path):
         ({"order": "shortest_remaining", "match_window": 8}, "match_window=8: order='shortest_remaining' orders by"),
         ({"max_running": 0}, "max_running=0"),
         ({"tenant_weights": {"a": 0.0}}, "tenant_weights: 0.0 for 'a'"),
+        ({"cached_prompts": "last", "eviction": "lfu"}, "so eviction='lfu' has no effect"),
+        ({"cached_prompts": "last", "prefix_cache": False}, "so prefix_cache=False has no effect"),
+        ({"cached_prompts": "last", "host_cache_bytes": 1 << 20}, "they need cached_prompts 'all'"),
     ],
 )
 def test_impossible_scheduling_options_are_refused_by_name(tiny_model_path, options, words):
@@ -155,6 +158,22 @@ def test_the_config_names_every_order_and_every_policy():
     types = typing.get_type_hints(EngineConfig)
     assert set(typing.get_args(types["order"])) == set(ORDERS)
     assert set(typing.get_args(types["eviction"])) == set(POLICIES)
+
+
+def test_where_the_last_prompt_is_kept_answers_are_the_same_and_older_prompts_are_computed_again(tiny_model_path):
+    config = EngineConfig(model=str(tiny_model_path), precision="float32", cached_prompts="last", order="random")
+    last, tree = Driver(EngineCore(config)), Driver(EngineCore(EngineConfig(config.model, precision="float32")))
+
+    def run(driver, text):
+        done = driver.run([o.Text(op=0, seq=0, text=text), o.Gen(op=1, seq=0, params=GREEDY)])
+        return done.value(1), done.done[1].meta.cached_tokens
+
+    first, second = prompts(2, seed=3, longest=100)
+    asked = [first, first, second, first]
+    kept, all_ = [run(last, text) for text in asked], [run(tree, text) for text in asked]
+    assert [value for value, _ in kept] == [value for value, _ in all_]
+    assert [cached > 16 for _, cached in kept] == [False, True, False, False]
+    assert [cached > 16 for _, cached in all_] == [False, True, False, True]
 
 
 def test_a_small_pool_serves_many_programs_by_preemption(tiny_model_path):

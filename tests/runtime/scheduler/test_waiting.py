@@ -43,6 +43,10 @@ def test_each_order_ranks_by_its_own_rule():
         queue.add(program_order=1, deadline_s=9.0),
     )
     assert [queue.next() for _ in range(3)] == [late, old, young]
+    queue = Queue("random")
+    seqs = [queue.add(5) for _ in range(20)]
+    drawn = [queue.next() for _ in seqs]
+    assert drawn != seqs and sorted(drawn, key=lambda seq: seq.order) == seqs
     queue = Queue("shortest")
     long, short, some = queue.add(50, max_new=9), queue.add(5, max_new=9), queue.add(5, max_new=30)
     assert [queue.next() for _ in range(3)] == [short, long, some], "a prompt token costs little"
