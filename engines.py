@@ -367,6 +367,9 @@ class Engine(Connection):
 
     def __init__(self, model: str | EngineConfig | ServerArgs | None = None, **options: Any) -> None:
         self.config = make_config(model, options)
+        if self.config.tensor_parallel > 1:
+            text = f"tensor_parallel={self.config.tensor_parallel}: an engine on a thread has one process"
+            raise Unsupported(f"{text}; use phloem.Runtime", where="tensor_parallel")
         self._start(real_engine(self.config), cache_events_url=self.config.cache_events_url)
 
     @classmethod

@@ -36,6 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     changes an answer. ``gpu_memory_fraction``: the engine's part of the GPU's memory; slots fill what weights and steps
     leave. ``grammar_engine``: the compiler of grammars; the other two are extras and support fewer grammars.
     ``cpu_isa``: the instruction set of the CPU kernels, ``auto`` the best one; another is for comparisons.
+    ``tensor_parallel``: processes that share out every layer of the model (``docs/parallel.md``); one that takes no
+    part in a step for ``rank_timeout_s`` is lost, and all of them end. ``num_threads`` is that of each process.
     """
 
     model: str
@@ -72,6 +74,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     seed: int = 0
     num_threads: int = 0
     cpu_isa: CpuIsa = "auto"
+    tensor_parallel: int = 1
+    rank_timeout_s: float = 30.0
     client_timeout_s: float = 30.0
     log_level: str = "warning"
 

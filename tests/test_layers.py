@@ -24,6 +24,7 @@ ROWS: list[set[str] | list[str]] = [
     {"runtime.layers"},
     {"runtime.models"},
     {"runtime.executor"},
+    {"runtime.parallel"},
     {"runtime.speculative"},
     {"runtime.encoder", "runtime.engine"},
     ["runtime.process", "runtime.profiling", "runtime.planning", "runtime.training"],

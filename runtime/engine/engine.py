@@ -56,6 +56,7 @@ from .step_loop import StepLoop
 if TYPE_CHECKING:
     from ..memory import KVPool
     from ..models import Model
+    from ..parallel.gang import Gang
     from ..tokenizer import ModelTemplate, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -75,11 +76,14 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         accelerator: Accelerator | None = None,
         progress: Progress | None = None,
+        gang: Gang | None = None,
     ) -> None:
-        """``accelerator`` replaces the config's device; ``progress`` is called while the engine loads."""
+        """``accelerator`` replaces the config's device, ``gang`` the processes of a split model; ``progress`` is called
+        while the engine loads.
+        """
         from .loading import BLOCK_LEN, load_parts, model_digest
 
-        parts = load_parts(config, accelerator=accelerator, progress=progress)
+        parts = load_parts(config, accelerator=accelerator, progress=progress, gang=gang)
         self.config = config
         self.model: Model = parts.model
         self.tokenizer: Tokenizer = parts.tokenizer
@@ -115,7 +119,9 @@ class EngineCore:
             num_tokens=self.tokenizer.vocab_size,
             accelerator=parts.accelerator,
             use_graphs=config.cuda_graphs == "auto",
+            split=None if parts.ranks is None else parts.ranks.leader,
         )
+        self.ranks = parts.ranks
         self.grammars = Grammars(self.tokenizer, engine=config.grammar_engine)
         masks = MaskThread()
         self._outbox: Outbox = []
@@ -211,6 +217,8 @@ class EngineCore:
 
     def _idle(self) -> None:
         """No forward can run: give the processor to the threads and to reads from disk, or write KV blocks."""
+        if self.ranks is not None:
+            self.ranks.leader.rest()
         if coming := self._coming:
             wait(coming, timeout=0.005, return_when="FIRST_COMPLETED")
         elif self.scheduler.num_reading:
@@ -248,6 +256,8 @@ class EngineCore:
                 self.tiers.flush()
             self.tiers.close()
             self.tiers = None
+        if self.ranks is not None:
+            self.ranks.gang.close()
         del self.model, self.kv, self.executor, self.loop
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -323,6 +333,7 @@ class EngineCore:
             "context_len": self.context_len,
             "vocab_size": self.vocab_size,
             "num_layers": config.num_layers,
+            "ranks": [] if self.ranks is None else [msgspec.to_builtins(one) for one in self.ranks.weights],
             "num_slots": self.cache.num_slots,
             "kv_bytes": self.kv.size_bytes,
             "precision": self.config.precision,

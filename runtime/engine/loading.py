@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -18,6 +19,10 @@ from ..executor import Accelerator
 from ..executor.accelerator import accelerator_of
 from ..memory import KVBlocks, KVPool, return_freed_memory
 from ..models import Model, load_model
+from ..parallel.gang import Gang, LocalGang, refuse_combinations
+from ..parallel.leader import Leader
+from ..parallel.rank import Shape, WeightBytes, threads_of, weight_bytes
+from ..parallel.tensor import TensorSplit
 from ..scheduler import SchedulerConfig
 from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
 from ..tokenizer import ModelTemplate, Tokenizer, load_chat_template, load_tokenizer
@@ -47,29 +52,60 @@ class EngineParts:
     tiers: Tiers | None
     drafter: ModelDrafter | None = None
     accelerator: Accelerator | None = None
+    ranks: RanksOfModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RanksOfModel:
+    """The other ranks of a split model, and the bytes of its file that each rank has read, rank 0 first."""
+
+    gang: Gang
+    leader: Leader
+    weights: tuple[WeightBytes, ...]
 
 
 def load_parts(
-    config: EngineConfig, *, accelerator: Accelerator | None = None, progress: Progress | None = None
+    config: EngineConfig,
+    *,
+    accelerator: Accelerator | None = None,
+    progress: Progress | None = None,
+    gang: Gang | None = None,
 ) -> EngineParts:
-    """``progress`` is called while kernels are compiled.
+    """``progress`` is called while kernels are compiled. ``gang``: the other ranks, instead of processes that are
+    started where the config asks for them.
 
     Raises UnknownModel, InvalidParams and the errors of a broken file, each naming what is wrong."""
     check_cached_prompts(config)
+    refuse_combinations(config)
+    if gang is None and config.tensor_parallel > 1:
+        gang = LocalGang(config)
+    with ExitStack() as undo:
+        if gang is not None:
+            undo.callback(gang.close)
+        parts = _load_parts(config, accelerator, progress, gang)
+        undo.pop_all()
+    return parts
+
+
+def _load_parts(
+    config: EngineConfig, accelerator: Accelerator | None, progress: Progress | None, gang: Gang | None
+) -> EngineParts:
     scheduling = scheduler_config(config)
     isa = choose_cpu_isa(config)
-    kernels.set_threads(config.num_threads)
+    num_threads = threads_of(config)
+    kernels.set_threads(num_threads)
     path = resolve_model(config.model)
     with refuse_damage(path):
         header = read_header(path) if path.is_file() else None  # held, so that the next three read it once
     tokenizer = load_tokenizer(path)
     template = load_chat_template(path, tokenizer)
-    model = load_model(path, config)
+    split = None if gang is None else TensorSplit(gang.group)
+    model = load_model(path, config, split=split)
     del header
     if model.device.type == "cpu":
         kernels.warm_up(None if progress is None else partial(progress, "compiling kernels, once for this machine"))
         if not model.needs_torch_threads:
-            kernels.set_kernel_threads(config.num_threads)
+            kernels.set_kernel_threads(num_threads)
     longest = model.config.max_positions
     if config.max_seq_len < 0 or config.num_slots < 0:
         raise InvalidParams("max_seq_len and num_slots must be 0 (automatic) or positive")
@@ -90,8 +126,12 @@ def load_parts(
     log.info("precision %s: %s; keys and values %s", config.precision, model.describe(), model.kv_dtype)
     log.info("CPU kernels of %s (%s)", isa.name, isa.about)
     tiers = make_tiers(config, path, model, kv)
+    ranks = None
+    if gang is not None and split is not None:
+        leader = gang.begin(model, Shape(tokenizer.vocab_size, kv.num_slots, context_len))
+        ranks = RanksOfModel(gang, leader, (weight_bytes(split), *gang.weights))
     return EngineParts(
-        path, model, tokenizer, template, kv, context_len, num_slots, scheduling, tiers, drafter, accelerator
+        path, model, tokenizer, template, kv, context_len, num_slots, scheduling, tiers, drafter, accelerator, ranks
     )
 
 

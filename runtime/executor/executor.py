@@ -18,6 +18,7 @@ from .decode_graphs import DecodeGraphs
 from .device_batch import DeviceBatch
 from .prefixes import PrefixFinder
 from .replays import Replays
+from .split_steps import SplitSteps, shortlist_len
 from .step_logits import StepLogits, StepMasks
 
 if TYPE_CHECKING:
@@ -136,11 +137,14 @@ class Executor:
         num_tokens: int = 0,
         accelerator: Accelerator | None = None,
         use_graphs: bool = True,
+        split: SplitSteps | None = None,
     ) -> None:
         """``num_tokens``: tokens of the vocabulary; logits beyond it are padding and never drawn. 0: all are tokens.
 
-        With an accelerator the executor owns the pool's last slot; no sequence may use it.
+        With an accelerator the executor owns the pool's last slot; no sequence may use it. ``split``: the other ranks,
+        where this is rank 0 of several.
         """
+        self._split = split
         self.model = model
         self.kv = kv
         self.device = torch.device(model.device)
@@ -154,7 +158,7 @@ class Executor:
         self.inputs: DeviceBatch | None = None
         if self.accelerator is None:
             self.slot_table = np.zeros((max_rows, max_len), dtype=np.int32)
-            self._replays = Replays(model, kv)
+            self._replays = None if model.is_split else Replays(model, kv)
             return
         with torch.inference_mode():
             spare_slot = kv.num_slots - 1
@@ -181,6 +185,8 @@ class Executor:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> StepLogits:
         """Logits [L, V] of each row's last ``num_logits`` positions, in the plan's order. Valid until the next step."""
+        if self._split is not None:
+            self._split.announce(plan)
         adapters = self._adapters_of(plan)
         if self.inputs is not None:
             features = self.graphs.forward(plan) if self.graphs is not None and adapters is None else None
@@ -243,6 +249,10 @@ class Executor:
             [row.params for row in rows], [row.token_ids for row in rows], [row.prompt_len for row in rows]
         )
         wants_top = any(row.params.return_logprob and row.params.top_logprobs_num for row in rows)
+        if self._split is not None and edits is None and not wants_top:
+            listed = self._draw_listed(self._split, step, drawn, masks)
+            if listed is not None:
+                return listed
         order: np.ndarray | None = None
         if len(drawn) != len(step) or (drawn.logits_rows != np.arange(len(step))).any():
             logits = step.whole()[self._on_device(drawn.logits_rows)]
@@ -272,6 +282,24 @@ class Executor:
             if row.params.return_logprob and row.params.top_logprobs_num
         }
         return StepDraws(sampled.token_ids, sampled.logprobs, tops)
+
+    def _draw_listed(
+        self, split: SplitSteps, step: StepLogits, drawn: DrawArrays, masks: StepMasks | None
+    ) -> StepDraws | None:
+        """The draws, from a few tokens of each rank; None where they need all logits."""
+        k = shortlist_len(drawn.temperature, drawn.top_k)
+        if k is None or step.is_computed or not np.array_equal(drawn.logits_rows, np.arange(len(step))):
+            return None
+        found = split.shortlist(step.features, k, masks)
+        draw = kernels.uniform(drawn.seeds, drawn.num_tokens)
+        batch = kernels.SampleBatch(drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p, draw)
+        places = kernels.sample(found.logits.clone(), batch).token_ids  # -1: no token is allowed
+        place = places.clamp_min(0).unsqueeze(1)
+        token_ids = torch.where(places < 0, -1, found.token_ids.gather(1, place).squeeze(1))
+        logprobs = found.logits.gather(1, place).squeeze(1) - found.logsumexp
+        if self.inputs is not None:
+            self.inputs.take_draws(token_ids)
+        return StepDraws(token_ids, logprobs, {})
 
     def sample(self, step: StepLogits, rows: list[SampleRow]) -> list[SampledToken]:
         """As ``draw``, but wait for the tokens."""

@@ -51,6 +51,15 @@ class StepLogits:
     def __len__(self) -> int:
         return len(self._features)
 
+    @property
+    def features(self) -> torch.Tensor:
+        """The head's input, [L, C]."""
+        return self._features
+
+    @property
+    def is_computed(self) -> bool:
+        return self._whole is not None
+
     def whole(self) -> torch.Tensor:
         if self._whole is None:
             self._whole = self._head(self._features, None, None)

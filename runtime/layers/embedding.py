@@ -1,10 +1,21 @@
 """Token ids to vectors."""
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 
 from ..quant import QuantTensor
 from .linear import Linear
+
+
+class EmbeddingTable(Protocol):
+    @property
+    def weight(self) -> torch.Tensor:
+        """[V, C]."""
+        ...
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor: ...  # [T] -> [T, C]
 
 
 class Embedding:

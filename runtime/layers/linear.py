@@ -64,7 +64,7 @@ class LMHead(Linear):
 
     def __init__(self, linear: Linear, *, cap: float = 0.0) -> None:
         super().__init__(linear.parts, linear.out_dtype, gain=linear.gain)
-        self._cap = cap
+        self.cap = cap
 
     def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:
         return self._capped(super().__call__(x, rows))
@@ -79,7 +79,7 @@ class LMHead(Linear):
         return self._capped(out)
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits.div_(self._cap).tanh_().mul_(self._cap) if self._cap else logits
+        return logits.div_(self.cap).tanh_().mul_(self.cap) if self.cap else logits
 
 
 def stacked_linear(

@@ -1,6 +1,6 @@
 """Gives a model's layers the low-rank adapters of an engine. The weights stay unchanged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +20,19 @@ Adapter = tuple[str, dict[tuple[int, str], LowRankPair]]  # its path, what it ad
 Place = tuple[Linear, dict[str, int], int]  # a product, its targets and their rows, its inputs
 
 
-def with_adapters(model: Model, adapters: Mapping[str, str]) -> Model:
-    """``adapters``: name -> PEFT folder. A sequence refers to an adapter by its index in ``Model.adapters``."""
+def with_adapters(
+    model: Model, adapters: Mapping[str, str], *, cut: Callable[[Adapter], Adapter] | None = None
+) -> Model:
+    """``adapters``: name -> PEFT folder. A sequence refers to an adapter by its index in ``Model.adapters``.
+
+    ``cut`` gives the part of an adapter that belongs to ``model``, where that is one rank's share of a model.
+    """
     for name, path in adapters.items():
         if not name or not path:
             raise InvalidParams(f"adapter {name!r}={path!r}: give a name and a folder", where="adapters")
     read: list[Adapter] = [(path, read_adapter(Path(path))) for path in adapters.values()]
+    if cut is not None:
+        read = [cut(adapter) for adapter in read]
     for path, added in read:
         beyond = [layer for layer, _ in added if layer >= len(model.layers)]
         if beyond:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from ..layers.adapters import AdapterRows
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch
-from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
+from ..layers.embedding import EmbeddingTable
 from ..layers.latent_attention import LatentAttention
 from ..layers.linear import LMHead
 from ..layers.mlp import MLP
@@ -54,7 +54,7 @@ class Model:
     """``dtype`` is of activations, ``kv_dtype`` of keys and values."""
 
     config: ModelConfig
-    embedding: Embedding | TiedEmbedding | BlockEmbedding
+    embedding: EmbeddingTable
     layers: tuple[DecoderLayer, ...]
     norm: RMSNorm | LayerNorm
     head: LMHead
@@ -64,6 +64,7 @@ class Model:
     device: torch.device
     positions: torch.Tensor | None = None  # [positions, C], added to the embedding
     adapters: tuple[str, ...] = ()  # names; a row refers to one by its index here
+    is_split: bool = False  # one rank's share: its layers wait for other ranks, which a tape cannot
 
     @property
     def needs_torch_threads(self) -> bool:

@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 import torch
@@ -27,7 +27,7 @@ from ..quant import QuantTensor, Weight
 from ..weights.config_parts import Latent
 from ..weights.random_folder import RandomFolder
 from ..weights.weight_file import WeightFile, open_weights
-from .adapters import with_adapters
+from .adapters import Adapter, with_adapters
 from .decoder import DecoderLayer, Model
 from .names import TensorNames
 
@@ -38,10 +38,30 @@ RopeKind = Literal["global", "local", "none"]
 _KV_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
-def load_model(path: Path | str, config: EngineConfig) -> Model:
-    """``path`` as ``open_weights`` takes it. Positions go up to ``max_seq_len``, or as far as the model was trained."""
+class Split(Protocol):
+    """One rank's share of a model: what it reads of the file, and how its results are joined with the others'."""
+
+    def file(self, file: WeightFile) -> WeightFile:
+        """``file`` with the share's config and tensors."""
+        ...
+
+    def adapter(self, adapter: Adapter) -> Adapter:
+        """The share of a low-rank adapter of the whole model."""
+        ...
+
+    def joined(self, model: Model) -> Model:
+        """The share in ``model``, with the collectives that make its results those of the whole model."""
+        ...
+
+
+def load_model(path: Path | str, config: EngineConfig, *, split: Split | None = None) -> Model:
+    """``path`` as ``open_weights`` takes it. Positions go up to ``max_seq_len``, or as far as the model was trained.
+    With ``split`` only one rank's share is read.
+    """
     device = device_named(config.device)
-    file = RandomFolder(Path(path), device=device) if config.weights == "random" else open_weights(path)
+    file: WeightFile = RandomFolder(Path(path), device=device) if config.weights == "random" else open_weights(path)
+    if split is not None:
+        file = split.file(file)
     trained = file.config.max_positions
     if config.max_seq_len > trained:
         raise InvalidParams(
@@ -64,10 +84,10 @@ def load_model(path: Path | str, config: EngineConfig) -> Model:
             where="kv_dtype",
         )
     if config.adapters:
-        model = with_adapters(model, config.adapters)
+        model = with_adapters(model, config.adapters, cut=split.adapter if split is not None else None)
     if config.kv_dtype != "auto":
         model = replace(model, kv_dtype=_KV_TYPES[config.kv_dtype])
-    return model
+    return model if split is None else split.joined(model)
 
 
 def precision_of(config: EngineConfig, file: WeightFile, device: torch.device) -> LinearPrecision:

@@ -168,6 +168,14 @@ class TensorNames:
         self._layer = {key: _renamed(names[column], renamed) for key, names in layer.items()}
         self._config = config
 
+    @property
+    def model_keys(self) -> tuple[str, ...]:
+        return tuple(self._model)
+
+    @property
+    def layer_keys(self) -> tuple[str, ...]:
+        return tuple(self._layer)
+
     def of_model(self, key: str) -> str:
         return self._model[key]
 

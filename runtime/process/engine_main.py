@@ -23,8 +23,9 @@ import time
 import msgspec
 
 from ...protocol.address import ServerKeys
-from ...protocol.errors import ErrorInfo, InternalError, PhloemError
+from ...protocol.errors import EngineLost, ErrorInfo, InternalError, PhloemError
 from ..config import EngineConfig
+from ..parallel.lost import GANG_LOST, GangLost
 from .late_import import import_late
 from .loop import run_engine
 
@@ -101,6 +102,11 @@ def main(ready_fd: int) -> int:
             make_engine=make,
             progress=tell,
         )
+    except GangLost as error:
+        logging.getLogger(__name__).error("the gang has lost a rank: %s", error)
+        if not answer.closed:
+            say(Ready(error=EngineLost(str(error)).info()))
+        return GANG_LOST
     except PhloemError as error:
         if answer.closed:
             raise

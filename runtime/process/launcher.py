@@ -22,11 +22,13 @@ from ...protocol.address import MAX_IPC_PATH, ClientKeys, ServerKeys
 from ...protocol.client import Client
 from ...protocol.errors import Cancelled, EngineLost, ErrorInfo, from_info
 from ..config import EngineConfig, Progress
+from ..parallel.child import module_program
 from .engine_main import Loading, Order, Ready, Told
 
 logger = logging.getLogger(__name__)
 
 LOG_TAIL_CHARS = 2000
+ENGINE_MODULE = "phloem.runtime.process.engine_main"
 ENGINE_TIMEOUT_S = (
     120.0  # of silence before an engine that still runs counts as lost; a process that ends is noticed at once
 )
@@ -141,7 +143,7 @@ class EngineProcess:
     def _spawn(self, ready_end: int) -> subprocess.Popen[bytes]:
         with self._log_path.open("wb") as log_file:
             return subprocess.Popen(
-                [sys.executable, "-P", "-c", _program(), str(ready_end)],
+                [sys.executable, "-P", "-c", module_program(ENGINE_MODULE), str(ready_end)],
                 stdin=subprocess.PIPE,
                 stdout=log_file,
                 stderr=log_file,
@@ -201,9 +203,3 @@ def _private_folder() -> Path:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="phloem-", dir="/tmp"))
     return folder
-
-
-def _program() -> str:
-    """``engine_main`` with the parent's module path: the child finds the same package and the same libraries."""
-    path = [os.path.abspath(entry) for entry in sys.path]
-    return f"import sys; sys.path[:] = {path!r}; from phloem.runtime.process import engine_main; engine_main.run()"

@@ -21,6 +21,7 @@ from ...protocol.messages import Answer, ClientMessage, Closed, Embed, Query, Re
 from ..config import EngineConfig, Progress, choose_cpu_isa
 from ..encoder.config import is_encoder
 from ..engine_socket import EngineSocket, Inbox, Outbox
+from ..parallel.lost import GangLost
 from ..weights.resolve import resolve_model
 from .cache_publisher import CachePublisher
 from .garbage import Garbage
@@ -86,7 +87,7 @@ def serve_engine(
     """Run until ``stop()``; open ops then fail as ``EngineLost``. ``publish`` is called after each step.
 
     A fault in a step ends every program of the engine, and the loop goes on; ``MAX_FAULTS_IN_A_ROW`` of them without
-    a good step between raise ``EngineBroken``.
+    a good step between raise ``EngineBroken``. GangLost is raised at once: no program is answered.
     """
     faults = 0
     while not stop():
@@ -94,6 +95,8 @@ def serve_engine(
         is_trial = bool(inbox) or engine.has_work  # an idle step does not reset the count
         try:
             outbox = engine.step(inbox)
+        except GangLost:  # without an answer: a supervisor replays what waits
+            raise
         except Exception as failure:
             faults += 1
             log.exception("a step failed (%d in a row)", faults)

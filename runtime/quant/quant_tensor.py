@@ -91,6 +91,17 @@ class QuantTensor:
         blocks = self.blocks[index]
         return QuantTensor(self.kind, blocks, (blocks.shape[0], self.shape[1]))
 
+    def take_columns(self, columns: range) -> "QuantTensor":
+        """Neighbouring weights of every row, in whole blocks. Raises Unsupported where a border cuts a block."""
+        block_len = format_of(self.kind).block_len
+        if columns.start % block_len or columns.stop % block_len:
+            raise Unsupported(
+                f"weights {columns.start} to {columns.stop} of rows of {self.kind}, whose blocks hold {block_len}; "
+                f"split the model into fewer parts, or convert it to blocks of 32 (Q8_0, Q4_0, Q4_1)"
+            )
+        blocks = self.blocks[:, columns.start // block_len : columns.stop // block_len]
+        return QuantTensor(self.kind, blocks, (self.shape[0], len(columns)))
+
     @property
     def size_bytes(self) -> int:
         return self.blocks.numel()

@@ -7,8 +7,9 @@ import torch
 
 from ...protocol.errors import UnknownModel
 from ..quant import QuantTensor
-from .gguf_header import read_header
+from .gguf_header import TensorPlace, read_header
 from .model_config import ROPE_FACTORS, ModelConfig, config_from_gguf
+from .part import Part, part_of
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # llama.cpp writes the query and key rows of these for its interleaved rope; those of others are left as trained.
@@ -36,11 +37,12 @@ class GGUFFile:
     def names(self) -> list[str]:
         return list(self._header.tensors)
 
-    def tensor(self, name: str) -> torch.Tensor | QuantTensor:
-        """A mapped tensor, to be read only. Raises UnknownModel for a name that is not in the file."""
-        place = self._header.tensors.get(name)
-        if place is None:
-            raise UnknownModel(f"{self.path} has no tensor {name}; the file is incomplete or of another architecture")
+    def tensor(self, name: str, part: Part | None = None) -> torch.Tensor | QuantTensor:
+        """A mapped tensor, or ``part`` of it, to be read only.
+
+        Raises UnknownModel for a name that is not in the file.
+        """
+        place = self._place(name)
         found: torch.Tensor | QuantTensor
         if place.kind in _FLOATS:
             found = self._float(name)
@@ -48,9 +50,21 @@ class GGUFFile:
             raw = self._bytes[place.start : place.start + place.size_bytes]
             found = QuantTensor.from_bytes(place.kind, raw, place.shape)
         order = self._row_order(name, place.shape[0])
-        if order is None:
-            return found
-        return found.take_rows(order) if isinstance(found, QuantTensor) else found[order]
+        if order is not None:
+            if part is not None and part.rows is not None:
+                order = torch.cat([order[run.start : run.stop] for run in part.rows])
+                part = Part(columns=part.columns)
+            found = found.take_rows(order) if isinstance(found, QuantTensor) else found[order]
+        return found if part is None else part_of(found, part)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._place(name).shape)
+
+    def _place(self, name: str) -> TensorPlace:
+        place = self._header.tensors.get(name)
+        if place is None:
+            raise UnknownModel(f"{self.path} has no tensor {name}; the file is incomplete or of another architecture")
+        return place
 
     def has_packed(self) -> bool:
         return any(place.kind not in _FLOATS for place in self._header.tensors.values())

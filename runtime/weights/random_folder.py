@@ -12,6 +12,7 @@ from ...protocol.errors import Unsupported
 from .config_parts import Latent
 from .json_file import read_json
 from .model_config import ModelConfig
+from .part import Part, part_of
 from .quantized_folder import scheme_of
 from .safetensors_file import read_folder_config
 
@@ -43,14 +44,21 @@ class RandomFolder:
     def unpacked(self) -> str:
         return ""
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def shape(self, name: str) -> tuple[int, ...]:
+        return _shape_of(name, self.config)
+
+    def tensor(self, name: str, part: Part | None = None) -> torch.Tensor:
         shape = _shape_of(name, self.config)
         made = torch.randn(shape, generator=self._generator, device=self._device, dtype=torch.bfloat16)
         if len(shape) == 2 and self.config.transposed and name.split(".")[-2] not in _TABLES:
             made = made.T
         if len(shape) == 1:
-            return made.mul_(0.1).add_(0.0 if name.endswith("bias") else 1.0)
-        return made.mul_(1.0 if name.split(".")[-2] in _TABLES else shape[1] ** -0.5)
+            made = made.mul_(0.1).add_(0.0 if name.endswith("bias") else 1.0)
+        else:
+            made = made.mul_(1.0 if name.split(".")[-2] in _TABLES else shape[1] ** -0.5)
+        found = made if part is None else part_of(made, part)
+        assert isinstance(found, torch.Tensor)
+        return found
 
 
 def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:

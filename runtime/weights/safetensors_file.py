@@ -11,6 +11,7 @@ from ...protocol.errors import UnknownModel, Unsupported
 from ..quant import GroupTensor
 from .json_file import read_json
 from .model_config import ModelConfig, config_from_hf, ids_of
+from .part import Part
 from .quantized_folder import QuantizedMatrices, scheme_of
 
 INDEX = "model.safetensors.index.json"
@@ -43,14 +44,13 @@ class SafetensorsFolder:
             return [name for name in self._quantized.names(self._homes) if not self._is_empty_bias(name)]
         return [f"{self._prefix}{name}" for name in self._homes]
 
-    def tensor(self, name: str) -> torch.Tensor | GroupTensor:
+    def tensor(self, name: str, part: Part | None = None) -> torch.Tensor | GroupTensor:
         """Raises UnknownModel for a name that is not in the folder, Unsupported for numbers that are no floats."""
         if self._quantized is not None and name in self._quantized:
+            self._refuse_part(name, part)
             return self._quantized.read(name, self._stored)
-        stored = name.removeprefix(self._prefix)
-        if stored not in self._homes:
-            raise UnknownModel(f"{self.path} has no tensor {name}; it is incomplete or of another architecture")
-        found = self._stored(stored)
+        file, stored = self._place(name)
+        found = file.get_tensor(stored) if part is None else _read_part(file.get_slice(stored), part)
         if found.dtype not in _FLOATS:
             raise Unsupported(f"{self.path}: tensor {name} is of {found.dtype}; read are float32, float16 and bfloat16")
         return found
@@ -70,6 +70,36 @@ class SafetensorsFolder:
         if self._quantized is None or not self._quantized.has_bias(name):
             return False
         return not self._stored(name).count_nonzero()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if self._quantized is not None and name in self._quantized:
+            self._refuse_part(name, Part())
+        file, stored = self._place(name)
+        return tuple(file.get_slice(stored).get_shape())
+
+    def _refuse_part(self, name: str, part: Part | None) -> None:
+        if part is not None:
+            raise Unsupported(
+                f"{self.path}: tensor {name} is quantized in safetensors, which is not read in parts; with "
+                f"tensor_parallel use a GGUF file or plain weights",
+                where="tensor_parallel",
+            )
+
+    def _place(self, name: str) -> tuple[Any, str]:
+        """The open file of a tensor, and its name there."""
+        stored = name.removeprefix(self._prefix)
+        if stored not in self._homes:
+            raise UnknownModel(f"{self.path} has no tensor {name}; it is incomplete or of another architecture")
+        return self._files[self._homes[stored]], stored
+
+
+def _read_part(stored: Any, part: Part) -> torch.Tensor:
+    """``stored``: a tensor that safetensors reads when it is indexed."""
+    num_dims = len(stored.get_shape())
+    columns = slice(None) if part.columns is None else slice(part.columns.start, part.columns.stop)
+    runs = [slice(None)] if part.rows is None else [slice(run.start, run.stop) for run in part.rows]
+    found = [stored[run] if num_dims == 1 else stored[run, columns] for run in runs]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def read_folder_config(path: Path) -> ModelConfig:

@@ -8,6 +8,7 @@ from ..quant import Weight
 from .damage import refuse_damage
 from .gguf_file import GGUFFile
 from .model_config import ModelConfig
+from .part import Part
 from .safetensors_file import SafetensorsFolder
 
 
@@ -20,7 +21,13 @@ class WeightFile(Protocol):
 
     def names(self) -> list[str]: ...
 
-    def tensor(self, name: str) -> Weight: ...
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor. Reads no weights."""
+        ...
+
+    def tensor(self, name: str, part: Part | None = None) -> Weight:
+        """The whole tensor, or only ``part`` of it: no other bytes of it are read."""
+        ...
 
     def has_packed(self) -> bool:
         """Whether any tensor is quantized."""

@@ -1,0 +1,11 @@
+"""Python processes that find the same packages as this one."""
+
+import os
+import sys
+
+
+def module_program(module: str) -> str:
+    """Code for ``python -P -c`` that calls ``run()`` of ``module`` with this process's module path."""
+    path = [os.path.abspath(entry) for entry in sys.path]
+    package, _, name = module.rpartition(".")
+    return f"import sys; sys.path[:] = {path!r}; from {package} import {name}; {name}.run()"

@@ -1,0 +1,38 @@
+"""What every rank but 0 does: it runs the orders of rank 0, one after another."""
+
+from __future__ import annotations
+
+import torch
+
+from ..executor import Executor
+from ..scheduler import StepPlan
+from .group import Group
+from .lost import GangLost
+from .order_line import OrderLine
+from .orders import Beat, End, Likeliest, Whole
+from .tensor import SplitHead
+
+
+@torch.inference_mode()
+def follow(executor: Executor, group: Group, *, num_tokens: int) -> int:
+    """Run until rank 0 says that no orders follow; returns their number. ``num_tokens``: of the vocabulary.
+
+    Raises GangLost when rank 0 is silent for longer than the group's timeout, has ended, or an order is missing.
+    """
+    line, head = OrderLine(group), executor.model.head
+    assert isinstance(head, SplitHead)
+    features = torch.empty(0)
+    while True:
+        match line.receive():
+            case StepPlan() as plan:
+                features = executor.forward(plan).features
+            case Whole(num_rows=num_rows):
+                if num_rows != len(features):
+                    raise GangLost(f"rank {group.rank} has {len(features)} rows of logits, rank 0 has {num_rows}")
+                head.send_whole(features)
+            case Likeliest(k=k, rows=rows, words=words):
+                head.send_shortlist(features, k, num_tokens=num_tokens, rows=rows, words=words)
+            case Beat():
+                pass
+            case End():
+                return line.num_orders

@@ -1,0 +1,233 @@
+"""The processes of a gang of ranks on this machine, as rank 0 starts, watches and ends them.
+
+To a rank's stdin, in lines of JSON: a ``RankStart``; once all ranks have loaded, a ``Shape``. The pipe's end is the
+death of rank 0, and then the rank ends too. From a rank, on the file descriptor that is its argument: a ``RankLoaded``.
+That pipe's end is the rank's death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO, Protocol
+
+import msgspec
+
+from ...protocol.errors import EngineLost, ErrorInfo, InvalidParams, Unsupported, from_info
+from ..config import EngineConfig
+from ..models import Model
+from .child import module_program
+from .group import Group, connect
+from .leader import Leader
+from .rank import Shape, WeightBytes
+
+log = logging.getLogger(__name__)
+
+MAX_RANKS = 64
+START_TIMEOUT_S = 600.0
+LOG_TAIL_BYTES = 2000
+LAST_STEP_S = 5.0  # that a rank has for ending after the last order
+RANK_MODULE = "phloem.runtime.parallel.rank_main"
+
+
+class RankStart(msgspec.Struct, frozen=True):
+    config: EngineConfig
+    rank: int
+    folder: str
+    parent_pid: int
+
+
+class RankLoaded(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``error``: why the rank could not load its share."""
+
+    weights: WeightBytes = WeightBytes(0, 0)
+    error: ErrorInfo | None = None
+
+
+class Gang(Protocol):
+    """The other ranks of a model, as an engine uses them."""
+
+    @property
+    def group(self) -> Group: ...
+
+    @property
+    def weights(self) -> list[WeightBytes]:
+        """Of each other rank, once ``begin`` has returned."""
+        ...
+
+    def begin(self, model: Model, shape: Shape) -> Leader:
+        """Wait until every rank has its share, and give them ``shape``. They follow the leader from then on."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def refuse_combinations(config: EngineConfig) -> None:
+    """Raises InvalidParams or Unsupported for options that a split model does not have yet, each by its name."""
+    count = config.tensor_parallel
+    if not 1 <= count <= MAX_RANKS:
+        raise InvalidParams(f"tensor_parallel={count}: it must be 1 to {MAX_RANKS}", where="tensor_parallel")
+    if not config.rank_timeout_s > 0:
+        raise InvalidParams(f"rank_timeout_s={config.rank_timeout_s}: it must be above 0", where="rank_timeout_s")
+    if count == 1:
+        return
+    others = {
+        f"device={config.device!r}": config.device != "cpu",
+        f"host_cache_bytes={config.host_cache_bytes:,}": bool(config.host_cache_bytes),
+        f"disk_cache={config.disk_cache!r}": bool(config.disk_cache),
+        f"draft_model={config.draft_model!r}": config.draft_model.startswith(("self:", "eagle:")),
+    }
+    for option, is_given in others.items():
+        if is_given:
+            name = option.partition("=")[0]
+            raise Unsupported(
+                f"tensor_parallel={count} with {option}: the two are not combined yet; leave out one of them",
+                where=name,
+            )
+
+
+class LocalGang:
+    """Ranks 1 to N - 1 as processes of this machine; the constructor starts them and connects ``group``.
+
+    Every rank ends with this process, however that ends. Raises a rank's own error when it cannot load its share.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="phloem-ranks-"))
+        self._timeout_s = config.rank_timeout_s
+        self._is_closing = False
+        self._leader: Leader | None = None
+        self._ranks: list[_RankProcess] = []
+        self.weights: list[WeightBytes] = []  # of ranks 1 to N - 1
+        try:
+            for rank in range(1, config.tensor_parallel):
+                self._ranks.append(_RankProcess(RankStart(config, rank, str(self._folder), os.getpid())))
+            self.group = self._connected(config.tensor_parallel)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connected(self, size: int) -> Group:
+        """Raises the error of a rank that ends before it has connected."""
+        found: list[Group | BaseException] = []
+
+        def run() -> None:
+            try:
+                # All ranks import torch first, which a busy machine takes long for.
+                found.append(connect(self._folder, rank=0, size=size, timeout_s=self._timeout_s))
+            except BaseException as error:
+                found.append(error)
+
+        thread = threading.Thread(target=run, name="phloem-connect", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.05)
+            for rank in self._ranks:
+                if rank.process.poll() is not None:
+                    rank.loaded(1.0)
+                    raise EngineLost(rank.death())
+        (group,) = found
+        if isinstance(group, BaseException):
+            raise EngineLost(str(group)) from group
+        return group
+
+    def begin(self, model: Model, shape: Shape) -> Leader:
+        end_s = time.monotonic() + START_TIMEOUT_S
+        self.weights = [rank.loaded(end_s - time.monotonic()) for rank in self._ranks]
+        self._leader = Leader(self.group, model, num_tokens=shape.num_tokens, beat_s=self._timeout_s / 4)
+        for rank in self._ranks:
+            rank.tell(shape)
+            threading.Thread(target=self._watch, args=(rank,), name="phloem-rank-watch", daemon=True).start()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return self._leader
+
+    def _watch(self, rank: _RankProcess) -> None:
+        rank.wait_for_end()
+        if not self._is_closing and self._leader is not None:
+            self._leader.note_lost(rank.death())
+
+    def close(self) -> None:
+        """End the ranks: asked first, if they can still hear it. A second call does nothing."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        is_told = self._leader is not None and self._leader.close()
+        for rank in self._ranks:
+            rank.end(LAST_STEP_S if is_told else 0.0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _RankProcess:
+    def __init__(self, start: RankStart) -> None:
+        self.rank = start.rank
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._ready, ready_end = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", module_program(RANK_MODULE), str(ready_end)],
+                stdin=subprocess.PIPE,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(ready_end,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(ready_end)
+        self.tell(start)
+
+    def tell(self, message: msgspec.Struct) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has died, which its pipe says
+            self.process.stdin.write(msgspec.json.encode(message) + b"\n")
+            self.process.stdin.flush()
+
+    def loaded(self, timeout_s: float) -> WeightBytes:
+        """Wait for its share. Raises the rank's error, EngineLost when it has died or takes too long."""
+        line = b""
+        while not line.endswith(b"\n"):
+            readable, _, _ = select.select([self._ready], [], [], max(0.0, timeout_s))
+            if not readable:
+                raise EngineLost(f"rank {self.rank} was not ready within {START_TIMEOUT_S:g} s")
+            piece = os.read(self._ready, 65536)
+            if not piece:
+                raise EngineLost(self.death())
+            line += piece
+        loaded = msgspec.json.decode(line, type=RankLoaded)
+        if loaded.error is not None:
+            raise from_info(loaded.error)
+        return loaded.weights
+
+    def wait_for_end(self) -> None:
+        while os.read(self._ready, 4096):
+            pass
+
+    def death(self) -> str:
+        """How the process ended, with the end of its log."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5.0)
+        code = self.process.returncode
+        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
+        tail = os.pread(
+            self._log.fileno(), LOG_TAIL_BYTES, max(0, os.fstat(self._log.fileno()).st_size - LOG_TAIL_BYTES)
+        )
+        return f"rank {self.rank} (process {self.process.pid}) {how}; its log ends: {tail.decode(errors='replace')}"
+
+    def end(self, timeout_s: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout_s)
+        if self.process.poll() is None:
+            self.process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(LAST_STEP_S)
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()

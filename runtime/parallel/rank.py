@@ -1,0 +1,68 @@
+"""One rank but rank 0: its share of the model, its keys and values, and the orders that it follows."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from ... import kernels, processor
+from ..config import EngineConfig
+from ..executor import Executor
+from ..memory import KVPool
+from ..models import load_model
+from ..weights.resolve import resolve_model
+from .following import follow
+from .group import Group
+from .tensor import TensorSplit
+
+log = logging.getLogger(__name__)
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What rank 0 decides for all: tokens of the vocabulary, KV slots, and the longest sequence in tokens."""
+
+    num_tokens: int
+    num_slots: int
+    context_len: int
+
+
+class WeightBytes(msgspec.Struct, frozen=True):
+    """Bytes of the model's file that one rank reads: all of them, and those that every rank reads."""
+
+    read: int
+    replicated: int
+
+
+class Rank:
+    """The constructor loads the share; ``follow`` runs orders until rank 0 ends them."""
+
+    def __init__(self, config: EngineConfig, group: Group) -> None:
+        num_threads = threads_of(config)
+        kernels.set_threads(num_threads)
+        split = TensorSplit(group)
+        self.config, self.group = config, group
+        self.model = load_model(resolve_model(config.model), config, split=split)
+        self.weight_bytes = weight_bytes(split)
+        kernels.warm_up(None)
+        if not self.model.needs_torch_threads:
+            kernels.set_kernel_threads(num_threads)
+
+    def follow(self, shape: Shape) -> int:
+        """``following.follow``."""
+        model = self.model
+        kv = KVPool.for_model(model.config, num_slots=shape.num_slots, dtype=model.kv_dtype, device=model.device)
+        executor = Executor(model, kv, max_rows=self.config.max_running, max_len=shape.context_len)
+        return follow(executor, self.group, num_tokens=shape.num_tokens)
+
+
+def weight_bytes(split: TensorSplit) -> WeightBytes:
+    assert split.source is not None
+    return WeightBytes(sum(split.source.read_bytes.values()), split.source.replicated_bytes)
+
+
+def threads_of(config: EngineConfig) -> int:
+    """The threads of each rank: the config's number, or its part of the cores. 0: one per core."""
+    if config.num_threads or config.tensor_parallel == 1:
+        return config.num_threads
+    return max(1, processor.num_cores() // config.tensor_parallel)

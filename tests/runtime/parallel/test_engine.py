@@ -1,0 +1,179 @@
+"""An engine on a split model gives the answers of an engine on the whole one, for every kind of op and option."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from phloem.constrained.spec import GrammarSpec
+from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.errors import InvalidParams, Unsupported
+from phloem.protocol.sampling import SamplingParams
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import EngineCore
+from phloem.tests.runtime.engine.driver import CLIENT, GREEDY, Driver, generate, prompts
+from phloem.tests.runtime.models.lora import make_adapter
+from phloem.tests.runtime.models.tiny import make_tiny_model
+from phloem.tests.runtime.parallel.virtual import VirtualGang
+
+P = SamplingParams
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
+JSON = '{"type":"object","properties":{"ab":{"enum":["x","yy"]},"c":{"type":"integer"}}}'
+# Draws from a few tokens of each rank, draws from all logits, and products of the head for other reasons.
+REQUESTS: dict[str, tuple[P, GrammarSpec | None]] = {
+    "greedy": (P(temperature=0.0, max_tokens=20, ignore_eos=True), None),
+    "top_k": (P(temperature=1.3, top_k=20, top_p=0.9, min_p=0.01, seed=6, max_tokens=20), None),
+    "sampled": (P(temperature=0.8, seed=5, max_tokens=20), None),
+    "penalised": (P(temperature=0.9, seed=7, max_tokens=20, frequency_penalty=0.7, repetition_penalty=1.3), None),
+    "biased": (P(temperature=1.0, seed=8, max_tokens=20, logit_bias={65: 4.0, 66: 4.0, 10: -100.0}), None),
+    "logprobs": (P(temperature=0.0, max_tokens=9, return_logprob=True, top_logprobs_num=3, logprob_start_len=0), None),
+    "regex": (P(temperature=0.0, max_tokens=30), GrammarSpec("regex", "(abc|abd)[a-f]{3,9} end(ing)?")),
+    "json": (P(temperature=1.0, seed=13, max_tokens=40), GrammarSpec("json_schema", JSON)),
+}
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    at = tmp_path_factory.mktemp("models")
+    return {
+        "llama": make_tiny_model(at / "llama", seed=1),
+        "qwen3": make_tiny_model(at / "qwen3", seed=2, family="qwen3"),
+        "qwen3_moe": make_tiny_model(at / "moe", seed=3, family="qwen3_moe", **MOE),
+    }
+
+
+@pytest.fixture
+def start(paths: dict[str, Path]) -> Iterator[Callable[..., Driver]]:
+    """Starts an engine on ``ranks`` ranks."""
+    engines: list[EngineCore] = []
+
+    def start(ranks: int, model: str = "llama", **options: Any) -> Driver:
+        given = {"precision": "float32", "num_slots": 2048, "num_threads": 1} | options
+        config = EngineConfig(model=str(paths[model]), tensor_parallel=ranks, **given)
+        engines.append(EngineCore(config, gang=VirtualGang(config) if ranks > 1 else None))
+        return Driver(engines[-1])
+
+    yield start
+    for engine in engines:
+        engine.drop_client(CLIENT)
+        engine.check()
+        engine.close()
+
+
+def answers(driver: Driver) -> dict[str, Any]:
+    """The tokens of every request, all at once, and the log-probabilities of one."""
+    outcomes = {}
+    for i, (name, (params, grammar)) in enumerate(REQUESTS.items()):
+        text = f"the {name} sap rises, the sap falls; " * (1 + i % 3)
+        ops = [o.Text(op=0, seq=0, text=text), o.Gen(op=1, seq=0, params=params, grammar=grammar)]
+        outcomes[name] = driver.submit([*ops, o.Close(op=2, seq=0)])
+    driver.run()
+    found = {}
+    for name, outcome in outcomes.items():
+        assert outcome.rejected is None and not outcome.failed, name
+        found[name] = outcome.done[1].meta.candidates[0]
+    return found
+
+
+@pytest.mark.parametrize(("model", "ranks"), [("llama", 2), ("llama", 4), ("qwen3", 2), ("qwen3_moe", 2)])
+def test_every_kind_of_draw_is_that_of_one_rank(start: Callable[..., Driver], model: str, ranks: int) -> None:
+    expected, found = answers(start(1, model)), answers(start(ranks, model))
+    assert {name: one.token_ids for name, one in found.items()} == {
+        name: one.token_ids for name, one in expected.items()
+    }
+    for one, other in zip(found["logprobs"].logprobs, expected["logprobs"].logprobs, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert [top[0] for top in one.top] == [top[0] for top in other.top]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefix_cache": False},
+        {"prefill_chunk": 7, "max_step_tokens": 24},
+        {"num_slots": 160, "max_running": 8},  # sequences are preempted
+        {"speculative": "off"},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_options_change_no_answer_of_two_ranks(start: Callable[..., Driver], options: dict[str, Any]) -> None:
+    expected, found = answers(start(1)), answers(start(2, **options))
+    assert {name: one.token_ids for name, one in found.items()} == {
+        name: one.token_ids for name, one in expected.items()
+    }
+
+
+def test_forks_select_scores_and_joins_are_those_of_one_rank(start: Callable[..., Driver]) -> None:
+    def run(driver: Driver) -> list[object]:
+        ops: list[o.AnyOp] = [o.Text(op=0, seq=0, text="the phloem "), o.Fork(op=1, seq=0, children=(1, 2))]
+        for child in (1, 2):
+            ops.append(o.Text(op=10 + child, seq=child, text=f"child {child}: "))
+            ops.append(o.Gen(op=20 + child, seq=child, params=GREEDY, n=1))
+        ops.append(o.Join(op=30, seq=0, children=(1, 2), mode="concate_and_append"))
+        ops += [o.Select(op=31, seq=0, choices=("yes", "no", "perhaps so")), o.Gen(op=32, seq=0, params=GREEDY)]
+        outcome = driver.run([*ops, o.Close(op=33, seq=0), o.Close(op=34, seq=1), o.Close(op=35, seq=2)])
+        assert outcome.rejected is None
+        return [outcome.value(op) for op in (21, 22, 31, 32, 33)]
+
+    assert run(start(2)) == run(start(1))
+
+
+def test_drafts_are_accepted_by_two_ranks(start: Callable[..., Driver]) -> None:
+    """A text that is generated again is drafted from the cache."""
+    params = P(temperature=0.0, max_tokens=40, ignore_eos=True)
+    driver, alone = start(2), start(1)
+    first = generate(driver, "sap " * 20, params)[0]
+    again, meta = generate(driver, "sap " * 20, params)
+    assert again == first == generate(alone, "sap " * 20, params)[0]
+    assert sum(one.accepted_tokens for one in meta.candidates) > 10
+
+
+def test_adapters_are_those_of_one_rank(start: Callable[..., Driver], paths: dict[str, Path], tmp_path: Path) -> None:
+    adapters = {
+        "poet": str(
+            make_adapter(tmp_path / "poet", paths["llama"], seed=4, rank=3, targets=("q_proj", "o_proj", "up_proj"))
+        )
+    }
+
+    def run(driver: Driver) -> list[object]:
+        settings = [m.ProgramSettings(adapter="poet"), None]
+        outcomes = [
+            driver.submit([o.Text(op=0, seq=0, text=text), o.Gen(op=1, seq=0, params=GREEDY)], settings=one)
+            for text in prompts(3)
+            for one in settings
+        ]
+        driver.run()
+        return [outcome.value(1) for outcome in outcomes]
+
+    found = run(start(2, adapters=adapters))
+    assert found == run(start(1, adapters=adapters)) and found[0] != found[1]
+
+
+def test_ranks_read_their_shares_and_follow_numbered_orders(start: Callable[..., Driver]) -> None:
+    driver = start(2)
+    generate(driver, "hello")
+    ranks = driver.engine.info()["ranks"]
+    whole = 4 * (2 * 259 * 64 + 64 + 2 * (2 * 64 + 64 * 64 * 2 + 2 * 32 * 64 + 3 * 64 * 128))
+    assert sum(one["read"] for one in ranks) == whole + ranks[0]["replicated"]
+    assert ranks[0]["replicated"] == ranks[1]["replicated"] == 4 * 64 * 5
+    assert driver.engine.ranks is not None
+    before = driver.engine.ranks.leader.num_orders
+    generate(driver, "hello again", P(temperature=0.0, max_tokens=1))
+    assert driver.engine.ranks.leader.num_orders == before + 2  # a plan, and a shortlist of tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel": 0}, "tensor_parallel=0: it must be 1 to 64"),
+        ({"tensor_parallel": 2, "rank_timeout_s": 0.0}, "rank_timeout_s=0.0: it must be above 0"),
+        ({"tensor_parallel": 2, "device": "cuda"}, "tensor_parallel=2 with device='cuda': the two are not combined"),
+        ({"tensor_parallel": 2, "host_cache_bytes": 1 << 30}, "tensor_parallel=2 with host_cache_bytes"),
+        ({"tensor_parallel": 2, "disk_cache": "/tmp/x"}, "tensor_parallel=2 with disk_cache"),
+        ({"tensor_parallel": 2, "draft_model": "self:1"}, "tensor_parallel=2 with draft_model='self:1'"),
+    ],
+)
+def test_what_is_not_combined_is_refused_by_name(paths: dict[str, Path], options: dict[str, Any], message: str) -> None:
+    with pytest.raises((InvalidParams, Unsupported), match=message):
+        EngineCore(EngineConfig(model=str(paths["llama"]), **options))

@@ -1,0 +1,126 @@
+"""Ranks as processes: the bits of virtual ranks, and no hang and no lost answer whatever ends or stops.
+
+The restarts take most of the time, so one runtime serves the whole module.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import phloem
+import pytest
+from phloem.engines import Completion
+from phloem.protocol import ops as o
+from phloem.protocol.errors import Unsupported
+from phloem.protocol.sampling import SamplingParams
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import EngineCore
+from phloem.tests.runtime.engine.driver import Driver
+from phloem.tests.runtime.models.tiny import make_tiny_model
+from phloem.tests.runtime.parallel.virtual import VirtualGang
+
+PROMPTS = ["the sap rises", "木 and leaf " * 9, "42"]
+GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+LISTED = {"temperature": 1.2, "top_k": 30, "seed": 5, "max_tokens": 12, "ignore_eos": True}
+WHOLE = {"temperature": 0.9, "top_p": 0.9, "seed": 6, "max_tokens": 12, "ignore_eos": True}
+LONG = {"temperature": 0.0, "max_new_tokens": 150, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    path = make_tiny_model(tmp_path_factory.mktemp("gang") / "model", seed=1)
+    return EngineConfig(
+        model=str(path), precision="float32", num_slots=2048, num_threads=1, tensor_parallel=2, rank_timeout_s=4.0
+    )
+
+
+@pytest.fixture(scope="module")
+def runtime(config: EngineConfig) -> Iterator[phloem.Runtime]:
+    with phloem.Runtime(config, replicas=1) as runtime:
+        yield runtime
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (tasks / "children").read_text().split())
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def drawn(completion: Completion) -> list[tuple[int, float]]:
+    return [(one.token_id, one.logprob) for one in completion.meta.candidates[0].logprobs]
+
+
+def test_processes_draw_with_the_bits_of_virtual_ranks(runtime: phloem.Runtime, config: EngineConfig) -> None:
+    engine = EngineCore(config, gang=VirtualGang(config))
+    driver = Driver(engine)
+    for params in (GREEDY, LISTED, WHOLE):
+        for prompt in PROMPTS:
+            given: dict[str, Any] = params | {"return_logprob": True}
+            outcome = driver.run(
+                [
+                    o.Text(op=0, seq=0, text=prompt),
+                    o.Gen(op=1, seq=0, params=SamplingParams(**given)),
+                    o.Close(op=2, seq=0),
+                ]
+            )
+            expected = [(one.token_id, one.logprob) for one in outcome.done[1].meta.candidates[0].logprobs]
+            assert len(expected) == 12
+            assert drawn(runtime.generate(prompt, **given)) == expected, (params, prompt)
+    assert runtime.fleet()[0].restarts == 0
+    engine.close()
+
+
+async def ended_midway(runtime: phloem.Runtime, prompt: str, pid: int, number: signal.Signals) -> str:
+    """The text of a long generation; ``pid`` gets the signal once its first piece has come."""
+    text = ""
+    async for piece in runtime.async_generate(prompt, LONG):
+        if not text:
+            os.kill(pid, number)
+        text += piece
+    return text
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [("rank 1", signal.SIGKILL), ("rank 1", signal.SIGSTOP), ("rank 0", signal.SIGKILL)],
+    ids=["killed", "stopped", "rank 0 killed"],
+)
+def test_a_program_goes_on_after_the_loss_of_a_rank_and_no_process_stays(
+    runtime: phloem.Runtime, victim: str, number: signal.Signals
+) -> None:
+    prompt = f"{victim} {number} " * 4
+    expected = runtime.generate(prompt, None, temperature=0.0, max_tokens=150, ignore_eos=True).text
+    before = runtime.fleet()[0]
+    ranks = children(before.pid)
+    assert len(ranks) == 1
+    pid = ranks[0] if victim == "rank 1" else before.pid
+    found = asyncio.run(asyncio.wait_for(ended_midway(runtime, prompt, pid, number), 240.0))
+    assert found == expected
+    assert runtime.fleet()[0].restarts > before.restarts
+    assert not is_alive(ranks[0]) and not is_alive(before.pid)
+
+
+def test_a_rank_is_lost_while_nothing_runs_and_the_next_program_is_answered(runtime: phloem.Runtime) -> None:
+    before = runtime.fleet()[0]
+    os.kill(children(before.pid)[0], signal.SIGKILL)
+    assert runtime.generate("idle", **GREEDY).text == runtime.generate("idle", **GREEDY).text
+    assert runtime.fleet()[0].restarts > before.restarts
+
+
+def test_an_engine_on_a_thread_refuses_ranks(config: EngineConfig) -> None:
+    with pytest.raises(
+        Unsupported, match=r"tensor_parallel=2: an engine on a thread has one process; use phloem.Runtime"
+    ):
+        phloem.Engine(config)

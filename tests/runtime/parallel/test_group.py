@@ -1,0 +1,102 @@
+"""Collectives over gloo: three ranks, each a thread with a process group of its own."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from phloem.runtime.parallel.group import Alone, Distributed, Group, added, connect
+from phloem.runtime.parallel.lost import GangLost
+from phloem.tests.runtime.parallel.virtual import run_all
+
+SIZE = 3
+LONG = 100_001  # numbers: above it a sum is made in parts
+
+
+@pytest.fixture(scope="module")
+def gloo(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
+    folder = tmp_path_factory.mktemp("ranks")
+    return at_once([lambda rank=rank: connect(folder, rank=rank, size=SIZE, timeout_s=60.0) for rank in range(SIZE)])
+
+
+def at_once(calls: list[Any]) -> list[Any]:
+    found: list[Any] = [None] * len(calls)
+
+    def run(i: int) -> None:
+        try:
+            found[i] = calls[i]()
+        except BaseException as error:
+            found[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120.0)
+    failures = [one for one in found if isinstance(one, BaseException)]
+    assert not failures, failures
+    return found
+
+
+def everyone(group: Group, dtype: torch.dtype, length: int) -> dict[str, Any]:
+    """What one rank gets from each collective."""
+    rank, size = group.rank, group.size
+    rng = torch.Generator().manual_seed(rank)
+    x = torch.randn(2, length // 2 + rank * 0, generator=rng).to(dtype)
+    parts = [torch.full((4,), float(10 * rank + other)) for other in range(size)]
+    into = [torch.empty(4) for _ in range(size)]
+    group.exchange(parts, into)
+    told = torch.full((5,), float(rank))
+    group.broadcast(told, source=1)
+    scattered = group.scatter(parts if rank == 2 else None, torch.empty(4), source=2)
+    passed = torch.empty(3)
+    if rank == 0:
+        group.send(torch.arange(3.0), 1)
+    elif rank == 1:
+        group.receive(passed, 0)
+    return {
+        "sum": group.sum(x),
+        "gather": torch.stack(group.gather(x)),
+        "exchange": torch.stack(into),
+        "broadcast": told,
+        "scatter": scattered,
+        "passed": passed if rank == 1 else None,
+    }
+
+
+@pytest.mark.parametrize(("dtype", "length"), [(torch.float32, 10), (torch.bfloat16, 10), (torch.float32, LONG)])
+def test_processes_and_virtual_ranks_get_the_same_bits(gloo: list[Group], dtype: torch.dtype, length: int) -> None:
+    expected = run_all(SIZE, lambda group: everyone(group, dtype, length))
+    found = at_once([lambda group=group: everyone(group, dtype, length) for group in gloo])
+    for rank in range(SIZE):
+        for name, value in expected[rank].items():
+            assert value is None or torch.equal(found[rank][name], value), (rank, name)
+    assert all(torch.equal(one["sum"], found[0]["sum"]) for one in found)
+    assert torch.equal(found[0]["sum"], added(list(found[0]["gather"])))
+    assert found[1]["exchange"][:, 0].tolist() == [1.0, 11.0, 21.0]
+    assert found[0]["broadcast"].tolist() == [1.0] * 5 and found[0]["scatter"].tolist() == [20.0] * 4
+    assert found[1]["passed"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_sum_of_bfloat16_is_rounded_once() -> None:
+    ones = torch.tensor([256.0, 1.0, 1.0], dtype=torch.bfloat16)
+    assert added([x.view(1) for x in ones]).item() == 258.0  # rounded after each addition it would stay 256
+
+
+def test_a_rank_that_is_silent_is_lost_after_the_timeout_and_later_calls_fail_at_once(tmp_path: Path) -> None:
+    first, _second = at_once([lambda rank=rank: connect(tmp_path, rank=rank, size=2, timeout_s=0.3) for rank in (0, 1)])
+    with pytest.raises(GangLost, match="rank 0 of 2 lost another rank: Timed out waiting 300ms"):
+        first.receive(torch.empty(1), 1)
+    with pytest.raises(GangLost, match="rank 0 of 2 lost another rank"):
+        first.broadcast(torch.empty(1))
+
+
+def test_one_rank_needs_no_other(tmp_path: Path) -> None:
+    alone = connect(tmp_path, rank=0, size=1, timeout_s=1.0)
+    assert isinstance(alone, Alone) and not isinstance(alone, Distributed)
+    x = torch.arange(3.0)
+    assert alone.sum(x) is x and alone.gather(x) == [x]
+    assert torch.equal(alone.scatter([x], torch.empty(3)), x)
+    with pytest.raises(ValueError, match="has no other"):
+        alone.send(x, 1)

@@ -1,0 +1,94 @@
+"""Orders come out of a frame as they went in; a gap in their numbers ends the gang."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from phloem.runtime.layers.batch import StepArrays
+from phloem.runtime.parallel.lost import GangLost
+from phloem.runtime.parallel.order_line import FRAME_BYTES, OrderLine
+from phloem.runtime.parallel.orders import Beat, End, Likeliest, Order, Whole, decode, encode
+from phloem.runtime.scheduler import DecodePart, PlanRow, StepPlan
+from phloem.tests.runtime.parallel.virtual import VirtualGroup, run_all
+
+
+def row(rng: np.random.Generator, row_id: int) -> PlanRow:
+    start, count = int(rng.integers(0, 40)), int(rng.integers(1, 9))
+    stale_from = int(rng.integers(0, start + 1))
+    slots = rng.integers(0, 1 << 30, start + count).astype(np.int32)
+    tokens = rng.integers(-5, 150_000, count).astype(np.int32)
+    return PlanRow(7, row_id, start, tokens, slots, stale_from, int(rng.integers(0, count + 1)), 0, row_id % 3 - 1)
+
+
+def vectorised(rng: np.random.Generator, count: int) -> DecodePart:
+    wide = [rng.integers(0, 1 << 20, count) for _ in range(3)]
+    return DecodePart(*wide, *(rng.integers(0, 1 << 20, count).astype(np.int32) for _ in range(2)))
+
+
+def same_step(one: StepPlan, other: StepPlan) -> bool:
+    first, second = StepArrays.of(one), StepArrays.of(other)
+    for field in dataclasses.fields(StepArrays):
+        a, b = getattr(first, field.name), getattr(second, field.name)
+        if field.name == "changes":
+            if [x[:2] for x in a] != [x[:2] for x in b]:
+                return False
+            if not all(np.array_equal(x[2], y[2]) for x, y in zip(a, b, strict=True)):
+                return False
+        elif not np.array_equal(a, b):
+            return False
+    adapters = [[r.adapter for r in plan.rows] for plan in (one, other)]
+    return one.step == other.step and adapters[0] == adapters[1]
+
+
+@pytest.mark.parametrize("num_vectorised", [0, 1, 300])
+@pytest.mark.parametrize("num_rows", [0, 1, 40])
+def test_a_plan_gives_the_same_step_on_every_rank(num_vectorised: int, num_rows: int) -> None:
+    if not num_vectorised and not num_rows:
+        return
+    rng = np.random.default_rng(num_vectorised + num_rows)
+    part = vectorised(rng, num_vectorised) if num_vectorised else None
+    plan = StepPlan(12, tuple(row(rng, i) for i in range(num_rows)), part)
+    found = decode(*encode(plan))
+    assert isinstance(found, StepPlan) and same_step(plan, found)
+    assert found.num_logits == plan.num_logits and found.num_vectorised == plan.num_vectorised
+
+
+def test_other_orders_come_out_as_they_went_in() -> None:
+    words = np.array([[1, 2**32 - 1], [5, 6]], np.uint32)
+    listed = decode(*encode(Likeliest(4, np.array([0, 3]), words)))
+    assert isinstance(listed, Likeliest) and listed.k == 4 and listed.rows.tolist() == [0, 3]
+    assert listed.words.dtype == np.uint32 and np.array_equal(listed.words, words)
+    for order in (Whole(3), Beat(), End()):
+        assert decode(*encode(order)) == order
+
+
+def test_long_and_short_orders_arrive_in_order_over_one_line() -> None:
+    rng = np.random.default_rng(0)
+    long = StepPlan(1, (row(rng, 0),), vectorised(rng, 3 * FRAME_BYTES))
+    orders: list[Order] = [Beat(), long, Whole(2), End()]
+
+    def body(group: VirtualGroup) -> list[Order]:
+        line = OrderLine(group)
+        if group.rank:
+            return [line.receive() for _ in orders]
+        for order in orders:
+            line.send(order)
+        return orders
+
+    for found in run_all(3, body)[1:]:
+        assert found[0] == Beat() and found[2:] == [Whole(2), End()]
+        assert isinstance(found[1], StepPlan) and same_step(found[1], long)
+
+
+def test_a_lost_order_ends_the_gang() -> None:
+    def body(group: VirtualGroup) -> None:
+        if group.rank:
+            OrderLine(group).receive()
+            return
+        frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
+        frame.view(torch.int64)[0] = 1
+        group.broadcast(frame)
+
+    with pytest.raises(GangLost, match="rank 1 received order 1 and expected 0"):
+        run_all(2, body)
