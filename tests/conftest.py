@@ -2,8 +2,9 @@
 
 import gc
 import os
+import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -30,6 +31,9 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
 _num_threads = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
 for _name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_name, str(_num_threads))
+# A shell's background job ignores Ctrl-C, and the programs that tests start and interrupt would ignore it too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the reference implementation looks names up on the hub
 
@@ -67,6 +71,13 @@ def pytest_collection() -> Generator[None, object, object]:
     return result
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _old_objects_are_frozen() -> None:
+    """Exclude what outlives a module from garbage collections. An engine's end thaws it: it unfreezes all objects."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny random Llama and a byte tokenizer with ChatML (see tests/runtime/models/tiny.py)."""
@@ -81,3 +92,15 @@ def smollm2_path() -> Path:
     from phloem.runtime.weights.resolve import resolve_model
 
     return resolve_model("smollm2")
+
+
+@pytest.fixture
+def every_core() -> Iterator[None]:
+    """The test's thread, and those that it starts, may run on every core, not on the worker's alone."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    yield
+    os.sched_setaffinity(0, before)

@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.fixture(params=[1, 2])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+def num_threads(request: pytest.FixtureRequest, every_core: None) -> Iterator[int]:
     kernels.set_kernel_threads(request.param)
     yield request.param
     kernels.set_threads(0)

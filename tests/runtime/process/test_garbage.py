@@ -1,20 +1,16 @@
 """A full garbage collection runs while the engine is idle, or when very many objects have been made."""
 
 import gc
+import json
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 
 import pytest
 from phloem.runtime.process import garbage as garbage_module
 from phloem.runtime.process.garbage import Garbage
-
-
-class Node:
-    """A cycle of its own."""
-
-    def __init__(self) -> None:
-        self.itself = self
-        self.others: list[list] = []
+from phloem.tests.runtime.process.frozen_cycles import Node, grow
 
 
 @pytest.fixture
@@ -29,15 +25,6 @@ def whole() -> Iterator[list[int]]:
     gc.callbacks.append(note)
     yield seen
     gc.callbacks.remove(note)
-
-
-def grow(num_passes: int) -> list[list]:
-    """Make so many lasting objects that the young generation is collected so often."""
-    kept: list[list] = []
-    before = gc.get_count()[2]
-    while gc.get_count()[2] < before + num_passes:
-        kept += [[] for _ in range(1_000)]
-    return kept
 
 
 def test_nothing_is_held_up_while_there_is_work_and_an_idle_moment_is_used(whole):
@@ -83,42 +70,24 @@ def test_cycles_dropped_meanwhile_are_freed(whole):
         garbage.close()
 
 
-def test_frozen_cycles_are_freed_in_an_idle_moment_once_there_are_some(whole):
-    garbage = Garbage()
-    try:
-        lasting = gc.get_freeze_count()
-        node = Node()
-        seen = weakref.ref(node)
-        node.others = [[] for _ in range(lasting // 2)]
-        grow(garbage_module.BUSY_PASSES)
-        garbage.after_step(is_idle=False)
-        del node
-        grow(garbage_module.BUSY_PASSES)
-        garbage.after_step(is_idle=False)
-        assert seen() is not None
-        grow(garbage_module.IDLE_PASSES)
-        garbage.after_step(is_idle=True)
-        assert seen() is None and gc.get_freeze_count() < 1.25 * lasting
-    finally:
-        garbage.close()
+def found_by(function: str) -> list[int]:
+    """What ``function`` of ``frozen_cycles`` finds in a new process: there few objects are frozen at the start."""
+    code = f"from phloem.tests.runtime.process import frozen_cycles; print(frozen_cycles.{function}())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
-def test_frozen_cycles_stay_bounded_under_a_load_that_never_pauses(whole, monkeypatch):
-    monkeypatch.setattr(garbage_module, "BUSY_PASSES", 2)
-    garbage = Garbage()
-    try:
-        lasting = gc.get_freeze_count()
-        most, seen = 0, []
-        for _ in range(12):  # six times the lasting objects, all of them garbage
-            node = Node()
-            seen.append(weakref.ref(node))
-            node.others = [[] for _ in range(lasting // 2)]
-            grow(2)
-            garbage.after_step(is_idle=False)
-            most = max(most, gc.get_freeze_count())
-        assert most < 4 * lasting and sum(node() is not None for node in seen) < 7
-    finally:
-        garbage.close()
+def test_frozen_cycles_are_freed_in_an_idle_moment_once_there_are_some():
+    lasting, alive_under_load, alive_when_idle, frozen = found_by("freed_when_idle")
+    assert (alive_under_load, alive_when_idle) == (1, 0)
+    assert frozen < 1.25 * lasting
+
+
+def test_frozen_cycles_stay_bounded_under_a_load_that_never_pauses():
+    lasting, most, num_rounds, alive = found_by("bounded_under_load")
+    assert num_rounds == 12 and alive < 7
+    assert most < 4 * lasting
 
 
 def test_a_collection_under_load_looks_at_what_is_new(whole):
