@@ -45,7 +45,7 @@ def ask(server, **fields):
 
 
 def served(serve, **options):
-    keys = Keys({"garden": Tenant(keys=(hash_of(KEY),))})
+    keys = Keys({"garden": Tenant(keys=(hash_of(KEY),), operator=True)})
     return serve(options.pop("engine", None), keys=keys, **options)
 
 
