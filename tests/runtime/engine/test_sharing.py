@@ -168,7 +168,7 @@ def test_where_the_last_prompt_is_kept_answers_are_the_same_and_older_prompts_ar
         done = driver.run([o.Text(op=0, seq=0, text=text), o.Gen(op=1, seq=0, params=GREEDY)])
         return done.value(1), done.done[1].meta.cached_tokens
 
-    first, second = prompts(2, seed=3, longest=100)
+    first, second = "an old prompt " * 4, "the new text " * 4
     asked = [first, first, second, first]
     kept, all_ = [run(last, text) for text in asked], [run(tree, text) for text in asked]
     assert [value for value, _ in kept] == [value for value, _ in all_]
