@@ -165,7 +165,8 @@ def test_where_the_last_prompt_is_kept_answers_are_the_same_and_older_prompts_ar
     last, tree = Driver(EngineCore(config)), Driver(EngineCore(EngineConfig(config.model, precision="float32")))
 
     def run(driver, text):
-        done = driver.run([o.Text(op=0, seq=0, text=text), o.Gen(op=1, seq=0, params=GREEDY)])
+        gen = o.Gen(op=1, seq=0, params=GREEDY)
+        done = driver.run([o.Text(op=0, seq=0, text=text), gen, o.Close(op=2, seq=0)])
         return done.value(1), done.done[1].meta.cached_tokens
 
     first, second = "an old prompt " * 4, "the new text " * 4
