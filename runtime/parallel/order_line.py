@@ -9,7 +9,7 @@ from .group import Group
 from .lost import GangLost
 from .orders import Order, decode, encode
 
-FRAME_BYTES = 8192  # of an order's first message: a decode step of 500 sequences fits
+FRAME_BYTES = 16_384  # of an order's first message: a decode step of 1,000 sequences fits
 _HEAD_BYTES = 3 * 8
 
 

@@ -1,0 +1,175 @@
+"""What several ranks cost on this machine: the order of a step, and each rank's bytes and memory.
+
+``python -m benchmarks.parallel`` prints two tables. *Orders*: the time from the call of rank 0 until rank 1 has decoded
+a step plan, over loopback. It is a round trip less half of the round trip of one byte. *Memory*: the bytes that each
+rank reads of a random Llama of 190 million weights in bfloat16, and the peak of its own pages while it loads them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from phloem import benchmarks
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.models import load_model
+from phloem.runtime.parallel.group import Alone, Group, connect
+from phloem.runtime.parallel.order_line import OrderLine
+from phloem.runtime.parallel.orders import encode
+from phloem.runtime.parallel.rank import weight_bytes
+from phloem.runtime.parallel.tensor import TensorSplit
+from phloem.runtime.scheduler import DecodePart, PlanRow, StepPlan
+from phloem.tests.runtime.models.tiny import make_tiny_model
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 1024,
+    "num_layers": 8,
+    "num_heads": 16,
+    "num_kv_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 4096,
+}
+
+
+def plans(num_rows: int) -> dict[str, StepPlan]:
+    ids, starts = np.arange(num_rows), np.full(num_rows, 700)
+    tokens = np.arange(num_rows, dtype=np.int32)
+    rows = tuple(PlanRow(i, i, 700, tokens[i : i + 1], np.arange(701, dtype=np.int32), 700, 1) for i in range(num_rows))
+    return {
+        "sequences that only decode": StepPlan(0, (), DecodePart(ids, ids, starts, tokens, tokens)),
+        "rows one by one": StepPlan(0, rows),
+    }
+
+
+def answer_orders(folder: str, count: int) -> None:
+    torch.set_num_threads(1)
+    group = connect(Path(folder), rank=1, size=2, timeout_s=60.0)
+    line, byte = OrderLine(group), torch.zeros(1, dtype=torch.uint8)
+    for _ in range(count):
+        line.receive()
+        group.send(byte, 0)
+    for _ in range(count):
+        group.receive(byte, 0)
+        group.send(byte, 0)
+
+
+def measure_orders(group: Group, repeats: int, num_rows: int) -> dict[str, dict[str, float]]:
+    line, byte = OrderLine(group), torch.zeros(1, dtype=torch.uint8)
+    found: dict[str, dict[str, float]] = {}
+    times: dict[str, list[float]] = {}
+    for name, plan in plans(num_rows).items():
+        times[name] = []
+        for _ in range(repeats):
+            begun_s = time.perf_counter()
+            line.send(plan)
+            group.receive(byte, 1)
+            times[name].append(time.perf_counter() - begun_s)
+    pings = []
+    for _ in range(2 * repeats):
+        begun_s = time.perf_counter()
+        group.send(byte, 1)
+        group.receive(byte, 1)
+        pings.append(time.perf_counter() - begun_s)
+    ping_ms = 1e3 * statistics.median(pings)
+    for name, all_s in times.items():
+        ordered = sorted(1e3 * one_s - ping_ms / 2 for one_s in all_s)
+        _, payload = encode(plans(num_rows)[name])
+        found[name] = {
+            "median_ms": ordered[len(ordered) // 2],
+            "p90_ms": ordered[int(0.9 * len(ordered))],
+            "bytes": payload.nbytes,
+        }
+    return found | {"one byte, one way": {"median_ms": ping_ms / 2}}
+
+
+class OfRank(Alone):
+    """A group in which only loading happens."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def own_bytes() -> int:
+    """This process's pages that are no file's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+def load_share(path: str, rank: int, size: int, answer: Any) -> None:
+    torch.set_num_threads(1)
+    config = EngineConfig(model=path, precision="bfloat16")
+    load_model(make_tiny_model(Path(tempfile.mkdtemp()), seed=0), config)  # libraries and kernels
+    gc.collect()
+    before, peak, is_over = own_bytes(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not is_over.wait(0.001):
+            peak = max(peak, own_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    split = TensorSplit(OfRank(rank, size)) if size > 1 else None
+    model = load_model(path, config, split=split)
+    is_over.set()
+    watcher.join()
+    read = weight_bytes(split) if split is not None else None
+    held = own_bytes() - before
+    answer.put((peak - before, held, read))
+    del model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=500)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--only", choices=("orders", "memory"))
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    report: dict[str, Any] = benchmarks.print_header()
+    torch.set_num_threads(1)
+    spawn = multiprocessing.get_context("spawn")
+    if args.only != "memory":
+        with tempfile.TemporaryDirectory() as folder:
+            other = spawn.Process(target=answer_orders, args=(folder, 2 * args.repeats))
+            other.start()
+            group = connect(Path(folder), rank=0, size=2, timeout_s=60.0)
+            report["orders"] = measure_orders(group, args.repeats, args.rows)
+            other.join()
+        for name, figures in report["orders"].items():
+            print(f"{args.rows} rows, {name}: " + ", ".join(f"{key} {value:.3f}" for key, value in figures.items()))
+    if args.only != "orders":
+        path = make_tiny_model(Path(tempfile.mkdtemp()) / "model", seed=0, dtype=torch.bfloat16, **SIZES)
+        report["memory"] = []
+        whole_held = 0
+        for size in (1, *args.ranks):
+            for rank in range(size):
+                answer = spawn.Queue()
+                process = spawn.Process(target=load_share, args=(str(path), rank, size, answer))
+                process.start()
+                peak, held, read = answer.get()
+                process.join()
+                whole_held = whole_held or held
+                line = {"ranks": size, "rank": rank, "peak_bytes": peak, "held_bytes": held}
+                if read is not None:
+                    line |= {"read_bytes": read.read, "replicated_bytes": read.replicated}
+                    line["peak_over_share"] = peak / (whole_held / size + read.replicated)
+                report["memory"].append(line)
+                print(", ".join(f"{key} {value:,.3f}".replace(".000", "") for key, value in line.items()))
+    if args.out is not None:
+        benchmarks.save(args.out, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""SmolLM2 with 9 query heads and 3 key/value heads, split evenly and unevenly, in float32."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from phloem.protocol import ops as o
+from phloem.protocol.sampling import SamplingParams
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import EngineCore
+from phloem.runtime.models import load_model
+from phloem.runtime.parallel.tensor import SplitHead, TensorSplit
+from phloem.tests.runtime.engine.driver import Driver, prompts
+from phloem.tests.runtime.models.stepping import Stepper
+from phloem.tests.runtime.parallel.virtual import VirtualGang, VirtualGroup, run_all
+
+pytestmark = pytest.mark.model
+
+MARGIN = 1e-3  # between the two likeliest tokens: nearer ones may change places
+
+
+def config(path: Path, ranks: int) -> EngineConfig:
+    return EngineConfig(
+        model=str(path), precision="float32", max_seq_len=1024, num_slots=4096, num_threads=1, tensor_parallel=ranks
+    )
+
+
+def answers(path: Path, ranks: int, *, count: int, length: int) -> list[list[tuple[int, float]]]:
+    """Of each prompt the greedy tokens, and each one's margin before the next likeliest."""
+    options = config(path, ranks)
+    engine = EngineCore(options, gang=VirtualGang(options) if ranks > 1 else None)
+    driver = Driver(engine, check=False)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=length, ignore_eos=True, return_logprob=True, top_logprobs_num=2
+    )
+    outcomes = [
+        driver.submit([o.Text(op=0, seq=0, text=text), o.Gen(op=1, seq=0, params=params), o.Close(op=2, seq=0)])
+        for text in prompts(count, seed=5, longest=60)
+    ]
+    driver.run()
+    engine.close()
+    found = []
+    for outcome in outcomes:
+        tokens = outcome.done[1].meta.candidates[0].logprobs
+        found.append([(one.token_id, one.top[0][1] - one.top[1][1]) for one in tokens])
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_logits_are_those_of_one_rank(smollm2_path: Path, ranks: int) -> None:
+    ids = np.random.default_rng(0).integers(1000, 40_000, 24).astype(np.int32)
+
+    def body(group: VirtualGroup) -> torch.Tensor | None:
+        model = load_model(smollm2_path, config(smollm2_path, ranks), split=TensorSplit(group))
+        stepper, head = Stepper(model), model.head
+        assert isinstance(head, SplitHead)
+        with torch.inference_mode():
+            features = model.features(stepper.batch([(0, ids, 24)]), stepper.kv)
+            return head.whole_logits(features) if group.rank == 0 else head.send_whole(features)
+
+    expected = Stepper(load_model(smollm2_path, config(smollm2_path, 1))).prefill(0, ids)
+    found = run_all(ranks, body)[0]
+    error = (found - expected).abs().max()
+    assert error <= 1e-4 * expected.abs().max()
+
+
+def test_greedy_texts_of_twenty_prompts_are_those_of_one_rank(smollm2_path: Path) -> None:
+    expected, found = (answers(smollm2_path, ranks, count=20, length=12) for ranks in (1, 2))
+    for one, other in zip(found, expected, strict=True):
+        for (token, _), (wanted, margin) in zip(one, other, strict=True):
+            if token != wanted:
+                assert margin <= MARGIN
+                break
