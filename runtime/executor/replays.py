@@ -1,4 +1,4 @@
-"""Small steps on the CPU run from a tape: kernel calls are recorded once for each shape and replayed without Python."""
+"""Steps on the CPU run from a tape: kernel calls are recorded once for each shape and replayed without Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ..memory import KVPool
     from ..models import Model
 
-MAX_TOKENS = 32  # of a step; in larger steps the products take long and Python's share is small
+MAX_TOKENS = 256  # of a step, and of its tape; in larger steps the products take long and Python's share is small
+MAX_ROWS = 32  # of a step with more tokens than that: attention's parts are laid out for rows as long as the table
+MULTIPLE = 8  # of tokens in steps of more than MAX_ROWS
 MAX_KEPT = 128  # tapes
 # Recording takes about as long as Python's share of five steps, so a shape is recorded at its fifth step.
 STEPS_BEFORE = 4
@@ -57,19 +59,24 @@ class Replays:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """The head's input [L, C], valid until the next step. None without a tape: for steps of more than MAX_TOKENS
-        tokens, without logits or with adapters, for shapes that are still rare, for kernels that cannot be recorded.
+        tokens or of many tokens in more than MAX_ROWS rows, with adapters, for shapes that are still rare, for kernels
+        that cannot be recorded.
 
         A tape runs every token through the whole last layer, also tokens without logits.
         """
         self.is_cold = False
         num_tokens = batch.num_tokens
-        if batch.adapters is not None or num_tokens > MAX_TOKENS or not batch.num_logits or not team().can_replay:
+        if batch.adapters is not None or not 0 < num_tokens <= MAX_TOKENS or not team().can_replay:
             return None
         has_all = batch.num_logits == num_tokens
-        if has_all and len(batch.row_ids) in (1, num_tokens):
+        if num_tokens <= MAX_ROWS and has_all and len(batch.row_ids) in (1, num_tokens):
             return self._features(batch)
+        if num_tokens > MAX_ROWS:
+            batch = _with_copies(batch, -num_tokens % MULTIPLE)
+            if len(batch.row_ids) > MAX_ROWS:
+                return None
         whole = self._features(_in_few_shapes(batch))
-        return whole if whole is None or has_all else whole[batch.logits_rows]
+        return whole if whole is None or (has_all and len(whole) == num_tokens) else whole[batch.logits_rows]
 
     def _features(self, batch: ForwardBatch) -> torch.Tensor | None:
         """The features of every token, [T, C]; None without a tape."""
@@ -119,18 +126,47 @@ class Replays:
         return self._arena.empty(tuple(x.shape), dtype or x.dtype)
 
 
+def _with_copies(batch: ForwardBatch, count: int) -> ForwardBatch:
+    """The batch with ``count`` more rows, each a copy of its token with the shortest context.
+
+    A copy writes the same keys and values, to the bit, to the same slot, so it changes nothing.
+    """
+    if not count:
+        return batch
+    token = int(batch.positions.argmin())
+    row = int(torch.searchsorted(batch.query_starts, token, right=True)) - 1
+
+    def with_more(values: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+        return torch.cat((values, more.to(values.dtype).expand(count)))
+
+    last = batch.query_starts[-1]
+    return replace(
+        batch,
+        token_ids=with_more(batch.token_ids, batch.token_ids[token]),
+        positions=with_more(batch.positions, batch.positions[token]),
+        out_slots=with_more(batch.out_slots, batch.out_slots[token]),
+        row_ids=with_more(batch.row_ids, batch.row_ids[row]),
+        query_starts=torch.cat((batch.query_starts, last + torch.arange(1, count + 1, dtype=last.dtype))),
+        kv_lens=with_more(batch.kv_lens, batch.positions[token] + 1),
+    )
+
+
 def _in_few_shapes(batch: ForwardBatch) -> ForwardBatch:
     """The batch with logits for all tokens, padded with empty rows to a shape that many steps share.
 
     Forced tokens and drafts give steps many different splits of their tokens into rows. In short contexts the step is
     padded to one row a token, so all steps of as many tokens share one tape. In longer contexts the number of rows
     also depends on the longest row, rounded to a power of two, so that its tokens read the context's keys together.
+    Steps of more than MAX_ROWS tokens have a power of two of rows, if the longest row leaves room for them.
     """
     num_rows, num_tokens = len(batch.row_ids), batch.num_tokens
     together = 1
-    if int(batch.kv_lens.max()) > SHORT_CONTEXT:
+    if num_tokens > MAX_ROWS or int(batch.kv_lens.max()) > SHORT_CONTEXT:
         together = 1 << int(batch.query_starts.diff().max()).bit_length() - 1
-    padding = num_tokens + 1 - together - num_rows
+    most_rows = num_tokens + 1 - together
+    if num_tokens > MAX_ROWS:
+        most_rows = min(most_rows, 1 << (num_rows - 1).bit_length())
+    padding = most_rows - num_rows
     none = batch.row_ids.new_zeros(padding)
     return replace(
         batch,

@@ -10,7 +10,7 @@ from phloem import kernels
 from phloem.kernels.cpu.pool import has_pool
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.executor import replays
-from phloem.runtime.executor.replays import MAX_TOKENS, SHORT_CONTEXT, Replays
+from phloem.runtime.executor.replays import MAX_ROWS, MAX_TOKENS, SHORT_CONTEXT, Replays
 from phloem.runtime.layers.batch import ForwardBatch
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
@@ -96,6 +96,8 @@ def test_a_sequence_s_first_tokens_can_run_from_a_tape(model: Model) -> None:
 def test_steps_with_forced_tokens_share_few_tapes(model: Model, num_threads: int, context: int, num_tapes: int) -> None:
     both = TwoWays(model, num_rows=5)
     both.step({0: context, 1: 3, 2: 2, 3: 2, 4: 2}, num_logits=0)
+    both.replays._kept.clear()
+    both.num_replayed = 0
     for i in range(8):
         both.step({0: 1, 1: 1 + i % 3, 2: 5 - i % 3}, num_logits=1)
         both.step(dict.fromkeys(range(i % 5), 1) | {i % 5: 7 - i % 5}, num_logits=1)
@@ -103,11 +105,26 @@ def test_steps_with_forced_tokens_share_few_tapes(model: Model, num_threads: int
     assert {tokens for _, tokens in both.replays._kept} == {7} and len(both.replays._kept) == num_tapes
 
 
-def test_large_steps_and_steps_without_logits_have_no_tape(model: Model, num_threads: int) -> None:
-    both = TwoWays(model, num_rows=1)
+def test_larger_steps_and_many_rows_of_many_tokens_have_no_tape(model: Model, num_threads: int) -> None:
+    both = TwoWays(model, num_rows=MAX_ROWS + 1)
     both.step({0: MAX_TOKENS + 1})
-    both.step({0: 2}, num_logits=0)
+    both.step(dict.fromkeys(range(MAX_ROWS), 1) | {MAX_ROWS: 2})
     assert both.num_replayed == 0
+
+
+@pytest.mark.parametrize("num_logits", [0, 1, MAX_TOKENS])
+def test_prompts_and_drafts_run_from_few_tapes_with_copies_of_a_token(
+    model: Model, num_threads: int, num_logits: int
+) -> None:
+    both = TwoWays(model, num_rows=8)
+    both.step({0: 600, 1: 3}, num_logits=0)  # without a tape
+    for counts in ({0: 61}, {2: 64}, {1: 58}, {0: 1, 3: 60}, {3: 1, 2: 62}):
+        both.step(counts, num_logits=num_logits)
+    for i in range(6):
+        both.step(dict.fromkeys(range(8), 4 + i % 2), num_logits=num_logits)
+    both.step({5: MAX_TOKENS}, num_logits=num_logits)
+    assert both.num_replayed == 12
+    assert set(both.replays._kept) == {(1, 64), (4, 64), (8, 64), (8, 40), (29, 32), (1, MAX_TOKENS)}
 
 
 def test_a_shape_is_recorded_after_steps_before_steps(model: Model, num_threads: int) -> None:
@@ -137,8 +154,8 @@ def test_at_most_max_kept_tapes_are_kept_in_one_arena(
 ) -> None:
     monkeypatch.setattr(replays, "MAX_KEPT", 16)
     both = TwoWays(model, num_rows=8)
-    both.step({0: MAX_TOKENS})
-    both.step({0: MAX_TOKENS - 7, **dict.fromkeys(range(1, 8), 1)})
+    both.step({0: MAX_ROWS})
+    both.step({0: MAX_ROWS - 7, **dict.fromkeys(range(1, 8), 1)})
     most = both.replays._arena.num_bytes
     for tokens in range(1, 18):
         for rows in range(1, 9):
