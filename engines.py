@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from .protocol import ops
 from .protocol.address import ClientKeys, ServerKeys
 from .protocol.client import Client
 from .protocol.engine_client import EngineClient
-from .protocol.errors import DeadlineExceeded, InvalidParams, Unsupported
-from .protocol.messages import Delta, Done, GenMeta, Welcome
+from .protocol.errors import DeadlineExceeded, InvalidParams, InvalidRequest, Unsupported
+from .protocol.messages import Delta, Done, Embedded, GenMeta, Welcome
 from .protocol.program_call import OpFailed, ProgramCall, ProgramEvent, SubmitRefused
 from .protocol.sampling import SamplingParams
 from .runtime.config import EngineConfig, Progress
@@ -205,20 +205,49 @@ class Connection:
         A text of more tokens than the model takes is cut; without ``truncate`` it raises PromptTooLong. Raises
         Unsupported where the model is a decoder, DeadlineExceeded after ``timeout_s``.
         """
-        import numpy as np
-
         texts = [inputs] if isinstance(inputs, str) else [x if isinstance(x, str) else list(x) for x in inputs]
-        deadline = _Deadline(timeout_s)
-        vectors: list[bytes] = []
-        for start in range(0, max(1, len(texts)), EMBED_BATCH):  # without inputs the client says so
-            answer = self.client.embed(texts[start : start + EMBED_BATCH], truncate=truncate)
-            try:
-                vectors += deadline.wait(answer).vectors
-            except BaseException:  # Ctrl-C too
-                answer.cancel()
-                raise
-        found = np.frombuffer(b"".join(vectors), "<f4").reshape(len(vectors), -1).astype(np.float32)
+        found = _vectors(
+            len(texts), lambda part: self.client.embed(texts[part], truncate=truncate), _Deadline(timeout_s)
+        )
         return found[0] if isinstance(inputs, str) else found
+
+    def classify(
+        self,
+        inputs: str | Sequence[str | tuple[str, str]],
+        *,
+        truncate: bool = True,
+        timeout_s: float | None = None,
+    ) -> NDArray[np.float32]:
+        """A classifier's scores: [labels] of one text, [N, labels] of N texts or pairs. ``welcome.labels`` names them.
+
+        A text or pair of more tokens than the model takes is cut; without ``truncate`` it raises PromptTooLong. Raises
+        Unsupported where the model is no classifier, DeadlineExceeded after ``timeout_s``.
+        """
+        given = [inputs] if isinstance(inputs, str) else list(inputs)
+        firsts: list[str | list[int]] = [x if isinstance(x, str) else x[0] for x in given]
+        seconds = [x[1] for x in given if not isinstance(x, str)]
+        if seconds and len(seconds) != len(given):
+            raise InvalidRequest("inputs holds both texts and pairs of texts; give one kind", where="inputs")
+        found = _vectors(
+            len(firsts),
+            lambda part: self.client.score(firsts[part], seconds[part], truncate=truncate),
+            _Deadline(timeout_s),
+        )
+        return found[0] if isinstance(inputs, str) else found
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, truncate: bool = True, timeout_s: float | None = None
+    ) -> NDArray[np.float32]:
+        """How relevant each document is to ``query``, by a reranker: [N], in the order of ``documents``.
+
+        Raises as ``classify``, and Unsupported where the classifier has several labels.
+        """
+        if len(self.welcome.labels) > 1:
+            count = f"{len(self.welcome.labels)} labels"
+            text = f"{self.welcome.model!r} is a classifier of {count}, but a reranker has one; use classify()"
+            raise Unsupported(text, where="model")
+        pairs = [(query, document) for document in documents]
+        return self.classify(pairs, truncate=truncate, timeout_s=timeout_s)[:, 0]
 
     def encode(self, prompt: str | Sequence[str]) -> Any:
         """SGLang's form of ``embed``: ``{"embedding": [...]}`` of one text, a list of them of several."""
@@ -527,3 +556,18 @@ def _sampling(given: dict[str, Any]) -> SamplingParams:
         return msgspec.convert(given, SamplingParams)
     except msgspec.ValidationError as error:
         raise InvalidParams(f"sampling options: {error}") from None
+
+
+def _vectors(count: int, ask: Callable[[slice], Future[Embedded]], deadline: _Deadline) -> NDArray[np.float32]:
+    """The rows that ``ask`` gets for slices of ``count`` inputs, one request after another."""
+    import numpy as np
+
+    rows: list[bytes] = []
+    for start in range(0, max(1, count), EMBED_BATCH):  # without inputs the client says so
+        answer = ask(slice(start, start + EMBED_BATCH))
+        try:
+            rows += deadline.wait(answer).vectors
+        except BaseException:  # Ctrl-C too
+            answer.cancel()
+            raise
+    return np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), -1).astype(np.float32)

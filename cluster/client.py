@@ -304,12 +304,21 @@ class FleetClient:
     def embed(self, inputs: Sequence[str | list[int]], *, truncate: bool = True) -> Future[Embedded]:
         """As ``Client.embed``, by the engine with the fewest open calls; by another one if that engine is lost."""
         check_embed(inputs, self.welcome)
-        found = Future[Embedded]()
-        self._embed_on_next(found, list(inputs), truncate, frozenset())
+        found, given = Future[Embedded](), list(inputs)
+        self._embed_on_next(found, lambda client: client.embed(given, truncate=truncate), frozenset())
+        return found
+
+    def score(
+        self, inputs: Sequence[str | list[int]], seconds: Sequence[str] = (), *, truncate: bool = True
+    ) -> Future[Embedded]:
+        """As ``Client.score``, by the engine that ``embed`` would choose."""
+        check_embed(inputs, self.welcome, seconds=seconds)
+        found, given, others = Future[Embedded](), list(inputs), list(seconds)
+        self._embed_on_next(found, lambda client: client.score(given, others, truncate=truncate), frozenset())
         return found
 
     def _embed_on_next(
-        self, found: Future[Embedded], inputs: list[str | list[int]], truncate: bool, tried: frozenset[str]
+        self, found: Future[Embedded], ask: Callable[[Client], Future[Embedded]], tried: frozenset[str]
     ) -> None:
         """Raises EngineLost where no engine is left that was not tried."""
         with self._lock:
@@ -327,7 +336,7 @@ class FleetClient:
             error = answer.exception()
             if isinstance(error, EngineLost):
                 with contextlib.suppress(EngineLost):
-                    self._embed_on_next(found, inputs, truncate, tried | {engine.name})
+                    self._embed_on_next(found, ask, tried | {engine.name})
                     return
             if not found.set_running_or_notify_cancel():
                 return
@@ -337,7 +346,7 @@ class FleetClient:
                 found.set_result(answer.result())
 
         try:
-            answer = engine.client.embed(inputs, truncate=truncate)
+            answer = ask(engine.client)
         except BaseException:
             with self._lock:
                 engine.num_embeds -= 1

@@ -58,11 +58,22 @@ def encode_submit(submit: Submit, limits: Limits) -> bytes:
     return frame
 
 
-def check_embed(inputs: Sequence[str | list[int]], welcome: Welcome) -> None:
-    """Raises what ``Client.embed`` raises for the kind of model and the number of inputs."""
-    if "embed" not in welcome.capabilities:
-        text = f"{welcome.model!r} is a decoder, which generates text and has no pooling layer for embeddings"
+def check_embed(inputs: Sequence[str | list[int]], welcome: Welcome, *, seconds: Sequence[str] | None = None) -> None:
+    """Raises what ``Client.embed`` raises for the kind of model and the number of inputs; what ``Client.score`` raises
+    with ``seconds``.
+    """
+    is_decoder = not {"embed", "score"} & set(welcome.capabilities)
+    if seconds is not None and "score" not in welcome.capabilities:
+        kind = "a decoder, which generates text" if is_decoder else "an encoder, which gives embeddings"
+        text = f"{welcome.model!r} is {kind} and has no classification layer for scores"
+        raise Unsupported(f"{text}; send the request to a reranker or a classifier", where="model")
+    if seconds is None and "embed" not in welcome.capabilities:
+        kind = "a decoder, which generates text" if is_decoder else "a classifier, which scores texts"
+        text = f"{welcome.model!r} is {kind} and has no pooling layer for embeddings"
         raise Unsupported(f"{text}; send the request to an embedding model", where="model")
+    if seconds and len(seconds) != len(inputs):
+        text = f"{len(inputs):,} texts and {len(seconds):,} second ones; give as many of both"
+        raise InvalidRequest(text, where="input")
     if not inputs:
         raise InvalidRequest("input is empty; give at least one text or list of token ids", where="input")
     if len(inputs) > MAX_INPUTS:
@@ -194,13 +205,25 @@ class Client:
         Raises ``Unsupported`` where the model is no encoder, ``LimitExceeded`` for too many inputs or bytes.
         """
         check_embed(inputs, self.welcome)
+        return self._embed(inputs, [], truncate)
 
+    def score(
+        self, inputs: Sequence[str | list[int]], seconds: Sequence[str] = (), *, truncate: bool = True
+    ) -> Future[Embedded]:
+        """A classifier's scores of texts, token ids, or with ``seconds`` of pairs of texts, as float32 in ``vectors``.
+
+        As ``embed``; raises ``Unsupported`` where the model is no classifier.
+        """
+        check_embed(inputs, self.welcome, seconds=seconds)
+        return self._embed(inputs, list(seconds), truncate)
+
+    def _embed(self, inputs: Sequence[str | list[int]], seconds: list[str], truncate: bool) -> Future[Embedded]:
         sent = 0
 
         def frame_of(number: int) -> bytes:
             nonlocal sent
             sent = number
-            frame = encode_client(Embed(id=number, inputs=list(inputs), truncate=truncate))
+            frame = encode_client(Embed(id=number, inputs=list(inputs), truncate=truncate, seconds=seconds))
             limit = self.welcome.limits.max_submit_bytes
             if len(frame) > limit:
                 text = f"inputs of {len(frame):,} bytes, but the limit is {limit:,}; send them in several requests"

@@ -86,12 +86,15 @@ QUERIES = ("info", "metrics", "batch", "cache_tree", "cache_nodes", "cache_block
 class Embed(Message, tag="embed"):
     """Texts, or token ids, for an encoder. Its ``Answer`` has an ``Embedded``, or the error of the first wrong input.
 
-    A text of more tokens than the encoder takes is cut, or refused without ``truncate``; token ids are not cut.
+    A text of more tokens than the encoder takes is cut, or refused without ``truncate``; token ids are not cut. A
+    classifier, whose ``capabilities`` have ``score``, gives its scores instead of a vector. ``seconds``: the second
+    text of each input, where a classifier's inputs are pairs of texts.
     """
 
     id: int
     inputs: list[str | list[int]]
     truncate: bool = True
+    seconds: list[str] = []
 
 
 class Forget(Message, tag="forget"):
@@ -206,7 +209,8 @@ class Welcome(Message, tag="welcome"):
 
     ``cache_events_url``: a PUB socket that publishes cached blocks (see ``cache_events``); empty: none. ``eos_ids``:
     the tokens that end a text. ``adapters``: the names that ``ProgramSettings.adapter`` may have.
-    ``embedding_size``: dimensions of an encoder's vectors; 0: the model is a decoder.
+    ``embedding_size``: dimensions of an encoder's vectors; 0: the model is a decoder, or a classifier, whose scores are
+    of ``labels``.
     """
 
     version: int
@@ -223,6 +227,7 @@ class Welcome(Message, tag="welcome"):
     eos_ids: tuple[int, ...] = ()
     adapters: tuple[str, ...] = ()
     embedding_size: int = 0
+    labels: tuple[str, ...] = ()
 
 
 class Accepted(Message, tag="accepted"):

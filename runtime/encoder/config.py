@@ -13,9 +13,16 @@ from ..weights.json_file import read_json, read_value
 
 Pooling = Literal["mean", "cls", "last"]
 Activation = Literal["gelu", "gelu_tanh", "relu"]
+Scores = Literal["sigmoid", "softmax", "logits"]
 
 FAMILIES = ("bert", "roberta", "xlm-roberta")
+CLASSIFIERS = {
+    "bert": "BertForSequenceClassification",
+    "roberta": "RobertaForSequenceClassification",
+    "xlm-roberta": "XLMRobertaForSequenceClassification",
+}
 MAX_LAYERS = 1_000
+MAX_LABELS = 100_000
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -27,6 +34,8 @@ _POOLINGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
+# What sentence-transformers makes of a cross-encoder's logits, by the last part of the function's name.
+_SCORES: dict[str, Scores] = {"Sigmoid": "sigmoid", "Identity": "logits"}
 _MODULES = ("Transformer", "Pooling", "Normalize")
 
 
@@ -35,6 +44,9 @@ class EncoderConfig(msgspec.Struct, frozen=True):
 
     ``max_len``: the longest text in tokens, special tokens included. ``first_position``: the row of the position table
     that a text's first token takes. ``prompt`` comes before every text.
+
+    With ``labels`` the model is a classifier: it gives a text, or a pair of texts, one score for each label, and
+    ``scores`` says what becomes of its logits. Those of one label are rerankers.
     """
 
     family: str
@@ -53,6 +65,8 @@ class EncoderConfig(msgspec.Struct, frozen=True):
     is_normalised: bool = False
     is_lowered: bool = False  # texts are made lower case before they are tokenized
     prompt: str = ""
+    labels: tuple[str, ...] = ()
+    scores: Scores = "logits"
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden_size", "intermediate_size", "num_heads", "vocab_size", "num_types"):
@@ -94,8 +108,9 @@ def _read(path: Path) -> EncoderConfig:
     if family not in FAMILIES:
         raise Unsupported(f"{file}: model_type {family!r} is no encoder that is served; served: {', '.join(FAMILIES)}")
     heads = [name for name in config.get("architectures") or [] if not str(name).endswith(("Model", "ForMaskedLM"))]
-    if heads:
-        raise Unsupported(f"{file}: a {shown(str(heads[0]))} has an output layer of its own; served are embeddings")
+    if heads and heads != [CLASSIFIERS[family]]:
+        text = f"{file}: a {shown(str(heads[0]))} has an output layer of its own; served are embeddings and"
+        raise Unsupported(f"{text} {CLASSIFIERS[family]}")
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         raise Unsupported(f"{file}: position_embedding_type {shown(repr(kind))}; served is 'absolute'")
@@ -118,9 +133,10 @@ def _read(path: Path) -> EncoderConfig:
     }
     # RoBERTa's positions begin after the padding token's id.
     first = 0 if family == "bert" else _count(file, config, "pad_token_id", 1) + 1
-    modules = _modules(path)
+    labels = _labels(file, config) if heads else ()
+    modules = {} if labels else _modules(path)
     pooling, includes_prompt = _pooling(path, modules.get("Pooling"))
-    prompt = _prompt(path)
+    prompt = "" if labels else _prompt(path)
     if prompt and not includes_prompt:
         raise Unsupported(f"{path}: a prompt that pooling leaves out (include_prompt false) is not served")
     max_len, is_lowered = _text_rules(path, modules.get("Transformer", ""), sizes["num_positions"] - first)
@@ -136,7 +152,36 @@ def _read(path: Path) -> EncoderConfig:
         is_normalised="Normalize" in modules,
         is_lowered=is_lowered,
         prompt=prompt,
+        labels=labels,
+        scores=_scores(file, config, len(labels)) if labels else "logits",
     )
+
+
+def _labels(file: Path, config: dict[str, Any]) -> tuple[str, ...]:
+    """The names of a classifier's labels, in the order of its logits."""
+    names = config.get("id2label")
+    if names is None:  # transformers leaves out its own default
+        names = {str(i): f"LABEL_{i}" for i in range(_count(file, config, "num_labels", 2))}
+    if not isinstance(names, dict) or not 1 <= len(names) <= MAX_LABELS:
+        raise UnknownModel(f"{file}: id2label is {shown(repr(names))}; it must name 1 to {MAX_LABELS:,} labels")
+    found = tuple(names.get(str(i)) for i in range(len(names)))
+    wrong = next((i for i, name in enumerate(found) if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise UnknownModel(f"{file}: id2label has no name for label {wrong} of {len(names):,}")
+    return tuple(str(name) for name in found)
+
+
+def _scores(file: Path, config: dict[str, Any], num_labels: int) -> Scores:
+    """As sentence-transformers takes it: what the config names; otherwise a sigmoid of one logit, or a softmax."""
+    named = config.get("sentence_transformers") or {}
+    function = named.get("activation_fn") if isinstance(named, dict) else None
+    function = function or config.get("sbert_ce_default_activation_function")
+    if function is None:
+        return "sigmoid" if num_labels == 1 else "softmax"
+    kind = str(function).rpartition(".")[2].removesuffix("()")
+    if kind not in _SCORES:
+        raise Unsupported(f"{file}: scores by {shown(str(function))} are not served; served are {', '.join(_SCORES)}")
+    return _SCORES[kind]
 
 
 def _count(file: Path, config: dict[str, Any], key: str, default: int | None = None) -> int:

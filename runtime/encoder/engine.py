@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ... import kernels
-from ...protocol.errors import InvalidParams, LimitExceeded, Overloaded, PhloemError, Unsupported
+from ...protocol.errors import InvalidParams, InvalidRequest, LimitExceeded, Overloaded, PhloemError, Unsupported
 from ...protocol.messages import (
     MAX_INPUTS,
     PROTOCOL_VERSION,
@@ -90,8 +90,9 @@ class EncoderEngine:
             vocab_hash=self._tokenizer.vocab_hash,
             template=TemplateInfo(),
             limits=Limits(),
-            capabilities=("embed",),
-            embedding_size=shape.hidden_size,
+            capabilities=("score",) if shape.labels else ("embed",),
+            embedding_size=0 if shape.labels else shape.hidden_size,
+            labels=shape.labels,
         )
 
     def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> Outbox:
@@ -103,8 +104,10 @@ class EncoderEngine:
                 case Query():
                     outbox.append((client, self._answer(message)))
                 case Submit(program=program):
-                    text = f"{self._config.model!r} is an encoder, which gives embeddings and cannot run programs"
-                    error = Unsupported(f"{text}; call embed(), or load a model that generates text", where="model")
+                    is_classifier = bool(self._encoder.config.labels)
+                    gives, call = ("scores", "rerank()") if is_classifier else ("embeddings", "embed()")
+                    text = f"{self._config.model!r} is an encoder, which gives {gives} and cannot run programs"
+                    error = Unsupported(f"{text}; call {call}, or load a model that generates text", where="model")
                     outbox.append((client, Rejected(program, [error.info()])))
                 case Forget(id=number):
                     self._waiting = deque(
@@ -133,7 +136,7 @@ class EncoderEngine:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _receive(self, client: bytes, message: Embed, outbox: Outbox) -> None:
-        request = _Request(client, message, sum(map(len, message.inputs)))
+        request = _Request(client, message, sum(map(len, message.inputs)) + sum(map(len, message.seconds)))
         waiting, size = len(self._waiting), sum(other.size for other in self._waiting)
         if len(message.inputs) > MAX_INPUTS:
             text = f"{len(message.inputs):,} inputs, but one request may have {MAX_INPUTS:,}; send several"
@@ -141,10 +144,20 @@ class EncoderEngine:
         elif waiting >= self._config.max_waiting or size + request.size > MAX_WAITING_SIZE:
             text = f"{waiting:,} requests of {size:,} characters wait, and the limits are {self._config.max_waiting:,}"
             self._fail(request, Overloaded(f"{text} and {MAX_WAITING_SIZE:,}; try again later"), outbox)
+        elif message.seconds and (error := self._pairs_error(message)) is not None:
+            self._fail(request, error, outbox)
         elif not message.inputs:
             self._finish(request, outbox)
         else:
             self._waiting.append(request)
+
+    def _pairs_error(self, message: Embed) -> PhloemError | None:
+        if not self._encoder.config.labels:
+            return Unsupported(f"{self._config.model!r} gives embeddings, which have no second texts", where="seconds")
+        if len(message.seconds) != len(message.inputs):
+            text = f"{len(message.inputs):,} inputs and {len(message.seconds):,} second texts; give as many of both"
+            return InvalidRequest(text, where="seconds")
+        return None
 
     def _answer(self, query: Query) -> Answer:
         shape = self._encoder.config
@@ -163,44 +176,54 @@ class EncoderEngine:
 
     def _run(self, outbox: Outbox) -> None:
         begun_s = time.perf_counter()
-        batch: list[tuple[_Request, list[int]]] = []
+        batch: list[tuple[_Request, list[int], int]] = []  # the tokens, and how many are of the first type
         num_tokens = 0
         while self._waiting and num_tokens < self._config.max_step_tokens:
             request = self._waiting.popleft()
             try:
-                ids = self._tokens(request)
+                ids, num_first = self._tokens(request)
             except PhloemError as error:
                 self._fail(request, error, outbox)
                 continue
             if batch and num_tokens + len(ids) > self._config.max_step_tokens:
                 self._waiting.appendleft(request)
                 break
-            batch.append((request, ids))
+            batch.append((request, ids, num_first))
             num_tokens += len(ids)
             request.num_taken += 1
             if request.num_taken < len(request.message.inputs):
                 self._waiting.append(request)
-        batch = [(request, ids) for request, ids in batch if not request.is_over]
+        batch = [row for row in batch if not row[0].is_over]
         try:
-            vectors = self._encoder.embed([ids for _, ids in batch]).numpy()
+            vectors = self._encoder.run([ids for _, ids, _ in batch], [first for *_, first in batch]).numpy()
         except BaseException:
-            self._waiting.extend(request for request, _ in batch if request not in self._waiting)  # for fail_all
+            self._waiting.extend(row[0] for row in batch if row[0] not in self._waiting)  # for fail_all
             raise
-        for (request, ids), vector in zip(batch, vectors, strict=True):
+        for (request, ids, _), vector in zip(batch, vectors, strict=True):
             request.vectors.append(vector.astype("<f4").tobytes())
             request.num_tokens.append(len(ids))
             if len(request.vectors) == len(request.message.inputs):
                 self._finish(request, outbox)
         self._counts["steps"] += 1
         self._counts["forward_rows"] += len(batch)
-        self._counts["forward_tokens"] += sum(len(ids) for _, ids in batch)
+        self._counts["forward_tokens"] += sum(len(ids) for _, ids, _ in batch)
         self._counts["step_seconds"] += time.perf_counter() - begun_s
 
-    def _tokens(self, request: _Request) -> list[int]:
-        found, where = request.message.inputs[request.num_taken], f"input.{request.num_taken}"
+    def _tokens(self, request: _Request) -> tuple[list[int], int]:
+        """The tokens of the request's next input, and how many of them are of the first type."""
+        message, i = request.message, request.num_taken
+        found, where = message.inputs[i], f"input.{i}"
+        if message.seconds:
+            if not isinstance(found, str):
+                raise InvalidRequest(
+                    f"{where} is a list of token ids, but pairs are of texts; give a text", where=where
+                )
+            return self._tokenizer.encode_pair(found, message.seconds[i], truncate=message.truncate, where=where)
         if isinstance(found, str):
-            return self._tokenizer.encode(found, truncate=request.message.truncate, where=where)
-        return self._tokenizer.checked(found, where=where)
+            ids = self._tokenizer.encode(found, truncate=message.truncate, where=where)
+        else:
+            ids = self._tokenizer.checked(found, where=where)
+        return ids, len(ids)
 
     def _finish(self, request: _Request, outbox: Outbox) -> None:
         request.is_over = True

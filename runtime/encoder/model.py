@@ -24,6 +24,7 @@ from .config import Activation, EncoderConfig, Pooling, read_encoder_config
 _WORDS = "embeddings.word_embeddings.weight"
 _PREFIXES = ("", "bert.", "roberta.")
 # Tensors that no embedding needs: heads of the pre-training, and the numbers 0, 1, 2...
+_NUMBERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _UNUSED = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids", "embeddings.token_type_ids")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -53,8 +54,19 @@ class EncoderLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class Classifier:
+    """Logits of a text's first vector: ``output(tanh(dense(x)))``."""
+
+    dense: Affine
+    output: Affine
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [texts, E] -> [texts, labels]
+        return self.output.linear(self.dense.linear(x).tanh())
+
+
+@dataclass(frozen=True, slots=True)
 class Encoder:
-    """BERT (Devlin et al., 2018), or RoBERTa, which differs by its positions."""
+    """BERT (Devlin et al., 2018), or RoBERTa, which differs by its positions and its classifier's names."""
 
     config: EncoderConfig
     words: torch.Tensor  # [vocab_size, E]
@@ -62,22 +74,66 @@ class Encoder:
     norm: Affine
     layers: tuple[EncoderLayer, ...]
     device: torch.device
+    second_type: torch.Tensor | None = None  # [E], added to tokens of a pair's second text
+    classifier: Classifier | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers of one result: the labels of a classifier, otherwise E."""
+        return len(self.config.labels) or self.config.hidden_size
+
+    @torch.inference_mode()
+    def run(self, texts: Sequence[Sequence[int]], firsts: Sequence[int] | None = None) -> torch.Tensor:
+        """The vector of each list of token ids, or a classifier's scores: float32 on the CPU [texts, E or labels].
+
+        Each text has 1 to ``max_len`` ids. ``firsts``: how many of its tokens are of the first type; by default all.
+        """
+        if self.classifier is None:
+            return self.embed(texts)
+        found = self.logits(texts, firsts)
+        if self.config.scores == "sigmoid":
+            return found.sigmoid()
+        return found.softmax(dim=1) if self.config.scores == "softmax" else found
+
+    @torch.inference_mode()
+    def logits(self, texts: Sequence[Sequence[int]], firsts: Sequence[int] | None = None) -> torch.Tensor:
+        """A classifier's logits, float32 on the CPU [texts, labels]. See ``run``."""
+        assert self.classifier is not None, "an encoder without a classification layer"
+        if not texts:
+            return torch.empty((0, self.num_outputs))
+        order, lengths, x = self._body(texts, firsts)
+        return self._in_order(self.classifier(_pooled(x, lengths, "cls")), order)
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
         """One vector for each list of token ids, float32 on the CPU [texts, E]. Each has 1 to ``max_len`` ids."""
         if not texts:
             return torch.empty((0, self.config.hidden_size))
+        order, lengths, x = self._body(texts, None)
+        found = _pooled(x, lengths, self.config.pooling)
+        if self.config.is_normalised:
+            found = F.normalize(found, dim=1)
+        return self._in_order(found, order)
+
+    def _body(
+        self, texts: Sequence[Sequence[int]], firsts: Sequence[int] | None
+    ) -> tuple[list[int], list[int], torch.Tensor]:
+        """The texts' order by length, their lengths in that order, and the last layer's vectors [T, E]."""
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         lengths = [len(texts[i]) for i in order]
         ids = torch.tensor([token for i in order for token in texts[i]], dtype=torch.int64, device=self.device)  # [T]
         at = torch.cat([torch.arange(length) for length in lengths]).to(self.device)  # [T]
-        x = self.norm.norm(self.words[ids] + self.positions[at], self.config.norm_eps)
+        x = self.words[ids] + self.positions[at]
+        if firsts is not None and self.second_type is not None:
+            ends = torch.tensor([firsts[i] for i in order]).repeat_interleave(torch.tensor(lengths)).to(self.device)
+            x[at >= ends] += self.second_type
+        x = self.norm.norm(x, self.config.norm_eps)
         for layer in self.layers:
             x = self._layer(layer, x, lengths)
-        found = _pooled(x, lengths, self.config.pooling)
-        if self.config.is_normalised:
-            found = F.normalize(found, dim=1)
+        return order, lengths, x
+
+    @staticmethod
+    def _in_order(found: torch.Tensor, order: list[int]) -> torch.Tensor:
         back = torch.empty(len(order), dtype=torch.int64)
         back[torch.tensor(order)] = torch.arange(len(order))
         return found.cpu()[back]
@@ -149,11 +205,31 @@ class _Loader:
         first = config.first_position
         norm = self.affine("embeddings.LayerNorm", hidden)
         layers = tuple(self.layer(f"encoder.layer.{i}") for i in range(config.num_layers))
-        strangers = sorted(name for name in self._unread if not name.removeprefix(self._prefix).startswith(_UNUSED))
+        classifier = self.classifier() if config.labels else None
+        unused = (*_NUMBERS, "pooler.") if config.labels else _UNUSED
+        strangers = sorted(name for name in self._unread if not name.removeprefix(self._prefix).startswith(unused))
         if strangers:
             raise Unsupported(f"{self.path}: tensor {strangers[0]} belongs to no layer of a {config.family} encoder")
         return Encoder(
-            config, words, positions[first : first + config.max_len] + types[0], norm, layers, device=self.device
+            config,
+            words,
+            positions[first : first + config.max_len] + types[0],
+            norm,
+            layers,
+            device=self.device,
+            second_type=types[1] - types[0] if config.num_types > 1 else None,
+            classifier=classifier,
+        )
+
+    def classifier(self) -> Classifier:
+        hidden, labels = self.config.hidden_size, len(self.config.labels)
+        if self.config.family == "bert":
+            return Classifier(
+                self.affine("pooler.dense", hidden, hidden), self.affine("classifier", labels, hidden, prefix="")
+            )
+        return Classifier(
+            self.affine("classifier.dense", hidden, hidden, prefix=""),
+            self.affine("classifier.out_proj", labels, hidden, prefix=""),
         )
 
     def layer(self, at: str) -> EncoderLayer:
@@ -168,12 +244,13 @@ class _Loader:
             mlp_norm=self.affine(f"{at}.output.LayerNorm", hidden),
         )
 
-    def affine(self, at: str, *shape: int) -> Affine:
-        return Affine(self.read(f"{at}.weight", *shape), self.read(f"{at}.bias", shape[0]))
+    def affine(self, at: str, *shape: int, prefix: str | None = None) -> Affine:
+        weight = self.read(f"{at}.weight", *shape, prefix=prefix)
+        return Affine(weight, self.read(f"{at}.bias", shape[0], prefix=prefix))
 
-    def read(self, name: str, *shape: int) -> torch.Tensor:
-        """A copy of the tensor in float32, so that the file need not stay mapped."""
-        stored = self._prefix + name
+    def read(self, name: str, *shape: int, prefix: str | None = None) -> torch.Tensor:
+        """A copy of the tensor in float32, so that the file need not stay mapped. ``prefix``: if not the model's."""
+        stored = (self._prefix if prefix is None else prefix) + name
         if stored not in self._homes:
             raise UnknownModel(f"{self.path} has no tensor {stored}; it is incomplete or of another architecture")
         self._unread.discard(stored)

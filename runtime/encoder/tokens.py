@@ -25,6 +25,19 @@ class EncoderTokenizer:
         spelled = sorted(backend.get_vocab(with_added_tokens=True).items())
         self.vocab_hash = hashlib.sha256(repr(spelled).encode()).hexdigest()[:32]
 
+    def encode_pair(
+        self, first: str, second: str, *, truncate: bool = True, where: str = "input"
+    ) -> tuple[list[int], int]:
+        """The tokens of a pair of texts, and how many of them are of the first type. See ``encode``.
+
+        A pair of too many tokens loses tokens of its longer text.
+        """
+        if max(len(first), len(second)) > MAX_CHARS:
+            longest = max(len(first), len(second))
+            raise LimitExceeded(f"a text of {longest:,} characters; the limit is {MAX_CHARS:,}, cut it", where=where)
+        found = (self._cut if truncate else self._whole).encode(first, second)
+        return self.checked(found.ids, where=where), found.type_ids.count(0)
+
     def encode(self, text: str, *, truncate: bool = True, where: str = "input") -> list[int]:
         """With the special tokens around the text. A text of too many tokens is cut, or refused without ``truncate``.
 

@@ -171,6 +171,42 @@ class Embeddings(JsonAnswer):
     usage: EmbeddingUsage
 
 
+class RankedDocument(JsonAnswer):
+    text: str
+
+
+class RankedResult(JsonAnswer):
+    """``index``: the document's place in the request."""
+
+    index: Count
+    relevance_score: float
+    document: RankedDocument | None = None
+
+
+class Reranked(JsonAnswer):
+    """``results``: most relevant first."""
+
+    id: str
+    model: str
+    usage: EmbeddingUsage
+    results: list[RankedResult]
+
+
+class ScoreEntry(JsonAnswer):
+    index: Count
+    object: Literal["score"]
+    score: float
+
+
+class Scores(JsonAnswer):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreEntry]
+    usage: EmbeddingUsage
+
+
 # -- OpenAI's Responses -----------------------------------------------------------------------------------------------
 
 

@@ -1,9 +1,8 @@
-"""The endpoints of a server of an encoder: OpenAI's embeddings and models. Requests for text are refused by name."""
+"""The endpoints of a server of an encoder: models, and embeddings or scores. Requests for text are refused by name."""
 
 import asyncio
 import base64
 import functools
-from concurrent.futures import Future
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -15,8 +14,8 @@ from . import answers as a
 from .openai_routes import add_models
 from .openapi import answers, body_of
 from .schemas import EmbeddingsRequest, RefusedRequest
-from .service import Service, disconnected, json_response
-from .tenants import Account, sender_of_request
+from .score_routes import RERANK_PATHS, account_of, add_reranking, answer_of
+from .service import Service, json_response
 
 # What a server of a decoder answers to a POST, beside /v1/embeddings.
 TEXT_PATHS = (
@@ -39,16 +38,24 @@ TEXT_PATHS = (
 
 def encoder_routes(service: Service) -> APIRouter:
     router = APIRouter()
+    labels = service.client.welcome.labels
     add_models(router, service)
-    _add_embeddings(router, service)
+    served: tuple[str, ...] = ()
+    if not labels:
+        _add_embeddings(router, service)
+    elif len(labels) == 1:
+        add_reranking(router, service)
+        served = (*RERANK_PATHS, "/v1/score")
 
     async def refuse(http: Request) -> Response:
-        """Refused: the served model is an encoder, which gives embeddings and no text."""
+        """Refused: the served model is an encoder, which has no layer for this."""
         await service.read_body(http)
         raise service.no_decoder()
 
     refused = answers(a.Error, status=400, said="The served model is an encoder.")
-    for path in TEXT_PATHS:
+    for path in (*TEXT_PATHS, *(("/v1/embeddings",) if labels else ())):
+        if path in served:
+            continue
         router.post(path, status_code=400, openapi_extra=body_of(RefusedRequest), responses=refused)(refuse)
 
     @router.get("/v1/welcome", status_code=400, responses=refused)
@@ -64,12 +71,12 @@ def _add_embeddings(router: APIRouter, service: Service) -> None:
     async def embeddings(http: Request) -> Response:
         """The vectors of a text, a list of texts, token ids, or a list of lists."""
         request, inputs = await service.respond(http, EmbeddingsRequest, read)
-        account, num_tokens = _account(service), 0
+        account, num_tokens = account_of(service), 0
         reserved = account.reserve([_as_op(given) for given in inputs], service.client.welcome.context_len)
         try:
             embed = functools.partial(service.client.embed, inputs, truncate=request.truncate is not False)
             coming = await asyncio.to_thread(embed)
-            found = await _answer(coming, http)
+            found = await answer_of(coming, http)
             num_tokens = sum(found.num_tokens)
         finally:
             account.settle(reserved, ProgramStats(prompt_tokens=num_tokens))
@@ -88,31 +95,9 @@ def _add_embeddings(router: APIRouter, service: Service) -> None:
             raise errors.InvalidParams(f"{text} and are not cut; leave the field out", where="dimensions")
 
 
-def _account(service: Service) -> Account:
-    """Of the caller, who may use the model."""
-    sender = sender_of_request()
-    assert sender is not None  # the gate has named it
-    if sender.account.name:
-        sender.account.check_model(service.model_name)
-    return sender.account
-
-
 def _as_op(given: str | list[int]) -> AnyOp:
     """For the estimate of its tokens."""
     return Text(op=0, seq=0, text=given) if isinstance(given, str) else Special(op=0, seq=0, ids=tuple(given))
-
-
-async def _answer(found: Future[Embedded], http: Request) -> Embedded:
-    """Raises Cancelled where the client leaves before the engine has answered."""
-    coming, left = asyncio.wrap_future(found), asyncio.ensure_future(disconnected(http.receive))
-    try:
-        await asyncio.wait((coming, left), return_when=asyncio.FIRST_COMPLETED)
-        if not coming.done():
-            raise errors.Cancelled("the client has disconnected")
-        return coming.result()
-    finally:
-        coming.cancel()
-        left.cancel()
 
 
 def _body(request: EmbeddingsRequest, found: Embedded, model: str) -> Response:

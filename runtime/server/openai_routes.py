@@ -20,6 +20,7 @@ from .schemas import (
     check_sampling,
     with_logprobs,
 )
+from .score_routes import add_continuation_scores
 from .service import Service, json_response
 
 
@@ -28,6 +29,7 @@ def openai_routes(service: Service) -> APIRouter:
     _add_chat(router, service)
     _add_completions(router, service)
     _add_refusals(router, service)
+    add_continuation_scores(router, service)
     add_models(router, service)
     return router
 
@@ -141,13 +143,12 @@ def _add_refusals(router: APIRouter, service: Service) -> None:
         message = f"{kind} and has no pooling layer for embeddings; send the request to a server of an embedding model"
         raise errors.Unsupported(message, where="model")
 
-    @router.post("/v1/score", status_code=400, openapi_extra=body, responses=refused)
     @router.post("/v1/rerank", status_code=400, openapi_extra=body, responses=refused)
     @router.post("/rerank", status_code=400, openapi_extra=body, responses=refused)
     async def rerank(http: Request) -> Response:
-        """Refused: scores of pairs need a model with a classification layer."""
+        """Refused: relevance needs a model with a classification layer."""
         await service.read_body(http)
-        message = f"{kind} and has no classification layer for scores; a 'select' at /v1/programs has probabilities"
+        message = f"{kind} and has no classification layer; /v1/score gives the log-probability of a continuation"
         raise errors.Unsupported(message, where="model")
 
 

@@ -734,6 +734,66 @@ class EmbeddingsRequest(Strict):
         return as_prompts(self.input, "input")
 
 
+# -- /v1/rerank and /v1/score -----------------------------------------------------------------------------------------
+
+
+class RerankDocument(Strict):
+    text: str
+
+
+RerankedDocuments = Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+ScoredTexts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+
+
+class RerankRequest(Strict):
+    """``top_n``: how many results, 0 for all. ``truncate`` (extension): whether a pair of more tokens than the model
+    takes is cut; otherwise it is refused.
+    """
+
+    model: str | None = None
+    query: str
+    documents: RerankedDocuments
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    return_documents: bool | None = None
+    truncate: bool | None = None
+    # known fields of the APIs that the server does not support
+    rank_fields: Annotated[Any, unserved()] = None
+    max_chunks_per_doc: Annotated[Any, unserved()] = None
+    max_tokens_per_doc: Annotated[Any, unserved()] = None
+    truncate_prompt_tokens: Annotated[Any, unserved()] = None
+    priority: Annotated[Any, unserved(0)] = None
+
+    def texts(self) -> list[str]:
+        return [found if isinstance(found, str) else found.text for found in self.documents]
+
+
+class ScoreRequest(Strict):
+    """``text_1`` and ``text_2``: texts or lists of as many texts; one text goes with each of the other's.
+    ``truncate``: as of ``RerankRequest``.
+    """
+
+    model: str | None = None
+    text_1: str | ScoredTexts
+    text_2: str | ScoredTexts
+    truncate: bool | None = None
+    # known fields of the API that the server does not support
+    encoding_format: Annotated[Any, unserved("float")] = None
+    truncate_prompt_tokens: Annotated[Any, unserved()] = None
+    priority: Annotated[Any, unserved(0)] = None
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Raises InvalidRequest for lists of different lengths."""
+        first, second = ([given] if isinstance(given, str) else given for given in (self.text_1, self.text_2))
+        count = max(len(first), len(second))
+        if len(first) != len(second) and 1 not in (len(first), len(second)):
+            raise errors.InvalidRequest(
+                f"text_1 holds {len(first):,} texts and text_2 {len(second):,}; give as many of both, or one of either",
+                where="text_2",
+            )
+        first, second = (given * count if len(given) == 1 else given for given in (first, second))
+        return list(zip(first, second, strict=True))
+
+
 # -- /tokenize and /detokenize ----------------------------------------------------------------------------------------
 
 

@@ -63,7 +63,12 @@ class Service:
         return self.decoder_tokenizer
 
     def no_decoder(self) -> errors.Unsupported:
-        text = f"{self.model_name!r} is an encoder, which gives embeddings at /v1/embeddings and no text"
+        labels = self.client.welcome.labels
+        if len(labels) > 1:
+            gives = f"scores of {len(labels)} labels to Runtime.classify, and nothing over HTTP"
+        else:
+            gives = "scores at /v1/rerank and /v1/score" if labels else "embeddings at /v1/embeddings and no text"
+        text = f"{self.model_name!r} is an encoder, which gives {gives}"
         return errors.Unsupported(f"{text}; send the request to a server of a decoder", where="model")
 
     def adapter_of(self, name: str | None, *, where: str = "model") -> str:

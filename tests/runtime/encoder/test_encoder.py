@@ -130,7 +130,7 @@ def test_token_ids_that_cannot_be_run_are_refused(tmp_path: Path, ids: list[int]
         ("config.json", {"hidden_act": "tanh"}, "hidden_act 'tanh' is not served"),
         ("config.json", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
         ("config.json", {"is_decoder": True}, "a decoder of an encoder's family"),
-        ("config.json", {"architectures": ["BertForSequenceClassification"]}, "BertForSequenceClassification has an"),
+        ("config.json", {"architectures": ["BertForTokenClassification"]}, "BertForTokenClassification has an"),
         ("config.json", {"hidden_size": 49}, "4 heads cannot share 49 dimensions"),
         ("config.json", {"num_attention_heads": 0}, "num_heads is 0"),
         ("config.json", {"hidden_size": "many"}, "hidden_size is 'many'; it must be a whole number"),

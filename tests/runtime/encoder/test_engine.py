@@ -143,10 +143,10 @@ def test_a_cancelled_call_reaches_the_engine() -> None:
 
 
 def test_a_failed_step_answers_each_request_once(engine: EncoderEngine) -> None:
-    def broken(texts: object) -> None:
+    def broken(*given: object) -> None:
         raise RuntimeError("no memory")
 
-    engine._encoder = type("Broken", (), {"embed": staticmethod(broken), "config": engine._encoder.config})()  # type: ignore[assignment]
+    engine._encoder = type("Broken", (), {"run": staticmethod(broken), "config": engine._encoder.config})()  # type: ignore[assignment]
     with pytest.raises(RuntimeError):
         engine.step([(b"a", Embed(1, ["rain", "code"])), (b"b", Embed(1, ["the " * 30] * 50))])
     failed = engine.fail_all(EngineLost("gone"))

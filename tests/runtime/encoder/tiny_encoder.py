@@ -28,9 +28,12 @@ def make_encoder(
     normalised: bool = True,
     max_len: int | None = None,
     seed: int = 0,
+    head: str = "Model",
     **extra: Any,
 ) -> Path:
-    """``extra`` goes into the config. Its texts have at most 32 tokens, or ``max_len``."""
+    """``extra`` goes into the config. Its texts have at most 32 tokens, or ``max_len``. ``head``: the end of the
+    name of transformers' class.
+    """
     torch.manual_seed(seed)
     kind = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}[family]
     sizes: dict[str, Any] = {
@@ -45,18 +48,21 @@ def make_encoder(
         "type_vocab_size": 2,
         **extra,
     }
-    model = getattr(transformers, kind + "Model")(getattr(transformers, kind + "Config")(**sizes))
+    model = getattr(transformers, kind + head)(getattr(transformers, kind + "Config")(**sizes))
     model.save_pretrained(folder)
     backend = Tokenizer(models.WordPiece({text: i for i, text in enumerate(VOCAB)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.add_special_tokens(SPECIAL)
     backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     backend.enable_padding(length=16)  # as the files of sentence-transformers have it; nothing is padded
     backend.enable_truncation(16)
     backend.save(str(folder / "tokenizer.json"))
+    if head != "Model":
+        write(folder / "tokenizer_config.json", {"model_max_length": max_len or 32})
+        return folder
     modules = ["Transformer", "Pooling", *(["Normalize"] if normalised else [])]
     paths = ["", "1_Pooling", "2_Normalize"]
     entries = [

@@ -33,6 +33,7 @@ USE = {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "it"}}
 TEXT = {"type": "text", "text": "hello"}
 SAMPLING = {"max_tokens": 4, "temperature": 0.5, "top_p": 0.9, "seed": 1, "stop": ["x"], "logit_bias": {"7": 1.0}}
 BODIES: dict[str, list[dict[str, Any]]] = {
+    "/v1/score": [{"text_1": "a", "text_2": "b"}, {"text_1": ["a"], "text_2": ["b", "c"], "truncate": False}],
     "/v1/chat/completions": [
         {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], **SAMPLING, "n": 2, "logprobs": True},
         {

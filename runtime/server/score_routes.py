@@ -1,0 +1,171 @@
+"""Scores of pairs of texts: rerankers at ``/rerank`` and ``/v1/score``, and of decoders the log-probability of a
+continuation at ``/v1/score``.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from ...protocol import errors
+from ...protocol.messages import Done, Embedded, ProgramSettings, ProgramStats, SelectMeta
+from ...protocol.ops import AnyOp, Close, Score, Text
+from ...protocol.program_call import OpFailed, SubmitRefused
+from . import answers as a
+from .bridge import BridgedCall
+from .openapi import answers, body_of
+from .response import fail_on_disconnect
+from .schemas import RerankRequest, ScoreRequest
+from .service import Service, disconnected, json_response
+from .tenants import Account, sender_of_request
+
+RERANK_PATHS = ("/v1/rerank", "/rerank")
+_OPS_A_PAIR = 3
+
+Pairs = list[tuple[str, str]]
+
+
+def add_reranking(router: APIRouter, service: Service) -> None:
+    """The endpoints of a reranker, a classifier of one label."""
+
+    async def rerank(http: Request) -> Response:
+        """How relevant each document is to the query, most relevant first."""
+        request = await service.respond(http, RerankRequest, read_rerank)
+        texts = request.texts()
+        scores, num_tokens = await scores_of([(request.query, text) for text in texts], request.truncate, http)
+        order = np.argsort(-scores, kind="stable")[: request.top_n or None].tolist()
+        results = [{"index": i, "relevance_score": float(scores[i])} for i in order]
+        if request.return_documents is not False:
+            results = [found | {"document": {"text": texts[i]}} for found, i in zip(results, order, strict=True)]
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        about = {"id": f"rerank-{uuid.uuid4().hex}", "model": service.model_name, "usage": usage}
+        return json_response(about | {"results": results})
+
+    def read_rerank(request: RerankRequest) -> RerankRequest:
+        service.adapter_of(request.model)
+        return request
+
+    for path in RERANK_PATHS:
+        router.post(path, openapi_extra=body_of(RerankRequest), responses=answers(a.Reranked))(rerank)
+
+    @router.post("/v1/score", openapi_extra=body_of(ScoreRequest), responses=answers(a.Scores))
+    async def score(http: Request) -> Response:
+        """The reranker's score of each pair of texts."""
+        request, pairs = await service.respond(http, ScoreRequest, read_score)
+        scores, num_tokens = await scores_of(pairs, request.truncate, http)
+        return _scores_response(service, scores.tolist(), num_tokens)
+
+    def read_score(request: ScoreRequest) -> tuple[ScoreRequest, Pairs]:
+        service.adapter_of(request.model)
+        return request, request.pairs()
+
+    async def scores_of(pairs: Pairs, truncate: bool | None, http: Request) -> tuple[np.ndarray, int]:
+        """float32 [pairs], and the number of tokens that were run."""
+        firsts, seconds = [first for first, _ in pairs], [second for _, second in pairs]
+        account, num_tokens = account_of(service), 0
+        ops = [Text(op=0, seq=0, text=text) for pair in pairs for text in pair]
+        reserved = account.reserve(ops, service.client.welcome.context_len)
+        try:
+            is_cut = truncate is not False
+            coming = await asyncio.to_thread(lambda: service.client.score(firsts, seconds, truncate=is_cut))
+            found = await answer_of(coming, http)
+            num_tokens = sum(found.num_tokens)
+        finally:
+            account.settle(reserved, ProgramStats(prompt_tokens=num_tokens))
+        service.metrics.count_prompt(num_tokens)
+        return np.frombuffer(b"".join(found.vectors), "<f4"), num_tokens
+
+
+def add_continuation_scores(router: APIRouter, service: Service) -> None:
+    """``/v1/score`` of a decoder."""
+    welcome = service.client.welcome
+
+    @router.post("/v1/score", openapi_extra=body_of(ScoreRequest), responses=answers(a.Scores))
+    async def score(http: Request) -> Response:
+        """The log-probability (natural log) of each `text_2` as the continuation of its `text_1`."""
+        ops, settings = await service.respond(http, ScoreRequest, lambda request: read(request, http.url.path))
+        bridged = await service.bridge.send(ops, settings)
+        watch = asyncio.ensure_future(fail_on_disconnect(http.receive, bridged))
+        is_over = False
+        try:
+            done = await _results(bridged, sum(isinstance(op, Score) for op in ops))
+            is_over = True
+        finally:
+            watch.cancel()
+            if not is_over:
+                bridged.call.cancel()
+            service.bridge.release(bridged)
+        num_tokens = sum(_num_tokens(event) for event in done)
+        service.metrics.count_prompt(num_tokens)
+        return _scores_response(service, [float(event.value) for event in done], num_tokens)
+
+    def read(request: ScoreRequest, path: str) -> tuple[list[AnyOp], ProgramSettings]:
+        adapter = service.adapter_of(request.model)
+        pairs = request.pairs()
+        if request.truncate:
+            raise errors.Unsupported("truncate: a decoder's texts are not cut; leave the field out", where="truncate")
+        most = welcome.limits.max_ops_per_submit // _OPS_A_PAIR
+        if len(pairs) > most:
+            raise errors.LimitExceeded(f"{len(pairs):,} pairs, but one request may have {most:,}", where="text_2")
+        empty = next((i for i, (_, second) in enumerate(pairs) if not second), None)
+        if empty is not None:
+            text = f"text_2 of pair {empty} is empty; give the continuation that is to be scored"
+            raise errors.InvalidRequest(text, where="text_2")
+        ops: list[AnyOp] = []
+        for seq, (first, second) in enumerate(pairs):
+            service.tokenizer.check_length(len(first) + len(second), welcome.context_len)
+            if first:
+                ops.append(Text(op=len(ops), seq=seq, text=first))
+            ops.append(Score(op=len(ops), seq=seq, text=second, append=False))
+            ops.append(Close(op=len(ops), seq=seq))
+        return ops, ProgramSettings(adapter=adapter, name=path)
+
+
+async def _results(bridged: BridgedCall, count: int) -> list[Done]:
+    """The results of ``count`` scores, in the order of their operations. Raises the first failure."""
+    found: dict[int, Done] = {}
+    while len(found) < count:
+        for event in await bridged.events():
+            if type(event) is Done and isinstance(event.meta, SelectMeta):
+                found[event.op] = event
+            elif isinstance(event, OpFailed | SubmitRefused):
+                raise event.error
+    return [found[op] for op in sorted(found)]
+
+
+def _num_tokens(event: Done) -> int:
+    assert isinstance(event.meta, SelectMeta)
+    return event.meta.prompt_tokens + len(event.meta.token_ids[0])
+
+
+def _scores_response(service: Service, scores: Sequence[float], num_tokens: int) -> Response:
+    data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    header = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+    return json_response(header | {"model": service.model_name, "data": data, "usage": usage})
+
+
+def account_of(service: Service) -> Account:
+    """Of the caller, who may use the model."""
+    sender = sender_of_request()
+    assert sender is not None  # the gate has named it
+    if sender.account.name:
+        sender.account.check_model(service.model_name)
+    return sender.account
+
+
+async def answer_of(found: Future[Embedded], http: Request) -> Embedded:
+    """Raises Cancelled where the client leaves before the engine has answered."""
+    coming, left = asyncio.wrap_future(found), asyncio.ensure_future(disconnected(http.receive))
+    try:
+        await asyncio.wait((coming, left), return_when=asyncio.FIRST_COMPLETED)
+        if not coming.done():
+            raise errors.Cancelled("the client has disconnected")
+        return coming.result()
+    finally:
+        coming.cancel()
+        left.cancel()
