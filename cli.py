@@ -431,7 +431,7 @@ def _bench(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from .runtime.planning import HARDWARE, SHAPES, Goal, ModelShape, find_capacity
+    from .runtime.planning import HARDWARE, SHAPES, Goal, ModelShape, best_split, find_capacity
 
     shape = SHAPES.get(args.shape)
     if shape is None:
@@ -451,11 +451,26 @@ def _plan(args: argparse.Namespace) -> int:
     else:
         hardware = HARDWARE[args.hardware]
     goal = Goal(args.isl, args.osl, args.ttft_s, args.tpot_s, args.cached_share)
-    found = find_capacity(shape, hardware, goal)
-    print(f"{shape.describe()}, on {hardware.name} ({hardware.about})")
+    if args.devices:
+        splits = best_split(shape, hardware, goal, devices=args.devices)
+        print(f"{shape.describe()}, on {args.devices} x {hardware.name} ({hardware.about})")
+        print("tensor-parallel  replicas  batch  first token ms  token ms  collectives ms  tokens/s of all")
+        for one in splits:
+            count = args.devices // one.tensor_parallel
+            times = f"{one.ttft_s * 1e3:>14,.1f}  {one.tpot_s * 1e3:>8,.2f}  {one.step.collectives * 1e3:>14,.2f}"
+            print(f"{one.tensor_parallel:>15}  {count:>8}  {one.batch:>5}  {times}  {one.tokens_per_s * count:>15,.0f}")
+        if not splits[0].batch:
+            print(f"no split fits: {splits[0].limit}")
+            return _FAILED
+        print(f"most tokens a second: --tensor-parallel {splits[0].tensor_parallel}")
+        return _OK
+    found = find_capacity(shape, hardware, goal, tensor_parallel=args.tensor_parallel)
+    ranks, shape = args.tensor_parallel, shape.share(args.tensor_parallel)
+    of_each = f"of each of {ranks} ranks: " if ranks > 1 else ""
+    print(f"{shape.describe()}, on {hardware.name} ({hardware.about})" + (f", {ranks} devices" if ranks > 1 else ""))
     print(
-        f"weights {shape.weights_size_bytes / 1e9:.2f} GB, keys and values {shape.slot_size_bytes / 1e3:.1f} kB a "
-        f"token: {found.slots:,} tokens fit"
+        f"{of_each}weights {shape.weights_size_bytes / 1e9:.2f} GB, keys and values "
+        f"{shape.slot_size_bytes / 1e3:.1f} kB a token: {found.slots:,} tokens fit"
     )
     print(f"prompts of {goal.isl:,} tokens ({goal.cached_share:.0%} cached), answers of {goal.osl:,}")
     if not found.batch:
@@ -463,7 +478,7 @@ def _plan(args: argparse.Namespace) -> int:
         return _FAILED
     print(f"batch {found.batch} (--max-running of the engine), bounded by {found.limit}")
     print(f"time to first token {found.ttft_s * 1e3:,.1f} ms, time per token {found.tpot_s * 1e3:,.2f} ms")
-    for part in ("linear", "attention", "small_ops", "head", "host"):
+    for part in ("linear", "attention", "small_ops", "head", "host", *(("collectives",) if ranks > 1 else ())):
         seconds = getattr(found.step, part)
         print(f"  {part.replace('_', ' '):<10} {seconds * 1e3:>10.3f} ms {seconds / found.step.total:>6.1%}")
     print(f"one replica: {found.tokens_per_s:,.0f} tokens/s, {found.tokens_per_s / goal.osl:,.2f} requests/s")
@@ -862,6 +877,10 @@ def _add_plan(commands: Any) -> None:
         "--cached-share", type=parse_cached_share, default=0.0, metavar="SHARE", help="cached share of a prompt"
     )
     plan.add_argument("--weight-bits", type=int, choices=[4, 8, 16, 32], help="default: 4 on a CPU, 16 elsewhere")
+    split = plan.add_mutually_exclusive_group()
+    ranks_help = "devices that share out every layer (default: %(default)s)"
+    split.add_argument("--tensor-parallel", type=parse_at_least_one, default=1, metavar="N", help=ranks_help)
+    split.add_argument("--devices", type=parse_count, default=0, metavar="N", help="compare the splits of N devices")
     plan.add_argument("--num-threads", type=parse_count, default=0, metavar="N", help="CPU threads; 0: one per core")
     plan.add_argument("--measure-again", action="store_true", help="measure this CPU again")
     plan.set_defaults(run=_plan)

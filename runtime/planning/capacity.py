@@ -51,6 +51,7 @@ class Capacity:
     tpot_s: float
     tokens_per_s: float
     step: StepTime
+    tensor_parallel: int = 1
 
     def replicas(self, goal: Goal, requests_per_s: float) -> int:
         """Replicas that ``requests_per_s`` need."""
@@ -59,21 +60,28 @@ class Capacity:
         return max(1, math.ceil(requests_per_s * goal.osl / self.tokens_per_s))
 
 
-def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal) -> Capacity:
-    """The largest batch that memory and goal allow."""
-    free = hardware.memory_bytes * MEMORY_SHARE - shape.weights_size_bytes
-    slots = max(0, int(free / shape.slot_size_bytes))
+def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal, *, tensor_parallel: int = 1) -> Capacity:
+    """The largest batch that memory and goal allow, on ``tensor_parallel`` devices together."""
+    if tensor_parallel > 1 and not hardware.link_rate:
+        raise InvalidParams(
+            f"tensor_parallel={tensor_parallel} on {hardware.name}: the rate of its links is not known; plans for "
+            f"several devices are made for those with links",
+            where="tensor_parallel",
+        )
+    share = shape.share(tensor_parallel)
+    free = hardware.memory_bytes * MEMORY_SHARE - share.weights_size_bytes
+    slots = max(0, int(free / share.slot_size_bytes))
     fit = min(slots // (goal.isl + goal.osl), MAX_BATCH)
     if fit < 1:
-        need = shape.weights_size_bytes + (goal.isl + goal.osl) * shape.slot_size_bytes
+        need = share.weights_size_bytes + (goal.isl + goal.osl) * share.slot_size_bytes
         have = hardware.memory_bytes * MEMORY_SHARE
         limit = f"memory: {need / 1e9:.1f} GB for weights and one sequence, {have / 1e9:.1f} GB available"
-        return _capacity(shape, hardware, goal, 0, limit, slots)
+        return _capacity(shape, hardware, goal, 0, limit, slots, tensor_parallel)
     # Both times grow with the batch, so bisect.
     low, high = 0, fit
     while low < high:
         middle = (low + high + 1) // 2
-        if _broken(goal, *_times(shape, hardware, goal, middle)[:2]):
+        if _broken(goal, *_times(shape, hardware, goal, middle, tensor_parallel)[:2]):
             high = middle - 1
         else:
             low = middle
@@ -85,16 +93,32 @@ def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal) -> Capacity
     if goal.ttft_s == goal.tpot_s == math.inf:
         limit += "; no goal for times was given (--tpot-s, --ttft-s)"
     if low < fit:
-        limit = _broken(goal, *_times(shape, hardware, goal, low + 1)[:2])
-    return _capacity(shape, hardware, goal, low, limit, slots)
+        limit = _broken(goal, *_times(shape, hardware, goal, low + 1, tensor_parallel)[:2])
+    return _capacity(shape, hardware, goal, low, limit, slots, tensor_parallel)
 
 
-def _capacity(shape: ModelShape, hardware: Hardware, goal: Goal, batch: int, limit: str, slots: int) -> Capacity:
-    ttft_s, tpot_s, step = _times(shape, hardware, goal, max(batch, 1))
-    return Capacity(batch, limit, slots, ttft_s, tpot_s, batch / tpot_s, step)
+def best_split(shape: ModelShape, hardware: Hardware, goal: Goal, *, devices: int) -> list[Capacity]:
+    """For each tensor-parallel split of ``devices`` into equal replicas its capacity, most tokens a second first.
+
+    ``Capacity.tokens_per_s`` is of one replica of ``devices // tensor_parallel``.
+    """
+    if devices < 1:
+        raise InvalidParams(f"devices={devices}: give 1 or more")
+    sizes = [size for size in range(1, min(devices, shape.num_heads) + 1) if devices % size == 0]
+    found = [find_capacity(shape, hardware, goal, tensor_parallel=size) for size in sizes]
+    return sorted(found, key=lambda one: -one.tokens_per_s * (devices // one.tensor_parallel))
 
 
-def _times(shape: ModelShape, hardware: Hardware, goal: Goal, batch: int) -> tuple[float, float, StepTime]:
+def _capacity(
+    shape: ModelShape, hardware: Hardware, goal: Goal, batch: int, limit: str, slots: int, tensor_parallel: int
+) -> Capacity:
+    ttft_s, tpot_s, step = _times(shape, hardware, goal, max(batch, 1), tensor_parallel)
+    return Capacity(batch, limit, slots, ttft_s, tpot_s, batch / tpot_s, step, tensor_parallel)
+
+
+def _times(
+    shape: ModelShape, hardware: Hardware, goal: Goal, batch: int, tensor_parallel: int
+) -> tuple[float, float, StepTime]:
     """(time to first token, time per token, the mean step) of a batch in its steady state."""
     new_prompt = goal.isl * (1 - goal.cached_share)
     context = goal.isl + goal.osl / 2
@@ -106,10 +130,17 @@ def _times(shape: ModelShape, hardware: Hardware, goal: Goal, batch: int) -> tup
         context=context,
         prefill=batch * new_prompt / goal.osl,
         prefill_context=seen,
+        tensor_parallel=tensor_parallel,
     )
     chunk = min(goal.chunk, new_prompt)
     chunk_step = step_time(
-        shape, hardware, rows=max(batch - 1, 0), context=context, prefill=chunk, prefill_context=seen
+        shape,
+        hardware,
+        rows=max(batch - 1, 0),
+        context=context,
+        prefill=chunk,
+        prefill_context=seen,
+        tensor_parallel=tensor_parallel,
     )
     # On average a prompt arrives in the middle of a step.
     return math.ceil(new_prompt / chunk) * chunk_step.total + step.total / 2, step.total, step

@@ -38,6 +38,12 @@ class Hardware:
     element_rate: float = 0.0  # numbers a second in norms and rope
     gate_rate: float = 0.0  # numbers a second in activations
     logit_rate: float = 0.0  # logits a second of a greedy draw
+    link_rate: float = 0.0  # bytes a second to the other devices of a tensor-parallel group; 0: there are none
+    collective_s: float = 0.0  # of a sum over the group, without its bytes
+
+    def sum_s(self, size_bytes: float, ranks: int) -> float:
+        """Seconds of a sum over ``ranks`` devices: each sends and receives 2 (N - 1) / N of the tensor."""
+        return self.collective_s + 2 * (ranks - 1) / ranks * size_bytes / self.link_rate if ranks > 1 else 0.0
 
     def product_s(self, outputs: int, inputs: int, rows: float, *, bits: int, weight_bytes: float) -> float:
         """Seconds of a matrix product of ``rows`` rows."""
@@ -72,10 +78,13 @@ def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float:
 
 
 # The shares of the datasheet's rates (dense bfloat16 operations and memory bytes a second) that steps reach.
-READ_SHARE, PRODUCT_SHARE = 0.75, 0.6
+READ_SHARE, PRODUCT_SHARE, LINK_SHARE = 0.75, 0.6, 0.75
+COLLECTIVE_S = 12e-6  # an assumption: eight devices behind one switch, a tensor of some kilobytes
 
 
-def _gpu(name: str, memory_gb: float, terabytes_s: float, teraflops: float) -> Hardware:
+def _gpu(name: str, memory_gb: float, terabytes_s: float, teraflops: float, link_gb_s: float = 0.0) -> Hardware:
+    """``link_gb_s``: in one direction."""
+    links = f", links of {link_gb_s:g} GB/s, of which {LINK_SHARE:.0%}" if link_gb_s else ""
     return Hardware(
         name,
         memory_bytes=memory_gb * 1e9,
@@ -84,14 +93,17 @@ def _gpu(name: str, memory_gb: float, terabytes_s: float, teraflops: float) -> H
         launch_s=3e-6,
         host_step_s=4e-4,
         host_row_s=5e-6,
-        about=f"datasheet {terabytes_s} TB/s, {teraflops:g} TFLOPS, of which {READ_SHARE:.0%} and {PRODUCT_SHARE:.0%}",
+        about=f"datasheet {terabytes_s} TB/s, {teraflops:g} TFLOPS, of which {READ_SHARE:.0%} and {PRODUCT_SHARE:.0%}"
+        + links,
+        link_rate=link_gb_s * 1e9 * LINK_SHARE,
+        collective_s=COLLECTIVE_S if link_gb_s else 0.0,
     )
 
 
 _ALL = (
-    _gpu("h200", 141, 4.8, 989),
-    _gpu("h100", 80, 3.35, 989),
-    _gpu("a100-80g", 80, 2.04, 312),
+    _gpu("h200", 141, 4.8, 989, 450),
+    _gpu("h100", 80, 3.35, 989, 450),
+    _gpu("a100-80g", 80, 2.04, 312, 300),
     _gpu("l40s", 48, 0.864, 362),
     _gpu("l4", 24, 0.3, 121),
 )

@@ -17,7 +17,10 @@ WEIGHT_BYTES = {4: 0.625, 8: 1.0625, 16: 2.0, 32: 4.0}  # with scales and zeros 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """``kv_bytes``: of one number in the KV cache. ``eight_bit_share``: share of 8-bit weights in the layers."""
+    """``kv_bytes``: of one number in the KV cache. ``eight_bit_share``: share of 8-bit weights in the layers.
+
+    Of a mixture ``inner`` is that of one expert; a token goes through ``experts_per_token`` of ``num_experts``.
+    """
 
     name: str
     num_layers: int
@@ -31,6 +34,8 @@ class ModelShape:
     weight_bits: int = 4
     kv_bytes: int = 2
     eight_bit_share: float = 0.0
+    num_experts: int = 0
+    experts_per_token: int = 0
 
     def __post_init__(self) -> None:
         if self.weight_bits not in WEIGHT_BYTES:
@@ -39,9 +44,10 @@ class ModelShape:
 
     @classmethod
     def of_config(cls, name: str, config: ModelConfig) -> ModelShape:
-        if config.num_experts:
+        if config.num_experts and (config.shared_expert_size or config.dense_layers):
             raise Unsupported(
-                f"{name}: {config.num_experts} experts; plans can be made only for models without experts"
+                f"{name}: {config.num_experts} experts, and an expert for all tokens or layers without experts; plans "
+                f"can be made only for mixtures whose layers are alike"
             )
         if config.latent is not None:
             raise Unsupported(f"{name}: latent attention; plans can be made only for models with keys and values")
@@ -51,12 +57,14 @@ class ModelShape:
             name,
             config.num_layers,
             config.hidden_size,
-            config.intermediate_size,
+            config.expert_size or config.intermediate_size,
             config.num_heads,
             config.num_kv_heads,
             config.head_dim,
             config.vocab_size,
             config.tied_embeddings,
+            num_experts=config.num_experts,
+            experts_per_token=config.experts_per_token,
         )
 
     @classmethod
@@ -78,6 +86,20 @@ class ModelShape:
         mixed = f" ({self.eight_bit_share:.0%} of them 8-bit)" if self.eight_bit_share else ""
         return f"{self.name}, {self.weight_bits}-bit weights{mixed}"
 
+    def share(self, ranks: int) -> ModelShape:
+        """The largest share of a tensor-parallel rank, rounded up: every rank waits for it."""
+        if not 1 <= ranks <= self.num_heads:
+            raise InvalidParams(f"tensor_parallel={ranks}: {self.name} has {self.num_heads} heads; give 1 to that many")
+        kv_heads = -(-self.num_kv_heads // ranks)
+        group = self.num_heads // self.num_kv_heads
+        heads = kv_heads * group if ranks <= self.num_kv_heads else -(-self.num_heads // ranks)
+        inner, vocab = -(-self.inner // ranks), -(-self.vocab_size // ranks)
+        return replace(self, num_heads=heads, num_kv_heads=kv_heads, inner=inner, vocab_size=vocab)
+
+    def experts_read(self, tokens: float) -> float:
+        """The mean number of experts that ``tokens`` tokens of one step go through, if all are equally likely."""
+        return self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** tokens)
+
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
         """(outputs, inputs) of the matrix products of one layer."""
@@ -91,7 +113,10 @@ class ModelShape:
 
     @property
     def layer_weights(self) -> int:
-        return sum(outputs * inputs for outputs, inputs in self.products)
+        attention, mlp = self.products[:2], self.products[2:]
+        copies = max(self.num_experts, 1)
+        weights = sum(outputs * inputs for outputs, inputs in attention)
+        return weights + copies * sum(outputs * inputs for outputs, inputs in mlp) + self.hidden * self.num_experts
 
     @property
     def head_weights(self) -> int:
@@ -129,5 +154,6 @@ _ALL = (
     ModelShape("qwen3-8b", 36, 4096, 12_288, 32, 8, 128, 151_936, False),
     ModelShape("llama-3.1-8b", 32, 4096, 14_336, 32, 8, 128, 128_256, False),
     ModelShape("llama-3.3-70b", 80, 8192, 28_672, 64, 8, 128, 128_256, False),
+    ModelShape(*("qwen3-235b-a22b", 94, 4096, 1536, 64, 4, 128, 151_936, False), num_experts=128, experts_per_token=8),
 )
 SHAPES = {shape.name: shape for shape in _ALL}

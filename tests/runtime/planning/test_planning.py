@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from phloem.cli import main
 from phloem.protocol.errors import InvalidParams
-from phloem.runtime.planning import HARDWARE, SHAPES, Goal, Hardware, ModelShape, find_capacity, step_time
+from phloem.runtime.planning import HARDWARE, SHAPES, Goal, Hardware, ModelShape, best_split, find_capacity, step_time
 from phloem.runtime.planning.hardware import interpolate
 
 LLAMA = replace(SHAPES["llama-3.1-8b"], weight_bits=16)
@@ -179,3 +179,53 @@ def test_the_host_s_part_of_a_step_is_measured_in_milliseconds_at_most() -> None
     step_s, row_s = host_seconds(1)
     kernels.set_threads(0)
     assert 1e-6 < step_s < 0.5 and 0.0 <= row_s < step_s + 0.1
+
+
+def test_a_share_of_every_rank_makes_the_whole_and_copies_key_value_heads_beyond_their_number() -> None:
+    shape = replace(SHAPES["llama-3.3-70b"], weight_bits=16)
+    share = shape.share(8)
+    assert (share.num_heads, share.num_kv_heads, share.inner, share.vocab_size) == (8, 1, 3584, 16_032)
+    assert 8 * share.layer_weights == shape.layer_weights and 8 * share.slot_size_bytes == shape.slot_size_bytes
+    mixture = SHAPES["qwen3-235b-a22b"].share(8)
+    assert (mixture.num_heads, mixture.num_kv_heads) == (8, 1)  # of 4: two ranks hold a copy of each
+    small = SHAPES["smollm2"].share(2)
+    assert (small.num_heads, small.num_kv_heads) == (6, 2)  # the larger of 6 and 3
+    with pytest.raises(InvalidParams, match="tensor_parallel=10: smollm2 has 9 heads"):
+        SHAPES["smollm2"].share(10)
+
+
+def test_ranks_read_less_and_add_collectives() -> None:
+    shape, h100 = replace(SHAPES["llama-3.3-70b"], weight_bits=16), HARDWARE["h100"]
+    one, eight = (step_time(shape, h100, rows=16, context=500, tensor_parallel=size) for size in (1, 8))
+    assert eight.linear == pytest.approx(one.linear / 8) and one.collectives == 0.0
+    sums = 2 * 80 + 1
+    sent = 2 * 7 / 8 * 16 * 8192 * 2 / h100.link_rate
+    assert eight.collectives == pytest.approx(sums * (h100.collective_s + sent))
+    assert eight.total < one.total
+
+
+def test_a_mixture_reads_the_experts_that_its_tokens_take() -> None:
+    shape = replace(SHAPES["qwen3-235b-a22b"], weight_bits=16)
+    assert shape.weights_size_bytes / 2e9 == pytest.approx(235, rel=0.01)
+    assert shape.experts_read(1) == pytest.approx(8) and 127 < shape.experts_read(100) < 128
+    few, many = (step_time(shape, HARDWARE["h100"], rows=rows, context=0).linear for rows in (1, 64))
+    assert few < many < 16 * few
+
+
+def test_the_best_split_of_eight_devices_has_most_tokens_a_second() -> None:
+    shape = replace(SHAPES["llama-3.3-70b"], weight_bits=16)
+    found = best_split(shape, HARDWARE["h100"], Goal(1000, 200), devices=8)
+    rates = [one.tokens_per_s * (8 // one.tensor_parallel) for one in found]
+    assert rates == sorted(rates, reverse=True) and {one.tensor_parallel for one in found} == {1, 2, 4, 8}
+    assert next(one for one in found if one.tensor_parallel == 1).batch == 0  # 141 GB do not fit into one device
+    with pytest.raises(InvalidParams, match="tensor_parallel=2 on l4: the rate of its links is not known"):
+        find_capacity(shape, HARDWARE["l4"], Goal(1000, 200), tensor_parallel=2)
+
+
+def test_the_command_compares_splits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "llama-3.3-70b", "--hardware", "h100", "--devices", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "on 8 x h100" in shown and "most tokens a second: --tensor-parallel" in shown
+    assert main(["plan", "llama-3.3-70b", "--hardware", "h100", "--tensor-parallel", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "of each of 8 ranks: weights" in shown and "collectives" in shown
