@@ -83,8 +83,18 @@ class Theme:
     series: tuple[str, ...]
 
 
-LIGHT = Theme("#ffffff", "#1f2328", "#d0d7de", ("#1b6e53", "#7fb8a3", "#b9a44c", "#c2571a", "#3a5fa8", "#8a3f8f"))
-DARK = Theme("#0d1117", "#e6edf3", "#3d444d", ("#3fb98b", "#2a7058", "#b9a44c", "#e8864a", "#7aa2f0", "#c58ac9"))
+LIGHT = Theme(
+    "#ffffff",
+    "#1f2328",
+    "#d0d7de",
+    ("#1b6e53", "#7fb8a3", "#b9a44c", "#c2571a", "#3a5fa8", "#8a3f8f", "#57606a", "#a03030"),
+)
+DARK = Theme(
+    "#0d1117",
+    "#e6edf3",
+    "#3d444d",
+    ("#3fb98b", "#2a7058", "#b9a44c", "#e8864a", "#7aa2f0", "#c58ac9", "#8b949e", "#e06c6c"),
+)
 
 
 def bar_chart(

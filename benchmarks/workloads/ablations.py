@@ -12,7 +12,7 @@ from .measure import Found, measure
 from .systems import PATIENCE_S, Programs, Run
 from .workload import Case, Workload
 
-TIGHT = 6144  # slots: about a third of what the programs of a workload use
+TIGHT = 4096  # slots: a quarter to all of what the programs of a workload use
 ROOMY = 65536
 
 

@@ -34,6 +34,14 @@ def render(text: str, models: dict[str, Any]) -> str:
     parts: dict[str, Callable[[], str]] = {
         "throughput": lambda: throughput_table(found),
         "latency": lambda: latency_table(found),
+        "charts": lambda: pictures(
+            {"throughput": "Programs a second by workload and system", "latency": "Latency of one program alone"}
+            if found
+            else {}
+        ),
+        "ablations-chart": lambda: pictures(
+            {"ablations": "Throughput without a part of the engine"} if without else {}
+        ),
         "bars": lambda: "\n".join(f"- {judged(found, bar)}" for bar in BARS) + "\n",
         "answers": lambda: answers(entry),
         "ablations": lambda: ablation_table(without),
@@ -67,7 +75,7 @@ def shown_systems(found: Found) -> list[str]:
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n" if rows else "Not measured yet.\n"
 
 
 def throughput_table(found: Found) -> str:
@@ -114,6 +122,15 @@ def ablation_table(found: Found) -> str:
     return markdown(["throughput without", *(one.name for one in shown)], rows)
 
 
+def pictures(names: dict[str, str]) -> str:
+    """The charts of these names, with what they show."""
+    return "".join(
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="images/workloads-{name}-dark.svg">'
+        f'<img src="images/workloads-{name}-light.svg" alt="{about}" width="440"></picture>\n'
+        for name, about in names.items()
+    )
+
+
 def measured(entry: dict[str, Any]) -> str:
     lines = []
     for part in ("about_workloads", "about_ablations"):
@@ -131,7 +148,7 @@ def charts(models: dict[str, Any]) -> dict[str, str]:
     entry = models.get(MODEL, {})
     found, without = from_json(entry.get("workloads", {})), from_json(entry.get("ablations", {}))
     about = entry.get("about_workloads", {})
-    note = f"{MODEL}, {about.get('machine', '').partition(',')[0]}; longer is more; log scale"
+    where = f"{MODEL}, {about.get('machine', '').partition(',')[0]}; log scale"
     made = {}
     for theme_name, theme in (("light", LIGHT), ("dark", DARK)):
         if found:
@@ -140,7 +157,12 @@ def charts(models: dict[str, Any]) -> dict[str, str]:
                 for name, row in found.items()
             }
             made[f"workloads-throughput-{theme_name}.svg"] = bar_chart(
-                "Programs a second", rates, theme=theme, label=lambda value: f"{value:.3g}", note=note, is_log=True
+                "Programs a second",
+                rates,
+                theme=theme,
+                label=lambda value: f"{value:.3g}",
+                note=f"{where}, longer is faster",
+                is_log=True,
             )
             times = {
                 name: {system: row[system].latency * 1e3 for system in SYSTEMS if system in row}
@@ -151,7 +173,7 @@ def charts(models: dict[str, Any]) -> dict[str, str]:
                 times,
                 theme=theme,
                 label=lambda value: f"{value:,.0f} ms",
-                note=note,
+                note=f"{where}, shorter is faster",
                 is_log=True,
             )
         if without:
