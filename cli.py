@@ -515,6 +515,52 @@ def _train_drafter(args: argparse.Namespace) -> int:
     return _OK
 
 
+def _quantize(args: argparse.Namespace) -> int:
+    from .runtime.quantizing import quantize_model
+    from .runtime.quantizing.comparison import compare
+    from .runtime.quantizing.texts import DOCUMENT, PROMPTS
+    from .runtime.training import QUESTIONS
+    from .runtime.weights.resolve import resolve_model
+
+    calibration, text = _joined_texts(args.calibration), _joined_texts(args.text)
+    with progress_bars("count") as progress:
+        source = resolve_model(args.model, progress=progress)
+        found = quantize_model(
+            source, args.out, args.scheme, calibration=calibration or "\n".join(QUESTIONS), say=progress
+        )
+    print(
+        f"{found.path}: {args.scheme}, {found.num_matrices} matrices, {found.size_bytes / 1e6:,.1f} MB "
+        f"(from {found.source_bytes / 1e6:,.1f} MB)"
+    )
+    if found.left:
+        print(f"{len(found.left)} matrices stay floats, as their rows are no whole groups: {', '.join(found.left[:3])}")
+    if found.was_packed:
+        print("the original is itself quantized: its errors stay, and are not part of what follows")
+    if args.no_measure:
+        return _OK
+    print("\n            precision      size  tokens/s  perplexity           same token, in text and greedy")
+    with progress_bars("count") as progress:
+        reference = 0.0
+        for row in compare(source, args.out, text or DOCUMENT, PROMPTS, say=progress):
+            reference = reference or row.perplexity
+            print(
+                f"{row.name:<11} {row.precision:<9} {row.size_bytes / 1e6:>6,.1f} MB {row.tokens_per_s:>9,.1f}  "
+                f"{row.perplexity:>10.3f} {row.perplexity / reference - 1:>+8.2%}  {row.top1:>6.1%} {row.greedy:>6.1%}",
+                flush=True,
+            )
+    return _OK
+
+
+def _joined_texts(paths: Sequence[Path]) -> str:
+    texts = []
+    for path in paths:
+        try:
+            texts.append(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"{path}: {error}") from error
+    return "\n\n".join(texts)
+
+
 def _api_key(args: argparse.Namespace) -> str | None:
     return args.api_key or os.environ.get("PHLOEM_API_KEY") or None
 
@@ -572,6 +618,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_plan(commands)
     _add_train_drafter(commands)
+    _add_quantize(commands)
     _add_grammar(commands)
     _add_completion(commands)
     doctor = commands.add_parser("doctor", help="show what this machine can run")
@@ -852,6 +899,34 @@ def _add_train_drafter(commands: Any) -> None:
     )
     train.add_argument("--max-seq-len", type=parse_count, default=0, metavar="N", help="limit; 0: the model's own")
     train.set_defaults(run=_train_drafter)
+
+
+def _add_quantize(commands: Any) -> None:
+    quantize = commands.add_parser(
+        "quantize",
+        help="round a model's weights to few bits",
+        description="Write a model with the matrices of its layers in 4 or 8 bits, and print its size, speed, "
+        "perplexity and agreement beside the original's.",
+    )
+    quantize.add_argument("model", metavar="MODEL", help=_MODELS)
+    quantize.add_argument(
+        "--out", type=Path, required=True, metavar="DIR|FILE.gguf", help="a new folder of safetensors, or a GGUF file"
+    )
+    quantize.add_argument(
+        "--scheme",
+        choices=("int8", "int4-g32", "int4-awq", "fp8"),
+        required=True,
+        help="int8: groups of 32 (GGUF: Q8_0); int4-g32: groups of 32 (Q4_1); int4-awq: groups of inputs that are "
+        "scaled by their size; fp8: rows of 8-bit floats, not in GGUF",
+    )
+    quantize.add_argument(
+        "--calibration", type=Path, nargs="*", default=[], metavar="FILE", help="text for 4 bits (default: our own)"
+    )
+    quantize.add_argument(
+        "--text", type=Path, nargs="*", default=[], metavar="FILE", help="text to measure on (default: our own)"
+    )
+    quantize.add_argument("--no-measure", action="store_true", help="print the size alone")
+    quantize.set_defaults(run=_quantize)
 
 
 def _add_plan(commands: Any) -> None:

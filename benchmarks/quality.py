@@ -10,32 +10,32 @@ with float32's margin between its two best logits. A near-tie is rounding; a dif
 """
 
 import argparse
-import math
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from phloem import kernels, processor
 from phloem.kernels.linear import GROUP_LEN, PackedLinear
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.layers.batch import ForwardBatch
 from phloem.runtime.layers.linear import Linear
 from phloem.runtime.layers.mlp import MLP
-from phloem.runtime.memory import KVPool
-from phloem.runtime.models import Model, load_model
+from phloem.runtime.models import Model
+from phloem.runtime.quantizing.quality import (
+    NEW_TOKENS,
+    GreedyText,
+    Parting,
+    TextReader,
+    greedy_texts,
+    partings,
+    score_text,
+)
 from phloem.runtime.tokenizer import Tokenizer, load_chat_template, load_tokenizer
 from phloem.runtime.weights.resolve import resolve_model
 
 from . import print_header, save
 from .prose import DOCUMENT, NOTES, QUESTIONS, SUBJECTS, shared_guide
-
-WINDOW, CHUNK = 1024, 256
-NEAR_TIE = 0.05  # largest margin between float32's two best logits that counts as a near-tie
-NEW_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,65 +51,6 @@ class Quality:
     cpu_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Parting:
-    """A position where, after the same tokens, the precision's likeliest token is not float32's."""
-
-    prompt: int
-    position: int
-    margin: float
-    reference: str
-    other: str
-
-    @property
-    def is_near_tie(self) -> bool:
-        return self.margin < NEAR_TIE
-
-
-@dataclass(frozen=True, slots=True)
-class GreedyText:
-    """``tokens``: a prompt and float32's continuation. ``best``: float32's choices for the positions from ``first`` on;
-    ``margins``: their logits less those of ``second``. The last choice may be the end token: ``tokens`` leaves it out.
-    """
-
-    first: int
-    tokens: torch.Tensor
-    best: torch.Tensor
-    second: torch.Tensor
-    margins: torch.Tensor
-
-
-class Reader:
-    """Runs whole sequences through a model."""
-
-    def __init__(self, path: Path, precision: str) -> None:
-        self.model: Model = load_model(path, EngineConfig(model=str(path), precision=precision, max_seq_len=2 * WINDOW))
-        if not self.model.needs_torch_threads:
-            kernels.set_kernel_threads(torch.get_num_threads())
-        self.kv = KVPool.for_model(self.model.config, num_slots=2 * WINDOW, dtype=self.model.kv_dtype)
-        self.slots = torch.arange(2 * WINDOW)
-        self.table = self.slots.int().view(1, -1)
-
-    def logits(self, tokens: torch.Tensor, start: int = 0) -> Iterator[torch.Tensor]:
-        """float32 [n, V] of up to 256 positions at a time. The KV of the positions before ``start`` is in the pool."""
-        for first in range(start, len(tokens), CHUNK):
-            piece = tokens[first : first + CHUNK]
-            n = len(piece)
-            yield self.model.forward(
-                ForwardBatch(
-                    token_ids=piece,
-                    positions=torch.arange(first, first + n),
-                    out_slots=self.slots[first : first + n],
-                    row_ids=torch.zeros(1, dtype=torch.int32),
-                    query_starts=torch.tensor([0, n], dtype=torch.int32),
-                    kv_lens=torch.tensor([first + n], dtype=torch.int32),
-                    slot_table=self.table,
-                    logits_rows=torch.arange(n),
-                ),
-                self.kv,
-            )
-
-
 def prose(tokenizer: Tokenizer, num_tokens: int) -> torch.Tensor:
     root = Path(__file__).parent.parent
     files = (root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").glob("*.md")))
@@ -120,82 +61,31 @@ def prose(tokenizer: Tokenizer, num_tokens: int) -> torch.Tensor:
     return torch.tensor(tokens[:num_tokens])
 
 
-def read(path: Path, precision: str, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float, str]:
-    """(likeliest ids [N], log-probabilities of the next tokens, CPU seconds, how the products run)."""
-    reader = Reader(path, precision)
-    best, logprobs = [], []
-    start = time.process_time()
-    for window in tokens.split(WINDOW):
-        place = 0
-        for logits in reader.logits(window):
-            best.append(logits.argmax(dim=-1))
-            following = window[place + 1 : place + 1 + len(logits)]
-            logprobs.append(kernels.gather_logprobs(logits[: len(following)].contiguous(), following))
-            place += len(logits)
-    return torch.cat(best), torch.cat(logprobs), time.process_time() - start, reader.model.describe()
-
-
 def measure_quality(path: Path, precisions: Sequence[str], num_tokens: int, threads: int = 0) -> list[Quality]:
     kernels.set_threads(threads)
     kernels.warm_up()
     tokens = prose(load_tokenizer(path), num_tokens)
-    expected, reference, _, _ = read(path, "float32", tokens)
+    reference = score_text(reader_of(path, "float32"), tokens)
     found = []
     for precision in precisions:
         kernels.set_threads(threads)
-        best, logprobs, cpu_s, how = read(path, precision, tokens)
+        scores = score_text(reader_of(path, precision), tokens)
         found.append(
             Quality(
                 precision,
-                how,
+                scores.products,
                 len(tokens),
-                math.exp(-float(logprobs.mean())),
-                math.exp(-float(reference.mean())),
-                float((best == expected).float().mean()),
-                cpu_s,
+                scores.perplexity,
+                reference.perplexity,
+                scores.agreement(reference),
+                scores.cpu_s,
             )
         )
     return found
 
 
-def greedy_texts(path: Path, num_prompts: int, threads: int = 0) -> list[GreedyText]:
-    kernels.warm_up()
-    tokenizer = load_tokenizer(path)
-    template = load_chat_template(path, tokenizer)
-    kernels.set_threads(threads)
-    reference = Reader(path, "float32")
-    texts = []
-    for i in range(num_prompts):
-        prompt = f"Write a short story about {SUBJECTS[i]}." if i % 2 else QUESTIONS[i]
-        tokens = prompt_tokens(tokenizer, template, prompt)
-        first, best, second, margins = len(tokens), [], [], []
-        logits = torch.cat(list(reference.logits(torch.tensor(tokens))))[-1]
-        while len(best) < NEW_TOKENS:
-            top = logits.topk(2)
-            best.append(int(top.indices[0]))
-            second.append(int(top.indices[1]))
-            margins.append(float(top.values[0] - top.values[1]))
-            if best[-1] in tokenizer.eos_ids:
-                break
-            tokens.append(best[-1])
-            (logits,) = next(reference.logits(torch.tensor(tokens), len(tokens) - 1))
-        texts.append(GreedyText(first, *map(torch.tensor, (tokens, best, second, margins))))
-    return texts
-
-
-def partings(reader: Reader, texts: Sequence[GreedyText], tokenizer: Tokenizer) -> tuple[list[Parting], float]:
-    """(every position where the reader would choose another token, the margins' error as root mean square)."""
-    found, squares = [], []
-    for i, text in enumerate(texts):
-        logits = torch.cat(list(reader.logits(text.tokens)))[text.first - 1 :][: len(text.best)]
-        rows = torch.arange(len(logits))
-        best, second, margins = (x[: len(logits)] for x in (text.best, text.second, text.margins))
-        squares.append((logits[rows, best] - logits[rows, second] - margins).pow(2))
-        chosen = logits.argmax(dim=-1)
-        for at in (chosen != best).nonzero().flatten().tolist():
-            shown = [tokenizer.decode([int(ids[at])], skip_special=False) for ids in (best, chosen)]
-            found.append(Parting(i, at, float(margins[at]), *shown))
-    return found, float(torch.cat(squares).mean().sqrt())
+def reader_of(path: Path, precision: str) -> TextReader:
+    return TextReader(path, EngineConfig(model=str(path), precision=precision))
 
 
 class CoarseInput(PackedLinear):
@@ -233,7 +123,7 @@ def linears(model: Model) -> dict[str, list[Linear]]:
 def sensitivity(
     path: Path, texts: Sequence[GreedyText], tokenizer: Tokenizer
 ) -> Iterator[tuple[str, list[Parting], float]]:
-    reader = Reader(path, "int16")
+    reader = reader_of(path, "int16")
     kinds = linears(reader.model)
     for coarse in ([], *([kind] for kind in kinds), [kind for kind in kinds if kind != "head"]):
         changed = [(linear, linear.parts) for kind in coarse for linear in kinds[kind]]
@@ -246,23 +136,17 @@ def sensitivity(
 
 def compared(path: Path, args: argparse.Namespace) -> Iterator[tuple[str, list[Parting], float]]:
     """For each precision or kind of product: (name, positions that differ from float32, error of its margins)."""
-    texts = greedy_texts(path, args.greedy, args.threads)
+    kernels.warm_up()
     tokenizer = load_tokenizer(path)
+    kernels.set_threads(args.threads)
+    prompts = [f"Write a short story about {SUBJECTS[i]}." if i % 2 else QUESTIONS[i] for i in range(args.greedy)]
+    texts = greedy_texts(reader_of(path, "float32"), tokenizer, load_chat_template(path, tokenizer), prompts)
     for precision in args.precisions:
         kernels.set_threads(args.threads)
-        yield precision, *partings(Reader(path, precision), texts, tokenizer)
+        yield precision, *partings(reader_of(path, precision), texts, tokenizer)
     if args.sensitivity:
         kernels.set_threads(args.threads)
         yield from sensitivity(path, texts, tokenizer)
-
-
-def prompt_tokens(tokenizer: Tokenizer, template: Any, prompt: str) -> list[int]:
-    if template is None:
-        return tokenizer.encode(prompt)
-    tokens: list[int] = []
-    for part in template.render([{"role": "user", "content": prompt}], add_generation_prompt=True):
-        tokens.extend(tokenizer.encode(part) if isinstance(part, str) else part)
-    return tokens
 
 
 def main(argv: list[str] | None = None) -> int:

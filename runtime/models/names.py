@@ -1,6 +1,6 @@
 """The names of a decoder's tensors in each file format."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...protocol.errors import Unsupported
 from ..weights.damage import shown
@@ -185,16 +185,27 @@ class TensorNames:
     def of_expert(self, layer: int, expert: int, key: str) -> str:
         return self._layer[key].format(layer, expert)
 
+    def entries(self) -> Iterator[tuple[str, int, int, str]]:
+        """(our name, layer, expert, the file's name) of every tensor; layer and expert are -1 where there is none."""
+        for key, name in self._model.items():
+            yield key, -1, -1, name
+        for layer in range(self._config.num_layers):
+            for key, name in self._layer.items():
+                if not self._has(layer, key):
+                    continue
+                for expert in range(self._config.num_experts) if name.count("{}") > 1 else (-1,):
+                    yield key, layer, expert, name.format(layer, expert)
+
+    def _has(self, layer: int, key: str) -> bool:
+        config = self._config
+        if config.num_experts and key in _OF_DENSE:
+            return layer < config.dense_layers
+        return config.has_experts(layer) or key not in _OF_EXPERTS
+
     def refuse_strangers(self, present: Sequence[str], *, source: str) -> None:
         """Raises Unsupported when a file holds tensors that this model does not use: it is of another architecture."""
-        known = set(self._model.values())
+        known = {name for *_, name in self.entries()}
         num_layers = self._config.num_layers
-        for key, name in self._layer.items():
-            experts = range(self._config.num_experts) if name.count("{}") > 1 else range(1)
-            layers = [i for i in range(num_layers) if self._config.has_experts(i) or key not in _OF_EXPERTS]
-            if self._config.num_experts and key in _OF_DENSE:
-                layers = list(range(self._config.dense_layers))
-            known |= {name.format(i, expert) for i in layers for expert in experts}
         unread = tuple(f"model.layers.{num_layers + i}." for i in range(self._config.prediction_layers))
         strangers = [
             name

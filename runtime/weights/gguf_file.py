@@ -49,7 +49,7 @@ class GGUFFile:
         else:
             raw = self._bytes[place.start : place.start + place.size_bytes]
             found = QuantTensor.from_bytes(place.kind, raw, place.shape)
-        order = self._row_order(name, place.shape[0])
+        order = stored_row_order(self.config, name, place.shape[0], source=str(self.path))
         if order is not None:
             if part is not None and part.rows is not None:
                 order = torch.cat([order[run.start : run.stop] for run in part.rows])
@@ -77,16 +77,17 @@ class GGUFFile:
         raw = self._bytes[place.start : place.start + place.size_bytes]
         return raw.view(_FLOATS[place.kind]).view(place.shape)
 
-    def _row_order(self, name: str, num_rows: int) -> torch.Tensor | None:
-        """For a query or key projection stored for interleaved rope, where in the file each row lies; else None.
 
-        In the file, row ``2i + h`` of a head is the i-th of half h; here half h is rows ``[h D/2, (h+1) D/2)``.
-        """
-        part = name.split(".")
-        if self.config.family not in _INTERLEAVED or len(part) != 4 or part[2] not in ("attn_q", "attn_k"):
-            return None
-        if num_rows % self.config.head_dim:
-            heads = f"heads of {self.config.head_dim} rows, as its config asks"
-            raise UnknownModel(f"{self.path}: tensor {name} has {num_rows} rows, which are no {heads}")
-        pairs = torch.arange(num_rows).view(-1, self.config.head_dim // 2, 2)
-        return pairs.transpose(1, 2).reshape(-1)
+def stored_row_order(config: ModelConfig, name: str, num_rows: int, *, source: str = "") -> torch.Tensor | None:
+    """For a query or key projection stored for interleaved rope, where in the file each row lies; else None.
+
+    In the file, row ``2i + h`` of a head is the i-th of half h; here half h is rows ``[h D/2, (h+1) D/2)``.
+    """
+    part = name.split(".")
+    if config.family not in _INTERLEAVED or len(part) != 4 or part[2] not in ("attn_q", "attn_k"):
+        return None
+    if num_rows % config.head_dim:
+        heads = f"heads of {config.head_dim} rows, as its config asks"
+        raise UnknownModel(f"{source}: tensor {name} has {num_rows} rows, which are no {heads}")
+    pairs = torch.arange(num_rows).view(-1, config.head_dim // 2, 2)
+    return pairs.transpose(1, 2).reshape(-1)

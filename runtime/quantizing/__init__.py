@@ -1,0 +1,7 @@
+"""Rounding a model's weights to few bits, writing them for this and other runtimes, and measuring what was lost."""
+
+from .quality import TextReader, TextScores, score_text
+from .quantize import Quantized, quantize_model
+from .stored_forms import SCHEMES
+
+__all__ = ["SCHEMES", "Quantized", "TextReader", "TextScores", "quantize_model", "score_text"]

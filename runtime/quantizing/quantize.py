@@ -1,0 +1,196 @@
+"""Quantizing a model: every matrix of its layers rounded to few bits and written with the rest of the model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ... import kernels
+from ...protocol.errors import InvalidParams, Unsupported
+from ..config import EngineConfig
+from ..layers.linear import as_float
+from ..models.names import TensorNames
+from ..tokenizer import load_tokenizer
+from ..weights import open_weights
+from ..weights.damage import refuse_damage
+from ..weights.model_config import ModelConfig
+from ..weights.weight_file import WeightFile
+from .awq import Inputs, best_scales, inputs_of, refuse_config
+from .quality import TextReader
+from .rounding import round_to_fours
+from .stored_forms import SCHEMES, folder_form, gguf_form
+from .writers import FolderWriter, GGUFFileWriter, TensorWriter, size_bytes_of
+
+Say = Callable[[str, int, int], None]  # the activity, the parts done, the parts in total
+MATRICES = ("q", "k", "v", "qkv", "output", "gate", "up", "gate_up", "down")
+_EXPERTS = ("expert_gate", "expert_up", "expert_down", "shared_gate", "shared_up", "shared_down")
+_TABLES = ("embedding", "head")
+_MOST_CALIBRATION = 8192  # tokens
+_MOST_INPUT_BYTES = 1 << 30  # of the sums over inputs that are held at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """``num_matrices`` were quantized; ``left`` names those of the layers that stayed floats."""
+
+    path: Path
+    size_bytes: int
+    source_bytes: int
+    num_matrices: int
+    left: tuple[str, ...]
+    was_packed: bool  # the source was itself quantized
+
+
+@dataclass(slots=True)
+class _Factors:
+    """What one matrix or norm is multiplied with before it is rounded. ``inputs``: as in ``rounding.compensated``."""
+
+    columns: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+    inputs: torch.Tensor | None = None
+
+
+def quantize_model(
+    source: Path, out: Path, scheme: str, *, calibration: str = "", say: Say = lambda what, done, total: None
+) -> Quantized:
+    """Writes ``source`` (as ``open_weights`` takes it) to ``out``: a file if it ends in ``.gguf``, else a new folder.
+
+    ``calibration``: a text for the schemes of 4 bits; ``int4-g32`` does without if it is empty. Raises
+    InvalidParams or Unsupported, by name, before anything is written.
+    """
+    is_file = out.suffix == ".gguf"
+    if scheme not in SCHEMES:
+        raise InvalidParams(f"scheme {scheme!r} is not known; there are {', '.join(SCHEMES)}", where="scheme")
+    if out.exists() and (is_file or not out.is_dir() or any(out.iterdir())):
+        raise InvalidParams(f"--out {out} is already there; remove it or give another name", where="out")
+    if not out.absolute().parent.is_dir():
+        raise InvalidParams(f"--out {out}: there is no folder {out.absolute().parent}", where="out")
+    form = gguf_form(scheme) if is_file else None
+    if is_file and form is None:
+        raise Unsupported(f"scheme {scheme}: GGUF has no such type; give --out DIR, or int8, int4-g32 or int4-awq")
+    tokens = _calibration(source, scheme, calibration)
+    with refuse_damage(source):
+        file = open_weights(source)
+        config = file.config
+        names = TensorNames(config, file.format)
+        names.refuse_strangers(file.names(), source=str(source))
+        if config.transposed:
+            raise Unsupported(f"{source}: {config.family} models are not quantized: their matrices are transposed")
+        if config.latent is not None:
+            raise Unsupported(f"{source}: {config.family} models, with latent attention, are not quantized")
+        if config.num_experts and file.format == "gguf":
+            raise Unsupported(f"{source}: mixtures of experts are quantized from a folder alone, not from a GGUF file")
+        to_folder = folder_form(scheme, [config.hidden_size, config.intermediate_size]) if form is None else None
+        seen: _Calibration | None = None
+        if scheme == "int4-awq":
+            refuse_config(config)
+            seen = _Calibration(source, file, tokens, 32 if to_folder is None else to_folder.group_len)
+        elif tokens and not config.num_experts:
+            seen = _Calibration(source, file, tokens, 0)
+        writer: TensorWriter
+        if form is not None:
+            writer = GGUFFileWriter(out, file, form)
+        else:
+            assert to_folder is not None
+            out.mkdir(exist_ok=True)
+            writer = FolderWriter(out, file, to_folder)
+        num_matrices, left = _write(file, names, writer, seen, say)
+        return Quantized(out, size_bytes_of(out), size_bytes_of(source), num_matrices, tuple(left), file.has_packed())
+
+
+def _calibration(source: Path, scheme: str, text: str) -> list[int]:
+    if scheme not in ("int4-g32", "int4-awq") or (not text and scheme == "int4-g32"):
+        return []
+    tokens = load_tokenizer(source).encode(text)[:_MOST_CALIBRATION]
+    if len(tokens) < 64:
+        raise InvalidParams(
+            f"scheme {scheme} needs a calibration text of 64 tokens or more, and has {len(tokens)}", where="calibration"
+        )
+    return tokens
+
+
+def _write(
+    file: WeightFile, names: TensorNames, writer: TensorWriter, calibration: "_Calibration | None", say: Say
+) -> tuple[int, list[str]]:
+    written = TensorNames(file.config, writer.format)
+    entries = list(zip(names.entries(), written.entries(), strict=True))
+    num_matrices, left = 0, []
+    for done, ((key, layer, _, name), (*_, new_name)) in enumerate(entries):
+        say("tensors", done, len(entries))
+        tensor = as_float(file.tensor(name))
+        found = _Factors() if calibration is None or layer < 0 else calibration.factors(layer, key)
+        if key in _TABLES:
+            writer.table(new_name, tensor)
+        elif key in MATRICES or key in _EXPERTS:
+            if found.columns is not None:
+                tensor = tensor * found.columns
+            if found.rows is not None:
+                tensor = tensor * found.rows.unsqueeze(1)
+            if writer.matrix(new_name, tensor, found.inputs):
+                num_matrices += 1
+            else:
+                left.append(new_name)
+        else:
+            offset = file.config.norm_offset
+            writer.plain(new_name, tensor if found.rows is None else (tensor + offset) * found.rows - offset)
+    say("tensors", len(entries), len(entries))
+    writer.close()
+    return num_matrices, left
+
+
+class _Calibration:
+    """What a text shows of the layers' inputs, some layers at a time."""
+
+    def __init__(self, source: Path, file: WeightFile, tokens: Sequence[int], awq_group_len: int) -> None:
+        """``awq_group_len`` 0: no scales by activations."""
+        self._file, self._config = file, file.config
+        self._names = TensorNames(file.config, file.format)
+        self._tokens, self._group_len = torch.tensor(tokens), awq_group_len
+        kernels.warm_up()
+        self._reader = TextReader(source, EngineConfig(model=str(source), precision="float32"))
+        widths = 2 * self._config.hidden_size, self._config.num_heads * self._config.head_dim
+        squares = 4 * sum(width * width for width in (*widths, self._config.intermediate_size))
+        self._at_once = max(1, _MOST_INPUT_BYTES // squares)
+        self._found: dict[tuple[int, str], _Factors] = {}
+        self._end = 0
+
+    def factors(self, layer: int, key: str) -> _Factors:
+        if layer >= self._end:
+            layers = range(layer, min(layer + self._at_once, self._config.num_layers))
+            inputs = inputs_of(self._reader, self._tokens, layers)
+            self._found = {}
+            for i in layers:
+                self._add(i, inputs)
+            self._end = layers.stop
+        return self._found.get((layer, key), _Factors())
+
+    def _add(self, layer: int, inputs: dict[tuple[int, str], Inputs]) -> None:
+        for target, matrices, before in _products(self._config):
+            seen = inputs[layer, target]
+            scales = torch.ones_like(seen.mean_size)
+            if before and self._group_len and len(scales) % self._group_len == 0:
+                weights = [as_float(self._file.tensor(self._names.of_layer(layer, key))) for key in matrices]
+                scales = best_scales(weights, seen, self._rounded)
+                self._found.setdefault((layer, before), _Factors()).rows = 1 / scales
+            scaled = seen.scaled(scales)
+            for key in matrices:
+                part = self._found.setdefault((layer, key), _Factors())
+                part.columns, part.inputs = scales, scaled
+
+    def _rounded(self, weight: torch.Tensor) -> torch.Tensor:
+        return round_to_fours(weight, group_len=self._group_len, scale_dtype=torch.float16).dequantize()
+
+
+def _products(config: ModelConfig) -> list[tuple[str, tuple[str, ...], str]]:
+    """(a product's inputs, its matrices, the tensor whose rows make these inputs, or "")."""
+    qkv = ("qkv",) if config.fused_qkv else ("q", "k", "v")
+    gate_up = ("gate_up",) if config.fused_gate_up else ("gate", "up") if config.gated else ("up",)
+    is_alone = config.num_heads == config.num_kv_heads and not config.fused_qkv and not config.qkv_bias
+    has_up = config.gated and not config.fused_gate_up and not config.mlp_bias
+    return [
+        ("qkv", qkv, "attention_norm"),
+        ("output", ("output",), "v" if is_alone else ""),
+        ("gate_up", gate_up, "mlp_norm"),
+        ("down", ("down",), "up" if has_up else ""),
+    ]

@@ -1,0 +1,196 @@
+"""Float matrices rounded to few bits: for each group of neighbours the range that loses least."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ...kernels.linear import quantize_int8
+
+MOST_FLOAT8 = 448.0  # the greatest number of e4m3
+_SHRINKS = tuple(1 - 0.04 * i for i in range(10))  # of a group's range: fewer steps outside, finer ones inside
+_ROWS = 512  # rounded at a time
+_DAMPING = 0.01  # of the mean of the inputs' squares, added to each, so that the matrix of inputs has an inverse
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedGroups:
+    """``w = (q - zero) * scale``: q uint8 [N, K] of 0..15, zero uint8 and scale float32 [N, G]."""
+
+    q: torch.Tensor
+    zero: torch.Tensor
+    scale: torch.Tensor
+
+    def dequantize(self) -> torch.Tensor:
+        groups = self.q.float().view(*self.scale.shape, -1)
+        return ((groups - self.zero.unsqueeze(-1)) * self.scale.unsqueeze(-1)).view(self.q.shape)
+
+
+def round_to_fours(
+    weight: torch.Tensor, *, group_len: int, scale_dtype: torch.dtype, inputs: torch.Tensor | None = None
+) -> RoundedGroups:
+    """4-bit groups with whole zero points; each group's range is the one of ten with the least square error.
+
+    With ``inputs`` as in ``compensated``. Scales are numbers of ``scale_dtype``.
+    """
+    if inputs is not None:
+
+        def fit(group: torch.Tensor, costs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            _, zero, scale = _fours(group, group_len, scale_dtype, costs)
+            return scale, -zero.float() * scale
+
+        q, scale, offset = compensated(weight, inputs, group_len, fit)
+        step = torch.where(scale == 0, 1.0, scale)
+        return RoundedGroups(q, (-offset / step).round().to(torch.uint8), scale)
+    parts = [_fours(rows, group_len, scale_dtype, None) for rows in weight.float().split(_ROWS)]
+    return RoundedGroups(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _fours(
+    weight: torch.Tensor, group_len: int, scale_dtype: torch.dtype, importance: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    num_rows, width = weight.shape
+    groups = weight.view(num_rows, -1, group_len)
+    costs = torch.ones(width) if importance is None else importance.float()
+    costs = costs.view(1, -1, group_len)
+    low, high = groups.amin(dim=-1).clamp_max(0), groups.amax(dim=-1).clamp_min(0)
+    found: tuple[torch.Tensor, ...] = ()
+    for shrink in _SHRINKS:
+        scale = ((high - low) * shrink / 15).to(scale_dtype).float()
+        step = scale.clamp_min(torch.finfo(torch.float16).tiny)
+        zero = (-low * shrink / step).round().clamp_(0, 15)
+        q = (groups / step.unsqueeze(-1) + zero.unsqueeze(-1)).round_().clamp_(0, 15)
+        error = (((q - zero.unsqueeze(-1)) * scale.unsqueeze(-1) - groups).square_() * costs).sum(dim=-1)
+        if not found:
+            found = (q, zero, scale, error)
+            continue
+        better = error < found[3]
+        found = tuple(
+            torch.where(better.unsqueeze(-1) if new.ndim == 3 else better, new, old)
+            for new, old in zip((q, zero, scale, error), found, strict=True)
+        )
+    q, zero, scale, _ = found
+    return q.to(torch.uint8).view(num_rows, width), zero.to(torch.uint8), scale
+
+
+def compensated(
+    weight: torch.Tensor,
+    inputs: torch.Tensor,
+    group_len: int,
+    fit: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """GPTQ (Frantar et al., 2023): column by column, the error of one is made up for by the columns after it.
+
+    ``inputs`` float32 [K, K]: the sum of x x^T over the product's inputs. ``fit(group [N, group_len], costs
+    [group_len])`` returns scale and offset [N, 1]. Returns q uint8 [N, K], scale and offset float32 [N, G] with
+    ``w = q * scale + offset``.
+    """
+    rest = weight.float().clone()
+    num_rows, width = rest.shape
+    hessian = inputs.double().clone()
+    diagonal = hessian.diagonal()
+    diagonal[diagonal == 0] = 1.0
+    costs = diagonal.float().clone()
+    diagonal += _DAMPING * diagonal.mean()
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
+    factor = torch.linalg.cholesky(inverse, upper=True).float()
+    q = torch.empty((num_rows, width), dtype=torch.uint8)
+    scales, offsets = [], []
+    for start in range(0, width, group_len):
+        columns = slice(start, start + group_len)
+        group, part = rest[:, columns].clone(), factor[columns, columns]
+        scale, offset = fit(group, costs[columns])
+        step = torch.where(scale == 0, 1.0, scale)
+        errors = torch.empty_like(group)
+        for i in range(group_len):
+            column = group[:, i : i + 1]
+            number = ((column - offset) / step).round_().clamp_(0, 15)
+            q[:, start + i] = number[:, 0].to(torch.uint8)
+            errors[:, i : i + 1] = (column - (number * scale + offset)) / part[i, i]
+            group[:, i + 1 :] -= errors[:, i : i + 1] * part[i, i + 1 :]
+        rest[:, start + group_len :] -= errors @ factor[columns, start + group_len :]
+        scales.append(scale)
+        offsets.append(offset)
+    return q, torch.cat(scales, dim=1), torch.cat(offsets, dim=1)
+
+
+def round_to_q4_1(weight: torch.Tensor, *, inputs: torch.Tensor | None = None) -> torch.Tensor:
+    """ggml's Q4_1 blocks, uint8 [N, K / 32 * 20]: ``w = q * scale + minimum``, both float16, fitted to the weights.
+
+    Each range is tried as in ``round_to_fours``; the scale and minimum are then those of the least square error. With
+    ``inputs`` as in ``compensated``.
+    """
+    if inputs is None:
+        return torch.cat([_q4_1_blocks(*_q4_1(rows, None)) for rows in weight.float().split(_ROWS)])
+    return _q4_1_blocks(*compensated(weight, inputs, 32, lambda group, costs: _q4_1(group, costs)[1:]))
+
+
+def _q4_1_blocks(q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:
+    numbers = q.view(*scale.shape, 32)
+    halves = numbers[..., :16] | numbers[..., 16:] << 4
+    factors = torch.stack((scale, minimum), dim=-1).half().view(torch.uint8)
+    return torch.cat((factors, halves), dim=-1).view(len(q), -1)
+
+
+def _q4_1(weight: torch.Tensor, importance: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q uint8 [N, K], scale and minimum float32 [N, K / 32], which are numbers of float16."""
+    num_rows, width = weight.shape
+    groups = weight.view(num_rows, -1, 32)
+    costs = (torch.ones(width) if importance is None else importance.float()).view(1, -1, 32)
+    total = costs.sum(dim=-1)
+    low, high = groups.amin(dim=-1), groups.amax(dim=-1)
+    found: tuple[torch.Tensor, ...] = ()
+    for shrink in _SHRINKS:
+        scale, minimum = (high - low) * shrink / 15, low + (high - low) * (1 - shrink) / 2
+        for _ in range(2):
+            scale, minimum = (part.half().float() for part in (scale, minimum))
+            step = torch.where(scale == 0, 1.0, scale)
+            q = ((groups - minimum.unsqueeze(-1)) / step.unsqueeze(-1)).round_().clamp_(0, 15)
+            error = ((q * scale.unsqueeze(-1) + minimum.unsqueeze(-1) - groups).square_() * costs).sum(dim=-1)
+            if not found:
+                found = (q, scale, minimum, error)
+            else:
+                better = error < found[3]
+                found = tuple(
+                    torch.where(better.unsqueeze(-1) if new.ndim == 3 else better, new, old)
+                    for new, old in zip((q, scale, minimum, error), found, strict=True)
+                )
+            mean_q = (q * costs).sum(dim=-1) / total
+            mean_w = (groups * costs).sum(dim=-1) / total
+            spread = ((q - mean_q.unsqueeze(-1)).square() * costs).sum(dim=-1)
+            joint = ((q - mean_q.unsqueeze(-1)) * (groups - mean_w.unsqueeze(-1)) * costs).sum(dim=-1)
+            scale = torch.where(spread > 0, joint / spread.clamp_min(1e-30), scale)
+            minimum = mean_w - scale * mean_q
+    q, scale, minimum, _ = found
+    return q.to(torch.uint8).view(num_rows, width), scale, minimum
+
+
+def round_to_q8_0(weight: torch.Tensor) -> torch.Tensor:
+    """ggml's Q8_0 blocks, uint8 [N, K / 32 * 34]."""
+    q, scale = quantize_int8(weight)
+    half = scale.half()
+    step = half.float().clamp_min(torch.finfo(torch.float16).tiny).unsqueeze(-1)
+    groups = weight.float().view(*scale.shape, 32)
+    numbers = (groups / step).round_().clamp_(-127, 127).to(torch.int8)
+    parts = half.unsqueeze(-1).view(torch.uint8), numbers.view(torch.uint8)
+    return torch.cat(parts, dim=-1).view(len(q), -1)
+
+
+def round_to_float8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(e4m3 [N, K], scale float32 [N, 1])``: each row uses the whole range."""
+    scale = (weight.float().abs().amax(dim=1, keepdim=True) / MOST_FLOAT8).clamp_min(torch.finfo(torch.float32).tiny)
+    return (weight.float() / scale).clamp_(-MOST_FLOAT8, MOST_FLOAT8).to(torch.float8_e4m3fn), scale
+
+
+def pack_words(numbers: torch.Tensor, bits: int, *, order: tuple[int, ...] | None = None) -> torch.Tensor:
+    """int32 [..., W]: ``32 / bits`` numbers uint8 [..., n] in a word, the first one lowest; the last word is padded.
+
+    ``order[i]``: which of a word's numbers has bit ``bits * i``.
+    """
+    count = 32 // bits
+    padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[-1] % count))
+    parts = padded.view(*padded.shape[:-1], -1, count).long()
+    words = torch.zeros(parts.shape[:-1], dtype=torch.int64)
+    for i in range(count):
+        words |= parts[..., i if order is None else order[i]] << (bits * i)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
