@@ -13,7 +13,7 @@ AXE := $(VENV)/axe/node_modules/axe-core/axe.min.js
 # The tests and the demo start many processes, each of which would compile torch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-interop test-openapi test-otel test-ray test-arm test-isas soak soak-fleet soak-http oracle check serve bench clean test-browser
+.PHONY: demo test test-interop test-openapi test-otel test-ray test-arm test-isas soak soak-ranks soak-fleet soak-http oracle check serve bench clean test-browser
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -85,6 +85,10 @@ test-ray: $(RAY)/.installed
 # 100,000 programs with aborts in a cache a tenth of their need: a quarter of an hour, with a line a round.
 soak: $(DEV_STAMP)
 	PHLOEM_SOAK_REQUESTS=100000 $(VENV)/bin/pytest tests/runtime/engine/test_soak.py -o log_cli=true -o log_cli_level=INFO
+
+# 2,000 programs on a model that two processes share out: three to fifteen minutes, with a line a round.
+soak-ranks: $(DEV_STAMP)
+	PHLOEM_SOAK_RANKS=2000 $(VENV)/bin/pytest tests/runtime/parallel/test_soak_ranks.py -o log_cli=true -o log_cli_level=INFO
 
 # Engine processes are killed 200 times under 40 programs: eight to ten minutes on two cores, with a line each tenth kill.
 soak-fleet: $(DEV_STAMP)

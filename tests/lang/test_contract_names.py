@@ -334,12 +334,13 @@ def test_server_args_are_engine_options():
     expected = EngineConfig(model="m", max_seq_len=512, seed=3, prefix_cache=False, precision="float32")
     assert make_config(args, {}) == expected
     options = {"model_path": "m", "context_length": 512, "random_seed": 3, "disable_radix_cache": True}
-    assert make_config(None, {**options, "dtype": "float32", "tp_size": 1}) == expected
+    assert make_config(None, {**options, "dtype": "float32", "dp_size": 1}) == expected
+    assert make_config(None, {"model_path": "m", "tp_size": 2}) == EngineConfig(model="m", tensor_parallel=2)
 
 
 def test_wrong_server_args_are_named():
-    with pytest.raises(errors.Unsupported, match="tp_size=2: an engine runs on one device"):
-        make_config(None, {"model_path": "m", "tp_size": 2})
+    with pytest.raises(errors.Unsupported, match="pp_size=2: an engine runs on one device"):
+        make_config(None, {"model_path": "m", "pp_size": 2})
     with pytest.raises(errors.Unsupported, match="dtype='int3'"):
         make_config(None, {"model_path": "m", "dtype": "int3"})
     with pytest.raises(errors.InvalidParams, match="unknown option 'mem_fraction_static'"):

@@ -12,6 +12,7 @@ from phloem.runtime.quant import QuantTensor
 from phloem.runtime.weights import open_weights
 from phloem.runtime.weights.model_config import ModelConfig
 from phloem.tests.runtime.models.tiny import make_tiny_gguf, make_tiny_model
+from phloem.tests.runtime.weights.quantized import awq, quantized_folder, random_numbers
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
 
@@ -145,3 +146,14 @@ def test_a_tensor_without_a_rule_and_one_of_another_shape_are_refused(paths: dic
     larger = msgspec.structs.replace(file.config, num_heads=8)
     with pytest.raises(UnknownModel, match=r"q_proj.weight is \[64, 64\], but its config asks for 128 of these"):
         SharedFile(file, share_of(larger, rank=0, size=2)).tensor("model.layers.0.self_attn.q_proj.weight")
+
+
+def test_quantized_safetensors_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    stem = "model.layers.1.mlp.up_proj"
+    stored = awq(*random_numbers(128, 64, 32, 4, symmetric=False))
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    file = open_weights(quantized_folder(make_tiny_model(tmp_path / "tiny", seed=0), settings, {stem: stored}))
+    shared = SharedFile(file, share_of(file.config, rank=0, size=2))
+    with pytest.raises(Unsupported, match="up_proj.weight is quantized in safetensors, which is not read in parts"):
+        shared.tensor(f"{stem}.weight")
+    assert shared.read_bytes == {}
