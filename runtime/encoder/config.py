@@ -15,14 +15,26 @@ Pooling = Literal["mean", "cls", "last"]
 Activation = Literal["gelu", "gelu_tanh", "relu"]
 Scores = Literal["sigmoid", "softmax", "logits"]
 
-FAMILIES = ("bert", "roberta", "xlm-roberta")
+FAMILIES = ("bert", "distilbert", "mpnet", "roberta", "xlm-roberta")
 CLASSIFIERS = {
     "bert": "BertForSequenceClassification",
+    "distilbert": "DistilBertForSequenceClassification",
+    "mpnet": "MPNetForSequenceClassification",
     "roberta": "RobertaForSequenceClassification",
     "xlm-roberta": "XLMRobertaForSequenceClassification",
 }
 MAX_LAYERS = 1_000
 MAX_LABELS = 100_000
+_UNTYPED = ("distilbert", "mpnet")  # their tokens have no types
+_MPNET_PADDING, _BUCKETS = 1, 32
+# DistilBERT's own names of fields.
+_RENAMED = {
+    "hidden_size": "dim",
+    "intermediate_size": "hidden_dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "hidden_act": "activation",
+}
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -43,7 +55,8 @@ class EncoderConfig(msgspec.Struct, frozen=True):
     """One bidirectional transformer with learned positions, and the pooling of its last layer.
 
     ``max_len``: the longest text in tokens, special tokens included. ``first_position``: the row of the position table
-    that a text's first token takes. ``prompt`` comes before every text.
+    that a text's first token takes. ``prompt`` comes before every text. With ``num_buckets`` attention adds a bias that
+    depends on the distance of two tokens, in as many classes.
 
     With ``labels`` the model is a classifier: it gives a text, or a pair of texts, one score for each label, and
     ``scores`` says what becomes of its logits. Those of one label are rerankers.
@@ -61,6 +74,7 @@ class EncoderConfig(msgspec.Struct, frozen=True):
     activation: Activation
     max_len: int
     first_position: int = 0
+    num_buckets: int = 0
     pooling: Pooling = "mean"
     is_normalised: bool = False
     is_lowered: bool = False  # texts are made lower case before they are tokenized
@@ -111,6 +125,9 @@ def _read(path: Path) -> EncoderConfig:
     if heads and heads != [CLASSIFIERS[family]]:
         text = f"{file}: a {shown(str(heads[0]))} has an output layer of its own; served are embeddings and"
         raise Unsupported(f"{text} {CLASSIFIERS[family]}")
+    if family == "distilbert":
+        config = config | {ours: config[theirs] for ours, theirs in _RENAMED.items() if theirs in config}
+        config["layer_norm_eps"] = 1e-12
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         raise Unsupported(f"{file}: position_embedding_type {shown(repr(kind))}; served is 'absolute'")
@@ -132,8 +149,13 @@ def _read(path: Path) -> EncoderConfig:
         }.items()
     }
     # RoBERTa's positions begin after the padding token's id.
-    first = 0 if family == "bert" else _count(file, config, "pad_token_id", 1) + 1
+    padding = _MPNET_PADDING if family == "mpnet" else _count(file, config, "pad_token_id", 1)
+    first = 0 if family in ("bert", "distilbert") else padding + 1
     labels = _labels(file, config) if heads else ()
+    num_buckets = _count(file, config, "relative_attention_num_buckets", _BUCKETS) if family == "mpnet" else 0
+    if num_buckets not in (0, _BUCKETS):
+        text = f"{file}: relative_attention_num_buckets is {num_buckets:,}; only {_BUCKETS} is served"
+        raise Unsupported(f"{text}, as transformers takes no other")
     modules = {} if labels else _modules(path)
     pooling, includes_prompt = _pooling(path, modules.get("Pooling"))
     prompt = "" if labels else _prompt(path)
@@ -143,7 +165,8 @@ def _read(path: Path) -> EncoderConfig:
     return EncoderConfig(
         family=family,
         **sizes,
-        num_types=_count(file, config, "type_vocab_size", 2),
+        num_types=1 if family in _UNTYPED else _count(file, config, "type_vocab_size", 2),
+        num_buckets=num_buckets,
         norm_eps=float(config.get("layer_norm_eps", 1e-12)),
         activation=_ACTIVATIONS[activation],
         first_position=first,

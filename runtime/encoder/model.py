@@ -5,6 +5,7 @@ T: tokens of all texts, H: heads, D: a head's dimensions, E: the model's dimensi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,10 +23,32 @@ from .config import Activation, EncoderConfig, Pooling, read_encoder_config
 
 # The table of word embeddings under its names: of a bare encoder, and of one inside a larger model.
 _WORDS = "embeddings.word_embeddings.weight"
-_PREFIXES = ("", "bert.", "roberta.")
+_PREFIXES = ("", "bert.", "distilbert.", "mpnet.", "roberta.")
+# Families whose layers have names of their own: parts of BERT's names, and theirs.
+_RENAMED = {
+    "distilbert": {
+        "encoder.layer": "transformer.layer",
+        "attention.self.query": "attention.q_lin",
+        "attention.self.key": "attention.k_lin",
+        "attention.self.value": "attention.v_lin",
+        "attention.output.dense": "attention.out_lin",
+        "attention.output.LayerNorm": "sa_layer_norm",
+        "intermediate.dense": "ffn.lin1",
+        "output.dense": "ffn.lin2",
+        "output.LayerNorm": "output_layer_norm",
+    },
+    "mpnet": {
+        "attention.self.query": "attention.attn.q",
+        "attention.self.key": "attention.attn.k",
+        "attention.self.value": "attention.attn.v",
+        "attention.output.dense": "attention.attn.o",
+        "attention.output.LayerNorm": "attention.LayerNorm",
+    },
+}
+_FARTHEST = 128  # tokens farther apart share the last class of distances
 # Tensors that no embedding needs: heads of the pre-training, and the numbers 0, 1, 2...
 _NUMBERS = ("embeddings.position_ids", "embeddings.token_type_ids")
-_UNUSED = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids", "embeddings.token_type_ids")
+_UNUSED = ("pooler.", "cls.", "lm_head.", "vocab_", "embeddings.position_ids", "embeddings.token_type_ids")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -55,18 +78,22 @@ class EncoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """Logits of a text's first vector: ``output(tanh(dense(x)))``."""
+    """Logits of a text's first vector: ``output(tanh(dense(x)))``, or with a ReLU instead of the tanh."""
 
     dense: Affine
     output: Affine
+    has_relu: bool = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [texts, E] -> [texts, labels]
-        return self.output.linear(self.dense.linear(x).tanh())
+        inner = self.dense.linear(x)
+        return self.output.linear(inner.relu() if self.has_relu else inner.tanh())
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """BERT (Devlin et al., 2018), or RoBERTa, which differs by its positions and its classifier's names."""
+    """BERT (Devlin et al., 2018), or RoBERTa and DistilBERT, which differ by their positions, types and names, or MPNet
+    (Song et al., 2020), whose attention adds a bias by distance.
+    """
 
     config: EncoderConfig
     words: torch.Tensor  # [vocab_size, E]
@@ -76,6 +103,7 @@ class Encoder:
     device: torch.device
     second_type: torch.Tensor | None = None  # [E], added to tokens of a pair's second text
     classifier: Classifier | None = None
+    distances: torch.Tensor | None = None  # [classes, H], added to scores
 
     @property
     def num_outputs(self) -> int:
@@ -128,8 +156,9 @@ class Encoder:
             ends = torch.tensor([firsts[i] for i in order]).repeat_interleave(torch.tensor(lengths)).to(self.device)
             x[at >= ends] += self.second_type
         x = self.norm.norm(x, self.config.norm_eps)
+        bias = None if self.distances is None else bias_by_distance(self.distances, max(lengths))
         for layer in self.layers:
-            x = self._layer(layer, x, lengths)
+            x = self._layer(layer, x, lengths, bias)
         return order, lengths, x
 
     @staticmethod
@@ -138,15 +167,35 @@ class Encoder:
         back[torch.tensor(order)] = torch.arange(len(order))
         return found.cpu()[back]
 
-    def _layer(self, layer: EncoderLayer, x: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    def _layer(
+        self, layer: EncoderLayer, x: torch.Tensor, lengths: list[int], bias: torch.Tensor | None
+    ) -> torch.Tensor:
         eps = self.config.norm_eps
-        mixed = _attention(layer.qkv.linear(x), lengths, num_heads=self.config.num_heads)
+        mixed = _attention(layer.qkv.linear(x), lengths, num_heads=self.config.num_heads, bias=bias)
         x = layer.attention_norm.norm(x + layer.output.linear(mixed), eps)
         inner = _activate(layer.up.linear(x), self.config.activation)
         return layer.mlp_norm.norm(x + layer.down.linear(inner), eps)
 
 
-def _attention(qkv: torch.Tensor, lengths: list[int], *, num_heads: int) -> torch.Tensor:
+def bias_by_distance(table: torch.Tensor, length: int) -> torch.Tensor:
+    """[H, length, length]: what query i adds to the score of key j, by their distance (T5; Raffel et al., 2020).
+
+    The first half of ``table``'s classes is for keys before the query, the second for those after it. Half of each half
+    holds one distance a class, the rest grows with the logarithm up to ``_FARTHEST``.
+    """
+    half = len(table) // 2
+    exact = half // 2
+    at = torch.arange(length, device=table.device)
+    ahead = at.unsqueeze(0) - at.unsqueeze(1)  # [i, j]: j - i
+    far = ahead.abs()
+    grown = (far.clamp_min(1).float() / exact).log() / math.log(_FARTHEST / exact) * (half - exact)
+    classes = torch.where(far < exact, far, (exact + grown.long()).clamp_max(half - 1))
+    return table[classes + half * (ahead > 0)].permute(2, 0, 1)
+
+
+def _attention(
+    qkv: torch.Tensor, lengths: list[int], *, num_heads: int, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """Each text attends to itself alone; ``lengths`` ascend, and texts of one length run together."""
     parts, start = [], 0
     width = qkv.shape[1] // 3
@@ -154,7 +203,8 @@ def _attention(qkv: torch.Tensor, lengths: list[int], *, num_heads: int) -> torc
         count = len(list(group))
         part = qkv[start : start + count * length].view(count, length, 3, num_heads, width // num_heads)
         q, k, v = part.permute(2, 0, 3, 1, 4)  # [texts, H, length, D]
-        mixed = F.scaled_dot_product_attention(q, k, v)
+        mask = None if bias is None else bias[:, :length, :length]
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         parts.append(mixed.transpose(1, 2).reshape(count * length, width))
         start += count * length
     return torch.cat(parts)
@@ -201,7 +251,12 @@ class _Loader:
         hidden = config.hidden_size
         words = self.read("embeddings.word_embeddings.weight", config.vocab_size, hidden)
         positions = self.read("embeddings.position_embeddings.weight", config.num_positions, hidden)
-        types = self.read("embeddings.token_type_embeddings.weight", config.num_types, hidden)
+        types = torch.zeros((1, hidden), device=self.device)
+        if config.family not in ("distilbert", "mpnet"):
+            types = self.read("embeddings.token_type_embeddings.weight", config.num_types, hidden)
+        distances = None
+        if config.num_buckets:
+            distances = self.read("encoder.relative_attention_bias.weight", config.num_buckets, config.num_heads)
         first = config.first_position
         norm = self.affine("embeddings.LayerNorm", hidden)
         layers = tuple(self.layer(f"encoder.layer.{i}") for i in range(config.num_layers))
@@ -219,10 +274,14 @@ class _Loader:
             device=self.device,
             second_type=types[1] - types[0] if config.num_types > 1 else None,
             classifier=classifier,
+            distances=distances,
         )
 
     def classifier(self) -> Classifier:
         hidden, labels = self.config.hidden_size, len(self.config.labels)
+        if self.config.family == "distilbert":
+            dense = self.affine("pre_classifier", hidden, hidden, prefix="")
+            return Classifier(dense, self.affine("classifier", labels, hidden, prefix=""), has_relu=True)
         if self.config.family == "bert":
             return Classifier(
                 self.affine("pooler.dense", hidden, hidden), self.affine("classifier", labels, hidden, prefix="")
@@ -250,6 +309,8 @@ class _Loader:
 
     def read(self, name: str, *shape: int, prefix: str | None = None) -> torch.Tensor:
         """A copy of the tensor in float32, so that the file need not stay mapped. ``prefix``: if not the model's."""
+        for ours, theirs in _RENAMED.get(self.config.family, {}).items():
+            name = name.replace(ours, theirs)
         stored = (self._prefix if prefix is None else prefix) + name
         if stored not in self._homes:
             raise UnknownModel(f"{self.path} has no tensor {stored}; it is incomplete or of another architecture")

@@ -209,6 +209,11 @@ GGUF_FAMILIES = {
     "qwen3moe": "qwen3_moe",
     "deepseek2": "deepseek_v2",  # and V3
 }
+# Families that are asked for and cannot be served, with the reason.
+_REASONS = dict.fromkeys(
+    ("llama4", "llama4_text"),
+    "its layers attend within chunks of the text, and its queries grow with their position, which no kernel here does",
+)
 _WINDOWED = ("mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3")
 _QK_NORMED = ("qwen3", "qwen3_moe", "gemma3", "olmo2")
 _GEMMAS = ("gemma2", "gemma3")
@@ -241,9 +246,9 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
     """From the contents of a Hugging Face ``config.json``. ``source`` names the file in errors."""
     family = HF_FAMILIES.get(str(data.get("model_type")))
     if family is None:
-        raise Unsupported(
-            f"{source}: model_type {data.get('model_type')!r} is not served; served are {', '.join(HF_FAMILIES)}"
-        )
+        kind = data.get("model_type")
+        why = _REASONS.get(str(kind), f"served are {', '.join(HF_FAMILIES)}")
+        raise Unsupported(f"{source}: model_type {kind!r} is not served; {why}")
     data = _common_names(data, family)
     read = ConfigReader(data, source)
     if family in _GEMMAS:
@@ -312,7 +317,8 @@ def config_from_gguf(
     arch = str(data.get("general.architecture"))
     family = GGUF_FAMILIES.get(arch)
     if family is None:
-        raise Unsupported(f"{source}: architecture {arch!r} is not served; served are {', '.join(GGUF_FAMILIES)}")
+        why = _REASONS.get(arch, f"served are {', '.join(GGUF_FAMILIES)}")
+        raise Unsupported(f"{source}: architecture {arch!r} is not served; {why}")
     own = {key.removeprefix(f"{arch}."): value for key, value in data.items() if key.startswith(f"{arch}.")}
     read = ConfigReader(own, f"{source}: {arch}")
     if own.get("expert_count", 0) and family not in ("llama", "qwen2_moe", "qwen3_moe", *_DEEPSEEKS):

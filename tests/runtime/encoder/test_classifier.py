@@ -26,7 +26,7 @@ DOCUMENTS = ["The cat sat on the mat.", "rain", "Trees, trees and code! " * 4, "
 HEAD = "ForSequenceClassification"
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta", "xlm-roberta"])
+@pytest.fixture(scope="module", params=["bert", "distilbert", "mpnet", "roberta", "xlm-roberta"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reranker. RoBERTa's have one token type."""
     types = 2 if request.param == "bert" else 1
@@ -43,9 +43,10 @@ def logits_of(folder: Path, pairs: list[tuple[str, str]]) -> torch.Tensor:
     for first, second in pairs:
         options = {"truncation": True, "max_length": 32, "padding": False, "return_tensors": "pt"}
         given = tokenizer([first], [second], return_token_type_ids=True, **options)
-        types = given["token_type_ids"] if model.config.type_vocab_size > 1 else None
+        has_types = getattr(model.config, "type_vocab_size", 1) > 1
+        types = {"token_type_ids": given["token_type_ids"]} if has_types else {}
         with torch.inference_mode():
-            found.append(model(input_ids=given["input_ids"], token_type_ids=types).logits[0])
+            found.append(model(input_ids=given["input_ids"], **types).logits[0])
     return torch.stack(found)
 
 

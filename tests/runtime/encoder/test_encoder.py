@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from phloem.protocol.errors import PhloemError, UnknownModel, Unsupported
 from phloem.runtime.encoder.config import is_encoder, read_encoder_config
-from phloem.runtime.encoder.model import load_encoder
+from phloem.runtime.encoder.model import bias_by_distance, load_encoder
 from phloem.runtime.encoder.tokens import load_encoder_tokenizer
 from phloem.tests.runtime.encoder.tiny_encoder import TEXTS, change, make_encoder, reference, write
 from safetensors.torch import load_file, save_file
@@ -30,6 +31,9 @@ def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
         ("bert", "mean_tokens", True, {}),
         ("bert", "cls_token", False, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5}),
         ("bert", "lasttoken", True, {"hidden_act": "relu"}),
+        ("distilbert", "mean_tokens", True, {}),
+        ("distilbert", "cls_token", False, {"sinusoidal_pos_embds": True, "activation": "relu"}),
+        ("mpnet", "mean_tokens", True, {}),
         ("roberta", "mean_tokens", False, {"type_vocab_size": 1}),
         ("xlm-roberta", "cls_token", True, {"type_vocab_size": 1}),
     ],
@@ -46,6 +50,16 @@ def test_vectors_are_those_of_transformers(
     assert_equal(ours, theirs)
     differences = torch.cdist(theirs, theirs) + torch.eye(len(ids))
     assert differences.min() > 1e-2, "vectors that are all alike would prove nothing"
+
+
+def test_the_bias_by_distance_is_that_of_transformers() -> None:
+    config = transformers.MPNetConfig(num_attention_heads=2, hidden_size=4, num_hidden_layers=1, vocab_size=8)
+    encoder = transformers.MPNetModel(config).encoder
+    table = torch.randn(32, 2)
+    with torch.no_grad():
+        encoder.relative_attention_bias.weight.copy_(table)
+        want = encoder.compute_position_bias(torch.zeros(1, 300, 4))[0]
+    assert torch.equal(bias_by_distance(table, 300), want)
 
 
 def test_a_vector_does_not_depend_on_the_texts_beside_it(tmp_path: Path) -> None:
@@ -127,6 +141,7 @@ def test_token_ids_that_cannot_be_run_are_refused(tmp_path: Path, ids: list[int]
 @pytest.mark.parametrize(
     ("file", "fields", "message"),
     [
+        ("config.json", {"model_type": "mpnet", "relative_attention_num_buckets": 16}, "num_buckets is 16; only 32"),
         ("config.json", {"hidden_act": "tanh"}, "hidden_act 'tanh' is not served"),
         ("config.json", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
         ("config.json", {"is_decoder": True}, "a decoder of an encoder's family"),

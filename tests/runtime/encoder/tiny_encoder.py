@@ -35,22 +35,32 @@ def make_encoder(
     name of transformers' class.
     """
     torch.manual_seed(seed)
-    kind = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}[family]
+    kinds = {"bert": "Bert", "distilbert": "DistilBert", "mpnet": "MPNet", "roberta": "Roberta"}
+    kind = (kinds | {"xlm-roberta": "XLMRoberta"})[family]
     sizes: dict[str, Any] = {
         "vocab_size": len(VOCAB),
         "hidden_size": 48,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "intermediate_size": 80,
-        "max_position_embeddings": 32 if family == "bert" else 33,
+        "max_position_embeddings": {"bert": 32, "distilbert": 32, "mpnet": 34}.get(family, 33),
         "pad_token_id": 0,
         "initializer_range": 0.3,  # so that texts differ
         "type_vocab_size": 2,
         **extra,
     }
+    if family == "distilbert":
+        sizes |= {"dim": 48, "hidden_dim": 80, "n_layers": 3, "n_heads": 4}
+        untaken = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "type_vocab_size")
+        sizes = {name: size for name, size in sizes.items() if name not in untaken}
+    if family == "mpnet":
+        sizes = {name: size for name, size in sizes.items() if name != "type_vocab_size"} | {"pad_token_id": 1}
     model = getattr(transformers, kind + head)(getattr(transformers, kind + "Config")(**sizes))
     model.save_pretrained(folder)
-    backend = Tokenizer(models.WordPiece({text: i for i, text in enumerate(VOCAB)}, unk_token="[UNK]"))
+    vocab = {text: i for i, text in enumerate(VOCAB)}
+    if family == "mpnet":  # whose padding token is number 1
+        vocab |= {"[UNK]": 0, "[PAD]": 1}
+    backend = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.add_special_tokens(SPECIAL)

@@ -139,6 +139,7 @@ def test_a_tied_model_s_copy_of_the_embedding_is_ignored(folder: Path) -> None:
             "use_bidirectional_attention is set: only causal",
         ),
         ({"model_type": "gemma2", "sliding_window": 8, "sliding_window_pattern": "x"}, "sliding_window_pattern is 'x'"),
+        ({"model_type": "llama4_text"}, "'llama4_text' is not served; its layers attend within chunks of the text"),
         ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling is 0; it must be above 0"),
         ({"model_type": "granite", "residual_multiplier": "1"}, "residual_multiplier is '1'; it must be a number"),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers must be a list of 2 numbers"),
