@@ -40,17 +40,27 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the reference implementation loo
 
 # The files that take longest, longest first: a worker that began one of them last would leave the other without work.
 _LONGEST = [
-    "test_examples.py",
-    "test_docs.py",
-    "test_real_model.py",
-    "test_combinations.py",
-    "test_compiled.py",
-    "test_soak.py",
-    "test_triton.py",
-    "test_gpu.py",
     "test_serve.py",
     "test_smollm2.py",
+    "test_page.py",
+    "test_real_model.py",
+    "test_triton.py",
+    "test_examples.py",
+    "test_engines.py",
+    "test_gpu.py",
+    "test_docs.py",
     "test_vectorised_decode.py",
+    "test_compiled.py",
+    "test_generate.py",
+    "test_arrays.py",
+    "test_interpreted.py",
+    "test_families.py",
+    "test_adapters.py",
+    "test_mask_thread.py",
+    "test_soak.py",
+    "test_soak_http.py",
+    "test_combinations.py",
+    "test_wheel.py",
 ]
 
 

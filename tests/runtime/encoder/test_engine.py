@@ -31,6 +31,7 @@ from phloem.protocol.messages import (
 )
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.encoder.engine import MAX_WAITING_SIZE, EncoderEngine, encoder_engine
+from phloem.runtime.encoder.model import Encoder
 from phloem.runtime.encoder.tokens import load_encoder_tokenizer
 from phloem.tests.runtime.encoder.tiny_encoder import TEXTS, make_encoder, reference
 from phloem.tests.runtime.string_engine import StringEngine
@@ -142,11 +143,11 @@ def test_a_cancelled_call_reaches_the_engine() -> None:
         assert forgotten.wait(60) and len(asked) == 1
 
 
-def test_a_failed_step_answers_each_request_once(engine: EncoderEngine) -> None:
+def test_a_failed_step_answers_each_request_once(engine: EncoderEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*given: object) -> None:
         raise RuntimeError("no memory")
 
-    engine._encoder = type("Broken", (), {"run": staticmethod(broken), "config": engine._encoder.config})()  # type: ignore[assignment]
+    monkeypatch.setattr(Encoder, "run", broken)
     with pytest.raises(RuntimeError):
         engine.step([(b"a", Embed(1, ["rain", "code"])), (b"b", Embed(1, ["the " * 30] * 50))])
     failed = engine.fail_all(EngineLost("gone"))
