@@ -91,6 +91,7 @@ def main(argv: list[str] | None = None) -> int:
             systems,
             workloads,
             repeats=args.repeats,
+            alone=num_alone(args),
             count=counts(args),
             say=say,
         )
@@ -118,6 +119,11 @@ def counts(args: argparse.Namespace) -> Callable[[Workload], int]:
     return lambda workload: workload.quick if args.quick else workload.count
 
 
+def num_alone(args: argparse.Namespace) -> int:
+    """Programs of a repeat that run one after the other, for the latency."""
+    return 1 if args.quick else 2
+
+
 def say(text: str) -> None:
     print(text, flush=True)
 
@@ -125,7 +131,13 @@ def say(text: str) -> None:
 def ablate(args: argparse.Namespace, about: dict[str, Any], begin_s: float) -> int:
     workloads = [WORKLOADS[name] for name in args.names]
     found = ablations.measure_ablations(
-        args.model, workloads, threads=args.threads, repeats=args.repeats, count=counts(args), say=say
+        args.model,
+        workloads,
+        threads=args.threads,
+        repeats=args.repeats,
+        alone=num_alone(args),
+        count=counts(args),
+        say=say,
     )
     print("", *ablations.table(found), "", f"{time.perf_counter() - begin_s:.0f} s in all", sep="\n")
     if args.save:

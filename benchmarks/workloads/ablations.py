@@ -72,6 +72,7 @@ def measure_ablations(
     *,
     threads: int,
     repeats: int,
+    alone: int,
     count: Callable[[Workload], int],
     say: Callable[[str], None],
 ) -> Found:
@@ -81,7 +82,7 @@ def measure_ablations(
         system = make(ablation, model, threads)
         try:
             system.start()
-            for name, row in measure([system], workloads, repeats=repeats, count=count, say=say).items():
+            for name, row in measure([system], workloads, repeats=repeats, alone=alone, count=count, say=say).items():
                 found.setdefault(name, {}).update(row)
         finally:
             system.stop()

@@ -1,4 +1,4 @@
-"""Questions about a long document: eight at once about each of several documents of about 2,000 tokens.
+"""Questions about a long document: six at once about each of several documents of about 1,700 tokens.
 
 One program is one document, as a user has it who asks all that he wants to know about a report.
 """
@@ -12,7 +12,7 @@ from phloem import assistant, function, gen, system, user
 from . import workload as w
 from .texts import tag, towns
 
-TOWNS, QUESTIONS, ANSWER_TOKENS = 26, 8, 16
+TOWNS, QUESTIONS, ANSWER_TOKENS = 20, 6, 16
 
 
 @function

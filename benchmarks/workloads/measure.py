@@ -9,7 +9,6 @@ from typing import Any
 from .systems import HTTP, PROGRAM, TRANSFORMERS, System
 from .workload import Case, Workload
 
-ALONE = 2  # programs of a repeat that run one after the other, for the latency
 FEW = {"chat_short": 2, "long_document": 1}  # cases of transformers: it has no cache and no grammars, and is slow
 ALONE_SEED, ANSWERS_SEED = 500_000, 900_000  # far from the seeds of repeats
 
@@ -52,10 +51,11 @@ def measure(
     workloads: Iterable[Workload],
     *,
     repeats: int,
+    alone: int,
     count: Callable[[Workload], int],
     say: Callable[[str], None],
 ) -> Found:
-    """Run every workload on every started system, ``repeats`` times. A fault of one system is said and skips it there.
+    """Run every workload on every started system, ``repeats`` times, and then ``alone`` programs alone. A fault of one system is said and skips it there.
 
     The prefixes of a repeat are new to every cache, and the same for all systems.
     """
@@ -69,7 +69,7 @@ def measure(
                 row = found.setdefault(workload.name, {})
                 figures = row.get(system.name) or Figures(workload.name, system.name, num)
                 try:
-                    measure_once(system, workload, figures, repeat)
+                    measure_once(system, workload, figures, repeat, alone)
                 except (SystemExit, Exception):
                     say(f"{workload.name} on {system.name} failed:\n{traceback.format_exc()}")
                     continue
@@ -78,13 +78,16 @@ def measure(
     return found
 
 
-def measure_once(system: System, workload: Workload, figures: Figures, repeat: int) -> None:
-    """One repeat: all programs at once, then a few alone."""
+def measure_once(system: System, workload: Workload, figures: Figures, repeat: int, alone: int) -> None:
+    """One repeat: all programs at once, then ``alone`` others, unless the first was alone already."""
     cases = workload.make(repeat + 1, figures.programs)
     run = system.run(workload, cases, alone=False)
-    alone = system.run(workload, workload.make(ALONE_SEED + repeat, ALONE), alone=True)
+    if figures.programs == 1:
+        latencies_s = [run.wall_s]
+    else:
+        latencies_s = system.run(workload, workload.make(ALONE_SEED + repeat, alone), alone=True).latencies_s
     figures.wall_s.append(run.wall_s)
-    figures.latency_s += alone.latencies_s
+    figures.latency_s += latencies_s
     for name in ("requests", "prompt_tokens", "cached_tokens", "output_tokens"):
         setattr(figures, name, getattr(run.usage, name))
     figures.right = num_right(workload, cases, run.answers)

@@ -56,7 +56,7 @@ WORKLOAD = w.Workload(
     plain=plain,
     check=w.equals,
     count=4,
-    quick=2,
+    quick=1,
     free_tokens=N * REASON_TOKENS,
     needs_grammar=True,
 )

@@ -13,7 +13,7 @@ from . import workload as w
 from .texts import tag, towns
 
 POINTS, POINT_TOKENS = 3, 48
-SKELETON = "".join(rf"{i + 1}\. [A-Z][a-z ]{{12,40}}\n" for i in range(POINTS))
+SKELETON = "".join(rf"{i + 1}\.( [A-Za-z]{{1,12}}){{3,7}}\n" for i in range(POINTS))
 RULES = "You give travellers advice. First you give the skeleton of an answer: three short points, one on each line."
 
 

@@ -111,7 +111,7 @@ def run_programs(backend: Any, workload: Workload, cases: list[Case], *, alone: 
         found.usage.requests += stats["messages"]
         found.usage.prompt_tokens += stats["prompt_tokens"]
         found.usage.cached_tokens += stats["cached_tokens"]
-        found.usage.output_tokens += stats["generated_tokens"] + stats["forced_tokens"]
+        found.usage.output_tokens += stats["generated_tokens"]  # forced ones included
     return found
 
 
