@@ -192,6 +192,24 @@ class Reranked(JsonAnswer):
     results: list[RankedResult]
 
 
+class ClassifiedEntry(JsonAnswer):
+    """``label``: the one with the highest score. ``probs``: the scores of all labels, in the model's order."""
+
+    index: Count
+    label: str
+    probs: list[float]
+    num_classes: Count
+
+
+class Classified(JsonAnswer):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ClassifiedEntry]
+    usage: EmbeddingUsage
+
+
 class ScoreEntry(JsonAnswer):
     index: Count
     object: Literal["score"]

@@ -52,7 +52,7 @@ _REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # a client's own; another is replace
 OPEN_PATHS = re.compile(r"/health|/health/live|/|/page/.*")
 # What every key opens. The other paths show or change what all tenants share, so they need an operator's key.
 TENANT_PATHS = re.compile(
-    r"/v1/.*|/generate|/tokenize|/detokenize|/rerank|/usage|/get_model_info|/version|/openapi\.json"
+    r"/v1/.*|/generate|/tokenize|/detokenize|/rerank|/classify|/usage|/get_model_info|/version|/openapi\.json"
 )
 GRACE_S = 5  # for running answers to end when the server stops
 LAST_WORDS_S = 1  # for their errors to be sent after that

@@ -14,7 +14,7 @@ from . import answers as a
 from .openai_routes import add_models
 from .openapi import answers, body_of
 from .schemas import EmbeddingsRequest, RefusedRequest
-from .score_routes import RERANK_PATHS, account_of, add_reranking, answer_of
+from .score_routes import RERANK_PATHS, account_of, add_classifying, add_reranking, answer_of
 from .service import Service, json_response
 
 # What a server of a decoder answers to a POST, beside /v1/embeddings.
@@ -43,7 +43,9 @@ def encoder_routes(service: Service) -> APIRouter:
     served: tuple[str, ...] = ()
     if not labels:
         _add_embeddings(router, service)
-    elif len(labels) == 1:
+    else:
+        add_classifying(router, service)
+    if len(labels) == 1:
         add_reranking(router, service)
         served = (*RERANK_PATHS, "/v1/score")
 

@@ -767,6 +767,20 @@ class RerankRequest(Strict):
         return [found if isinstance(found, str) else found.text for found in self.documents]
 
 
+class ClassifyRequest(Strict):
+    """``input``: a text or a list of texts. ``truncate``: as of ``RerankRequest``."""
+
+    model: str | None = None
+    input: str | ScoredTexts
+    truncate: bool | None = None
+    # known fields of the API that the server does not support
+    truncate_prompt_tokens: Annotated[Any, unserved()] = None
+    priority: Annotated[Any, unserved(0)] = None
+
+    def texts(self) -> list[str]:
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
 class ScoreRequest(Strict):
     """``text_1`` and ``text_2``: texts or lists of as many texts; one text goes with each of the other's.
     ``truncate``: as of ``RerankRequest``.

@@ -1,5 +1,5 @@
-"""Scores of pairs of texts: rerankers at ``/rerank`` and ``/v1/score``, and of decoders the log-probability of a
-continuation at ``/v1/score``.
+"""Scores of texts and of pairs of texts: classifiers at ``/classify``, rerankers at ``/rerank`` and ``/v1/score``, and
+of decoders the log-probability of a continuation at ``/v1/score``.
 """
 
 import asyncio
@@ -7,6 +7,8 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -19,7 +21,7 @@ from . import answers as a
 from .bridge import BridgedCall
 from .openapi import answers, body_of
 from .response import fail_on_disconnect
-from .schemas import RerankRequest, ScoreRequest
+from .schemas import ClassifyRequest, RerankRequest, ScoreRequest
 from .service import Service, disconnected, json_response
 from .tenants import Account, sender_of_request
 
@@ -29,6 +31,27 @@ _OPS_A_PAIR = 3
 Pairs = list[tuple[str, str]]
 
 
+def add_classifying(router: APIRouter, service: Service) -> None:
+    """The endpoint of every classifier."""
+    labels = service.client.welcome.labels
+
+    @router.post("/classify", openapi_extra=body_of(ClassifyRequest), responses=answers(a.Classified))
+    async def classify(http: Request) -> Response:
+        """Each text's scores by label."""
+        request = await service.respond(http, ClassifyRequest, read)
+        found, num_tokens = await _scores_of(service, request.texts(), [], request.truncate, http)
+        scores = found.reshape(-1, len(labels))
+        data = [
+            {"index": i, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": len(labels)}
+            for i, row in enumerate(scores)
+        ]
+        return _list_response(service, "classify", data, num_tokens)
+
+    def read(request: ClassifyRequest) -> ClassifyRequest:
+        service.adapter_of(request.model)
+        return request
+
+
 def add_reranking(router: APIRouter, service: Service) -> None:
     """The endpoints of a reranker, a classifier of one label."""
 
@@ -36,7 +59,7 @@ def add_reranking(router: APIRouter, service: Service) -> None:
         """How relevant each document is to the query, most relevant first."""
         request = await service.respond(http, RerankRequest, read_rerank)
         texts = request.texts()
-        scores, num_tokens = await scores_of([(request.query, text) for text in texts], request.truncate, http)
+        scores, num_tokens = await _scores_of(service, [request.query] * len(texts), texts, request.truncate, http)
         order = np.argsort(-scores, kind="stable")[: request.top_n or None].tolist()
         results = [{"index": i, "relevance_score": float(scores[i])} for i in order]
         if request.return_documents is not False:
@@ -56,28 +79,13 @@ def add_reranking(router: APIRouter, service: Service) -> None:
     async def score(http: Request) -> Response:
         """The reranker's score of each pair of texts."""
         request, pairs = await service.respond(http, ScoreRequest, read_score)
-        scores, num_tokens = await scores_of(pairs, request.truncate, http)
+        firsts, seconds = [first for first, _ in pairs], [second for _, second in pairs]
+        scores, num_tokens = await _scores_of(service, firsts, seconds, request.truncate, http)
         return _scores_response(service, scores.tolist(), num_tokens)
 
     def read_score(request: ScoreRequest) -> tuple[ScoreRequest, Pairs]:
         service.adapter_of(request.model)
         return request, request.pairs()
-
-    async def scores_of(pairs: Pairs, truncate: bool | None, http: Request) -> tuple[np.ndarray, int]:
-        """float32 [pairs], and the number of tokens that were run."""
-        firsts, seconds = [first for first, _ in pairs], [second for _, second in pairs]
-        account, num_tokens = account_of(service), 0
-        ops = [Text(op=0, seq=0, text=text) for pair in pairs for text in pair]
-        reserved = account.reserve(ops, service.client.welcome.context_len)
-        try:
-            is_cut = truncate is not False
-            coming = await asyncio.to_thread(lambda: service.client.score(firsts, seconds, truncate=is_cut))
-            found = await answer_of(coming, http)
-            num_tokens = sum(found.num_tokens)
-        finally:
-            account.settle(reserved, ProgramStats(prompt_tokens=num_tokens))
-        service.metrics.count_prompt(num_tokens)
-        return np.frombuffer(b"".join(found.vectors), "<f4"), num_tokens
 
 
 def add_continuation_scores(router: APIRouter, service: Service) -> None:
@@ -142,10 +150,31 @@ def _num_tokens(event: Done) -> int:
     return event.meta.prompt_tokens + len(event.meta.token_ids[0])
 
 
+async def _scores_of(
+    service: Service, firsts: list[str], seconds: list[str], truncate: bool | None, http: Request
+) -> tuple[np.ndarray, int]:
+    """A classifier's scores, float32, of texts or pairs one after another, and the number of tokens that were run."""
+    account, num_tokens = account_of(service), 0
+    texts = [Text(op=0, seq=0, text=text) for text in (*firsts, *seconds)]
+    reserved = account.reserve(texts, service.client.welcome.context_len)
+    try:
+        score = partial(service.client.score, firsts, seconds, truncate=truncate is not False)
+        found = await answer_of(await asyncio.to_thread(score), http)
+        num_tokens = sum(found.num_tokens)
+    finally:
+        account.settle(reserved, ProgramStats(prompt_tokens=num_tokens))
+    service.metrics.count_prompt(num_tokens)
+    return np.frombuffer(b"".join(found.vectors), "<f4"), num_tokens
+
+
 def _scores_response(service: Service, scores: Sequence[float], num_tokens: int) -> Response:
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+    return _list_response(service, "score", data, num_tokens)
+
+
+def _list_response(service: Service, kind: str, data: list[dict[str, Any]], num_tokens: int) -> Response:
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    header = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+    header = {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
     return json_response(header | {"model": service.model_name, "data": data, "usage": usage})
 
 

@@ -65,7 +65,7 @@ class Service:
     def no_decoder(self) -> errors.Unsupported:
         labels = self.client.welcome.labels
         if len(labels) > 1:
-            gives = f"scores of {len(labels)} labels to Runtime.classify, and nothing over HTTP"
+            gives = f"scores of {len(labels)} labels at /classify"
         else:
             gives = "scores at /v1/rerank and /v1/score" if labels else "embeddings at /v1/embeddings and no text"
         text = f"{self.model_name!r} is an encoder, which gives {gives}"

@@ -206,6 +206,24 @@ def test_score_gives_a_number_for_each_pair(http: httpx.Client, wanted: torch.Te
     assert (answer["object"], answer["data"][0]["object"]) == ("list", "score")
 
 
+def test_classify_gives_the_scores_of_every_label(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path, head=HEAD, num_labels=3, id2label={0: "good", 1: "bad", 2: "so"})
+    with phloem.Engine(model=str(folder)) as engine:
+        want = engine.classify(DOCUMENTS)
+        app = create_app(engine.client, None, None, model_name=NAME)
+        with live_server(app) as url, httpx.Client(base_url=url, timeout=300) as client:
+            answer = client.post("/classify", json={"input": DOCUMENTS, "model": NAME}).json()
+            one = client.post("/classify", json={"input": DOCUMENTS[1]}).json()
+            refused = client.post("/rerank", json={"query": "a", "documents": ["b"]})
+            wrong = client.post("/classify", json={"input": "the " * 50, "truncate": False})
+    np.testing.assert_allclose([entry["probs"] for entry in answer["data"]], want, atol=1e-6)
+    labels = [("good", "bad", "so")[i] for i in want.argmax(1)]
+    assert [entry["label"] for entry in answer["data"]] == labels and one["data"][0]["label"] == labels[1]
+    assert answer["data"][2]["index"] == 2 and answer["data"][2]["num_classes"] == 3
+    assert refused.status_code == wrong.status_code == 400
+    assert "which gives scores of 3 labels at /classify" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
