@@ -63,6 +63,7 @@ def drawn(completion: Completion) -> list[tuple[int, float]]:
 
 
 def test_processes_draw_with_the_bits_of_virtual_ranks(runtime: phloem.Runtime, config: EngineConfig) -> None:
+    before = runtime.fleet()[0].restarts
     engine = EngineCore(config, gang=VirtualGang(config))
     driver = Driver(engine)
     for params in (GREEDY, LISTED, WHOLE):
@@ -78,7 +79,7 @@ def test_processes_draw_with_the_bits_of_virtual_ranks(runtime: phloem.Runtime, 
             expected = [(one.token_id, one.logprob) for one in outcome.done[1].meta.candidates[0].logprobs]
             assert len(expected) == 12
             assert drawn(runtime.generate(prompt, **given)) == expected, (params, prompt)
-    assert runtime.fleet()[0].restarts == 0
+    assert runtime.fleet()[0].restarts == before
     engine.close()
 
 
