@@ -32,6 +32,7 @@ TEXT_PATHS = (
     "/v1/score",
     "/v1/rerank",
     "/rerank",
+    "/classify",
     "/flush_cache",
 )
 
@@ -45,9 +46,10 @@ def encoder_routes(service: Service) -> APIRouter:
         _add_embeddings(router, service)
     else:
         add_classifying(router, service)
+        served = ("/classify",)
     if len(labels) == 1:
         add_reranking(router, service)
-        served = (*RERANK_PATHS, "/v1/score")
+        served = (*served, *RERANK_PATHS, "/v1/score")
 
     async def refuse(http: Request) -> Response:
         """Refused: the served model is an encoder, which has no layer for this."""

@@ -145,8 +145,9 @@ def _add_refusals(router: APIRouter, service: Service) -> None:
 
     @router.post("/v1/rerank", status_code=400, openapi_extra=body, responses=refused)
     @router.post("/rerank", status_code=400, openapi_extra=body, responses=refused)
+    @router.post("/classify", status_code=400, openapi_extra=body, responses=refused)
     async def rerank(http: Request) -> Response:
-        """Refused: relevance needs a model with a classification layer."""
+        """Refused: relevance and labels need a model with a classification layer."""
         await service.read_body(http)
         message = f"{kind} and has no classification layer; /v1/score gives the log-probability of a continuation"
         raise errors.Unsupported(message, where="model")
