@@ -95,12 +95,14 @@ def main(argv: list[str] | None = None) -> int:
             count=counts(args),
             say=say,
         )
+        versions = {system.name: system.version for system in systems}
+        if args.save:
+            keep(OUT, args.model, about | {"versions": versions}, as_json(found), {})
         equal = {}
         by_name = {system.name: system for system in systems}
         if PROGRAM in by_name and HTTP in by_name:
             for workload in workloads:
                 equal[workload.name] = same_answers(by_name[PROGRAM], by_name[HTTP], workload, workload.quick)
-        versions = {system.name: system.version for system in systems}
     print("", *table(found, list(versions)), "", sep="\n")
     print(*(judged(found, bar) for bar in BARS), sep="\n")
     if equal:

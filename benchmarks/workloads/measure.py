@@ -55,7 +55,8 @@ def measure(
     count: Callable[[Workload], int],
     say: Callable[[str], None],
 ) -> Found:
-    """Run every workload on every started system, ``repeats`` times, and then ``alone`` programs alone. A fault of one system is said and skips it there.
+    """Run every workload on every started system, ``repeats`` times, and then ``alone`` programs alone. A fault of
+    one system is said and skips it there.
 
     The prefixes of a repeat are new to every cache, and the same for all systems.
     """
