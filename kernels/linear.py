@@ -115,6 +115,17 @@ class PackedLinear:
         return self._product.pick(x, blocks, out)
 
     @property
+    def can_gate(self) -> bool:
+        return self.out_dtype == torch.float32 and isinstance(self._product, BytesProduct) and self._product.can_gate
+
+    def gated(self, x: Tensor, gate: fixed_product.Gate) -> Tensor:
+        """float32 [T, N / 2]: the activations of the first half of the results times the second half, equal to the bit
+        to both done one after the other. Only where ``can_gate``.
+        """
+        assert isinstance(self._product, BytesProduct)
+        return self._product.gated(x, gate)
+
+    @property
     def has_rows(self) -> bool:
         """Whether ``rows`` can return the exact weights from their packed form."""
         return isinstance(self._product, BytesProduct) and self._product.bits == 8 and self._product.is_exact
@@ -251,6 +262,14 @@ class BytesProduct:
 
     def pick(self, x: Tensor, blocks: Tensor, out: Tensor | None = None) -> Tensor:
         return self.product(x, self._dtype_for(x), blocks=blocks, out=out)
+
+    @property
+    def can_gate(self) -> bool:
+        return isinstance(self.product, fixed_product.FixedProduct) and self.product.can_gate
+
+    def gated(self, x: Tensor, gate: fixed_product.Gate) -> Tensor:
+        assert isinstance(self.product, fixed_product.FixedProduct)
+        return self.product(x, torch.float32, gate=gate)
 
     def _dtype_for(self, x: Tensor) -> torch.dtype:
         return self.out_dtype or (x.dtype if x.dtype == torch.bfloat16 else torch.float32)

@@ -4,10 +4,11 @@ gelu by its tanh formula (Hendrycks and Gimpel, 2016) is ``x * sigmoid(2u)``, u 
 silu is ``x * sigmoid(x)``: one kernel computes both.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
 
 from .entry import TASK, counters, entry
@@ -46,17 +47,28 @@ class GatedCall(NamedTuple):
     is_gelu: int
 
 
+@njit(forceinline=True)
+def sigmoid_of(is_gelu: bool) -> tuple[np.float32, np.float32]:
+    """``(slope, cubic)``: the sigmoid is of gate * (slope + cubic * gate^2)."""
+    if is_gelu:
+        return _SLOPE, _CUBIC
+    return np.float32(1.0), np.float32(0.0)
+
+
+@njit(forceinline=True)
+def gated16(gate: Any, up: Any, slopes: Any, cubics: Any) -> Any:
+    """16 gates' activations times ``up``; ``slopes`` and ``cubics`` as from ``sigmoid_of``."""
+    exponents = max16(splat16(_LOWEST), gate * (slopes + cubics * gate * gate)) * splat16(-_LOG2_E)
+    return gate / (splat16(1.0) + exp2_16(exponents)) * up
+
+
 @entry
 def _gated_product(call: GatedCall) -> None:
     x, y, kind, num_rows, width = call.x, call.y, call.kind, call.num_rows, call.width
     # A task is up to 512 gates of one row, so that threads can share one long row.
     step = 512
     shares = (width + step - 1) // step
-    lowest, exponent, one = splat16(_LOWEST), splat16(-_LOG2_E), splat16(1.0)
-    # The sigmoid is of gate * (slope + cubic * gate^2).
-    slope, cubic = np.float32(1.0), np.float32(0.0)
-    if call.is_gelu != 0:
-        slope, cubic = _SLOPE, _CUBIC
+    slope, cubic = sigmoid_of(call.is_gelu != 0)
     slopes, cubics = splat16(slope), splat16(cubic)
     task = take_number(counters(call), TASK)
     while task < num_rows * shares:
@@ -66,9 +78,7 @@ def _gated_product(call: GatedCall) -> None:
         whole = end - (end - begin) % LANES
         gates, ups, to = 2 * row * width, (2 * row + 1) * width, row * width
         for i in range(begin, whole, LANES):
-            gate = load16(x, gates + i, kind)
-            divisors = one + exp2_16(max16(lowest, gate * (slopes + cubics * gate * gate)) * exponent)
-            store16(y, to + i, kind, gate / divisors * load16(x, ups + i, kind))
+            store16(y, to + i, kind, gated16(load16(x, gates + i, kind), load16(x, ups + i, kind), slopes, cubics))
         for i in range(whole, end):
             value = get(x, gates + i, kind)
             divisor = np.float32(1.0) + exp2(max(_LOWEST, value * (slope + cubic * value * value)) * -_LOG2_E)

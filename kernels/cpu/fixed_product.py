@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...cpu_isa import isa
 from . import amx, fixed_tile
+from .activation import gated16, sigmoid_of
 from .amx import TILE_BYTES, TILE_LEN, TILE_ROWS
 from .entry import FIRST_DONE, FIRST_TASK, TASK, THREAD, counters, entry
 from .fixed_tile import PAIR_BYTES, PLANES, SUM_TILES
@@ -49,6 +50,10 @@ from .vector import (
     watch,
 )
 
+Gate = Literal["silu", "gelu_tanh"]
+_GATES: dict[Gate | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
+_GELU = _GATES["gelu_tanh"]
+
 _FEW = 4  # rows that byte products multiply sooner than AMX
 _MIN_SHARE = 200_000  # products worth a second thread
 _MAX_PAIRS = 18  # of groups, whose tiles, 36 KB, stay in the first cache
@@ -68,20 +73,33 @@ class FixedProduct:
         self._run = _run_4 if bits == 4 else _run_8
         self._run.compile()
 
+    @property
+    def can_gate(self) -> bool:
+        return self.num_outputs % (2 * LANES) == 0
+
     def __call__(
-        self, x: Tensor, out_dtype: torch.dtype, *, out: Tensor | None = None, blocks: Tensor | None = None
+        self,
+        x: Tensor,
+        out_dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
+        blocks: Tensor | None = None,
+        gate: Gate | None = None,
     ) -> Tensor:
         """``out`` [T, N], if given, receives the results; it may be columns of a larger tensor.
 
-        With ``blocks`` (int32) only outputs [16 b, 16 b + 16) of each block b are written.
+        With ``blocks`` (int32) only outputs [16 b, 16 b + 16) of each block b are written. With ``gate``, where
+        ``can_gate``, the result is [T, N / 2]: the activations of the first half of the outputs times the second half.
         """
         x = readable(x)
         num_rows, width = x.shape
+        assert gate is None or (blocks is None and self.can_gate)
+        out_width = self.num_outputs if gate is None else self.num_outputs // 2
         if out is None:
-            out = torch.empty((num_rows, self.num_outputs), dtype=out_dtype)
-        assert out.dtype == out_dtype and out.shape == (num_rows, self.num_outputs) and out.stride(1) == 1
-        num_blocks = -(-self.num_outputs // LANES) if blocks is None else len(blocks)
-        work = max(num_rows, _FEW) * width * num_blocks * LANES
+            out = torch.empty((num_rows, out_width), dtype=out_dtype)
+        assert out.dtype == out_dtype and out.shape == (num_rows, out_width) and out.stride(1) == 1
+        num_blocks = -(-out_width // LANES) if blocks is None else len(blocks)
+        work = max(num_rows, _FEW) * width * num_blocks * LANES * (1 if gate is None else 2)
         threads = team_size(work, min_share=_MIN_SHARE)
         num_tiles, num_groups = -(-num_rows // TILE_ROWS), width // GROUP_LEN
         num_pairs = -(-num_groups // 2)
@@ -90,6 +108,8 @@ class FixedProduct:
         band_rows = max(4, _BAND_BYTES // (num_pairs * PAIR_BYTES)) * TILE_ROWS
         sums_len = min(num_tiles, band_rows // TILE_ROWS) * SUM_TILES * TILE_BYTES
         sums = scratch("sums", threads * sums_len + _ALIGNMENT, torch.uint8)
+        gates_len = 0 if gate is None else min(num_rows, band_rows) * LANES
+        gates = scratch("gates", threads * gates_len, torch.float32)
         call = FixedCall(
             x.data_ptr(),
             KINDS[x.dtype],
@@ -111,6 +131,9 @@ class FixedProduct:
             task_len(num_blocks, threads, 1),
             0 if blocks is None else blocks.data_ptr(),
             num_blocks,
+            _GATES[gate],
+            gates.data_ptr(),
+            gates_len,
         )
         self._run(call, threads=threads)
         return out
@@ -136,7 +159,10 @@ class FixedCall(NamedTuple):
     band_rows: int  # whose rounded x stays in the second cache
     blocks_a_task: int
     blocks: int  # int32 [num_blocks]: the blocks of 16 outputs to compute, or 0: all
-    num_blocks: int
+    num_blocks: int  # of 16 columns of out
+    gate: int  # see ``_GATES``
+    gates: int  # float32 [threads, rows of a band, 16]
+    gates_len: int  # of a thread
 
 
 _RECORD_4, _RECORD_8 = record_len(4), record_len(8)
@@ -148,7 +174,7 @@ _multiply_tiles = compiled(types.void, *(types.int64,) * 5)(fixed_tile.multiply_
 _fetch_outputs = compiled(types.void, types.int64)(fixed_tile.fetch_outputs)
 _joined_sums = compiled(vector16, types.int64, types.int64)(fixed_tile.joined_sums)
 _local_panel = local_floats((_MAX_PAIRS * PAIR_BYTES + _ALIGNMENT) // 4)
-_local_rows, _local_last = local_floats(_FEW * LANES), local_floats(LANES)
+_local_rows, _local_gates, _local_last = local_floats(_FEW * LANES), local_floats(_FEW * LANES), local_floats(LANES)
 
 
 def _few_rows(num_rows: int, bits: int) -> Any:
@@ -283,15 +309,20 @@ def _round_pair(call: FixedCall, row: int, pair: int, num_pairs: int) -> None:
 def _multiply_few(call: FixedCall, record_bytes: int, multiply_block: Any) -> None:
     num_rows, num_groups, packed = call.num_rows, call.width // GROUP_LEN, call.packed
     blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, call.num_blocks
-    out = _local_rows()
+    out, gates = _local_rows(), _local_gates()
     task = take_number(counters(call), TASK)
     while task * blocks_a_task < num_blocks:
         for i in range(task * blocks_a_task, min((task + 1) * blocks_a_task, num_blocks)):
-            block = i if picked == 0 else get_i32(picked, i)
-            records = packed + block * num_groups * record_bytes
-            multiply_block(records, call.rounded, call.x_sums, num_groups, out, num_rows)
-            for row in range(num_rows):
-                _put_outputs(call, load16_f32(out, row * LANES), row, block * LANES)
+            for part in range(2 if call.gate != 0 else 1):
+                block = i if picked == 0 else get_i32(picked, i)
+                records = packed + (block + part * num_blocks) * num_groups * record_bytes
+                multiply_block(records, call.rounded, call.x_sums, num_groups, out, num_rows)
+                for row in range(num_rows):
+                    sums = load16_f32(out, row * LANES)
+                    if call.gate == 0:
+                        _put_outputs(call, sums, row, block * LANES)
+                    else:
+                        _put_gated(call, sums, row, block, part, gates, row)
         task = take_number(counters(call), TASK)
 
 
@@ -303,7 +334,8 @@ def _multiply_many(call: FixedCall, record_bytes: int, unpack_group: Any) -> Non
     num_chunks = (num_pairs + _MAX_PAIRS - 1) // _MAX_PAIRS
     chunk_len = (num_pairs + num_chunks - 1) // num_chunks
     panel = (_local_panel() + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
-    sums = call.sums + take_number(counters(call), THREAD) * call.sums_len
+    thread = take_number(counters(call), THREAD)
+    sums, gates = call.sums + thread * call.sums_len, call.gates + 4 * thread * call.gates_len
     band_rows = call.band_rows
     _open_tiles()
     task = take_number(counters(call), TASK)
@@ -312,23 +344,33 @@ def _multiply_many(call: FixedCall, record_bytes: int, unpack_group: Any) -> Non
         for band in range(0, num_rows, band_rows):
             rows = min(band_rows, num_rows - band)
             for i in range(task * blocks_a_task, end):
-                block = i if picked == 0 else get_i32(picked, i)
-                for start in range(0, num_pairs, chunk_len):
-                    pairs = min(chunk_len, num_pairs - start)
-                    records = packed + (block * num_groups + 2 * start) * record_bytes
-                    for group in range(min(2 * pairs, num_groups - 2 * start)):
-                        to = panel + group // 2 * PAIR_BYTES + group % 2 * (TILE_BYTES // 2)
-                        unpack_group(records + group * record_bytes, to)
-                    if num_groups - 2 * start < 2 * pairs:
-                        _clear_last(panel + (pairs - 1) * PAIR_BYTES + TILE_BYTES // 2)
-                    _multiply_band(call, panel, start, pairs, sums, band, rows, block * LANES)
+                for part in range(2 if call.gate != 0 else 1):
+                    block = i if picked == 0 else get_i32(picked, i)
+                    for start in range(0, num_pairs, chunk_len):
+                        pairs = min(chunk_len, num_pairs - start)
+                        records = packed + ((block + part * num_blocks) * num_groups + 2 * start) * record_bytes
+                        for group in range(min(2 * pairs, num_groups - 2 * start)):
+                            to = panel + group // 2 * PAIR_BYTES + group % 2 * (TILE_BYTES // 2)
+                            unpack_group(records + group * record_bytes, to)
+                        if num_groups - 2 * start < 2 * pairs:
+                            _clear_last(panel + (pairs - 1) * PAIR_BYTES + TILE_BYTES // 2)
+                        _multiply_band(call, panel, start, pairs, sums, band, rows, block, part, gates)
         task = take_number(counters(call), TASK)
     _close_tiles()
 
 
 @njit
 def _multiply_band(
-    call: FixedCall, panel: int, start: int, pairs: int, sums: int, band: int, rows: int, column: int
+    call: FixedCall,
+    panel: int,
+    start: int,
+    pairs: int,
+    sums: int,
+    band: int,
+    rows: int,
+    block: int,
+    part: int,
+    gates: int,
 ) -> None:
     """Adds a block's products of some pairs of groups to the rows' sums; after the last, stores the outputs."""
     num_pairs = (call.width // GROUP_LEN + 1) // 2
@@ -337,10 +379,13 @@ def _multiply_band(
     for row in range(band, band + rows, TILE_ROWS):
         count = min(TILE_ROWS, band + rows - row)
         if is_last:
-            _fetch_rows(call, row, count, column)
+            _fetch_rows(call, row, count, block * LANES)
         _multiply_tiles(x, panel, pairs, sums, start)
-        if is_last:
-            _put_rows(call, sums, row, count, column)
+        if is_last and call.gate == 0:
+            _put_rows(call, sums, row, count, block * LANES)
+        elif is_last:
+            for r in range(count):
+                _put_gated(call, _joined_sums(sums, r), row + r, block, part, gates, row - band + r)
         x += num_pairs * PAIR_BYTES
         if not is_only:
             sums += SUM_TILES * TILE_BYTES
@@ -377,6 +422,22 @@ def _put_rows(call: FixedCall, sums: int, first: int, count: int, column: int) -
         row = first + r
         values = fused16(offset, _joined_sums(sums, r), w_scale * splat16(get_f32(x_scale, row)))
         store16(out, row * step + column, kind, values)
+
+
+@njit(forceinline=True)
+def _put_gated(call: FixedCall, sums: Any, row: int, block: int, part: int, gates: int, at: int) -> None:
+    """Scales 16 outputs of a row: of part 0 gates, kept in line ``at`` of ``gates``; of part 1 what they multiply."""
+    column = (block + part * call.num_blocks) * LANES
+    offset = splat16(0.0)
+    if call.bias != 0:
+        offset = load16_f32(call.bias, column)
+    values = fused16(offset, sums, load16_f32(call.w_scale, column) * splat16(get_f32(call.x_scale, row)))
+    if part == 0:
+        store16_f32(gates, at * LANES, values)
+        return
+    slope, cubic = sigmoid_of(call.gate == _GELU)
+    values = gated16(load16_f32(gates, at * LANES), values, splat16(slope), splat16(cubic))
+    store16(call.out, row * call.out_step + block * LANES, call.out_kind, values)
 
 
 @njit(forceinline=True)

@@ -8,6 +8,7 @@ import torch
 from ...cpu_isa import isa
 from ...kernels.linear import PackedLinear
 from ..quant import GROUP32_KINDS, GroupTensor, Weight, quantize_group32, repack_group32, round_to_bytes
+from ..weights.model_config import Activation
 from .adapters import AdapterRows, LowRank
 
 LinearPrecision = Literal["float32", "bfloat16", "int4", "int16", "fp8", "auto"]
@@ -48,6 +49,12 @@ class Linear:
     def pick(self, x: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """``PackedLinear.pick``."""
         return self.parts[0].pick(x, blocks, out)
+
+    def gated(self, x: torch.Tensor, gate: Activation) -> torch.Tensor | None:
+        """``PackedLinear.gated``; None if the product does not join the activation."""
+        if len(self.parts) != 1 or gate == "gelu" or not self.parts[0].can_gate:
+            return None
+        return self.parts[0].gated(x, gate)
 
     @property
     def has_rows(self) -> bool:

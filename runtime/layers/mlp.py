@@ -21,9 +21,11 @@ class MLP:
         self.gate_up = gate_up  # [C] -> [2I], gates first; [C] -> [I] without gates
         self.down = down
         self._activate = (_GATED if gated else _PLAIN)[activation]
+        self._gate: Activation | None = activation if gated else None
 
     def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:  # [T, C] -> [T, C]
-        return self.down(self._activate(self.gate_up(x, rows)), rows)
+        inner = self.gate_up.gated(x, self._gate) if self._gate is not None and rows is None else None
+        return self.down(self._activate(self.gate_up(x, rows)) if inner is None else inner, rows)
 
     @property
     def needs_torch_threads(self) -> bool:

@@ -8,6 +8,7 @@ import torch
 from llvmlite import ir
 from phloem import cpu_isa
 from phloem.cpu_isa import ISAS
+from phloem.kernels import gelu_mul, silu_mul
 from phloem.kernels.cpu import amx, fixed_tile, word_tiles
 from phloem.kernels.cpu.group_tile import FINER
 from phloem.kernels.cpu.packing import pack_fixed
@@ -152,3 +153,21 @@ def assembly(machine: Any, num_arguments: int, emit: Any) -> str:
     builder.ret_void()
     code: str = machine.emit_assembly(optimized(module, machine))
     return code
+
+
+@needs_amx
+@pytest.mark.parametrize("num_rows", [1, 3, 4, 9, 40])
+@pytest.mark.parametrize(("bits", "gate"), [(4, "silu"), (8, "gelu_tanh")])
+def test_gates_within_the_product_equal_the_activation_after_it(num_rows: int, bits: int, gate: Any) -> None:
+    activate = {"silu": silu_mul, "gelu_tanh": gelu_mul}[gate]
+    weight, x = groups(bits, 96, 41), torch.randn(num_rows, 32 * 41)
+    product = PackedLinear(weight, precision="auto", bias=torch.randn(96), out_dtype=torch.float32)
+    assert product.can_gate
+    assert torch.equal(product.gated(x, gate), activate(product(x)))
+
+
+def test_only_whole_blocks_of_fixed_point_in_float32_join_their_gates() -> None:
+    bfloat16 = PackedLinear(groups(4, 96, 2), precision="auto", out_dtype=torch.bfloat16)
+    odd = PackedLinear(groups(4, 40, 2), precision="auto", out_dtype=torch.float32)
+    exact = PackedLinear(groups(4, 96, 2), precision="int16", out_dtype=torch.float32)
+    assert not any(product.can_gate for product in (bfloat16, odd, exact))
