@@ -5,12 +5,15 @@ The names come from the table in ``protocol/sampling.py``.
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..constrained.spec import GrammarSpec
-from ..protocol.errors import InvalidRequest
-from ..protocol.sampling import FIELDS, Api, SamplingParams
+from ..protocol.errors import InvalidParams, InvalidRequest
+from ..protocol.sampling import FIELDS, Api, SamplingParams, shown
 
 NUMBER_STOPS = (" ", "\n")  # end a number of a ``dtype``; not part of its text
 _NUMBERS = (int, float, "int", "float")
@@ -63,10 +66,20 @@ def merge_sampling(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) ->
     if merged.pop("dtype", None) in _NUMBERS:
         merged["stop"] = (*merged.get("stop", ()), *NUMBER_STOPS)
     try:
-        return SamplingParams(**merged)
-    except TypeError:
+        # Keys may be strings of numbers, as in OpenAI's logit_bias.
+        return msgspec.convert(merged, SamplingParams, str_keys=True)
+    except msgspec.ValidationError as error:
         unknown = sorted(set(merged) - _OF_PARAMS)
-        raise InvalidRequest(f"unknown sampling parameter {', '.join(unknown)}") from None
+        if unknown:
+            raise InvalidRequest(f"unknown sampling parameter {', '.join(unknown)}") from None
+        raise _wrong_type(merged, str(error)) from None
+
+
+def _wrong_type(given: Mapping[str, Any], reason: str) -> InvalidParams:
+    """``reason``: msgspec's, which ends with the path of the value."""
+    expected, _, path = reason.partition(" - at ")
+    name = re.findall(r"\$\.(\w+)", path)[0]
+    return InvalidParams(f"{name}={shown(given[name])}: {expected[:1].lower()}{expected[1:]}", where=name)
 
 
 # -- foreign APIs -----------------------------------------------------------------------------------------------------

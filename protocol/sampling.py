@@ -236,7 +236,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     def faults(self, *, vocab_size: int | None = None) -> list[str]:
         """Every reason why these parameters cannot be served; empty when they can."""
         found = [
-            f"{field.name}={_shown(value)}: must be {field.must_be}"
+            f"{field.name}={shown(value)}: must be {field.must_be}"
             for field in _BOUNDED
             if (value := getattr(self, field.name)) is not field.default and not field.holds(value)
         ]
@@ -253,7 +253,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         return found
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """The value in an error."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
