@@ -64,11 +64,12 @@ def drawn(completion: Completion) -> list[tuple[int, float]]:
 
 def test_processes_draw_with_the_bits_of_virtual_ranks(runtime: phloem.Runtime, config: EngineConfig) -> None:
     before = runtime.fleet()[0].restarts
+    runtime.flush_cache()  # torch's products of other numbers of rows may round otherwise
     engine = EngineCore(config, gang=VirtualGang(config))
     driver = Driver(engine)
     for params in (GREEDY, LISTED, WHOLE):
         for prompt in PROMPTS:
-            given: dict[str, Any] = params | {"return_logprob": True}
+            given: dict[str, Any] = params | {"return_logprob": True, "speculative": False}
             outcome = driver.run(
                 [
                     o.Text(op=0, seq=0, text=prompt),
