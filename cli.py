@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     A lost engine is 1: the same command may succeed when it is run again.
     """
     try:
-        parser = _parser()
+        parser = command_parser()
         if not (sys.argv[1:] if argv is None else argv):
             parser.print_usage(sys.stderr)
         args = parser.parse_args(argv)
@@ -377,7 +377,7 @@ def _grammar(args: argparse.Namespace) -> int:
 def _completion(args: argparse.Namespace) -> int:
     from .commands.completion import script
 
-    _write(script(args.shell, _parser(), tuple(ALIASES)))
+    _write(script(args.shell, command_parser(), tuple(ALIASES)))
     return _OK
 
 
@@ -599,7 +599,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(_FAILED, f"phloem: error: {message}; see {self.prog} --help\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="phloem",
         description="A language for programs that call a language model many times, and a runtime for such programs.",

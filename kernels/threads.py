@@ -34,7 +34,7 @@ class Team:
 
     def __init__(self) -> None:
         self.pool: Pool | None = None  # None: the threads are torch's
-        self._shared = _openmp_run() or _python_run
+        self._shared = openmp_run() or python_run
 
     @property
     def size(self) -> int:
@@ -97,7 +97,7 @@ def _count(num_threads: int) -> int:
     return num_threads or processor.num_cores()
 
 
-def _openmp_run() -> Run | None:
+def openmp_run() -> Run | None:
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         # Looked up through torch's library, so it is the runtime that torch is linked with.
@@ -109,7 +109,7 @@ def _openmp_run() -> Run | None:
     return lambda function, argument, num_threads: parallel(function, argument, num_threads, 0)
 
 
-def _python_run(function: int, argument: int, num_threads: int) -> None:
+def python_run(function: int, argument: int, num_threads: int) -> None:
     """Starts threads for one call, where torch has another runtime than OpenMP. Compiled code holds no lock."""
     body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
     others = [threading.Thread(target=body, args=(argument,)) for _ in range(num_threads - 1)]

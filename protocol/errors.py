@@ -92,16 +92,16 @@ class InternalError(PhloemError):
     """A bug of Phloem."""
 
 
-def _tree(root: type[PhloemError]) -> dict[str, type[PhloemError]]:
+def kinds_of(root: type[PhloemError]) -> dict[str, type[PhloemError]]:
     found = {root.__name__: root}
     for child in root.__subclasses__():
-        found.update(_tree(child))
+        found.update(kinds_of(child))
     return found
 
 
 def from_info(info: ErrorInfo) -> PhloemError:
     """The exception that ``info`` describes; an unknown kind becomes a plain ``PhloemError``."""
-    kind = _tree(PhloemError).get(info.kind, PhloemError)
+    kind = kinds_of(PhloemError).get(info.kind, PhloemError)
     if issubclass(kind, Overloaded):
         return kind(info.message, where=info.where, retry_after_s=info.retry_after_s)
     return kind(info.message, where=info.where)

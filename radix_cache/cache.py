@@ -117,10 +117,10 @@ class RadixCache:
             if self._events is not None:
                 tiers.tell(self._events)
         self.tiers = tiers
-        self._history = History(num_slots) if policy in WITH_HISTORY and reuse else None
+        self.history = History(num_slots) if policy in WITH_HISTORY and reuse else None
         observer = BlockNames(block_len, followers) if followers else None
-        self._tree = RadixTree(policy, observer, history=self._history)
-        self._pins = Pins(self._tree, max_tokens=int(pin_share * num_slots), clock=clock)
+        self.tree = RadixTree(policy, observer, history=self.history)
+        self.pins = Pins(self.tree, max_tokens=int(pin_share * num_slots), clock=clock)
         self._leases: set[Lease] = set()
         self._num_leased = 0
         self._num_lookups = self._num_hits = self._num_looked_up = 0
@@ -144,20 +144,20 @@ class RadixCache:
         ``program`` and ``priority`` (a lower number is more urgent) are noted on the path for the eviction policy. The
         history counts the lookup unless it ``is_repeated`` for the same sequence.
         """
-        self._pins.expire()
+        self.pins.expire()
         self._num_lookups += 1
         self._num_looked_up += len(tokens)
-        node = self._tree.root(namespace)
+        node = self.tree.root(namespace)
         if self.reuse:
             tokens = as_tokens(tokens)
-            if self._history is not None and not is_repeated:
-                self._history.count(namespace, tokens)
-            found, equal = self._tree.find(node, tokens[:limit])
+            if self.history is not None and not is_repeated:
+                self.history.count(namespace, tokens)
+            found, equal = self.tree.find(node, tokens[:limit])
             if equal:
-                node = self._tree.node_at(found, equal)
+                node = self.tree.node_at(found, equal)
                 self._num_hits += 1
                 self._num_matched += equal
-        tree = self._tree
+        tree = self.tree
         tree.now += 1
         tree.lock(node)
         tree.touch(node, hits=1, priority=priority, program=program)
@@ -174,20 +174,20 @@ class RadixCache:
 
     def peek(self, tokens: np.ndarray, *, namespace: Namespace = "", limit: int | None = None) -> int:
         """How many tokens ``acquire`` would match. Changes no state; the result holds while ``version`` stays."""
-        root = self._tree.roots.get(namespace)
+        root = self.tree.roots.get(namespace)
         if root is None or not self.reuse:
             return 0
-        return self._tree.find(root, as_tokens(tokens, limit))[1]
+        return self.tree.find(root, as_tokens(tokens, limit))[1]
 
     def continuation(self, tokens: np.ndarray, *, namespace: Namespace = "", limit: int) -> np.ndarray:
         """A copy of at most ``limit`` tokens that follow ``tokens`` in the tree, along the most recently used children.
 
         Empty if the tree does not hold all of ``tokens``. Changes no state.
         """
-        node = self._tree.roots.get(namespace)
+        node = self.tree.roots.get(namespace)
         pieces: list[np.ndarray] = []
         if node is not None and self.reuse:
-            node, equal = self._tree.find(node, as_tokens(tokens))
+            node, equal = self.tree.find(node, as_tokens(tokens))
             if equal == len(tokens):
                 pieces.append(node.tokens[equal - (node.end - node.num_tokens) :][:limit])
                 missing = limit - len(pieces[0])
@@ -243,13 +243,13 @@ class RadixCache:
         and ``ttl_s=0`` ends it. A pin without an owner belongs to its tokens: pinning them again renews it, and
         ``ttl_s=0`` ends every such pin on ``target`` or a prefix of it.
         """
-        self._pins.expire()
+        self.pins.expire()
         if isinstance(target, Lease):
-            return self._pins.pin(target.node, owner=owner, ttl_s=ttl_s)
-        root = self._tree.root(namespace)
-        found, equal = self._tree.find(root, as_tokens(target))
-        num_pinned = self._pins.pin(self._tree.node_at(found, equal), owner=owner, ttl_s=ttl_s)
-        self._tree.drop_root_if_unused(root)
+            return self.pins.pin(target.node, owner=owner, ttl_s=ttl_s)
+        root = self.tree.root(namespace)
+        found, equal = self.tree.find(root, as_tokens(target))
+        num_pinned = self.pins.pin(self.tree.node_at(found, equal), owner=owner, ttl_s=ttl_s)
+        self.tree.drop_root_if_unused(root)
         return num_pinned
 
     def end_pins(self, need: int) -> bool:
@@ -260,14 +260,14 @@ class RadixCache:
         if need > self.num_free + self.num_evictable + self.num_pinned:
             return False
         while need > self.num_free + self.num_evictable:
-            if not self._pins.end_next():
+            if not self.pins.end_next():
                 return False
             log.info("a pin was ended early: a sequence needs %d slots", need)
         return True
 
     def end_program(self, program: str) -> None:
         """``program`` has ended: prefixes that only it used are evicted before those of running programs."""
-        self._tree.end_program(program)
+        self.tree.end_program(program)
 
     def free_up(self, n: int) -> None:
         """Evict until ``n`` slots are free or no token is evictable: one eviction for many small ``extend`` calls."""
@@ -290,22 +290,22 @@ class RadixCache:
     @property
     def num_cached(self) -> int:
         """Slots held by the tree."""
-        return self._tree.num_tokens
+        return self.tree.num_tokens
 
     @property
     def num_locked(self) -> int:
         """Slots of the tree that are locked by a lease or pin."""
-        return self._tree.num_locked
+        return self.tree.num_locked
 
     @property
     def num_evictable(self) -> int:
-        self._pins.expire()
-        return self._tree.num_tokens - self._tree.num_locked
+        self.pins.expire()
+        return self.tree.num_tokens - self.tree.num_locked
 
     @property
     def num_pinned(self) -> int:
         """Slots of the tree that are locked by pins."""
-        return self._pins.num_tokens
+        return self.pins.num_tokens
 
     @property
     def num_leased(self) -> int:
@@ -315,7 +315,7 @@ class RadixCache:
     @property
     def version(self) -> int:
         """Changes whenever tokens enter or leave the tree."""
-        return self._tree.version
+        return self.tree.version
 
     @property
     def counters(self) -> CacheCounters:
@@ -329,13 +329,13 @@ class RadixCache:
 
     def snapshot(self, *, max_nodes: int = 1000, num_first_tokens: int = 8) -> list[NodeSnapshot]:
         """The tree as values, one per root, for drawing; shows the ``max_nodes`` most recently used nodes."""
-        nodes = sorted(self._tree.nodes(), key=lambda node: (-node.last_use, node.end))
+        nodes = sorted(self.tree.nodes(), key=lambda node: (-node.last_use, node.end))
         shown = set(nodes[:max_nodes])
         # A parent is used no earlier than its child and ends before it, so a shown node's parent is shown too.
         made: dict[RadixNode, list[NodeSnapshot]] = {}
         hidden: Counter[RadixNode] = Counter()
         result = []
-        for node in sorted([*nodes, *self._tree.roots.values()], key=lambda node: -node.end):
+        for node in sorted([*nodes, *self.tree.roots.values()], key=lambda node: -node.end):
             parent = node.parent
             if node not in shown and parent is not None:
                 hidden[parent] += 1 + hidden.pop(node, 0)
@@ -360,17 +360,17 @@ class RadixCache:
 
     @property
     def num_nodes(self) -> int:
-        return self._tree.num_nodes
+        return self.tree.num_nodes
 
     def outline(self, *, max_nodes: int, num_first_tokens: int = 8) -> tuple[list[Namespace], list[NodeOutline]]:
         """The roots' namespaces, and the ``max_nodes`` nodes that were used last, each after its parent.
 
         Takes 5 to 7 us a node on one busy core of an AMD EPYC, 34 ms for 5,000 of 14,000 nodes; ``snapshot`` 85 ms.
         """
-        nodes = list(self._tree.nodes())
+        nodes = list(self.tree.nodes())
         if len(nodes) > max_nodes:
             nodes = _last_used(nodes, max_nodes)
-        ids: dict[RadixNode, int] = {root: -1 - i for i, root in enumerate(self._tree.roots.values())}
+        ids: dict[RadixNode, int] = {root: -1 - i for i, root in enumerate(self.tree.roots.values())}
         outlines = []
         for node in nodes:
             assert node.parent is not None
@@ -389,13 +389,13 @@ class RadixCache:
                     sorted(programs)[:MAX_PROGRAMS] if programs else [],
                 )
             )
-        return [root.namespace for root in self._tree.roots.values()], outlines
+        return [root.namespace for root in self.tree.roots.values()], outlines
 
     def blocks(self) -> BlockSnapshot:
         """The names of all blocks, for a router that has missed events. Only for a cache with ``on_event``."""
         assert self._events is not None, "block names are kept only with on_event"
         seq = self._events.seq  # first: a change that is made from here on has an event with a higher number
-        device = tuple(name for node in self._tree.nodes() for name in node.names or ())
+        device = tuple(name for node in self.tree.nodes() for name in node.names or ())
         if self.tiers is None:
             return BlockSnapshot(seq, device)
         disk = self.tiers.disk.names() if self.tiers.disk is not None else ()
@@ -403,7 +403,7 @@ class RadixCache:
 
     def check(self) -> None:
         """Recompute every count and invariant; an AssertionError names the one that does not hold."""
-        tree = self._tree
+        tree = self.tree
         owned = [self._pool.free_slots(), *(node.slots for node in tree.nodes())]
         owned += [lease._buffer[lease.num_shared : lease.num_slots] for lease in self._leases]
         uses = np.bincount(np.concatenate(owned), minlength=self.num_slots)
@@ -420,7 +420,7 @@ class RadixCache:
                 locks[at] += 1
                 at = at.parent
         pins: Counter[RadixNode] = Counter()
-        for pinned in self._pins.nodes.values():
+        for pinned in self.pins.nodes.values():
             at = pinned
             while at is not None:
                 locks[at] += 1
@@ -441,10 +441,10 @@ class RadixCache:
             num_nodes += 1
             num_leaves += is_evictable
             for program in node.programs or ():
-                assert node in tree._touched[program]
+                assert node in tree.touched[program]
         for root in tree.roots.values():
             assert root.lock_count == locks.pop(root, 0) and (root.children or root.lock_count)
-        assert num_pinned == self._pins.num_tokens <= self._pins.max_tokens
+        assert num_pinned == self.pins.num_tokens <= self.pins.max_tokens
         assert not locks, f"leases on nodes outside the tree: {list(locks)[:4]}"
         counted = (tree.num_tokens, tree.num_locked, tree.num_nodes, tree.queue.num_leaves)
         assert counted == (num_tokens, num_locked, num_nodes, num_leaves), (counted, "counted incrementally")
@@ -453,7 +453,7 @@ class RadixCache:
     # -- called by leases ---------------------------------------------------------------------------------------------
 
     def _release(self, lease: Lease, private: np.ndarray) -> None:
-        tree = self._tree
+        tree = self.tree
         self._give_back(private)
         tree.now += 1
         tree.touch(lease.node, hits=0, priority=lease.priority, program=lease.program)
@@ -487,7 +487,7 @@ class RadixCache:
 
     def _evict(self, n: int, cause: str) -> None:
         if n > 0:
-            freed = self._tree.evict(n, cause)
+            freed = self.tree.evict(n, cause)
             if self.tiers is not None:
                 self.tiers.save_leaving()
             self._pool.give(freed)
@@ -566,7 +566,7 @@ class Lease:
         must not have changed. Without reuse this does nothing.
         """
         assert not self._is_released and len(tokens) <= self.num_slots
-        cache, tree, n = self._cache, self._cache._tree, len(tokens)
+        cache, tree, n = self._cache, self._cache.tree, len(tokens)
         if n <= self.num_shared or not cache.reuse:
             return
         tokens = as_tokens(tokens)
@@ -605,7 +605,7 @@ class Lease:
         next slots that this lease takes are private, so a slot of the tree is not written again.
         """
         assert not self._is_released and 0 <= n <= self.num_slots
-        cache, tree = self._cache, self._cache._tree
+        cache, tree = self._cache, self._cache.tree
         keep = max(n, self.num_shared)
         cache._give_back(self._buffer[keep : self.num_slots])
         if n < self.num_shared:
@@ -634,7 +634,7 @@ class Lease:
 
     def _adopt(self, tokens: np.ndarray) -> None:
         """Move the lock down the path that the tree holds of ``tokens``, and free the private slots it replaces."""
-        tree, old_shared, old_node = self._cache._tree, self.num_shared, self.node
+        tree, old_shared, old_node = self._cache.tree, self.num_shared, self.node
         found, equal = tree.find(old_node, tokens[old_shared:])
         if equal == 0:
             return

@@ -43,7 +43,7 @@ class DiskTier:
         self.size_bytes = sum(size for _, size, _ in self._scan())
 
     def __contains__(self, name: bytes) -> bool:
-        return name not in self._unsound and self._path(name).exists()
+        return name not in self._unsound and self.path_of(name).exists()
 
     def names(self) -> tuple[bytes, ...]:
         """Of the blocks that have a file, whichever process wrote it. Reads the whole folder."""
@@ -52,7 +52,7 @@ class DiskTier:
 
     def read(self, name: bytes) -> bytes | None:
         """The block's bytes; None if it has no file that verifies."""
-        path = self._path(name)
+        path = self.path_of(name)
         if name in self._unsound:
             return None
         try:
@@ -74,7 +74,7 @@ class DiskTier:
 
     def write(self, name: bytes, block: bytes) -> bool:
         """Write the block; False on an error of the file system, which is logged."""
-        path = self._path(name)
+        path = self.path_of(name)
         with self._lock:
             self._num_written += 1
             aside = path.with_suffix(f".{os.getpid()}-{id(self):x}-{self._num_written}.part")
@@ -126,7 +126,7 @@ class DiskTier:
                             found.append((stat.st_mtime, stat.st_size, entry.path))
         return found
 
-    def _path(self, name: bytes) -> Path:
+    def path_of(self, name: bytes) -> Path:
         text = name.hex()
         return self.folder / text[:2] / f"{text}.kv"
 
@@ -137,7 +137,7 @@ class DiskTier:
         self._unsound.add(name)
         if self.events is not None:
             self.events.dropped("disk", name, "unsound")
-        log.warning("kv block %s ignored: %s: %s", name.hex(), self._path(name), reason)
+        log.warning("kv block %s ignored: %s: %s", name.hex(), self.path_of(name), reason)
 
 
 def _name_of(path: str) -> bytes | None:

@@ -15,7 +15,7 @@ class EvictionQueue:
         self.policy = policy
         self.num_leaves = 0
         self.age = 0.0
-        self._heap: list[tuple[Key, int, RadixNode]] = []
+        self.heap: list[tuple[Key, int, RadixNode]] = []
         self._tickets = 0
 
     def offer(self, leaf: RadixNode) -> None:
@@ -24,10 +24,10 @@ class EvictionQueue:
             self.num_leaves += 1
         self._tickets += 1
         leaf.ticket = self._tickets
-        heappush(self._heap, (self.policy(leaf, self.age), leaf.ticket, leaf))
-        if len(self._heap) > 64 + 2 * self.num_leaves:
-            self._heap = [entry for entry in self._heap if entry[2].ticket == entry[1]]
-            heapify(self._heap)
+        heappush(self.heap, (self.policy(leaf, self.age), leaf.ticket, leaf))
+        if len(self.heap) > 64 + 2 * self.num_leaves:
+            self.heap = [entry for entry in self.heap if entry[2].ticket == entry[1]]
+            heapify(self.heap)
 
     def withdraw(self, leaf: RadixNode) -> None:
         if leaf.ticket:
@@ -37,7 +37,7 @@ class EvictionQueue:
     def pop(self) -> RadixNode:
         """Take out the leaf to be evicted first."""
         while True:
-            key, ticket, leaf = heappop(self._heap)
+            key, ticket, leaf = heappop(self.heap)
             if leaf.ticket == ticket:
                 self.withdraw(leaf)
                 self.age = max(self.age, key[0])

@@ -27,11 +27,11 @@ class History:
         self.num_until_halved = (1 << bits) // 2
         self._shift = np.uint64(64 - bits)
         self._counts = np.zeros((NUM_ROWS, 1 << bits), np.uint8)
-        self._mix = _weights(NUM_ROWS)[:, None]
+        self._mix = weights_of(NUM_ROWS)[:, None]
         self._is_end = np.zeros(1 << bits, np.bool_)  # by counter of the first row: the tokens of a lookup ended here
         self._rows = np.arange(NUM_ROWS)[:, None]
         self._num_counted = 0
-        self._weights = _weights(4096)  # of the token at each position
+        self.weights = weights_of(4096)  # of the token at each position
 
     def count(self, namespace: Namespace, tokens: np.ndarray) -> None:
         """Count a lookup of ``tokens`` for all of their prefixes.
@@ -42,9 +42,9 @@ class History:
         n = len(tokens) // BLOCK * BLOCK
         if n == 0:
             return
-        if n > len(self._weights):
-            self._weights = _weights(2 * n)
-        products = tokens[:n].astype(np.uint64) * self._weights[:n]
+        if n > len(self.weights):
+            self.weights = weights_of(2 * n)
+        products = tokens[:n].astype(np.uint64) * self.weights[:n]
         sums = np.cumsum(np.add.reduceat(products, np.arange(0, n, BLOCK)))
         cells = self._cells(sums + np.uint64(hash(namespace) & _ALL_BITS))
         counts = self._counts[self._rows, cells]
@@ -69,13 +69,13 @@ class History:
         start, end = node.start, node.end - node.end % BLOCK
         if end == 0:
             return 0, start
-        if end > len(self._weights):
-            self._weights = _weights(2 * end)
+        if end > len(self.weights):
+            self.weights = weights_of(2 * end)
         before = self._sum(node, min(start, end))
         if end <= start:  # no block ends in this edge
             return int(self._least(np.array([before], np.uint64))[0]), start
         first = -start % BLOCK or BLOCK
-        products = node.tokens[: end - start].astype(np.uint64) * self._weights[start:end]
+        products = node.tokens[: end - start].astype(np.uint64) * self.weights[start:end]
         sums = np.cumsum(np.add.reduceat(products, np.arange(first - BLOCK, end - start, BLOCK).clip(0)))
         times = self._least(sums + np.uint64(before))
         num_above = int((times <= times[-1]).argmax())  # blocks whose prefix has a higher count
@@ -88,7 +88,7 @@ class History:
             start = at.start
             if start < end:
                 n = min(at.end, end) - start
-                total += int(np.dot(at.tokens[:n].astype(np.uint64), self._weights[start : start + n]))
+                total += int(np.dot(at.tokens[:n].astype(np.uint64), self.weights[start : start + n]))
             at = at.parent
         return total & _ALL_BITS
 
@@ -101,6 +101,6 @@ class History:
         return (sums * self._mix) >> self._shift
 
 
-def _weights(n: int) -> np.ndarray:
+def weights_of(n: int) -> np.ndarray:
     """The first weights are equal for every n, so counters stay valid when the array grows."""
     return np.random.default_rng(0).integers(0, 1 << 63, n, np.uint64) * np.uint64(2) + np.uint64(1)

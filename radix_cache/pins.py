@@ -20,7 +20,7 @@ class Pins:
         self._tree = tree
         self._clock = clock
         self._tickets: dict[Hashable, int] = {}
-        self._queue: list[tuple[float, int, Hashable]] = []  # dead entries of renewed or ended pins are skipped
+        self.queue: list[tuple[float, int, Hashable]] = []  # dead entries of renewed or ended pins are skipped
         self._num_queued = 0
 
     def pin(self, node: RadixNode, *, owner: Hashable | None, ttl_s: float) -> int:
@@ -60,9 +60,9 @@ class Pins:
         self.nodes[owner] = node
         self._num_queued += 1
         self._tickets[owner] = self._num_queued
-        heappush(self._queue, (self._clock() + ttl_s, self._num_queued, owner))
-        if len(self._queue) > 64 + 2 * len(self.nodes):
-            self._queue = sorted(entry for entry in self._queue if self._tickets.get(entry[2]) == entry[1])
+        heappush(self.queue, (self._clock() + ttl_s, self._num_queued, owner))
+        if len(self.queue) > 64 + 2 * len(self.nodes):
+            self.queue = sorted(entry for entry in self.queue if self._tickets.get(entry[2]) == entry[1])
         return node.end
 
     def unpin(self, owner: Hashable) -> None:
@@ -80,8 +80,8 @@ class Pins:
 
     def end_next(self) -> bool:
         """End the pin with least time left; False if there is none."""
-        while self._queue:
-            _, ticket, owner = heappop(self._queue)
+        while self.queue:
+            _, ticket, owner = heappop(self.queue)
             if self._tickets.get(owner) == ticket:
                 self.unpin(owner)
                 return True
@@ -89,10 +89,10 @@ class Pins:
 
     def expire(self) -> None:
         """End the pins whose time is over."""
-        if not self._queue:
+        if not self.queue:
             return
         now = self._clock()
-        while self._queue and self._queue[0][0] <= now:
-            _, ticket, owner = heappop(self._queue)
+        while self.queue and self.queue[0][0] <= now:
+            _, ticket, owner = heappop(self.queue)
             if self._tickets.get(owner) == ticket:
                 self.unpin(owner)

@@ -69,7 +69,7 @@ class RadixTree:
         self.version = 0  # changes whenever tokens are stored or evicted
         self.observer = observer
         self.history = history
-        self._touched: dict[str, set[RadixNode]] = {}  # by running program
+        self.touched: dict[str, set[RadixNode]] = {}  # by running program
 
     def root(self, namespace: Namespace) -> RadixNode:
         """The root of ``namespace``, made if there is none. The caller locks it or calls ``drop_root_if_unused``."""
@@ -179,7 +179,7 @@ class RadixTree:
         del parent.children[leaf.tokens.item(0)]
         self.num_nodes -= 1
         for program in leaf.programs or ():
-            self._touched[program].discard(leaf)
+            self.touched[program].discard(leaf)
         if not parent.children and parent.lock_count == 0:
             self._queue_or_drop(parent)
 
@@ -254,11 +254,11 @@ class RadixTree:
             node.programs = set()
         if program not in node.programs:
             node.programs.add(program)
-            self._touched.setdefault(program, set()).add(node)
+            self.touched.setdefault(program, set()).add(node)
 
     def end_program(self, program: str) -> None:
         """Forget which nodes ``program`` has used; its leaves take new places in the eviction queue."""
-        for node in self._touched.pop(program, ()):
+        for node in self.touched.pop(program, ()):
             assert node.programs is not None
             node.programs.discard(program)
             if node.ticket:

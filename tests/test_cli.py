@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from phloem import cli
 from phloem.cluster.restarts import RestartPolicy
+from phloem.commands.flags_of import actions_of, commands_of
 from phloem.flags import ENGINE_HELP
 from phloem.protocol.errors import EngineLost, InvalidRequest
 from phloem.runtime.config import EngineConfig
@@ -266,7 +267,7 @@ def test_without_a_command_the_usage_is_shown() -> None:
 
 def test_the_arguments_are_parsed_without_torch() -> None:
     """Loading it would cost every command a second, and `phloem bench` could not choose an instruction set."""
-    code = "import sys\nfrom phloem.cli import _parser\n_parser()\nprint({'torch', 'numba'} & set(sys.modules))"
+    code = "import sys\nfrom phloem import cli\ncli.command_parser()\nprint({'torch', 'numba'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
 
@@ -304,12 +305,12 @@ def test_an_engine_runs_until_it_is_told_to_stop(tiny_model_path: Path, tmp_path
 
 
 def test_every_default_may_be_given_explicitly():
-    parser = cli._parser()
-    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    parser = cli.command_parser()
+    commands = next(filter(None, map(commands_of, actions_of(parser))))
     num_checked = 0
-    for name, command in commands.choices.items():
-        needed = [value for action in command._actions for value in _needed(action)]
-        for action in command._actions:
+    for name, (_, command) in commands.items():
+        needed = [value for action in actions_of(command) for value in _needed(action)]
+        for action in actions_of(command):
             if not action.option_strings or action.default in (None, argparse.SUPPRESS, {}, []):
                 continue
             if isinstance(action, argparse.BooleanOptionalAction):
@@ -334,7 +335,7 @@ def _needed(action):
 def test_reading_the_command_line_loads_no_heavy_library() -> None:
     """``--cpu-isa`` must be chosen before torch is loaded, and a command should start at once."""
     code = (
-        "import sys, phloem.cli; phloem.cli._parser(); "
+        "import sys, phloem.cli; phloem.cli.command_parser(); "
         "print([name for name in ('torch', 'numba', 'llvmlite', 'fastapi', 'transformers') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

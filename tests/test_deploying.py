@@ -43,7 +43,7 @@ def test_a_dockerfile_builds_the_wheel_and_runs_a_command_that_exists(file):
     arguments = dict(found)
     assert any(name == "RUN" and "pip wheel" in rest for name, rest in found)
     assert arguments["USER"] != "root" and json.loads(arguments["ENTRYPOINT"]) == ["phloem"]
-    args = cli._parser().parse_args(json.loads(arguments["CMD"]))
+    args = cli.command_parser().parse_args(json.loads(arguments["CMD"]))
     assert (args.host, str(args.port)) == ("0.0.0.0", arguments["EXPOSE"])
     check = json.loads(arguments["HEALTHCHECK"].partition("CMD ")[2])
     compile(check[2], "healthcheck", "exec")
@@ -57,7 +57,7 @@ def test_the_manifest_runs_a_command_and_probes_paths_that_exist():
     claim, deployment, service = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
     pod = deployment["spec"]["template"]
     (container,) = pod["spec"]["containers"]
-    args = cli._parser().parse_args(container["args"])
+    args = cli.command_parser().parse_args(container["args"])
     (port,) = container["ports"]
     assert args.port == port["containerPort"] and args.host == "0.0.0.0"
     probes = [container[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
@@ -74,7 +74,9 @@ def test_the_systemd_unit_runs_a_command_that_exists(tmp_path):
     unit = (DEPLOY / "phloem.service").read_text()
     program, *args = shlex.split(re.search(r"^ExecStart=(.*)$", unit, re.MULTILINE)[1])
     assert program == "/opt/phloem/bin/phloem"
-    assert cli._parser().parse_args(args).key_file == Path("%d/keys.toml") and "LoadCredential=keys.toml:" in unit
+    assert (
+        cli.command_parser().parse_args(args).key_file == Path("%d/keys.toml") and "LoadCredential=keys.toml:" in unit
+    )
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

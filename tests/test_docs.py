@@ -20,6 +20,7 @@ from statistics import median
 from typing import get_args
 
 import pytest
+from phloem.commands.flags_of import actions_of, commands_of
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -126,7 +127,7 @@ def test_commands_of_page_exist_and_parse(page):
             command, words = "phloem", words[2:]
         if command == "phloem" and len(words) > 1:
             try:
-                cli._parser().parse_args([word for word in words[1:] if word not in ("&", "...")])
+                cli.command_parser().parse_args([word for word in words[1:] if word not in ("&", "...")])
             except SystemExit as end:
                 assert end.code == 0, f"{page.name}: {' '.join(words)}"
         elif command == "make":
@@ -215,8 +216,9 @@ def test_every_command_and_flag_of_the_engine_is_explained():
     page = (ROOT / "docs" / "operations.md").read_text()
     fields = importlib.import_module("phloem.runtime.config").EngineConfig.__struct_fields__
     assert not [name for name in fields if name != "model" and f"`--{name.replace('_', '-')}`" not in page]
-    (commands,) = importlib.import_module("phloem.cli")._parser()._subparsers._group_actions
-    assert not [name for name in commands.choices if f"\nphloem {name}" not in page]
+    parser = importlib.import_module("phloem.cli").command_parser()
+    commands = next(filter(None, map(commands_of, actions_of(parser))))
+    assert not [name for name in commands if f"\nphloem {name}" not in page]
 
 
 def test_every_operation_and_message_is_in_the_protocols_page():

@@ -19,12 +19,12 @@ class JsonSchemas:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._scalars = Scalars(machine)
-        self._styles: dict[tuple[str, ...], Schemas] = {}
+        self.styles: dict[tuple[str, ...], Schemas] = {}
 
     @property
     def is_full(self) -> bool:
         """Whether a store of formulas is more than half full, so that new schemas should begin on another machine."""
-        return any(schemas.formulas.is_half_full for schemas in self._styles.values())
+        return any(schemas.formulas.is_half_full for schemas in self.styles.values())
 
     def start(self, text: str, options: dict[str, str]) -> tuple[int, list[str]]:
         """The configuration before a text that is one value of the schema, and what of the schema is not enforced.
@@ -46,9 +46,9 @@ class JsonSchemas:
     def _compile(self, text: str, options: dict[str, str]) -> tuple[Schemas, int, list[str]]:
         style = tuple(options[name] for name in ("property_order", "whitespace", "format", "numbers"))
         with self._machine.lock:
-            schemas = self._styles.get(style)
+            schemas = self.styles.get(style)
             if schemas is None:
-                schemas = self._styles[style] = Schemas(
+                schemas = self.styles[style] = Schemas(
                     self._machine,
                     self._scalars,
                     any_order=options["property_order"] == "any",

@@ -139,7 +139,7 @@ class Machine:
         self._stacks: dict[tuple[int, int], int] = {}
         self._configs: dict[tuple[int, int, int, int], int] = {}
         self.configs: list[tuple[int, int, int, int]] = []
-        self._edges: dict[tuple[int, int], int] = {}
+        self.edges: dict[tuple[int, int], int] = {}
         self._failed_edges: dict[tuple[int, int], GrammarError] = {}  # that took too much work
         self._may_end: dict[int, bool] = {}
         self.control[walk.NUM_NOTED] = -1
@@ -540,7 +540,7 @@ class Machine:
 
         Raises GrammarError where that takes too much work; then it does so at once when asked again.
         """
-        found = self._edges.get((config, token))
+        found = self.edges.get((config, token))
         if found is not None:
             return found
         with self.lock:
@@ -563,7 +563,7 @@ class Machine:
 
     def edge(self, config: int, token: int) -> int | None:
         """As ``advance``, where it is remembered; else None. It takes no lock."""
-        return self._edges.get((config, token))
+        return self.edges.get((config, token))
 
     def _follow(
         self, state: int, aux: int, stack: int, token: int, data: np.ndarray | None
@@ -587,10 +587,10 @@ class Machine:
                 self.supply(status)
 
     def _remember(self, config: int, token: int, out: int) -> int:
-        if len(self._edges) > MAX_EDGES:
-            self._edges.clear()
+        if len(self.edges) > MAX_EDGES:
+            self.edges.clear()
         if out >= 0:
-            self._edges[(config, token)] = out
+            self.edges[(config, token)] = out
         return out
 
     def _unless_stuck(self, config: int) -> int:

@@ -59,8 +59,8 @@ class Masks:
         vocabulary = self.vocabulary = machine.vocabulary
         capacity = max(64, max_bytes // (16 * vocabulary.num_words))
         self.known: Recent[int, np.ndarray] = Recent(4 * capacity)  # configuration -> a shared mask
-        self._shared: Recent[tuple[_Key, tuple[int, ...]], np.ndarray] = Recent(capacity)
-        self._inner: Recent[tuple[int, int, int], _Inner] = Recent(capacity)
+        self.shared: Recent[tuple[_Key, tuple[int, ...]], np.ndarray] = Recent(capacity)
+        self.inner: Recent[tuple[int, int, int], _Inner] = Recent(capacity)
         self._counted: Recent[tuple[int, int, int], _Inner] = Recent(max(16, capacity // 16))  # with ``needs``
         self._depths: dict[_Key, tuple[int, ...]] = {}
         self._failed: dict[int, GrammarError] = {}  # configurations whose mask took too much work
@@ -136,7 +136,7 @@ class Masks:
             key = (*key, *self._bounds_left(inner, aux, stack))
         depths = self._depths.get(key, ())
         for depth in depths:
-            row = self._shared.get((key, self._top_frames(stack, depth)))
+            row = self.shared.get((key, self._top_frames(stack, depth)))
             if row is not None:
                 return row
         row, depth = self._compute(inner, key, stack)
@@ -144,7 +144,7 @@ class Masks:
             row = self._with_end(row)
             depth = machine.stack_depths[stack]
         row.flags.writeable = False
-        self._shared.put((key, self._top_frames(stack, depth)), row)
+        self.shared.put((key, self._top_frames(stack, depth)), row)
         if depth not in depths:
             self._depths[key] = (*depths, depth)
         return row
@@ -231,7 +231,7 @@ class Masks:
     def _inner_of(self, state: int, aux: int, stack: int) -> _Inner:
         if state in self.machine.counted_states:
             return self._inner_at(state, 0, self._counting_barrier, self._counted)
-        return self._inner_at(state, aux, self.barrier_of(self.machine.stack_frames[stack]), self._inner)
+        return self._inner_at(state, aux, self.barrier_of(self.machine.stack_frames[stack]), self.inner)
 
     def _inner_at(self, state: int, aux: int, barrier: int, known: "Recent[tuple[int, int, int], _Inner]") -> _Inner:
         machine = self.machine

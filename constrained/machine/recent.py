@@ -12,22 +12,22 @@ class Recent(Generic[Key, Value]):
     Two dictionaries: entries go into ``young``; when it is full, it replaces the old one, whose entries are dropped.
     """
 
-    __slots__ = ("_old", "capacity", "young")
+    __slots__ = ("capacity", "old", "young")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.young: dict[Key, Value] = {}
-        self._old: dict[Key, Value] = {}
+        self.old: dict[Key, Value] = {}
 
     def get(self, key: Key) -> Value | None:
         found = self.young.get(key)
         if found is None:
-            found = self._old.get(key)
+            found = self.old.get(key)
             if found is not None:
                 self.put(key, found)
         return found
 
     def put(self, key: Key, value: Value) -> None:
         if len(self.young) >= self.capacity:
-            self._old, self.young = self.young, {}
+            self.old, self.young = self.young, {}
         self.young[key] = value

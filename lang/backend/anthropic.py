@@ -28,10 +28,10 @@ class Anthropic(BaseBackend):
         self.model_name = model_name
         self.chat_template = get_chat_template("claude")
         self.token_usage = TokenUsage()
-        self._client: Any = anthropic.Anthropic(*args, **kwargs)
+        self.client: Any = anthropic.Anthropic(*args, **kwargs)
 
     def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[str, dict[str, Any]]:
-        answer = self._client.messages.create(**self._request(s, sampling_params))
+        answer = self.client.messages.create(**self._request(s, sampling_params))
         text = "".join(block.text for block in answer.content if block.type == "text")
         return with_dtype(text, sampling_params), self._meta(answer)
 
@@ -41,7 +41,7 @@ class Anthropic(BaseBackend):
         if sampling_params.dtype is not None:  # its text is found in the whole answer
             yield self.generate(s, sampling_params)
             return
-        with self._client.messages.stream(**self._request(s, sampling_params)) as stream:
+        with self.client.messages.stream(**self._request(s, sampling_params)) as stream:
             for text in stream.text_stream:
                 yield text, {}
             answer = stream.get_final_message()

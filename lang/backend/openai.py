@@ -43,22 +43,22 @@ class OpenAI(OpenAIFormat):
         self.api = "chat" if self.is_chat_model else "completions"
         self.chat_template = chat_template or get_chat_template("default")
         self.token_usage = TokenUsage()
-        self._client = (openai.AzureOpenAI if is_azure else openai.OpenAI)(*args, **kwargs)
-        self._async_client = (openai.AsyncAzureOpenAI if is_azure else openai.AsyncOpenAI)(*args, **kwargs)
+        self.client = (openai.AzureOpenAI if is_azure else openai.OpenAI)(*args, **kwargs)
+        self.async_client = (openai.AsyncAzureOpenAI if is_azure else openai.AsyncOpenAI)(*args, **kwargs)
 
     def create(self, **request: Any) -> Any:
-        return self._endpoint(self._client).create(**request)
+        return self._endpoint(self.client).create(**request)
 
     async def create_async(self, **request: Any) -> Any:
-        return await self._endpoint(self._async_client).create(**request)
+        return await self._endpoint(self.async_client).create(**request)
 
     def prompt(self, s: StreamExecutor) -> dict[str, Any]:
         return {"messages": chat_messages(s, "OpenAI")} if self.is_chat_model else {"prompt": s.text_}
 
     def shutdown(self) -> None:
         """Close the connections."""
-        self._client.close()
-        asyncio.run_coroutine_threadsafe(self._async_client.close(), loop_of(self).loop).result(10.0)
+        self.client.close()
+        asyncio.run_coroutine_threadsafe(self.async_client.close(), loop_of(self).loop).result(10.0)
 
     def _endpoint(self, client: Any) -> Any:
         return client.chat.completions if self.is_chat_model else client.completions

@@ -48,14 +48,14 @@ class Replays:
         """``steps_before``: steps of a shape that run without a tape before one is recorded."""
         self._model, self._kv = model, kv
         self._steps_before = steps_before
-        self._arena = Arena()
-        self._kept: OrderedDict[StepShape, Recorded | None] = OrderedDict()  # None: a kernel of it cannot be recorded
+        self.arena = Arena()
+        self.kept: OrderedDict[StepShape, Recorded | None] = OrderedDict()  # None: a kernel of it cannot be recorded
         self._seen: Counter[StepShape] = Counter()  # steps of each shape without a tape
         self.is_cold = False
 
     @property
     def num_tapes(self) -> int:
-        return sum(recorded is not None for recorded in self._kept.values())
+        return sum(recorded is not None for recorded in self.kept.values())
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """The head's input [L, C], valid until the next step. None without a tape: for steps of more than MAX_TOKENS
@@ -82,15 +82,15 @@ class Replays:
         """The features of every token, [T, C]; None without a tape."""
         num_tokens = batch.num_tokens
         shape = (len(batch.row_ids), num_tokens)
-        if shape not in self._kept:
+        if shape not in self.kept:
             self.is_cold = True
             self._seen[shape] += 1
             if self._seen[shape] <= self._steps_before:
                 return None
             del self._seen[shape]
             return self._record(shape, batch)
-        self._kept.move_to_end(shape)
-        recorded = self._kept[shape]
+        self.kept.move_to_end(shape)
+        recorded = self.kept[shape]
         if recorded is None:
             return None
         _fill(recorded, self._model.embed(batch.token_ids, batch.positions), batch)
@@ -98,7 +98,7 @@ class Replays:
         return recorded.features
 
     def _record(self, shape: StepShape, batch: ForwardBatch) -> torch.Tensor:
-        self._arena.restart()
+        self.arena.restart()
         embedded = self._model.embed(batch.token_ids, batch.positions)
         held = self._like(embedded), self._like(embedded, torch.float32)
         kept = replace(
@@ -112,18 +112,18 @@ class Replays:
         _copy_into(kept, batch)
         held[0].copy_(embedded)
         held[1].copy_(embedded)
-        with Recording(self._arena) as recording:
+        with Recording(self.arena) as recording:
             features = self._model.run_body(*held, kept, self._kv)
         recorded = None
         if recording.foreign is None:
             recorded = Recorded(Tape(recording), *held, kept, features)
-        self._kept[shape] = recorded
-        if len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
+        self.kept[shape] = recorded
+        if len(self.kept) > MAX_KEPT:
+            self.kept.popitem(last=False)
         return features
 
     def _like(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return self._arena.empty(tuple(x.shape), dtype or x.dtype)
+        return self.arena.empty(tuple(x.shape), dtype or x.dtype)
 
 
 def _with_copies(batch: ForwardBatch, count: int) -> ForwardBatch:

@@ -26,11 +26,11 @@ def unmap_library_code() -> None:
         return
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for start, end in _code_mappings(_MAPPINGS.read_text().splitlines()):
+    for start, end in code_mappings(_MAPPINGS.read_text().splitlines()):
         advise(start, end - start, _DONT_NEED)
 
 
-def _code_mappings(lines: list[str]) -> Iterator[tuple[int, int]]:
+def code_mappings(lines: list[str]) -> Iterator[tuple[int, int]]:
     """The address ranges that map a file as executable, not writable, and without a modified page.
 
     7f0000000000-7f0000200000 r-xp 00034000 fe:00 1234   /usr/lib/libexample.so

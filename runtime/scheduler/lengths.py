@@ -64,11 +64,11 @@ class Outputs:
 class Lengths:
     """Learns output lengths. ``usual`` is a moving average over the sequences that ended; 0 before the first."""
 
-    __slots__ = ("_all", "_by_kind", "usual")
+    __slots__ = ("_all", "by_kind", "usual")
 
     def __init__(self) -> None:
         self._all = Outputs()
-        self._by_kind: dict[Kind, Outputs] = {}
+        self.by_kind: dict[Kind, Outputs] = {}
         self.usual = 0.0
 
     def note(self, seq: Sequence) -> None:
@@ -78,8 +78,8 @@ class Lengths:
             return
         self.usual += (made - self.usual) * (0.05 if self.usual else 1.0)
         kind = _kind(seq)
-        if kind in self._by_kind or len(self._by_kind) < MAX_KINDS:
-            self._by_kind.setdefault(kind, Outputs()).note(made)
+        if kind in self.by_kind or len(self.by_kind) < MAX_KINDS:
+            self.by_kind.setdefault(kind, Outputs()).note(made)
         self._all.note(made)
 
     def left(self, seq: Sequence) -> float:
@@ -89,7 +89,7 @@ class Lengths:
         least = min(seq.min_new - made, most)
         if least >= most:
             return max(most, 0.0)
-        outputs = self._by_kind.get(_kind(seq))
+        outputs = self.by_kind.get(_kind(seq))
         if outputs is None or outputs.num < MIN_OUTPUTS:
             outputs = self._all
         expected = outputs.left(made) if outputs.num >= MIN_OUTPUTS else UNKNOWN

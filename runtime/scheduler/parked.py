@@ -54,12 +54,12 @@ class Pauses:
 class Parked:
     """All parked sequences; those with slots by kind, in the order of parking."""
 
-    __slots__ = ("_all_pauses", "_by_id", "_pauses", "_with_slots")
+    __slots__ = ("_all_pauses", "_by_id", "pauses_of", "with_slots")
 
     def __init__(self) -> None:
         self._by_id: dict[int, Sequence] = {}
-        self._with_slots: dict[str, dict[int, Sequence]] = {}
-        self._pauses: dict[str, Pauses] = {}
+        self.with_slots: dict[str, dict[int, Sequence]] = {}
+        self.pauses_of: dict[str, Pauses] = {}
         self._all_pauses = Pauses()
 
     def __len__(self) -> int:
@@ -67,28 +67,28 @@ class Parked:
 
     @property
     def have_slots(self) -> bool:
-        return bool(self._with_slots)
+        return bool(self.with_slots)
 
     def add(self, seq: Sequence, now_s: float) -> None:
         seq.parked_s = now_s
         self._by_id[seq.seq_id] = seq
         if seq.lease is not None:
-            self._with_slots.setdefault(self._kind(seq), {})[seq.seq_id] = seq
+            self.with_slots.setdefault(self._kind(seq), {})[seq.seq_id] = seq
 
     def take(self, seq: Sequence, now_s: float, *, came_back: bool) -> None:
         """Remove ``seq``, which has tokens to compute again (``came_back``) or has ended."""
         if self._by_id.pop(seq.seq_id, None) is None:
             return
         self.note_released(seq)
-        for pauses in (self._all_pauses, self._pauses[self._kind(seq)]):
+        for pauses in (self._all_pauses, self.pauses_of[self._kind(seq)]):
             pauses.note(now_s - seq.parked_s, came_back=came_back)
 
     def note_released(self, seq: Sequence) -> None:
         """``seq`` has released its slots."""
         kind = self._kind(seq)
-        here = self._with_slots.get(kind)
+        here = self.with_slots.get(kind)
         if here is not None and here.pop(seq.seq_id, None) is not None and not here:
-            del self._with_slots[kind]
+            del self.with_slots[kind]
 
     def first_to_go(self, now_s: float) -> Sequence | None:
         """The sequence with the lowest expected reuse, among the first and the last parked of each kind.
@@ -96,8 +96,8 @@ class Parked:
         While too few pauses are known, the one parked longest. None if no parked sequence has slots.
         """
         best: tuple[float, float, int] | None = None
-        for kind, here in self._with_slots.items():
-            pauses = self._pauses[kind]
+        for kind, here in self.with_slots.items():
+            pauses = self.pauses_of[kind]
             if pauses.num < MIN_PAUSES:
                 pauses = self._all_pauses
             for seq in (next(iter(here.values())), next(reversed(here.values()))):
@@ -108,6 +108,6 @@ class Parked:
 
     def _kind(self, seq: Sequence) -> str:
         """The sequence's kind, or "" for a new kind when ``MAX_KINDS`` are known."""
-        kind = seq.kind if seq.kind in self._pauses or len(self._pauses) < MAX_KINDS else ""
-        self._pauses.setdefault(kind, Pauses())
+        kind = seq.kind if seq.kind in self.pauses_of or len(self.pauses_of) < MAX_KINDS else ""
+        self.pauses_of.setdefault(kind, Pauses())
         return kind

@@ -37,6 +37,10 @@ class SuffixAutomaton:
         return self._text[: len(self)]
 
     @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in (self._text, self._states, self._edges, self._table))
+
+    @property
     def match_len(self) -> int:
         return self._header.item(_MATCH_LEN)
 

@@ -28,7 +28,7 @@ _UNUSUAL = np.array([n > 4 and n % (2 if n <= 8 else 4 if n <= 32 else 8) != 0 f
 
 
 @dataclass(slots=True)
-class _Step:
+class RunningStep:
     """A step that is being computed: its tokens without drafts, its decoding sequences, and its drafts by drafter.
 
     ``expected``: its expected tokens per second with drafts, divided by those without.
@@ -68,11 +68,11 @@ class Speculation:
         self._known: set[int] = set()
         self._outcomes = Outcomes()
         self._patience = Patience()
-        self._steps: deque[_Step] = deque()  # being computed, oldest first
+        self._steps: deque[RunningStep] = deque()  # being computed, oldest first
 
     def propose(self, wants: Sequence[Want], *, num_tokens: int) -> dict[int, Draft]:
         """The drafts to run, by sequence, in a step of ``num_tokens`` without them. Call it once for every step."""
-        step = _Step(num_tokens, len(wants))
+        step = RunningStep(num_tokens, len(wants))
         self._steps.append(step)
         if not wants:
             return {}
@@ -90,7 +90,7 @@ class Speculation:
             if found is not None:
                 drafts[want.seq_id] = found.draft
                 gains.append(found.reached())
-        lengths = self._lengths(gains, step)
+        lengths = self.lengths(gains, step)
         run = {owner: drafts[owner].cut(n) for owner, n in zip(drafts, lengths, strict=True) if n}
         for seq_id in asked:
             self._patience.observe(seq_id, was_worth=seq_id in run)
@@ -170,7 +170,7 @@ class Speculation:
         token_s = self._outcomes.factor(num_decoding) * float(estimate[decoding] / decoding)
         return Price(token_s, float(estimate[here + 4] - estimate[here]) / 4)
 
-    def _best(self, want: Want, price: Price, step: _Step) -> Proposal | None:
+    def _best(self, want: Want, price: Price, step: RunningStep) -> Proposal | None:
         """The draft with the largest expected gain, without tokens that the grammar forbids or that end the text."""
         best: Proposal | None = None
         for drafter in self.drafters:
@@ -188,7 +188,7 @@ class Speculation:
                 best, price = found, replace(price, gain_s=gain_s)
         return best
 
-    def _lengths(self, parts: Sequence[np.ndarray], step: _Step) -> list[int]:
+    def lengths(self, parts: Sequence[np.ndarray], step: RunningStep) -> list[int]:
         """How many tokens of each draft to run. ``parts``: the chances of each draft's tokens."""
         if not parts:
             return []

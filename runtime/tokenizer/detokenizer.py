@@ -27,7 +27,6 @@ class Detokenizer:
     """
 
     __slots__ = (
-        "_boundaries",
         "_decoder",
         "_held",
         "_num_chars",
@@ -37,6 +36,7 @@ class Detokenizer:
         "_scan",
         "_state",
         "_stops",
+        "boundaries",
         "is_hidden",
         "matched_stop",
         "num_hidden",
@@ -65,7 +65,7 @@ class Detokenizer:
         self._num_released = 0
         self._released: list[str] = []
         # Points where a token and a character end together, as (tokens, characters), as far back as a cut may still go.
-        self._boundaries: deque[tuple[int, int]] = deque([(0, 0)])
+        self.boundaries: deque[tuple[int, int]] = deque([(0, 0)])
         self.num_tokens = 0
         self.num_whole_tokens = 0
         self.matched_stop: str | None = None
@@ -147,16 +147,16 @@ class Detokenizer:
     def _mark_boundary(self) -> None:
         self.num_whole_tokens = self.num_tokens
         if not self._decoder.getstate()[0]:
-            self._boundaries.append((self.num_tokens, self._num_chars))
+            self.boundaries.append((self.num_tokens, self._num_chars))
         # A cut falls at or after the released text: of the points before that, only the last one is needed.
-        while len(self._boundaries) > 1 and self._boundaries[1][1] <= self._num_released:
-            self._boundaries.popleft()
+        while len(self.boundaries) > 1 and self.boundaries[1][1] <= self._num_released:
+            self.boundaries.popleft()
 
     def _cut(self, text: str, stop: str, length: int) -> str:
         released = self._release(text[: len(text) - length])
-        while self._boundaries[-1][1] > self._num_released:
-            self._boundaries.pop()
-        self.num_whole_tokens, whole_chars = self._boundaries[-1]
+        while self.boundaries[-1][1] > self._num_released:
+            self.boundaries.pop()
+        self.num_whole_tokens, whole_chars = self.boundaries[-1]
         self.remainder = self.text[whole_chars:]
         self.matched_stop = stop
         self._held = ""

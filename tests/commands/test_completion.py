@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from phloem import cli
 from phloem.commands.completion import SHELLS, script
+from phloem.commands.flags_of import actions_of, commands_of
 from phloem.runtime.weights.aliases import ALIASES
 from phloem.tests.commands.terminal import HANGING_S, terminal
 
@@ -15,14 +16,13 @@ BASH = shutil.which("bash") or "bash"
 
 
 def commands() -> list[str]:
-    (found,) = (action for action in cli._parser()._actions if action.dest == "==SUPPRESS==" and action.choices)
-    return list(found.choices)
+    return list(next(filter(None, map(commands_of, actions_of(cli.command_parser())))))
 
 
 @pytest.fixture(scope="module")
 def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("completion") / "phloem.bash"
-    file.write_text(script("bash", cli._parser(), tuple(ALIASES)))
+    file.write_text(script("bash", cli.command_parser(), tuple(ALIASES)))
     return file
 
 

@@ -32,13 +32,13 @@ def file(tmp_path: Path) -> Path:
 
 
 def parsed(file: Path, *flags: str):
-    parser = cli._parser()
+    parser = cli.command_parser()
     argv = ["serve", "--config", str(file), *flags]
     return parse_with_file(parser, parser.parse_args(argv).command, argv, file)
 
 
 def test_a_file_sets_what_the_flags_would(file: Path) -> None:
-    parser = cli._parser()
+    parser = cli.command_parser()
     wanted = parser.parse_args(
         [
             *("serve", "oak", "--port", "9000", "--max-running", "8", "--no-prefix-cache", "--no-page"),
@@ -106,7 +106,7 @@ def test_a_wrong_file_is_one_line_and_code_2(
 
 
 def test_yaml_and_a_missing_file_are_refused(tmp_path: Path) -> None:
-    command = cli._parser().parse_args(["serve"]).command
+    command = cli.command_parser().parse_args(["serve"]).command
     with pytest.raises(InvalidRequest, match=r"serve.yaml: YAML is not read; write it as TOML"):
         read_config(tmp_path / "serve.yaml", command)
     with pytest.raises(InvalidRequest, match=r"serve.toml: No such file or directory"):
@@ -119,7 +119,7 @@ def test_a_server_needs_a_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_texts_are_quoted_as_toml_reads_them(tmp_path: Path) -> None:
-    parser = cli._parser()
+    parser = cli.command_parser()
     args = parser.parse_args(["serve", 'a"b\\é', "--tenant-weights", "x y=2"])
     (file := tmp_path / "serve.toml").write_text(config_text(args.command, args))
     found = read_config(file, args.command)

@@ -97,11 +97,11 @@ def test_a_process_ends_with_its_pool_at_work() -> None:
 
 
 def test_threads_made_for_the_occasion_do_every_task() -> None:
-    assert (run_tasks(threads._python_run, 100, 3)[8:] == 1).all()
+    assert (run_tasks(threads.python_run, 100, 3)[8:] == 1).all()
 
 
 def test_torch_s_own_runtime_does_every_task() -> None:
-    run = threads._openmp_run()
+    run = threads.openmp_run()
     if run is None:
         pytest.skip("torch's runtime has no GOMP_parallel here")
     words = run_tasks(run, 100, 3)

@@ -69,7 +69,7 @@ class Sent(list):
 def openai_model(name, monkeypatch, connect, server):
     sent = Sent()
     backend = OpenAI(name, api_key="k")
-    for client, take in ((backend._client, sent.take), (backend._async_client, sent.take_async)):
+    for client, take in ((backend.client, sent.take), (backend.async_client, sent.take_async)):
         monkeypatch.setattr(client.chat.completions, "create", take)
         monkeypatch.setattr(client.completions, "create", take)
     return backend, sent

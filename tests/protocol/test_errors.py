@@ -5,7 +5,7 @@ import pytest
 from phloem.protocol import errors
 
 
-@pytest.mark.parametrize("kind", sorted(errors._tree(errors.PhloemError).values(), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(errors.kinds_of(errors.PhloemError).values(), key=lambda kind: kind.__name__))
 def test_every_error_comes_back_as_it_was(kind):
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(kind("so it is", where="op 3").info()), type=errors.ErrorInfo)
     back = errors.from_info(sent)

@@ -134,7 +134,7 @@ def test_committing_token_by_token_makes_few_nodes_and_finds_all():
         lease.extend(1)
         lease.commit(tokens[:n])
     cache.check()
-    assert cache._tree.num_nodes < 10
+    assert cache.tree.num_nodes < 10
     assert cache.peek(tokens) == 2000
     lease.release()
 
@@ -322,7 +322,7 @@ def test_a_parent_is_evictable_once_its_children_are_gone():
     run(cache, ids(1, 2, 4))
     assert cache.flush() == 4
     cache.check()
-    assert (cache.num_free, cache._tree.roots) == (10, {})
+    assert (cache.num_free, cache.tree.roots) == (10, {})
 
 
 def test_flush_keeps_locked_tokens():
@@ -420,7 +420,7 @@ def test_a_leaf_that_two_programs_used_stays_until_both_end():
     assert survivors(cache, evict=3) == {1}
     cache.end_program("b")
     assert survivors(cache, evict=3) == set()
-    assert not any(cache._tree._touched.values())
+    assert not any(cache.tree.touched.values())
 
 
 def test_snapshot_shows_the_tree_and_counts_the_nodes_it_leaves_out():
@@ -471,7 +471,7 @@ def test_the_rest_of_a_long_edge_does_not_keep_the_whole_arrays_alive():
     other = cache.acquire(ids(5000))
     other.extend(1998)
     cache.check()
-    nodes = list(cache._tree.nodes())
+    nodes = list(cache.tree.nodes())
     assert [node.num_tokens for node in nodes] == [1, 1]
     for array in (array for node in nodes for array in (node.tokens, node.slots)):
         assert (array if array.base is None else array.base).size <= 2

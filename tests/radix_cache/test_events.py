@@ -42,7 +42,7 @@ def test_a_namespace_that_cannot_be_hashed_is_refused_when_blocks_are_named():
     cache, _ = cache_with_events()
     with pytest.raises(TypeError, match=r"namespace part 1.5 of type float cannot be hashed for block names"):
         cache.acquire(text(3), namespace=("m", 1.5))
-    assert cache._tree.roots == {}
+    assert cache.tree.roots == {}
 
 
 def test_stored_and_evicted_name_the_blocks_whose_last_token_was_stored_or_evicted():

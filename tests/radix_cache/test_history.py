@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from phloem.radix_cache import POLICIES, RadixCache
-from phloem.radix_cache.history import BLOCK, MOST, History, _weights
+from phloem.radix_cache.history import BLOCK, MOST, History, weights_of
 
 
 def text(first: int, n: int) -> np.ndarray:
@@ -33,7 +33,7 @@ def nodes_of(cache: RadixCache) -> dict[tuple[int, ...], object]:
         for child in node.children.values():
             walk(child, tokens)
 
-    for root in cache._tree.roots.values():
+    for root in cache.tree.roots.values():
         for child in root.children.values():
             walk(child, ())
     return found
@@ -50,7 +50,7 @@ def test_counts_equal_those_of_a_dict_however_edges_are_split():
             tokens = tokens[: rng.randrange(1, len(tokens))] + [rng.randrange(10**6) for _ in range(40)]
         serve(cache, np.array(tokens, np.int32))
         asked.update(tuple(tokens[:n]) for n in range(BLOCK, len(tokens) + 1, BLOCK))
-    history, nodes = cache._history, nodes_of(cache)
+    history, nodes = cache.history, nodes_of(cache)
     assert len(nodes) > 300
     wrong = 0
     for path, node in nodes.items():
@@ -105,7 +105,7 @@ def test_an_equal_request_counts_again_but_a_repeated_lookup_does_not():
         serve(cache, tokens)
     serve(cache, tokens, is_repeated=True)
     (node,) = (node for path, node in nodes_of(cache).items() if len(path) == 64)
-    assert cache._history.times(node)[0] == 3
+    assert cache.history.times(node)[0] == 3
 
 
 def test_namespaces_are_counted_apart():
@@ -113,9 +113,9 @@ def test_namespaces_are_counted_apart():
     for namespace, times in (("a", 3), ("b", 1)):
         for n in range(times):
             serve(cache, np.concatenate((text(0, 64), text(1000 * (n + 1), 32))), namespace=namespace)
-    for root in cache._tree.roots.values():
+    for root in cache.tree.roots.values():
         (node,) = root.children.values()
-        assert cache._history.times(node)[0] == (3 if root.namespace == "a" else 1) or len(node.tokens) > 64
+        assert cache.history.times(node)[0] == (3 if root.namespace == "a" else 1) or len(node.tokens) > 64
 
 
 def test_old_counts_fade_and_none_overflows():
@@ -136,7 +136,7 @@ def test_longer_prompts_keep_earlier_counts():
     history.count("", text(0, 32))
     long = text(0, 20_000)
     history.count("", long)
-    assert len(history._weights) >= 20_000 and (_weights(7) == history._weights[:7]).all()
+    assert len(history.weights) >= 20_000 and (weights_of(7) == history.weights[:7]).all()
     serve(cache, long)
     (node,) = nodes_of(cache).values()
     assert history.times(node)[0] == 1
@@ -146,5 +146,5 @@ def test_longer_prompts_keep_earlier_counts():
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "size_aware", "priority"])
 def test_policies_that_read_no_history_keep_none(policy):
-    assert RadixCache(100, policy=POLICIES[policy])._history is None
-    assert RadixCache(100, reuse=False)._history is None
+    assert RadixCache(100, policy=POLICIES[policy]).history is None
+    assert RadixCache(100, reuse=False).history is None

@@ -89,7 +89,7 @@ class CacheMachine(RuleBasedStateMachine):
             for child in node.children.values():
                 walk(namespace, child, tokens)
 
-        for namespace, root in self.cache._tree.roots.items():
+        for namespace, root in self.cache.tree.roots.items():
             walk(namespace, root, ())
         return found
 
@@ -332,11 +332,11 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def the_queue_holds_every_evictable_leaf_at_the_key_that_it_has_now(self):
         """A key is computed when its leaf becomes evictable, and must still be the leaf's key."""
-        queue = self.cache._tree.queue
-        live = {id(leaf): key for key, ticket, leaf in queue._heap if leaf.ticket == ticket}
+        queue = self.cache.tree.queue
+        live = {id(leaf): key for key, ticket, leaf in queue.heap if leaf.ticket == ticket}
         assert len(live) == queue.num_leaves
         if queue.policy is not POLICIES["size_aware"]:  # its keys include the age at which they were computed
-            for _, ticket, leaf in queue._heap:
+            for _, ticket, leaf in queue.heap:
                 assert leaf.ticket != ticket or live[id(leaf)] == queue.policy(leaf, queue.age)
 
     @invariant()

@@ -121,13 +121,13 @@ def test_renewing_a_pin_for_ever_does_not_grow_its_queue():
     run(cache, text(0, 8))
     for _ in range(1000):
         cache.pin(text(0, 8), owner="a", ttl_s=1000)
-    assert len(cache._pins._queue) < 100
+    assert len(cache.pins.queue) < 100
 
 
 def test_pinning_tokens_that_are_not_cached_changes_nothing():
     cache = RadixCache(20, clock=Clock())
     assert cache.pin(text(0, 8), owner="a", ttl_s=5, namespace="n") == 0
-    assert cache._tree.roots == {}
+    assert cache.tree.roots == {}
     cache.check()
 
 

@@ -255,7 +255,7 @@ def test_the_disk_tier_keeps_its_size_and_drops_the_least_recently_used(tmp_path
     names = [bytes([i]) * 16 for i in range(11)]
     for age, name in enumerate(names[:10]):
         disk.write(name, bytes(BLOCK_BYTES))
-        os.utime(disk._path(name), (1000 + age, 1000 + age))
+        os.utime(disk.path_of(name), (1000 + age, 1000 + age))
     assert disk.size_bytes == 10 * size
     assert disk.read(names[0]) == bytes(BLOCK_BYTES)
     disk.write(names[10], bytes(BLOCK_BYTES))

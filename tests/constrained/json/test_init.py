@@ -32,5 +32,5 @@ def test_a_half_full_store_of_formulas_counts_as_full(vocabulary: Vocabulary) ->
     schemas = JsonSchemas(Machine(vocabulary))
     schemas.start(SCHEMA, options())
     assert not schemas.is_full
-    next(iter(schemas._styles.values())).formulas.max_formulas = 4
+    next(iter(schemas.styles.values())).formulas.max_formulas = 4
     assert schemas.is_full

@@ -65,10 +65,10 @@ def test_a_mask_is_the_same_after_the_caches_forgot_it(vocabulary: Vocabulary) -
     for token in encode(vocabulary, '{"name": "the", "children": []}'):
         fresh.append(matcher.mask().copy())
         assert matcher.accept(token)
-    grammar.machine._edges.clear()
-    for cache in (grammar.masks.known, grammar.masks._shared, grammar.masks._inner):
+    grammar.machine.edges.clear()
+    for cache in (grammar.masks.known, grammar.masks.shared, grammar.masks.inner):
         cache.young.clear()
-        cache._old.clear()
+        cache.old.clear()
     matcher = grammar.matcher()
     for token, mask in zip(encode(vocabulary, '{"name": "the", "children": []}'), fresh, strict=True):
         assert (matcher.mask() == mask).all()

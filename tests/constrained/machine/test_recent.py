@@ -6,7 +6,7 @@ def test_the_last_entries_are_kept_and_never_more_than_twice_as_many() -> None:
     for i in range(100):
         recent.put(i, str(i))
         assert all(recent.get(j) == str(j) for j in range(max(0, i - 3), i + 1))
-        assert len(recent.young) + len(recent._old) <= 8
+        assert len(recent.young) + len(recent.old) <= 8
     assert recent.get(50) is None
 
 

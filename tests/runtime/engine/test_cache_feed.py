@@ -35,9 +35,9 @@ def as_blocks(snapshot: CacheSnapshot) -> Blocks:
 
 def held(engine: EngineCore) -> Blocks:
     """The blocks in the tree and in the tiers, read from them."""
-    names = {name for node in engine.cache._tree.nodes() for name in node.names or ()}
+    names = {name for node in engine.cache.tree.nodes() for name in node.names or ()}
     tiers = engine.tiers
-    host = set() if tiers is None else set(tiers.host._blocks)
+    host = set() if tiers is None else set(tiers.host.names())
     disk = (
         set()
         if tiers is None or tiers.disk is None

@@ -96,13 +96,13 @@ def test_a_sequence_s_first_tokens_can_run_from_a_tape(model: Model) -> None:
 def test_steps_with_forced_tokens_share_few_tapes(model: Model, num_threads: int, context: int, num_tapes: int) -> None:
     both = TwoWays(model, num_rows=5)
     both.step({0: context, 1: 3, 2: 2, 3: 2, 4: 2}, num_logits=0)
-    both.replays._kept.clear()
+    both.replays.kept.clear()
     both.num_replayed = 0
     for i in range(8):
         both.step({0: 1, 1: 1 + i % 3, 2: 5 - i % 3}, num_logits=1)
         both.step(dict.fromkeys(range(i % 5), 1) | {i % 5: 7 - i % 5}, num_logits=1)
     assert both.num_replayed == 16
-    assert {tokens for _, tokens in both.replays._kept} == {7} and len(both.replays._kept) == num_tapes
+    assert {tokens for _, tokens in both.replays.kept} == {7} and len(both.replays.kept) == num_tapes
 
 
 def test_larger_steps_and_many_rows_of_many_tokens_have_no_tape(model: Model, num_threads: int) -> None:
@@ -124,7 +124,7 @@ def test_prompts_and_drafts_run_from_few_tapes_with_copies_of_a_token(
         both.step(dict.fromkeys(range(8), 4 + i % 2), num_logits=num_logits)
     both.step({5: MAX_TOKENS}, num_logits=num_logits)
     assert both.num_replayed == 12
-    assert set(both.replays._kept) == {(1, 64), (4, 64), (8, 64), (8, 40), (29, 32), (1, MAX_TOKENS)}
+    assert set(both.replays.kept) == {(1, 64), (4, 64), (8, 64), (8, 40), (29, 32), (1, MAX_TOKENS)}
 
 
 def test_a_shape_is_recorded_after_steps_before_steps(model: Model, num_threads: int) -> None:
@@ -132,12 +132,12 @@ def test_a_shape_is_recorded_after_steps_before_steps(model: Model, num_threads:
     for _ in range(2):
         both.step({0: 1})
         both.step({0: 1, 1: 1})
-    assert both.num_replayed == 0 and not both.replays._kept
+    assert both.num_replayed == 0 and not both.replays.kept
     assert both.replays.is_cold
     for is_cold in (True, False, False):
         both.step({0: 1})
         assert both.replays.is_cold == is_cold
-    assert both.num_replayed == 3 and list(both.replays._kept) == [(1, 1)]
+    assert both.num_replayed == 3 and list(both.replays.kept) == [(1, 1)]
 
 
 def test_a_step_with_another_library_s_products_has_no_tape(tiny_model_path: Path, num_threads: int) -> None:
@@ -146,7 +146,7 @@ def test_a_step_with_another_library_s_products_has_no_tape(tiny_model_path: Pat
     both.step({0: 3})
     both.step({0: 3})
     assert both.num_replayed <= 1  # the first run is the one that is recorded
-    assert list(both.replays._kept.values()) == [None]
+    assert list(both.replays.kept.values()) == [None]
 
 
 def test_at_most_max_kept_tapes_are_kept_in_one_arena(
@@ -156,16 +156,16 @@ def test_at_most_max_kept_tapes_are_kept_in_one_arena(
     both = TwoWays(model, num_rows=8)
     both.step({0: MAX_ROWS})
     both.step({0: MAX_ROWS - 7, **dict.fromkeys(range(1, 8), 1)})
-    most = both.replays._arena.num_bytes
+    most = both.replays.arena.num_bytes
     for tokens in range(1, 18):
         for rows in range(1, 9):
             both.step({row: tokens if row == 0 else 1 for row in range(rows)})
-    assert len(both.replays._kept) == 16
-    assert both.replays._arena.num_bytes == most
+    assert len(both.replays.kept) == 16
+    assert both.replays.arena.num_bytes == most
 
 
 def test_a_step_of_drafts_shares_the_tape_of_as_many_rows(model: Model, num_threads: int) -> None:
     both = TwoWays(model, num_rows=6)
     for counts in ({0: 4, 1: 1, 2: 1}, {0: 1, 1: 2, 2: 2, 3: 1}, dict.fromkeys(range(6), 1)):
         both.step(counts)
-    assert both.num_replayed == 3 and list(both.replays._kept) == [(6, 6)]
+    assert both.num_replayed == 3 and list(both.replays.kept) == [(6, 6)]

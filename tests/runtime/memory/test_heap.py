@@ -32,7 +32,7 @@ Anonymous:  0 kB
 7f60-7f70 r-xp 00034000 fe:00 99   /a folder/with blanks.so
 Anonymous:  0 kB
 """
-    found = list(heap._code_mappings(smaps.strip().splitlines()))
+    found = list(heap.code_mappings(smaps.strip().splitlines()))
     assert found == [(0x7F10, 0x7F20), (0x7F60, 0x7F70)]
 
 

@@ -26,7 +26,7 @@ PROMPTS = ["the sap rises", "木 and leaf " * 9, "42"]
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 LISTED = {"temperature": 1.2, "top_k": 30, "seed": 5, "max_tokens": 12, "ignore_eos": True}
 WHOLE = {"temperature": 0.9, "top_p": 0.9, "seed": 6, "max_tokens": 12, "ignore_eos": True}
-LONG = {"temperature": 0.0, "max_new_tokens": 150, "ignore_eos": True}
+LONG = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_a_program_goes_on_after_the_loss_of_a_rank_and_no_process_stays(
     runtime: phloem.Runtime, victim: str, number: signal.Signals
 ) -> None:
     prompt = f"{victim} {number} " * 4
-    expected = runtime.generate(prompt, None, temperature=0.0, max_tokens=150, ignore_eos=True).text
+    expected = runtime.generate(prompt, None, temperature=0.0, max_tokens=40, ignore_eos=True).text
     before = runtime.fleet()[0]
     ranks = children(before.pid)
     assert len(ranks) == 1

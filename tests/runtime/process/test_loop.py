@@ -46,8 +46,8 @@ class Loop:
         self.socket = EngineSocket(url, engine.welcome())
         self.failure: Exception | None = None
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(engine,))
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, args=(engine,))
+        self.thread.start()
         self.client = RawClient(url)
         self.client.say(m.Hello(version=m.PROTOCOL_VERSION))
         assert isinstance(self.client.hear()[0], m.Welcome)
@@ -60,8 +60,8 @@ class Loop:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(20.0)
-        assert not self._thread.is_alive()
+        self.thread.join(20.0)
+        assert not self.thread.is_alive()
 
     def until_closed(self, *programs: str) -> list[m.RuntimeMessage]:
         found: list[m.RuntimeMessage] = []
@@ -112,14 +112,14 @@ def test_an_engine_whose_steps_all_fail_gives_up_after_telling_everyone(loop):
     loop.client.say(ask("bad"))
     heard = loop.until_closed("bad")
     assert failures(heard) == {1: "InternalError", 2: "InternalError"}
-    loop._thread.join(20.0)
+    loop.thread.join(20.0)
     assert isinstance(loop.failure, EngineBroken) and "3 steps in a row failed: ValueError: boom" in str(loop.failure)
 
 
 @pytest.mark.parametrize("loop", ["for good"], indirect=True)
 def test_an_engine_that_cannot_end_its_programs_gives_up_at_once(loop):
     loop.client.say(ask("bad"))
-    loop._thread.join(20.0)
+    loop.thread.join(20.0)
     assert isinstance(loop.failure, EngineBroken) and "boom" in str(loop.failure) and "worse" in str(loop.failure)
 
 

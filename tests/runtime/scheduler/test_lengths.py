@@ -61,5 +61,5 @@ def test_any_number_of_names_leaves_a_bounded_number_of_kinds():
     lengths = Lengths()
     for n in range(3 * MAX_KINDS):
         lengths.note(sequence(kind=f"kind {n}", made=9))
-    assert len(lengths._by_kind) == MAX_KINDS
+    assert len(lengths.by_kind) == MAX_KINDS
     assert lengths.left(sequence(kind="kind 700")) == pytest.approx(9)

@@ -93,4 +93,4 @@ def test_any_number_of_kinds_leaves_a_bounded_number_of_counts():
     for seq in seqs:
         parked.take(seq, 1.0, came_back=True)
     assert parked.first_to_go(2.0) is None
-    assert len(parked._pauses) <= MAX_KINDS + 1 and len(parked) == 0 and not parked._with_slots
+    assert len(parked.pauses_of) <= MAX_KINDS + 1 and len(parked) == 0 and not parked.with_slots

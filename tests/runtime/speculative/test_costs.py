@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 from phloem.runtime.speculative import Speculation, StepCosts
-from phloem.runtime.speculative.speculation import _Step
+from phloem.runtime.speculative.speculation import RunningStep
 
 
 def true_cost(n: int) -> float:
@@ -51,7 +51,7 @@ def lengths(cost, chances: list[list[float]], num_tokens: int | None = None) -> 
     costs.estimate = np.array([cost(n) for n in range(513)])
     speculation = Speculation([], max_draft=31, costs=costs)
     gains = [np.cumprod(part) for part in chances]
-    return speculation._lengths(gains, _Step(num_tokens or len(chances), len(chances)))
+    return speculation.lengths(gains, RunningStep(num_tokens or len(chances), len(chances)))
 
 
 def test_likely_drafts_are_run_and_unlikely_ones_are_not():

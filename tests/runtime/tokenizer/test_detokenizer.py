@@ -146,7 +146,7 @@ def test_points_that_no_cut_can_reach_are_forgotten() -> None:
     for _ in range(1000):
         detokenizer.push(0)
         detokenizer.push(1)
-    assert len(detokenizer._boundaries) < 8
+    assert len(detokenizer.boundaries) < 8
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4), st.text("abc", max_size=30))
