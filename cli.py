@@ -110,7 +110,7 @@ def _serve(args: argparse.Namespace) -> int:
     how = _how_it_runs(config) + (f", {args.replicas} replicas" if args.replicas > 1 else "")
     supervise = _supervise(args)
     with (
-        _otel_tracer() as tracer,
+        otel_tracer() as tracer,
         _loading_bars(lambda url: f"phloem serves {args.model} at {url}, {how} (Ctrl-C ends it)") as (
             progress,
             on_ready,
@@ -173,7 +173,7 @@ def _supervise(args: argparse.Namespace) -> Any:
 
 
 @contextmanager
-def _otel_tracer() -> Iterator[Any]:
+def otel_tracer() -> Iterator[Any]:
     """Exports spans to where OpenTelemetry's environment variables say; None where they do not."""
     url = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
     if not url and (base := os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")):

@@ -115,7 +115,7 @@ class FleetClient:
     ) -> None:
         self._placer = Placer(tokenize)
         self._limits = limits or FleetLimits()
-        self._on_lost = on_lost
+        self.on_lost = on_lost
         self._rng = random.Random(os.urandom(16) if seed is None else seed)
         self._lock = threading.Lock()
         self._has_moved = threading.Condition(self._lock)  # a program has left its engine
@@ -767,9 +767,9 @@ class FleetClient:
                     with self._lock:
                         self._suspects.add(run)
                 self._wait(run)
-        if is_ours and self._end is None and self._on_lost is not None:
+        if is_ours and self._end is None and self.on_lost is not None:
             logger.warning("engine %s is lost with %d programs: %s", engine.name, len(orphans), cause)
-            self._on_lost(engine.name, cause)
+            self.on_lost(engine.name, cause)
 
     def _restore_pins(self) -> None:
         """Make the pins again that lost engines had, if an engine is ready: each by a program of its own."""

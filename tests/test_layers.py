@@ -299,3 +299,37 @@ def test_the_rest_of_the_package_knows_a_subpackage_by_its_interface_alone(packa
         if target.startswith(package + ".")
     ]
     assert inside == []
+
+
+# Names with an underscore that their owners document.
+DOCUMENTED = {"_exit", "_getframe", "_repr_html_"}
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """Private names of others that a test reads: a test of those would hold the product to how it works inside."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not (
+            isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        ):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.startswith("_") and not name.startswith("__") and name not in DOCUMENTED:
+                yield f"{node.lineno}: {name}"
+
+
+def test_tests_read_public_names_alone() -> None:
+    found = {
+        str(file.relative_to(ROOT)): names
+        for file in sorted((ROOT / "tests").rglob("*.py"))
+        if (names := list(private_names(tree_of(file))))
+    }
+    assert found == {}
+
+
+def test_private_names_are_seen() -> None:
+    source = "from phloem.cli import _main, main\nengine._tree.nodes\nself._mine\nstate._repr_html_()\nx.__class__"
+    assert list(private_names(ast.parse(source))) == ["1: _main", "2: _tree"]

@@ -224,10 +224,10 @@ class Executor:
 
     def _logits(self, features: torch.Tensor) -> StepLogits:
         vocab_size = self.model.config.vocab_size
-        return StepLogits(features, self._head, vocab_size=vocab_size, can_pick=self.model.head.can_pick)
+        return StepLogits(features, self.head, vocab_size=vocab_size, can_pick=self.model.head.can_pick)
 
     @torch.inference_mode()
-    def _head(self, features: torch.Tensor, blocks: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+    def head(self, features: torch.Tensor, blocks: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
         head = self.model.head
         if blocks is not None:
             return head.pick(features, blocks, out)

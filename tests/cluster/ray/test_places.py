@@ -60,7 +60,7 @@ class Followed:
         self.follower = PlacesFollower(
             fleet.client, lambda place: Client(place.url, connect_timeout_s=0.2, engine_timeout_s=30.0)
         )
-        fleet.client._on_lost = self._lose
+        fleet.client.on_lost = self._lose
 
     def _lose(self, engine: str, error: Exception) -> None:
         self.follower.lose(engine, error)

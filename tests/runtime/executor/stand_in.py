@@ -34,22 +34,22 @@ class StandIn:
         self.graphs: list[StandInGraph] = []
         self.host_memory: set[int] = set()
         self.is_capturing = False
-        self._held: list[torch.Tensor] = []
+        self.held: list[torch.Tensor] = []
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
-        self._ask("upload")
+        self.ask("upload")
         return torch.from_numpy(array.copy())
 
     def write(self, array: np.ndarray, into: torch.Tensor) -> None:
-        self._ask("write")
+        self.ask("write")
         into[: len(array)].copy_(torch.from_numpy(array))
 
     def download(self, tensors: Sequence[torch.Tensor]) -> "StandInReadback":
-        self._ask("download")
+        self.ask("download")
         return StandInReadback(self, [x.clone() for x in tensors])
 
     def capture(self, run: Callable[[], torch.Tensor]) -> tuple["StandInGraph", torch.Tensor]:
-        self._ask("capture")
+        self.ask("capture")
         run()
         graph = StandInGraph(self, run)
         self.graphs.append(graph)
@@ -63,7 +63,7 @@ class StandIn:
         run()
         return self.peak
 
-    def _ask(self, what: str) -> None:
+    def ask(self, what: str) -> None:
         assert not self.is_capturing, f"{what} inside a graph"
         self.log.append(what)
 
@@ -73,8 +73,8 @@ class StandInReadback:
         self._device, self._values = device, values
 
     def wait(self) -> list[torch.Tensor]:
-        self._device._ask("wait")
-        self._device._held = self._values
+        self._device.ask("wait")
+        self._device.held = self._values
         self._device.host_memory = {x.untyped_storage().data_ptr() for x in self._values}
         return self._values
 
@@ -87,7 +87,7 @@ class StandInGraph:
         self.num_replays = 0
 
     def replay(self) -> None:
-        self._device._ask("replay")
+        self._device.ask("replay")
         result, calls = self._traced()
         assert calls == self.calls, "a replay would not do what was captured"
         self.result.copy_(result)

@@ -97,12 +97,12 @@ def test_the_head_computes_only_blocks_with_allowed_tokens(
     asked: list[tuple[int, int | None]],
 ) -> None:
     found: list[tuple[int, int | None]] = []
-    head = executor._head
+    head = executor.head
 
     def counted(features: torch.Tensor, blocks: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
         found.append((len(features), None if blocks is None else len(blocks)))
         return head(features, blocks, out)
 
-    monkeypatch.setattr(executor, "_head", counted)
+    monkeypatch.setattr(executor, "head", counted)
     executor.sample(step(executor, len(allowed)), [sample_row(i, tokens, **params) for i, tokens in enumerate(allowed)])
     assert found == asked

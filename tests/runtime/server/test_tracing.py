@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from phloem.cli import _otel_tracer
+from phloem.cli import otel_tracer
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.errors import InvalidRequest, Overloaded
@@ -316,13 +316,13 @@ def test_without_the_extra_the_server_says_why_it_exports_nothing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318/")
-    with _otel_tracer() as tracer:
+    with otel_tracer() as tracer:
         assert tracer is None
     assert "no spans are exported to http://127.0.0.1:4318/v1/traces" in caplog.text
     assert "install phloem[otel]" in caplog.text
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
     caplog.clear()
-    with _otel_tracer() as tracer:
+    with otel_tracer() as tracer:
         assert tracer is None and not caplog.text
 
 
@@ -352,7 +352,7 @@ def test_spans_arrive_at_the_collector_of_the_environment(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "our-phloem")
     try:
-        with _otel_tracer() as tracer:
+        with otel_tracer() as tracer:
             httpx.post(f"{serve(tracer=tracer).url}/v1/completions", json=ASK, headers=SENT)
     finally:
         collector.shutdown()
