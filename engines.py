@@ -24,9 +24,11 @@ from .cluster.supervisor import Replica, Supervisor
 from .protocol import ops
 from .protocol.address import ClientKeys, ServerKeys
 from .protocol.client import Client
+from .protocol.embeddings import BATCH, embed_by_program, gives_embeddings
 from .protocol.engine_client import EngineClient
 from .protocol.errors import DeadlineExceeded, InvalidParams, InvalidRequest, Unsupported
 from .protocol.messages import Delta, Done, Embedded, GenMeta, Welcome
+from .protocol.ops import Pooling
 from .protocol.program_call import OpFailed, ProgramCall, ProgramEvent, SubmitRefused
 from .protocol.sampling import SamplingParams
 from .runtime.config import EngineConfig, Progress
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
     from .lang.backend.phloem_backend import PhloemBackend
     from .runtime.process.loop import EngineLike
     from .runtime.tokenizer import Tokenizer
-
-EMBED_BATCH = 256  # inputs of one message
 
 _engine_ids = itertools.count()
 Result = TypeVar("Result")
@@ -197,18 +197,32 @@ class Connection:
         self,
         inputs: str | Sequence[str | Sequence[int]],
         *,
-        truncate: bool = True,
+        pooling: Pooling | None = None,
+        truncate: bool | None = None,
         timeout_s: float | None = None,
     ) -> NDArray[np.float32]:
-        """The vectors of an encoder: [E] of one text, [N, E] of N texts or lists of token ids.
+        """Vectors: [E] of one text, [N, E] of N texts or lists of token ids.
 
-        A text of more tokens than the model takes is cut; without ``truncate`` it raises PromptTooLong. Raises
-        Unsupported where the model is a decoder, DeadlineExceeded after ``timeout_s``.
+        Of an encoder, which pools as its folder says and cuts a text of more tokens than it takes; with
+        ``truncate=False`` such a text raises PromptTooLong. Of a decoder its last hidden states after the final norm,
+        by ``pooling``: of the last token, which is the default, or the mean of all tokens, scaled to length 1. A
+        decoder cuts no text. Raises Unsupported where the model cannot do what was asked, DeadlineExceeded after
+        ``timeout_s``.
         """
         texts = [inputs] if isinstance(inputs, str) else [x if isinstance(x, str) else list(x) for x in inputs]
-        found = _vectors(
-            len(texts), lambda part: self.client.embed(texts[part], truncate=truncate), _Deadline(timeout_s)
-        )
+        is_decoder, name = gives_embeddings(self.welcome), self.welcome.model
+        if is_decoder and truncate:
+            raise Unsupported(f"truncate=True: {name!r} is a decoder, which cuts no text", where="truncate")
+        if not is_decoder and pooling is not None:
+            text = f"pooling={pooling!r}: {name!r} is no decoder; an encoder pools as its folder says"
+            raise Unsupported(f"{text}; leave it out", where="pooling")
+
+        def ask(part: slice) -> Future[Embedded]:
+            if is_decoder:
+                return embed_by_program(self.client, texts[part], pooling or "last", first=part.start)
+            return self.client.embed(texts[part], truncate=truncate is not False)
+
+        found = _vectors(len(texts), ask, _Deadline(timeout_s))
         return found[0] if isinstance(inputs, str) else found
 
     def classify(
@@ -563,8 +577,8 @@ def _vectors(count: int, ask: Callable[[slice], Future[Embedded]], deadline: _De
     import numpy as np
 
     rows: list[bytes] = []
-    for start in range(0, max(1, count), EMBED_BATCH):  # without inputs the client says so
-        answer = ask(slice(start, start + EMBED_BATCH))
+    for start in range(0, max(1, count), BATCH):  # without inputs the client says so
+        answer = ask(slice(start, start + BATCH))
         try:
             rows += deadline.wait(answer).vectors
         except BaseException:  # Ctrl-C too

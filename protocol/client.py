@@ -68,9 +68,10 @@ def check_embed(inputs: Sequence[str | list[int]], welcome: Welcome, *, seconds:
         text = f"{welcome.model!r} is {kind} and has no classification layer for scores"
         raise Unsupported(f"{text}; send the request to a reranker or a classifier", where="model")
     if seconds is None and "embed" not in welcome.capabilities:
-        kind = "a decoder, which generates text" if is_decoder else "a classifier, which scores texts"
-        text = f"{welcome.model!r} is {kind} and has no pooling layer for embeddings"
-        raise Unsupported(f"{text}; send the request to an embedding model", where="model")
+        text = f"{welcome.model!r} is a classifier, which scores texts and gives no embeddings"
+        if is_decoder:
+            text = f"{welcome.model!r} is a decoder, whose embeddings come from programs with the operation 'embedding'"
+        raise Unsupported(f"{text}; send this request to an embedding model", where="model")
     if seconds and len(seconds) != len(inputs):
         text = f"{len(inputs):,} texts and {len(seconds):,} second ones; give as many of both"
         raise InvalidRequest(text, where="input")

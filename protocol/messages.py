@@ -32,8 +32,8 @@ class ProgramSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     """Sent with a program's first ``Submit``. ``deadline_s`` counts from its acceptance; lower priority runs first.
 
     ``speculative``: whether the engine may draft tokens, for generations that do not say; None: the engine decides.
-    ``trace``: every op's meta lists its tokens, with origins and probabilities. The metrics count programs by
-    ``name``, for example a function's.
+    ``trace``: the meta of every ``Gen``, ``Select`` and ``Score`` lists its tokens, with origins and probabilities.
+    The metrics count programs by ``name``, for example a function's.
     """
 
     tenant: str = ""
@@ -209,8 +209,8 @@ class Welcome(Message, tag="welcome"):
 
     ``cache_events_url``: a PUB socket that publishes cached blocks (see ``cache_events``); empty: none. ``eos_ids``:
     the tokens that end a text. ``adapters``: the names that ``ProgramSettings.adapter`` may have.
-    ``embedding_size``: dimensions of an encoder's vectors; 0: the model is a decoder, or a classifier, whose scores are
-    of ``labels``.
+    ``embedding_size``: dimensions of an encoder's vectors, and of those of a decoder's ``Embedding``; 0: it gives none.
+    The scores of a classifier are of ``labels``.
     """
 
     version: int
@@ -338,11 +338,24 @@ class SelectMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m",
     trace: OpTrace | None = None
 
 
+class EmbeddingMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="m", tag="embedding"):
+    """Of an ``Embedding``. Its tokens are in the trace of the sequence's next op that has one."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    start_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+OpMeta = GenMeta | SelectMeta | EmbeddingMeta
+
+
 class Done(Message, tag="done"):
     program: str
     op: int
     value: Any = None
-    meta: GenMeta | SelectMeta | None = None
+    meta: OpMeta | None = None
 
 
 class Failed(Message, tag="failed"):

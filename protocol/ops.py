@@ -13,6 +13,7 @@ from .sampling import SamplingParams
 
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
 JoinMode = Literal["gather_variable", "concate_and_append"]
+Pooling = Literal["last", "mean"]
 
 
 class Op(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="t"):
@@ -89,6 +90,17 @@ class Score(Op, tag="score"):
     append: bool = True
 
 
+class Embedding(Op, tag="embedding"):
+    """The vector of the sequence so far. Done value: ``Welcome.embedding_size`` numbers, little-endian float32.
+
+    The model's last hidden states, after its final norm, are pooled and scaled to length 1: ``last`` takes the last
+    token's, ``mean`` the mean of all tokens'. A text at the sequence's end is followed by the token that the model's
+    tokenizer puts after texts, if it has one; the sequence itself does not change.
+    """
+
+    pooling: Pooling = "last"
+
+
 class Fork(Op, tag="fork"):
     """``children`` start as this sequence at this point; no KV is copied. Done value: None."""
 
@@ -127,4 +139,4 @@ class Close(Op, tag="close"):
     """The sequence ends. The program is closed when all its sequences are. Done value: the sequence's text."""
 
 
-AnyOp = Text | Special | Ref | Image | Gen | Select | Score | Fork | Join | Mark | Rollback | Pin | Close
+AnyOp = Text | Special | Ref | Image | Gen | Select | Score | Embedding | Fork | Join | Mark | Rollback | Pin | Close

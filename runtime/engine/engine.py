@@ -44,6 +44,7 @@ from ..executor import Accelerator, Executor
 from ..scheduler import Scheduler
 from ..speculative import Drafter, GrammarDrafter, LookupDrafter, Speculation, StepCosts
 from .cache_feed import CacheFeed
+from .embedding_ops import EmbeddingOps
 from .gen_ops import GenOps
 from .grammars import Grammars
 from .interpreter import Interpreter
@@ -142,11 +143,12 @@ class EngineCore:
             may_draft=speculation is not None,
             jump_forward=config.jump_forward,
         )
-        scorings = ScoreOps(self.programs)
+        scorings, embeddings = ScoreOps(self.programs), EmbeddingOps(self.programs)
         self.interpreter = Interpreter(
             self.programs,
             self.generations,
             scorings,
+            embeddings,
             vocab_size=self.vocab_size,
             limits=self.limits,
             max_waiting=config.max_waiting,
@@ -155,6 +157,7 @@ class EngineCore:
             self.programs,
             self.generations,
             scorings,
+            embeddings,
             self.executor,
             masks=masks,
             speculation=speculation,
@@ -199,6 +202,7 @@ class EngineCore:
             cache_events_url=self.cache_events_url,
             eos_ids=tuple(sorted(self.tokenizer.eos_ids)),
             adapters=self.model.adapters,
+            embedding_size=self.model.config.hidden_size,
         )
 
     def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> Outbox:
@@ -274,7 +278,7 @@ class EngineCore:
             case Query():
                 self._send(client, self._answer(message))
             case Embed(id=number):
-                text = f"{self.config.model!r} is a decoder, which has no pooling layer; give an embedding model"
+                text = f"{self.config.model!r} is a decoder, whose vectors come from programs with the op 'embedding'"
                 self._send(client, Answer(number, None, Unsupported(text, where="model").info()))
             case Hello(version=version):
                 if version != PROTOCOL_VERSION:

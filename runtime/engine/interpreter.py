@@ -15,12 +15,13 @@ from ...protocol.errors import (
     from_info,
 )
 from ...protocol.messages import Accepted, Cancel, Limits, ProgramSettings, Rejected, Submit
-from ...protocol.ops import Close, Fork, Gen, Join, Mark, Pin, Ref, Rollback, Score, Select, Special, Text
+from ...protocol.ops import Close, Embedding, Fork, Gen, Join, Mark, Pin, Ref, Rollback, Score, Select, Special, Text
 from ..tokenizer.tokenizer import LONG_TEXT
 from .program import OpState, SequenceState
 from .submission import find_faults
 
 if TYPE_CHECKING:
+    from .embedding_ops import EmbeddingOps
     from .gen_ops import GenOps
     from .programs import Programs
     from .score_ops import ScoreOps
@@ -29,13 +30,17 @@ log = logging.getLogger(__name__)
 
 
 class Interpreter:
-    """Carries out the ops of ``programs``. Ops that need the model go to ``generations`` and ``scorings``."""
+    """Carries out the ops of ``programs``.
+
+    Ops that need the model go to ``generations``, ``scorings`` and ``embeddings``.
+    """
 
     def __init__(
         self,
         programs: Programs,
         generations: GenOps,
         scorings: ScoreOps,
+        embeddings: EmbeddingOps,
         *,
         vocab_size: int,
         limits: Limits,
@@ -45,6 +50,7 @@ class Interpreter:
         self._programs = programs
         self._generations = generations
         self._scorings = scorings
+        self._embeddings = embeddings
         self._scheduler = programs.scheduler
         self._tokenizer = programs.tokenizer
         self._vocab_size = vocab_size
@@ -92,7 +98,7 @@ class Interpreter:
         for op_id, error in submit.failed.items():
             op_state = program.ops[op_id]
             self._programs.fail_op(program.sequences[op_state.op.seq], op_state, from_info(error))
-        self._num_coming += len({op.seq for op in submit.ops if isinstance(op, Gen | Select | Score)})
+        self._num_coming += len({op.seq for op in submit.ops if isinstance(op, Gen | Select | Score | Embedding)})
         if not submit.ops:
             self._programs.close_if_over(program)
 
@@ -183,6 +189,8 @@ class Interpreter:
                     self._generations.start(owner, op_state)
                 case Select() | Score():
                     self._scorings.start(owner, op_state)
+                case Embedding():
+                    self._embeddings.start(owner, op_state)
                 case Fork():
                     self._fork(owner, op_state, op)
                 case Join():

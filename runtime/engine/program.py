@@ -229,6 +229,13 @@ class Program:
     def is_over(self) -> bool:
         return all(state.closed for state in self.sequences.values())
 
+    def count_row(self, seq: Sequence) -> None:
+        """Count the tokens of a row that was computed and generates nothing."""
+        self.stats.prompt_tokens += len(seq.tokens)
+        self.stats.cached_tokens += seq.num_cached
+        self.stats.prefilled_tokens += seq.num_run
+        self.stats.preemptions += seq.num_preempted
+
     def unlink(self) -> None:
         """Break the reference cycles of an ended program: it is then freed without a garbage collection."""
         self.sequences.clear()

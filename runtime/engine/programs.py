@@ -18,10 +18,9 @@ from ...protocol.messages import (
     Closed,
     Done,
     Failed,
-    GenMeta,
+    OpMeta,
     ProgramSettings,
     RuntimeMessage,
-    SelectMeta,
 )
 from ...protocol.ops import Close, Fork
 from ..scheduler import Scheduler, Sequence, TokenBuffer
@@ -110,8 +109,9 @@ class Programs:
         return None
 
     def _prompt_too_long(self, length: int, extra: int) -> PromptTooLong:
+        more = f" and at least {extra} to come" if extra else ""
         return PromptTooLong(
-            f"{length:,} tokens of prompt and at least {extra} to come, but the context is {self.context_len:,}; "
+            f"{length:,} tokens of prompt{more}, but the context is {self.context_len:,}; "
             "shorten the prompt or start with a larger --max-seq-len"
         )
 
@@ -135,7 +135,7 @@ class Programs:
         op_state: OpState,
         value: object = None,
         *,
-        meta: GenMeta | SelectMeta | None = None,
+        meta: OpMeta | None = None,
         texts: tuple[str, ...] = (),
     ) -> None:
         assert op_state.status == "queued" and owner.queue[0] is op_state

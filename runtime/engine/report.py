@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...processor import resident_bytes
 from ..scheduler import Sequence
 from ..speculative import Speculation
+from .embedding_ops import PooledRow
 from .generation import Candidate
 from .scoring import ScoreRow
 
@@ -92,8 +93,8 @@ def _sequence(seq: Sequence) -> dict[str, Any]:
                 "accepted": candidate.num_accepted,
             }
             return row | {"program": program.id, "has_grammar": candidate.matcher is not None}
-        case ScoreRow() as row_of_score:
-            return row | {"program": row_of_score.owner.program.id}
+        case ScoreRow() | PooledRow() as computed:
+            return row | {"program": computed.owner.program.id}
     return row
 
 

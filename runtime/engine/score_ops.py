@@ -86,11 +86,7 @@ class ScoreOps:
 
     def finish_row(self, row: ScoreRow) -> None:
         """All log-probabilities of ``row`` are known: take it off the schedule, and end the op after the last row."""
-        stats = row.scoring.owner.program.stats
-        stats.prompt_tokens += len(row.seq.tokens)
-        stats.cached_tokens += row.seq.num_cached
-        stats.prefilled_tokens += row.seq.num_run
-        stats.preemptions += row.seq.num_preempted
+        row.scoring.owner.program.count_row(row.seq)
         row.cached_tokens = row.seq.num_cached
         self._programs.release(row.seq)
         if row.scoring.is_finished:

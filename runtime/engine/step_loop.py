@@ -17,6 +17,7 @@ from ...protocol.errors import PromptTooLong
 from ..executor import SampledToken, SampleRow
 from ..scheduler import Draft, StepPlan
 from .drafting import draft_rows, wants_of
+from .embedding_ops import PooledRow, want_vector
 from .flight import DeferredDraw, Draw, StepInFlight
 from .generation import Candidate
 from .logprobs import want_prompt_logprobs, want_scores
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ...radix_cache import Tiers
     from ..executor import Executor
     from ..speculative import Speculation
+    from .embedding_ops import EmbeddingOps
     from .gen_ops import GenOps
     from .mask_thread import MaskThread
     from .programs import Programs
@@ -69,13 +71,14 @@ class StepRecord(NamedTuple):
 
 
 class StepLoop:
-    """Runs the scheduler's plans on the executor and hands the results to generations and scorings."""
+    """Runs the scheduler's plans on the executor and hands the results to generations, scorings and embeddings."""
 
     def __init__(
         self,
         programs: Programs,
         generations: GenOps,
         scorings: ScoreOps,
+        embeddings: EmbeddingOps,
         executor: Executor,
         *,
         masks: MaskThread,
@@ -100,6 +103,7 @@ class StepLoop:
         self.deferred: list[DeferredDraw] = []  # in the order of their draws
         self._generations = generations
         self._scorings = scorings
+        self._embeddings = embeddings
         self._collected_s = -math.inf
         self.vectorised = VectorisedDecode(
             self.scheduler,
@@ -168,7 +172,7 @@ class StepLoop:
         for seq, error in self.scheduler.failed:
             if seq.tag is None:
                 continue  # its op has failed with another of its sequences
-            assert isinstance(seq.tag, Candidate | ScoreRow)
+            assert isinstance(seq.tag, Candidate | ScoreRow | PooledRow)
             message = f"{error}; shorten the prompt or start with a larger --num-slots"
             self.programs.fail_first(seq.tag.owner, PromptTooLong(message))
         self.scheduler.failed.clear()
@@ -202,7 +206,8 @@ class StepLoop:
         live = self.programs.live
         start_s = self.clock()
         plan, drafts = self._with_drafts(plan)
-        logits = self.executor.forward(plan)  # [L, V]
+        is_pooled = any(isinstance(live[row.seq_id].tag, PooledRow) for row in plan.rows)
+        logits = self.executor.forward(plan, needs_all=not is_pooled)  # [L, V]
         self.scheduler.complete(plan, live)
         self._count(plan)
         owners = [(live[row.seq_id], live[row.seq_id].tag) for row in plan.rows]
@@ -217,7 +222,7 @@ class StepLoop:
         programs = set()
         for row in plan.rows:
             tag = self.programs.live[row.seq_id].tag
-            if isinstance(tag, Candidate | ScoreRow):
+            if isinstance(tag, Candidate | ScoreRow | PooledRow):
                 programs.add(tag.owner.program)
         if plan.vectorised is not None:
             self.vectorised.count_forwards(plan.vectorised)
@@ -251,6 +256,8 @@ class StepLoop:
                                 rows += draft_rows(draft, rows[-1], min_tokens_left=left)
                 case ScoreRow() as score_row if live.get(row.seq_id) is seq:
                     want_scores(flight, score_row, row, part, self.executor, live, self._scorings.finish_row)
+                case PooledRow() as pooled if live.get(row.seq_id) is seq:
+                    want_vector(flight, pooled, row, part, live, self._embeddings.finish_row)
         if rows or num_vectorised:
             flight.drawn = self.executor.draw(flight.logits, rows, arrays)
         flight.readback = self.executor.read(flight.tensors())

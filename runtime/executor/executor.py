@@ -183,8 +183,11 @@ class Executor:
         return self.inputs.num_fed if self.inputs is not None else 0
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> StepLogits:
-        """Logits [L, V] of each row's last ``num_logits`` positions, in the plan's order. Valid until the next step."""
+    def forward(self, plan: StepPlan, *, needs_all: bool = True) -> StepLogits:
+        """Logits [L, V] of each row's last ``num_logits`` positions, in the plan's order. Valid until the next step.
+
+        Without ``needs_all`` the caller reads only the head's input of some positions.
+        """
         if self._split is not None:
             self._split.announce(plan)
         adapters = self._adapters_of(plan)
@@ -193,7 +196,8 @@ class Executor:
             if features is None:
                 features = self.model.features(self._adapted(self.inputs.forward_batch(plan), adapters), self.kv)
             logits = self._logits(features)
-            logits.whole()  # queue the head now: the device runs it while the host works
+            if needs_all:
+                logits.whole()  # queue the head now: the device runs it while the host works
             return logits
         batch = self._adapted(ForwardBatch.from_plan(plan, self.slot_table, self.device), adapters)
         features = self._replays.forward(batch) if self._replays is not None else None
@@ -255,7 +259,7 @@ class Executor:
                 return listed
         order: np.ndarray | None = None
         if len(drawn) != len(step) or (drawn.logits_rows != np.arange(len(step))).any():
-            logits = step.whole()[self._on_device(drawn.logits_rows)]
+            logits = step.of(self._on_device(drawn.logits_rows))
         elif masks is None:
             logits = step.whole()
         else:

@@ -65,6 +65,12 @@ class StepLogits:
             self._whole = self._head(self._features, None, None)
         return self._whole
 
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """The logits [R, V] of ``rows`` (int64), which may be changed in place."""
+        if self._whole is not None:
+            return self._whole[rows]
+        return self._head(self._features[rows], None, None)
+
     def allowed(self, masks: StepMasks, *, may_move: bool = True) -> tuple[torch.Tensor, np.ndarray | None]:
         """Logits [L, V], and the row of the step that each belongs to (int64 [L]; None: rows are in order).
 

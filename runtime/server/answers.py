@@ -169,6 +169,7 @@ class Embeddings(JsonAnswer):
     data: list[EmbeddingEntry]
     model: str
     usage: EmbeddingUsage
+    pooling: Literal["last", "mean"] | None = None
 
 
 class RankedDocument(JsonAnswer):

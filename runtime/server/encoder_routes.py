@@ -1,21 +1,14 @@
 """The endpoints of a server of an encoder: models, and embeddings or scores. Requests for text are refused by name."""
 
-import asyncio
-import base64
-import functools
-
-import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from ...protocol import errors
-from ...protocol.messages import Embedded, ProgramStats
-from ...protocol.ops import AnyOp, Special, Text
 from . import answers as a
+from .embedding_routes import add_encoder_embeddings
 from .openai_routes import add_models
 from .openapi import answers, body_of
-from .schemas import EmbeddingsRequest, RefusedRequest
-from .score_routes import RERANK_PATHS, account_of, add_classifying, add_reranking, answer_of
-from .service import Service, json_response
+from .schemas import RefusedRequest
+from .score_routes import RERANK_PATHS, add_classifying, add_reranking
+from .service import Service
 
 # What a server of a decoder answers to a POST, beside /v1/embeddings.
 TEXT_PATHS = (
@@ -43,7 +36,7 @@ def encoder_routes(service: Service) -> APIRouter:
     add_models(router, service)
     served: tuple[str, ...] = ()
     if not labels:
-        _add_embeddings(router, service)
+        add_encoder_embeddings(router, service)
     else:
         add_classifying(router, service)
         served = ("/classify",)
@@ -68,50 +61,3 @@ def encoder_routes(service: Service) -> APIRouter:
         raise service.no_decoder()
 
     return router
-
-
-def _add_embeddings(router: APIRouter, service: Service) -> None:
-    @router.post("/v1/embeddings", openapi_extra=body_of(EmbeddingsRequest), responses=answers(a.Embeddings))
-    async def embeddings(http: Request) -> Response:
-        """The vectors of a text, a list of texts, token ids, or a list of lists."""
-        request, inputs = await service.respond(http, EmbeddingsRequest, read)
-        account, num_tokens = account_of(service), 0
-        reserved = account.reserve([_as_op(given) for given in inputs], service.client.welcome.context_len)
-        try:
-            embed = functools.partial(service.client.embed, inputs, truncate=request.truncate is not False)
-            coming = await asyncio.to_thread(embed)
-            found = await answer_of(coming, http)
-            num_tokens = sum(found.num_tokens)
-        finally:
-            account.settle(reserved, ProgramStats(prompt_tokens=num_tokens))
-        service.metrics.count_prompt(num_tokens)
-        return await asyncio.to_thread(_body, request, found, service.model_name)
-
-    def read(request: EmbeddingsRequest) -> tuple[EmbeddingsRequest, list[str | list[int]]]:
-        service.adapter_of(request.model)
-        _check_dimensions(request.dimensions)
-        return request, request.inputs()
-
-    def _check_dimensions(asked: int | None) -> None:
-        size = service.client.welcome.embedding_size
-        if asked is not None and asked != size:
-            text = f"dimensions is {asked:,}, but the vectors of {service.model_name!r} have {size:,}"
-            raise errors.InvalidParams(f"{text} and are not cut; leave the field out", where="dimensions")
-
-
-def _as_op(given: str | list[int]) -> AnyOp:
-    """For the estimate of its tokens."""
-    return Text(op=0, seq=0, text=given) if isinstance(given, str) else Special(op=0, seq=0, ids=tuple(given))
-
-
-def _body(request: EmbeddingsRequest, found: Embedded, model: str) -> Response:
-    def spelled(vector: bytes) -> str | list[float]:
-        if request.encoding_format == "base64":
-            return base64.b64encode(vector).decode()
-        numbers: list[float] = np.frombuffer(vector, "<f4").tolist()
-        return numbers
-
-    data = [{"object": "embedding", "index": i, "embedding": spelled(v)} for i, v in enumerate(found.vectors)]
-    count = sum(found.num_tokens)
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    return json_response({"object": "list", "data": data, "model": model, "usage": usage})

@@ -5,9 +5,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from ...protocol import errors
+from ...protocol.embeddings import gives_embeddings
 from ...protocol.ops import Gen
 from . import answers as a
 from .conversation import Chat
+from .embedding_routes import add_decoder_embeddings
 from .forms import ChatForm, CompletionForm, Header, SplitChatForm
 from .jobs import check_number, make_job, raw_parts
 from .openapi import answers, body_of
@@ -29,6 +31,8 @@ def openai_routes(service: Service) -> APIRouter:
     _add_chat(router, service)
     _add_completions(router, service)
     _add_refusals(router, service)
+    if gives_embeddings(service.client.welcome):
+        add_decoder_embeddings(router, service)
     add_continuation_scores(router, service)
     add_models(router, service)
     return router
@@ -135,13 +139,6 @@ def _add_refusals(router: APIRouter, service: Service) -> None:
     kind = f"{service.model_name!r} is a decoder, which generates text"
     body = body_of(RefusedRequest)
     refused = answers(a.Error, status=400, said="The served model is a decoder.")
-
-    @router.post("/v1/embeddings", status_code=400, openapi_extra=body, responses=refused)
-    async def embeddings(http: Request) -> Response:
-        """Refused: embeddings need a model with a pooling layer."""
-        await service.read_body(http)
-        message = f"{kind} and has no pooling layer for embeddings; send the request to a server of an embedding model"
-        raise errors.Unsupported(message, where="model")
 
     @router.post("/v1/rerank", status_code=400, openapi_extra=body, responses=refused)
     @router.post("/rerank", status_code=400, openapi_extra=body, responses=refused)

@@ -4,13 +4,15 @@ Events that the client has not read wait here; ``max_tokens`` bounds them.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...protocol import errors
-from ...protocol.messages import Delta
+from ...protocol.messages import Delta, ProgramSettings
+from ...protocol.ops import AnyOp
 from . import faults
 from .bridge import Bridge, BridgedCall
 from .forms import Form
@@ -104,6 +106,24 @@ async def _send_whole(send: Send, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+@contextlib.asynccontextmanager
+async def running(
+    bridge: Bridge, ops: Sequence[AnyOp], settings: ProgramSettings, receive: Receive
+) -> AsyncIterator[BridgedCall]:
+    """The program of a request that generates nothing. It is cancelled where the block fails or the client leaves."""
+    bridged = await bridge.send(ops, settings)
+    watch = asyncio.ensure_future(fail_on_disconnect(receive, bridged))
+    is_over = False
+    try:
+        yield bridged
+        is_over = True
+    finally:
+        watch.cancel()
+        if not is_over:
+            bridged.call.cancel()
+        bridge.release(bridged)
 
 
 async def fail_on_disconnect(receive: Receive, bridged: BridgedCall) -> None:

@@ -28,6 +28,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from ...constrained.spec import GrammarKind, GrammarSpec
 from ...protocol import errors
 from ...protocol.messages import MAX_INPUTS, Limits, ProgramSettings
+from ...protocol.ops import Pooling
 from ...protocol.sampling import FIELDS, SamplingParams
 from ...protocol.sampling import Field as SamplingField
 from .conversation import Conversation
@@ -718,8 +719,8 @@ EmbeddedIds = Annotated[list[TokenIds], Field(max_length=MAX_INPUTS, fail_fast=T
 
 
 class EmbeddingsRequest(Strict):
-    """``input``: a text, a list of texts, token ids, or a list of lists. ``truncate`` (extension): whether a text of
-    more tokens than the model takes is cut; otherwise it is refused.
+    """``input``: a text, a list of texts, token ids, or a list of lists. Extensions: ``truncate``, whether a text of
+    more tokens than an encoder takes is cut; otherwise it is refused. ``pooling``: of a decoder's hidden states.
     """
 
     model: str | None = None
@@ -727,6 +728,7 @@ class EmbeddingsRequest(Strict):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     truncate: bool | None = None
+    pooling: Pooling | None = None
     # known fields of the API that the server does not support
     user: Annotated[Any, unserved("")] = None
 

@@ -2,11 +2,9 @@
 of decoders the log-probability of a continuation at ``/v1/score``.
 """
 
-import asyncio
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -14,16 +12,16 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from ...protocol import errors
-from ...protocol.messages import Done, Embedded, ProgramSettings, ProgramStats, SelectMeta
+from ...protocol.messages import Done, ProgramSettings, SelectMeta
 from ...protocol.ops import AnyOp, Close, Score, Text
 from ...protocol.program_call import OpFailed, SubmitRefused
 from . import answers as a
 from .bridge import BridgedCall
+from .encoder_calls import ask_encoder
 from .openapi import answers, body_of
-from .response import fail_on_disconnect
+from .response import running
 from .schemas import ClassifyRequest, RerankRequest, ScoreRequest
-from .service import Service, disconnected, json_response
-from .tenants import Account, sender_of_request
+from .service import Service, json_response
 
 RERANK_PATHS = ("/v1/rerank", "/rerank")
 _OPS_A_PAIR = 3
@@ -96,17 +94,8 @@ def add_continuation_scores(router: APIRouter, service: Service) -> None:
     async def score(http: Request) -> Response:
         """The log-probability (natural log) of each `text_2` as the continuation of its `text_1`."""
         ops, settings = await service.respond(http, ScoreRequest, lambda request: read(request, http.url.path))
-        bridged = await service.bridge.send(ops, settings)
-        watch = asyncio.ensure_future(fail_on_disconnect(http.receive, bridged))
-        is_over = False
-        try:
+        async with running(service.bridge, ops, settings, http.receive) as bridged:
             done = await _results(bridged, sum(isinstance(op, Score) for op in ops))
-            is_over = True
-        finally:
-            watch.cancel()
-            if not is_over:
-                bridged.call.cancel()
-            service.bridge.release(bridged)
         num_tokens = sum(_num_tokens(event) for event in done)
         service.metrics.count_prompt(num_tokens)
         return _scores_response(service, [float(event.value) for event in done], num_tokens)
@@ -154,17 +143,9 @@ async def _scores_of(
     service: Service, firsts: list[str], seconds: list[str], truncate: bool | None, http: Request
 ) -> tuple[np.ndarray, int]:
     """A classifier's scores, float32, of texts or pairs one after another, and the number of tokens that were run."""
-    account, num_tokens = account_of(service), 0
-    texts = [Text(op=0, seq=0, text=text) for text in (*firsts, *seconds)]
-    reserved = account.reserve(texts, service.client.welcome.context_len)
-    try:
-        score = partial(service.client.score, firsts, seconds, truncate=truncate is not False)
-        found = await answer_of(await asyncio.to_thread(score), http)
-        num_tokens = sum(found.num_tokens)
-    finally:
-        account.settle(reserved, ProgramStats(prompt_tokens=num_tokens))
-    service.metrics.count_prompt(num_tokens)
-    return np.frombuffer(b"".join(found.vectors), "<f4"), num_tokens
+    ask = partial(service.client.score, firsts, seconds, truncate=truncate is not False)
+    found = await ask_encoder(service, http, [*firsts, *seconds], ask)
+    return np.frombuffer(b"".join(found.vectors), "<f4"), sum(found.num_tokens)
 
 
 def _scores_response(service: Service, scores: Sequence[float], num_tokens: int) -> Response:
@@ -176,25 +157,3 @@ def _list_response(service: Service, kind: str, data: list[dict[str, Any]], num_
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     header = {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
     return json_response(header | {"model": service.model_name, "data": data, "usage": usage})
-
-
-def account_of(service: Service) -> Account:
-    """Of the caller, who may use the model."""
-    sender = sender_of_request()
-    assert sender is not None  # the gate has named it
-    if sender.account.name:
-        sender.account.check_model(service.model_name)
-    return sender.account
-
-
-async def answer_of(found: Future[Embedded], http: Request) -> Embedded:
-    """Raises Cancelled where the client leaves before the engine has answered."""
-    coming, left = asyncio.wrap_future(found), asyncio.ensure_future(disconnected(http.receive))
-    try:
-        await asyncio.wait((coming, left), return_when=asyncio.FIRST_COMPLETED)
-        if not coming.done():
-            raise errors.Cancelled("the client has disconnected")
-        return coming.result()
-    finally:
-        coming.cancel()
-        left.cancel()

@@ -112,16 +112,9 @@ class Service:
 
     async def _beside(self, work: Callable[[], Result], receive: Receive) -> Result:
         """``work()`` on a thread. Where the client leaves before it has begun, it is not begun."""
-        coming = asyncio.get_running_loop().run_in_executor(self.threads, contextvars.copy_context().run, work)
-        left = asyncio.ensure_future(disconnected(receive))
-        try:
-            await asyncio.wait((coming, left), return_when=asyncio.FIRST_COMPLETED)
-            if not coming.done():
-                raise errors.Cancelled("the client has disconnected")
-            return coming.result()
-        finally:
-            coming.cancel()
-            left.cancel()
+        loop = asyncio.get_running_loop()
+        coming = loop.run_in_executor(self.threads, contextvars.copy_context().run, work)
+        return await unless_disconnected(coming, receive)
 
     async def read_body(self, request: Request) -> bytes:
         """The JSON body, unparsed, of at most ``max_body_bytes``."""
@@ -139,6 +132,19 @@ class Service:
         except ClientDisconnect:
             raise errors.Cancelled("the client has disconnected") from None
         return bytes(body)
+
+
+async def unless_disconnected(coming: asyncio.Future[Result], receive: Receive) -> Result:
+    """The result of ``coming``. Where the client leaves first, cancels it and raises Cancelled."""
+    left = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait((coming, left), return_when=asyncio.FIRST_COMPLETED)
+        if not coming.done():
+            raise errors.Cancelled("the client has disconnected")
+        return coming.result()
+    finally:
+        coming.cancel()
+        left.cancel()
 
 
 async def disconnected(receive: Receive) -> None:

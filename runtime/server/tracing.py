@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ...protocol.messages import Closed, Done, GenMeta, SelectMeta
-from ...protocol.ops import AnyOp, Gen, Score, Select
+from ...protocol.messages import Closed, Done, EmbeddingMeta, GenMeta, SelectMeta
+from ...protocol.ops import AnyOp, Embedding, Gen, Score, Select
 from ...protocol.program_call import OpFailed, ProgramEvent, SubmitRefused
 
 SpanKind = Literal["server", "internal"]
@@ -85,11 +85,13 @@ class ProgramSpans:
         self._error = ""
 
     def submit(self, ops: Sequence[AnyOp]) -> None:
-        self._kinds.update((op.op, type(op).__name__.lower()) for op in ops if isinstance(op, Gen | Select | Score))
+        self._kinds.update(
+            (op.op, type(op).__name__.lower()) for op in ops if isinstance(op, Gen | Select | Score | Embedding)
+        )
 
     def take(self, event: ProgramEvent) -> None:
         match event:
-            case Done(meta=GenMeta() | SelectMeta()):
+            case Done(meta=GenMeta() | SelectMeta() | EmbeddingMeta()):
                 self._end_op(event)
             case OpFailed(error=error) | SubmitRefused(error=error):
                 self._error = self._error or type(error).__name__
@@ -111,7 +113,7 @@ class ProgramSpans:
         if self._span is None:
             return
         meta = done.meta
-        assert isinstance(meta, GenMeta | SelectMeta)
+        assert meta is not None
         parts = {"queue": meta.queue_s, "prefill": meta.prefill_s}
         about: dict[str, str | int | Sequence[str]] = {
             "phloem.op": done.op,

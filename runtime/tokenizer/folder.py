@@ -167,15 +167,30 @@ class _Folder:
             add_bos=bos is not None and self._adds_bos(self.texts[bos]),
             unk_id=named("unk"),
             pad_id=named("pad"),
+            text_end_id=self._text_end_id(id_of, eos),
         )
 
     def _adds_bos(self, bos_text: str) -> bool:
         """Whether BOS comes first, by tokenizer.json's post-processor, else by the flag in tokenizer_config.json."""
+        pieces = self._template()
+        if pieces is None:
+            return bool(self.config.get("add_bos_token", False))
+        return bool(pieces and pieces[0].get("SpecialToken", {}).get("id") == bos_text)
+
+    def _text_end_id(self, id_of: dict[str, int], eos: int | None) -> int | None:
+        """The special token that comes last, by the same two files."""
+        pieces = self._template()
+        if pieces is None:
+            return eos if self.config.get("add_eos_token", False) else None
+        text = pieces[-1].get("SpecialToken", {}).get("id") if len(pieces) > 1 else None
+        return id_of.get(text) if isinstance(text, str) else None
+
+    def _template(self) -> list[dict[str, Any]] | None:
+        """The pieces of a text by tokenizer.json's post-processor: special tokens and the text; None: it has none."""
         for step in _steps(self.spec.get("post_processor"), "processors"):
             if step.get("type") == "TemplateProcessing":
-                first: dict[str, Any] = next(iter(step.get("single") or []), {})
-                return bool(first.get("SpecialToken", {}).get("id") == bos_text)
-        return bool(self.config.get("add_bos_token", False))
+                return list(step.get("single") or [])
+        return None
 
     def _hide_special(self) -> None:
         """Renames special tokens in the backend, so that no text can become one.

@@ -109,6 +109,7 @@ class _Fields:
             add_bos=bool(self.get("add_bos_token", add_bos)) and bos is not None,
             unk_id=self.token_id("unknown"),
             pad_id=self.token_id("padding"),
+            text_end_id=named[0] if self.get("add_eos_token", False) else None,
         )
 
     def backend_vocab(self, hidden: frozenset[int]) -> dict[str, int]:

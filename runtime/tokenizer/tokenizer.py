@@ -50,7 +50,10 @@ class VocabTable:
 
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
-    """The tokens that begin a text, end a text and end a turn. A grammar writes ``eos_id`` at its end."""
+    """The tokens that begin a text, end a text and end a turn. A grammar writes ``eos_id`` at its end.
+
+    ``text_end_id``: the token that embeddings put after a text; None: none.
+    """
 
     eos_ids: frozenset[int]
     eos_id: int
@@ -58,6 +61,7 @@ class SpecialIds:
     add_bos: bool = False
     unk_id: int | None = None
     pad_id: int | None = None
+    text_end_id: int | None = None
 
 
 class Tokenizer:
@@ -101,6 +105,11 @@ class Tokenizer:
     @property
     def unk_id(self) -> int | None:
         return self._ids.unk_id
+
+    @property
+    def text_end_id(self) -> int | None:
+        """The token that the model's own tokenizer puts after every text, which embeddings need; None: none."""
+        return self._ids.text_end_id
 
     @property
     def pad_id(self) -> int | None:

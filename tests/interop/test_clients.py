@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from phloem.tests.interop.cases import CASES, MODEL, RECORDED, Trial, case, serving
 from pydantic import BaseModel
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the clients' own
 SYSTEM = {"role": "system", "content": "You answer in one short sentence."}
 PARIS = {"role": "user", "content": "What is the capital of France?"}
 BERLIN = "Fill in as JSON: Berlin is the capital of Germany."
+SENTENCES = ["A cat sits on the mat.", "A cat lies on the rug.", "def main(): return 17 * 4"]
 RAIN = "What is the weather in Oslo?"
 
 
@@ -84,6 +86,13 @@ def _fields(asked: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
 
 
 # -- openai -----------------------------------------------------------------------------------------------------------
+
+
+def assert_similar_first(vectors: list[list[float]]) -> None:
+    """Of the vectors of ``SENTENCES``, which have length 1, the first is nearer to the second than to the third."""
+    found = np.array(vectors)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
+    assert found[0] @ found[1] > found[0] @ found[2]
 
 
 @contextlib.contextmanager
@@ -209,6 +218,16 @@ def test_openai_responses_with_tools(trial: Trial) -> None:
         assert client.responses.parse(input=BERLIN, text_format=City, **ask).output_parsed.name == "Berlin"
 
 
+@case("openai", "embeddings")
+def test_openai_embeddings(trial: Trial) -> None:
+    with openai_client(trial) as client:
+        found = client.embeddings.create(model=MODEL, input=SENTENCES, extra_body={"pooling": "mean"})
+        short = client.embeddings.create(model=MODEL, input=SENTENCES[0], dimensions=64, encoding_format="float")
+    assert found.model_extra == {"pooling": "mean"} and found.usage.prompt_tokens > 10
+    assert_similar_first([entry.embedding for entry in found.data])
+    assert len(short.data[0].embedding) == 64
+
+
 # -- anthropic --------------------------------------------------------------------------------------------------------
 
 GREEDY = {"temperature": 0}  # its newest client has no sampling parameters of its own
@@ -304,6 +323,15 @@ def test_litellm_tools(trial: Trial) -> None:
     assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments) == {"city": "Oslo"}
 
 
+@case("litellm", "embeddings")
+def test_litellm_embeddings(trial: Trial) -> None:
+    import litellm
+
+    about = {"model": f"openai/{MODEL}", "api_base": f"{trial.url}/v1", "api_key": "none"}
+    found = litellm.embedding(input=SENTENCES, extra_body={"pooling": "mean"}, encoding_format="float", **about)
+    assert_similar_first([entry["embedding"] for entry in found.data])
+
+
 @case("litellm", "as `anthropic/MODEL`")
 def test_litellm_as_anthropic(trial: Trial) -> None:
     import litellm
@@ -361,6 +389,22 @@ def test_langchain_responses(trial: Trial) -> None:
     whole = model.invoke(told)
     assert "Paris" in whole.text
     assert "".join(chunk.text for chunk in model.stream(told)) == whole.text
+
+
+@case("langchain-openai", "`OpenAIEmbeddings`")
+def test_langchain_embeddings(trial: Trial) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
+    # Without check_embedding_ctx_length=False it sends token ids of OpenAI's own vocabulary.
+    model = OpenAIEmbeddings(
+        base_url=f"{trial.url}/v1",
+        api_key="none",
+        model=MODEL,
+        check_embedding_ctx_length=False,
+        model_kwargs={"extra_body": {"pooling": "mean"}},
+    )
+    assert_similar_first(model.embed_documents(SENTENCES))
+    assert len(model.embed_query(SENTENCES[0])) == 576
 
 
 # -- instructor -------------------------------------------------------------------------------------------------------

@@ -118,7 +118,16 @@ def _messages(response: httpx.Response, is_stream: bool) -> Read:
     return "".join(delta.get("text", "") for delta in deltas), calls
 
 
-_READERS = {"/v1/chat/completions": _chat, "/v1/responses": _responses, "/v1/messages": _messages}
+def _embeddings(response: httpx.Response, is_stream: bool) -> tuple[str, list[tuple[str, str]]]:
+    return "".join(str(entry["embedding"]) for entry in response.json()["data"]), []
+
+
+_READERS = {
+    "/v1/chat/completions": _chat,
+    "/v1/responses": _responses,
+    "/v1/messages": _messages,
+    "/v1/embeddings": _embeddings,
+}
 
 
 def test_every_case_was_recorded() -> None:

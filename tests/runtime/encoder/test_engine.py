@@ -203,15 +203,11 @@ def test_too_many_inputs_of_one_message_are_refused(thread: phloem.Engine) -> No
         thread.client.embed(["rain"] * 2049)
 
 
-def test_an_encoder_runs_no_programs_and_a_decoder_gives_no_embeddings(
-    thread: phloem.Engine, tiny_model_path: Path
-) -> None:
+def test_an_encoder_runs_no_programs_and_pools_as_its_folder_says(thread: phloem.Engine) -> None:
     with pytest.raises(Unsupported, match="is an encoder, which gives embeddings and cannot run programs"):
         thread.generate("Hello")
-    with phloem.Engine(model=str(tiny_model_path), num_slots=512) as decoder:
-        with pytest.raises(Unsupported, match="is a decoder, which generates text and has no pooling layer"):
-            decoder.embed(["Hello"])
-        assert len(decoder.generate("Hello", max_tokens=2).meta.candidates) == 1
+    with pytest.raises(Unsupported, match="pooling='mean'.*an encoder pools as its folder says"):
+        thread.embed("rain", pooling="mean")
 
 
 @pytest.mark.parametrize("replicas", [None, 2])

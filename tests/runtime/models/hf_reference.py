@@ -74,3 +74,17 @@ def _half_split(weight: np.ndarray, num_heads: int) -> np.ndarray:
 def hf_logits(model: torch.nn.Module, token_ids: np.ndarray) -> torch.Tensor:
     """float32 [T, V] of one sequence, all positions at once."""
     return model(torch.from_numpy(token_ids.astype(np.int64)).unsqueeze(0), use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def hf_hidden(model: torch.nn.Module, token_ids: np.ndarray) -> torch.Tensor:
+    """The last hidden states of one sequence, float32 [T, C], after the final norm: what AutoModel returns."""
+    given = torch.from_numpy(token_ids.astype(np.int64)).unsqueeze(0)
+    return model.model(given, use_cache=False).last_hidden_state[0]
+
+
+def hf_vector(model: torch.nn.Module, token_ids: np.ndarray, *, pooling: str) -> np.ndarray:
+    """The embedding of one sequence by ``pooling`` (last or mean), float32 [C] of length 1."""
+    hidden = hf_hidden(model, token_ids)
+    pooled = hidden[-1] if pooling == "last" else hidden.mean(0)
+    return (pooled / pooled.norm()).numpy()

@@ -32,6 +32,7 @@ class WordTokenizer:
     vocab_size = 30100
     add_bos = False
     bos_id = None
+    text_end_id = None
     max_token_bytes = 100
     check_length = Tokenizer.check_length
     special_ids = frozenset(SPECIAL_TEXT)
