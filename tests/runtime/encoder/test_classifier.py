@@ -108,7 +108,7 @@ def test_a_classifier_s_texts_and_labels(tmp_path: Path) -> None:
         assert engine.classify([("a", "b")] * 300).shape == (300, 3)
         with pytest.raises(Unsupported, match=r"a classifier of 3 labels, but a reranker has one; use classify\(\)"):
             engine.rerank("a", ["b"])
-        with pytest.raises(Unsupported, match="is a classifier, which scores texts and has no pooling layer"):
+        with pytest.raises(Unsupported, match="is a classifier, which scores texts and gives no embeddings"):
             engine.embed("rain")
         with pytest.raises(InvalidRequest, match="both texts and pairs of texts"):
             engine.classify(["a", ("a", "b")])

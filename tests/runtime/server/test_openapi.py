@@ -144,7 +144,7 @@ def test_the_version_is_the_packages(tiny_server):
     assert tiny_server.get("/docs").status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/rerank", "/classify"])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/classify"])
 def test_endpoints_that_a_decoder_cannot_serve_say_so(tiny_server, document, path):
     answer = tiny_server.post(path, json={"model": "string", "input": "a"})
     error = answer.json()["error"]
