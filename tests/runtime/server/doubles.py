@@ -6,7 +6,6 @@ Import it as ``phloem.tests.runtime.server.doubles``. Binds loopback only, on po
 import asyncio
 import contextlib
 import itertools
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from phloem.protocol import errors, messages, ops
 from phloem.protocol.client import Client
 from phloem.protocol.program_call import ProgramCall
 from phloem.runtime.engine_socket import EngineSocket
+from phloem.runtime.server.listener import listen
 from phloem.runtime.tokenizer import Tokenizer
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.string_tokens import CHATML, ROLE_IDS, SPECIAL_TEXT, piece_id, pieces_of
@@ -141,7 +141,7 @@ def failing(
 @contextlib.contextmanager
 def live_server(app: Any) -> Iterator[str]:
     """Run ``app`` with uvicorn on a thread; yields its address."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()

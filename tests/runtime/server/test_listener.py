@@ -37,3 +37,12 @@ def test_a_port_is_free_again_right_after_its_server_has_ended():
 def test_a_bad_address_is_named(host, port, message):
     with pytest.raises(InvalidRequest, match=message):
         listen(host, port)
+
+
+def test_small_answers_do_not_wait_for_acknowledgements() -> None:
+    """Head and body are two segments: with Nagle's algorithm the second waits 40 ms for the client."""
+    listener = listen("127.0.0.1", 0)
+    with listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
