@@ -18,7 +18,7 @@ class EmbeddingTable(Protocol):
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor: ...  # [T] -> [T, C]
 
 
-class Embedding:
+class FloatEmbedding:
     """``weight`` [V, C] in the type the activations should have; they are its rows, times ``scale``."""
 
     def __init__(self, weight: torch.Tensor, *, scale: float = 1.0) -> None:

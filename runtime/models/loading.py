@@ -16,7 +16,7 @@ from ...kernels.quantized_weight import pack_experts
 from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..config import EngineConfig
 from ..layers.attention import Attention
-from ..layers.embedding import BlockEmbedding, Embedding, TiedEmbedding
+from ..layers.embedding import BlockEmbedding, FloatEmbedding, TiedEmbedding
 from ..layers.latent_attention import LatentAttention, LatentQueries, query_order, vector_order
 from ..layers.linear import Linear, LinearPrecision, LMHead, as_float, stacked_linear
 from ..layers.mlp import MLP
@@ -143,14 +143,14 @@ class _Loader:
         table = self.read(self.names.of_model("positions"), (self.config.max_positions, self.config.hidden_size))
         return as_float(table, self.dtype).to(self.device)
 
-    def embedding(self, table: Weight, head: Linear) -> Embedding | TiedEmbedding | BlockEmbedding:
+    def embedding(self, table: Weight, head: Linear) -> FloatEmbedding | TiedEmbedding | BlockEmbedding:
         """The embedding in the form that takes the least memory and gives the table's exact rows."""
         scale = self.config.embedding_scale
         if self.config.tied_embeddings and head.has_rows and _is_exact_in_bytes(table):
             return TiedEmbedding(head, self.dtype, scale=scale)
         if isinstance(table, QuantTensor) and self.device.type == "cpu" and self.dtype != torch.float32:
             return BlockEmbedding(table, self.dtype, scale=scale)
-        return Embedding(as_float(table, self.dtype).to(self.device), scale=scale)
+        return FloatEmbedding(as_float(table, self.dtype).to(self.device), scale=scale)
 
     def rope_kind(self, layer: int) -> RopeKind:
         if layer in self.config.unrotated_layers:
