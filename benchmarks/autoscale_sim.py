@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 from phloem.cluster.autoscale import Autoscaler, ScalingSettings, work_s
-from phloem.cluster.simulate import FleetRule, FleetShape, FleetSimulation, ReplicaRule, StepClock
+from phloem.cluster.simulate import FleetRule, FleetShape, FleetSimulation, ReplicaRule
+from phloem.cluster.step_clock import StepClock
 from phloem.cluster.traces import TimedCall, Trace
 
 from . import RESULTS, print_header, save

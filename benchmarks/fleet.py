@@ -2,17 +2,20 @@
 
     python -m benchmarks.fleet index [--save]
     python -m benchmarks.fleet overhead [--model smollm2] [--rounds 60] [--save]
-    python -m benchmarks.fleet real [--model smollm2] [--talks 60] [--rate 0.8] [--seeds 1 2 3] [--save]
+    python -m benchmarks.fleet steps [--model smollm2] [--save]
+    python -m benchmarks.fleet real [--model smollm2] [--talks 24] [--rate 1.2] [--seeds 1 2 3] [--save]
 
 ``index``: the time to match a prompt of 1,000 tokens among 1 to 1,000 engines, in three cases: every engine holds the
 whole prompt, engines hold prefixes of different lengths (the slowest case), and no engine holds any of it. Then the
 time to apply an event of one block, and the bytes per name: as the index counts them, and as Python allocates them.
 
-``overhead``: see ``fleet_overhead``. ``real``: see ``fleet_real``.
+``overhead``: see ``fleet_overhead``. ``steps``: see ``fleet_steps``. ``real``: see ``fleet_real``; it takes the step
+times of ``steps --save`` where they are of this machine, and measures them where they are not.
 """
 
 import argparse
 import gc
+import json
 import random
 import statistics
 import time
@@ -27,7 +30,8 @@ from phloem.radix_cache import block_names
 
 from . import RESULTS, print_header, save
 from .fleet_overhead import measure_overhead
-from .fleet_real import measure_real
+from .fleet_real import measure_real, step_times
+from .fleet_steps import MachineTimes, as_times, report
 
 PROMPT_LEN, BLOCK_LEN = 1000, 64  # the engine's blocks
 MATCH_BAR_S = 100e-6
@@ -118,6 +122,23 @@ def measure_index() -> dict[str, Any]:
     return made
 
 
+def known_steps(model: str, machine: str) -> MachineTimes | None:
+    """The step times in the file of results, if they are of this model and machine."""
+    path = RESULTS / "fleet_steps.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    if (found.get("machine"), found.get("figures", {}).get("model")) != (machine, model):
+        return None
+    print(f"step times: {path.name}, measured at commit {found['commit']}")
+    return as_times(found["figures"])
+
+
+def seeds_of_before(made: dict[str, Any]) -> dict[str, Any]:
+    """The seeds in the file of results, if they were run with as many conversations at the same rate."""
+    path = RESULTS / "fleet_real.json"
+    before = json.loads(path.read_text())["figures"] if path.exists() else {}
+    return before["seeds"] if all(before.get(name) == made[name] for name in ("talks", "rate")) else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parsers = parser.add_subparsers(dest="what", required=True)
@@ -125,11 +146,13 @@ def main() -> None:
     overhead = parsers.add_parser("overhead", help="times of FleetClient beside those of Client")
     overhead.add_argument("--model", default="smollm2")
     overhead.add_argument("--rounds", type=int, default=60)
+    steps = parsers.add_parser("steps", help="step times of two engines that work at once")
+    steps.add_argument("--model", default="smollm2")
     real = parsers.add_parser("real", help="two real engines against their simulation")
     real.add_argument("--model", default="smollm2")
-    real.add_argument("--talks", type=int, default=60, help="conversations of a run")
-    real.add_argument("--rate", type=float, default=0.8, help="conversations that begin in a second")
-    real.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="the first one fits the step times")
+    real.add_argument("--talks", type=int, default=24, help="conversations of a run")
+    real.add_argument("--rate", type=float, default=1.2, help="conversations that begin in a second")
+    real.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="one run each")
     for subparser in parsers.choices.values():
         subparser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
     options = parser.parse_args()
@@ -139,8 +162,12 @@ def main() -> None:
             made = measure_index()
         case "overhead":
             made = measure_overhead(options.model, options.rounds)
+        case "steps":
+            made = report(step_times(options.model)) | {"model": options.model}
         case _:
-            made = measure_real(options.model, num_talks=options.talks, rate=options.rate, seeds=options.seeds)
+            times = known_steps(options.model, about["machine"]) or step_times(options.model)
+            made = measure_real(options.model, times, num_talks=options.talks, rate=options.rate, seeds=options.seeds)
+            made["seeds"] = seeds_of_before(made) | made["seeds"]
     if options.save:
         save(RESULTS / f"fleet_{options.what}.json", {**about, "figures": made})
 

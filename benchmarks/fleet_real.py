@@ -1,14 +1,16 @@
 """Two real engines against their simulation: the same conversations, in real time and in ``cluster.simulate``.
 
-The simulator takes the machine's step times from ``planning`` (kernels measured alone, one thread), and one number from
-a first run: how much slower steps are beside another engine. With that number it predicts runs with other seeds.
+The simulator takes the machine's step times as ``fleet_steps`` measures them on two engines, with other calls.
+Nothing is fitted to the runs that it predicts. Engines do not draft here: the simulator has no drafts.
 """
 
 from __future__ import annotations
 
+import copy
 import heapq
 import math
 import random
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,21 +18,24 @@ from typing import Any
 
 import phloem
 from phloem.cluster.client import FleetClient
-from phloem.cluster.simulate import EngineFault, FleetRule, FleetRun, FleetShape, FleetSimulation, StepClock
+from phloem.cluster.simulate import FleetRule, FleetShape, FleetSimulation
+from phloem.cluster.step_clock import StepClock, Tapes
 from phloem.cluster.traces import Paths, TimedCall, TimedProgram, Trace, tokens_of
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.program_call import OpFailed, ProgramCall, ProgramEvent, SubmitRefused
 from phloem.protocol.sampling import SamplingParams
-from phloem.runtime.planning import ModelShape
-from phloem.runtime.planning.measured import cpu_hardware
-from phloem.runtime.weights import open_weights, resolve_model
-from phloem.runtime.weights.home import default_home
+from phloem.runtime.config import EngineConfig
+
+from .fleet_steps import MachineTimes, Play, measure_steps
+from .restart import wait_ready
 
 NUM_ENGINES, NUM_SLOTS, MAX_RUNNING = 2, 32_768, 32
+OPTIONS = {"num_slots": NUM_SLOTS, "max_running": MAX_RUNNING, "num_threads": 1, "speculative": "off"}
+WARM_UP = 0  # its seed
+NUM_DRAWS = 9  # simulated runs of a trace
 LIMIT_S = 300.0
 WHAT = ("latency", "ttft")
-BAR = 0.10
 
 
 def talks(n: int, rate: float, rng: random.Random) -> Trace:
@@ -170,51 +175,71 @@ def figures(calls: Sequence[TimedCall]) -> dict[str, float]:
     }
 
 
-def simulate(trace: Trace, clock: StepClock, slowness: float) -> FleetRun:
-    shape = FleetShape(NUM_ENGINES, NUM_SLOTS, max_running=MAX_RUNNING)
-    slow = [EngineFault(i, 0.0, 1e9, "slow", slowness=slowness) for i in range(NUM_ENGINES)]
-    return FleetSimulation(trace, FleetRule(), shape, clock, faults=slow).run()
+def simulate(
+    make: Callable[[], Trace], times: MachineTimes, tapes: Sequence[Tapes] = ()
+) -> tuple[dict[str, float], list[Tapes]]:
+    """The median of each figure over runs with different draws among equal engines, and the engines' tapes after one.
+
+    ``tapes``: those of the run before; none: new engines.
+    """
+    shape = FleetShape(
+        NUM_ENGINES,
+        NUM_SLOTS,
+        max_running=MAX_RUNNING,
+        max_step_tokens=EngineConfig("").max_step_tokens,
+        prefill_chunk=EngineConfig("").prefill_chunk,
+        tape_costs=times.tape_costs,
+    )
+    made: list[dict[str, float]] = []
+    for seed in range(NUM_DRAWS):
+        simulation = FleetSimulation(make(), FleetRule(seed=seed), shape, StepClock.measured(times.steps))
+        for engine, kept in zip(simulation.engines, tapes, strict=False):
+            engine.tapes = copy.deepcopy(kept)
+        made.append(figures(simulation.run().calls))
+    median = {name: statistics.median(run[name] for run in made) for name in made[0]}
+    return median, [engine.tapes for engine in simulation.engines]
 
 
-def fit(real: float, trace_of: Callable[[], Trace], clock: StepClock) -> float:
-    """The slowness with which the simulated mean latency is the real one; it grows with it, so by halves."""
-    low, high = 0.2, 20.0
-    for _ in range(30):
-        middle = math.sqrt(low * high)
-        if figures(simulate(trace_of(), clock, middle).calls)["latency_mean_s"] < real:
-            low = middle
-        else:
-            high = middle
-    return math.sqrt(low * high)
+def step_times(model: str) -> MachineTimes:
+    """Step times of two engines that work at once."""
+    with (
+        phloem.Runtime(model=model, replicas=1, **OPTIONS) as first,
+        phloem.Runtime(model=model, replicas=1, **OPTIONS) as second,
+    ):
+
+        def play_on(runtime: phloem.Runtime) -> Play:
+            return lambda trace: RealRun(trace, runtime.client, runtime.welcome.vocab_size).run()
+
+        return measure_steps([play_on(first), play_on(second)])
 
 
-def measure_real(model: str, *, num_talks: int, rate: float, seeds: Sequence[int]) -> dict[str, Any]:
-    """Prints and returns, for each seed, the real and the simulated figures; the first seed fits the slowness."""
-    path = resolve_model(model)
-    clock = StepClock(ModelShape.of_file(model, open_weights(path)), cpu_hardware(default_home(), threads=1))
-    options = {"num_slots": NUM_SLOTS, "max_running": MAX_RUNNING, "num_threads": 1}
-    made: dict[str, Any] = {"seeds": {}}
+def measure_real(
+    model: str, times: MachineTimes, *, num_talks: int, rate: float, seeds: Sequence[int]
+) -> dict[str, Any]:
+    """Prints and returns, for each seed, the real and the simulated figures."""
+    made: dict[str, Any] = {"talks": num_talks, "rate": rate, "seeds": {}}
     print(f"{'seed':>6}{'':12}" + "".join(f"{name:>18}" for name in figures_of_none()))
-    with phloem.Runtime(model=model, replicas=NUM_ENGINES, **options) as runtime:
+    with phloem.Runtime(model=model, replicas=NUM_ENGINES, **OPTIONS) as runtime:
+        wait_ready(runtime)
         vocab_size = runtime.welcome.vocab_size
-        RealRun(talks(12, 2.0, random.Random(0)), runtime.client, vocab_size).run()  # warms up, and learns the rates
-        slowness = 0.0
-        for number, seed in enumerate(seeds):
+        tapes: list[Tapes] = []
+        for seed in (WARM_UP, *seeds):  # the warm-up teaches the rates
+            num, pace = (6, 4.0) if seed == WARM_UP else (num_talks, rate)
 
-            def trace_of(seed: int = seed) -> Trace:
-                return talks(num_talks, rate, random.Random(seed))
+            def make(num: int = num, pace: float = pace, seed: int = seed) -> Trace:
+                return talks(num, pace, random.Random(seed))
 
             runtime.flush_cache()
-            real = figures(RealRun(trace_of(), runtime.client, vocab_size).run())
-            slowness = slowness or fit(real["latency_mean_s"], trace_of, clock)
-            simulated = figures(simulate(trace_of(), clock, slowness).calls)
+            calls = RealRun(make(), runtime.client, vocab_size).run()
+            simulated, tapes = simulate(make, times, tapes)
+            if seed == WARM_UP:
+                continue
+            real = figures(calls)
             apart = {name: simulated[name] / real[name] - 1 for name in real}
-            made["seeds"][seed] = {"real": real, "simulated": simulated, "apart": apart, "fits": number == 0}
+            made["seeds"][str(seed)] = {"calls": len(calls), "real": real, "simulated": simulated, "apart": apart}
             for title, row, form in (("real", real, ".3f"), ("simulated", simulated, ".3f"), ("apart", apart, "+.1%")):
                 cells = "".join(f"{format(value, form):>18}" for value in row.values())
                 print(f"{seed:6}  {title:10}{cells}", flush=True)
-    made["slowness"] = slowness
-    print(f"slowness beside another engine, from the first seed: {slowness:.2f}")
     return made
 
 

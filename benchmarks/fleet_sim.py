@@ -34,9 +34,9 @@ from phloem.cluster.simulate import (
     FleetShape,
     FleetSimulation,
     PlacementRule,
-    StepClock,
     pooled_hit_rate,
 )
+from phloem.cluster.step_clock import StepClock
 from phloem.cluster.traces import Paths, TimedCall, Trace, read_mooncake
 from phloem.runtime.planning import HARDWARE, SHAPES
 
@@ -173,7 +173,7 @@ RULES: dict[str, Callable[[], PlacementRule]] = {
 
 
 def step_clock() -> StepClock:
-    return StepClock(replace(SHAPES["llama-3.1-8b"], weight_bits=16), HARDWARE["l40s"])
+    return StepClock.planned(replace(SHAPES["llama-3.1-8b"], weight_bits=16), HARDWARE["l40s"])
 
 
 def figures(run: FleetRun) -> dict[str, Any]:

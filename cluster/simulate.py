@@ -12,7 +12,6 @@ Faults: an engine dies (its calls are repeated elsewhere with the tokens they ha
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,79 +22,17 @@ import numpy as np
 
 from ..radix_cache import POLICIES, RadixCache, block_names
 from ..runtime.engine.cache_feed import CacheFeed
-from ..runtime.planning import Hardware, ModelShape, step_time
 from ..runtime.scheduler import Scheduler, SchedulerConfig, StepPlan, TokenBuffer
 from ..runtime.scheduler import Sequence as ScheduledSequence
 from .autoscale import ReplicaWork, steps_to
 from .index import CacheIndex
 from .loads import Booking, OutputLengths, Rates
 from .placement import Choice, Demand, Placement
+from .step_clock import NO_TAPES, StepClock, TapeCosts, Tapes
 from .traces import TimedCall, Trace, tokens_of
 
 BLOCK_LEN = 64
 MODEL = "simulated"
-
-
-class StepClock:
-    """Seconds of an engine's steps, as ``planning.step_time`` predicts them; sums of decode steps in closed form.
-
-    The prediction is linear in the contexts that are read, so a step costs a part that depends on its rows and prompt
-    tokens alone, which is kept, and a rate for each token of context.
-    """
-
-    def __init__(self, shape: ModelShape, hardware: Hardware) -> None:
-        self.shape, self.hardware = shape, hardware
-        self._fixed: dict[tuple[int, int], float] = {}
-        far = 1e6
-        self._context_s = (self._predict(1, 0, far, 0.0) - self._predict(1, 0, 0.0, 0.0)) / far
-        self._prefill_context_s = (self._predict(0, 1, 0.0, far) - self._predict(0, 1, 0.0, 0.0)) / far
-
-    def _predict(self, rows: int, prefill: int, context: float, prefill_context: float) -> float:
-        return step_time(
-            self.shape, self.hardware, rows=rows, context=context, prefill=prefill, prefill_context=prefill_context
-        ).total
-
-    def fixed_s(self, rows: int, prefill: int) -> float:
-        """Of a step, without reading contexts."""
-        found = self._fixed.get((rows, prefill))
-        if found is None:
-            found = self._fixed[rows, prefill] = self._predict(rows, prefill, 0.0, 0.0)
-        return found
-
-    def plan_s(self, plan: StepPlan) -> float:
-        rows = prefill = context = prefill_context = 0
-        for row in plan.rows:
-            n = len(row.token_ids)
-            if n == 1:
-                rows += 1
-                context += row.start
-            else:
-                prefill += n
-                prefill_context += n * (row.start + n // 2)
-        return self.fixed_s(rows, prefill) + self._context_s * context + self._prefill_context_s * prefill_context
-
-    def decodes_s(self, rows: int, context: int, num_steps: int) -> float:
-        """Of ``num_steps`` steps of ``rows`` rows, whose contexts are ``context`` tokens together in the first."""
-        read = num_steps * context + rows * num_steps * (num_steps - 1) // 2
-        return num_steps * self.fixed_s(rows, 0) + self._context_s * read
-
-    def steps_until(self, rows: int, context: int, elapsed_s: float) -> int:
-        """The least number of such steps that take ``elapsed_s`` or longer."""
-        low, high = 0, max(1, math.ceil(elapsed_s / self.fixed_s(rows, 0)))
-        while low < high:
-            middle = (low + high) // 2
-            if self.decodes_s(rows, context, middle) >= elapsed_s:
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-    def rates(self) -> Rates:
-        """The same as a fleet counts it: at a prompt chunk of 512 tokens and contexts of 1,000."""
-        one, many = self.decodes_s(1, 1000, 1), self.decodes_s(17, 17_000, 1)
-        row_s = (many - one) / 16
-        prefill_s = (self.fixed_s(16, 512) - self.fixed_s(16, 0)) / 512 + self._prefill_context_s * 500
-        return Rates(prefill_s_per_token=prefill_s, step_s=one - row_s, row_s=row_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +56,7 @@ class EngineFault:
 @dataclass(frozen=True, slots=True)
 class FleetShape:
     """Equal engines. ``skips`` False runs every step. A dead engine is noticed after ``notice_s``; a snapshot of an
-    engine's blocks takes ``snapshot_s``.
+    engine's blocks takes ``snapshot_s``. ``tape_costs``: of engines on a CPU.
     """
 
     num_engines: int
@@ -130,6 +67,7 @@ class FleetShape:
     skips: bool = True
     notice_s: float = 0.1
     snapshot_s: float = 0.01
+    tape_costs: TapeCosts = NO_TAPES
 
 
 class Ask:
@@ -264,6 +202,7 @@ class SimulatedEngine:
     def begin(self) -> None:
         """Start, or start again with an empty cache."""
         shape = self.shape
+        self.tapes = Tapes(shape.tape_costs)
         self.feed = CacheFeed(block_len=BLOCK_LEN, model=MODEL) if self._has_events else None
         self.cache = RadixCache(
             shape.num_slots,
@@ -307,13 +246,13 @@ class SimulatedEngine:
         if self.plan is None:
             assert not scheduler.has_work, "sequences wait, but none runs"
             return None
-        return self.begun_s + self._factor * self.clock.plan_s(self.plan)
+        return self.begun_s + self._factor * (self.clock.plan_s(self.plan) + self.tapes.extra_s(self.plan))
 
     def _steady_steps(self) -> int:
         """Steps in which every running sequence only decodes, until the first one ends; 0 if the next is none such."""
         scheduler = self.scheduler
         running = scheduler.running
-        if not running or scheduler.num_waiting:
+        if not running or scheduler.num_waiting or not self.tapes.has_decode(len(running)):
             return 0
         n, context = 1 << 30, 0
         for seq in running:

@@ -12,19 +12,13 @@ from ...kernels.cpu.recording import Arena, Recording
 from ...kernels.cpu.tape import Tape
 from ...kernels.threads import team
 from ..layers.batch import ForwardBatch
+from .tape_shapes import MAX_ROWS, MAX_TOKENS, STEPS_BEFORE, StepShape, num_copies, padded_rows
 
 if TYPE_CHECKING:
     from ..memory import KVPool
     from ..models import Model
 
-MAX_TOKENS = 256  # of a step, and of its tape; in larger steps the products take long and Python's share is small
-MAX_ROWS = 32  # of a step with more tokens than that: attention's parts are laid out for rows as long as the table
-MULTIPLE = 8  # of tokens in steps of more than MAX_ROWS
 MAX_KEPT = 128  # tapes
-# Recording takes about as long as Python's share of five steps, so a shape is recorded at its fifth step.
-STEPS_BEFORE = 4
-SHORT_CONTEXT = 512  # tokens
-StepShape = tuple[int, int]  # rows, tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +39,9 @@ class Replays:
     """
 
     def __init__(self, model: Model, kv: KVPool, *, steps_before: int = STEPS_BEFORE) -> None:
-        """``steps_before``: steps of a shape that run without a tape before one is recorded."""
+        """``steps_before``: steps of a shape that run without a tape before one is recorded; may be changed."""
         self._model, self._kv = model, kv
-        self._steps_before = steps_before
+        self.steps_before = steps_before
         self.arena = Arena()
         self.kept: OrderedDict[StepShape, Recorded | None] = OrderedDict()  # None: a kernel of it cannot be recorded
         self._seen: Counter[StepShape] = Counter()  # steps of each shape without a tape
@@ -72,7 +66,7 @@ class Replays:
         if num_tokens <= MAX_ROWS and has_all and len(batch.row_ids) in (1, num_tokens):
             return self._features(batch)
         if num_tokens > MAX_ROWS:
-            batch = _with_copies(batch, -num_tokens % MULTIPLE)
+            batch = _with_copies(batch, num_copies(num_tokens))
             if len(batch.row_ids) > MAX_ROWS:
                 return None
         whole = self._features(_in_few_shapes(batch))
@@ -85,7 +79,7 @@ class Replays:
         if shape not in self.kept:
             self.is_cold = True
             self._seen[shape] += 1
-            if self._seen[shape] <= self._steps_before:
+            if self._seen[shape] <= self.steps_before:
                 return None
             del self._seen[shape]
             return self._record(shape, batch)
@@ -154,19 +148,11 @@ def _with_copies(batch: ForwardBatch, count: int) -> ForwardBatch:
 def _in_few_shapes(batch: ForwardBatch) -> ForwardBatch:
     """The batch with logits for all tokens, padded with empty rows to a shape that many steps share.
 
-    Forced tokens and drafts give steps many different splits of their tokens into rows. In short contexts the step is
-    padded to one row a token, so all steps of as many tokens share one tape. In longer contexts the number of rows
-    also depends on the longest row, rounded to a power of two, so that its tokens read the context's keys together.
-    Steps of more than MAX_ROWS tokens have a power of two of rows, if the longest row leaves room for them.
+    Forced tokens and drafts give steps many different splits of their tokens into rows.
     """
     num_rows, num_tokens = len(batch.row_ids), batch.num_tokens
-    together = 1
-    if num_tokens > MAX_ROWS or int(batch.kv_lens.max()) > SHORT_CONTEXT:
-        together = 1 << int(batch.query_starts.diff().max()).bit_length() - 1
-    most_rows = num_tokens + 1 - together
-    if num_tokens > MAX_ROWS:
-        most_rows = min(most_rows, 1 << (num_rows - 1).bit_length())
-    padding = most_rows - num_rows
+    longest, context = int(batch.query_starts.diff().max()), int(batch.kv_lens.max())
+    padding = padded_rows(num_rows, num_tokens, longest=longest, context=context) - num_rows
     none = batch.row_ids.new_zeros(padding)
     return replace(
         batch,

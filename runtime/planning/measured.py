@@ -27,7 +27,7 @@ from .host import host_seconds
 
 log = logging.getLogger(__name__)
 
-VERSION = 4  # of the measurements; a new one makes old files unused
+VERSION = 5  # of the measurements; a new one makes old files unused
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 SMALL, LARGE = 512, 8192  # outputs of products, all of CALL_INPUTS inputs
 TOTAL_BYTES = 192 << 20  # of weights, more than a cache holds
@@ -62,7 +62,7 @@ def _measure_kernels(threads: int, host_step_s: float, host_row_s: float) -> Har
     kernels.warm_up()
     count = kernels.set_kernel_threads(threads)
     torch.manual_seed(0)
-    (four, four_call), (eight, eight_call) = (_curves("int8", bits=4), _curves("int16", bits=8))
+    (four, four_call), (eight, eight_call) = (_curves("auto", bits=4), _curves("int16", bits=8))
     kernels.set_threads(threads)
     sixteen, sixteen_call = _curves("bfloat16", bits=16)
     kernels.set_kernel_threads(threads)

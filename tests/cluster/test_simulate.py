@@ -15,9 +15,9 @@ from phloem.cluster.simulate import (
     FleetRun,
     FleetShape,
     FleetSimulation,
-    StepClock,
     pooled_hit_rate,
 )
+from phloem.cluster.step_clock import NO_TAPES, StepClock, StepTimes, TapeCosts, Tapes
 from phloem.cluster.traces import TimedCall, Trace
 from phloem.runtime.planning import HARDWARE, SHAPES, step_time
 from phloem.runtime.scheduler import PlanRow, StepPlan
@@ -28,7 +28,7 @@ SLOTS = 40_000
 
 @pytest.fixture(scope="module")
 def clock() -> StepClock:
-    return StepClock(SHAPE, HARDWARE["l40s"])
+    return StepClock.planned(SHAPE, HARDWARE["l40s"])
 
 
 def simulate(trace: Trace, clock: StepClock, rule=None, *, engines: int = 2, slots: int = SLOTS, **options):
@@ -59,6 +59,37 @@ def test_skipped_steps_end_as_steps_that_are_run(clock, make, n, rate):
     (steps, fast, few), (exact_steps, exact, many) = runs
     assert steps == exact_steps and few < many
     assert fast == [pytest.approx(row, rel=1e-9) for row in exact]
+
+
+def test_skipped_steps_wait_until_their_shape_has_a_tape(clock):
+    runs = []
+    for skips in (True, False):
+        costs = TapeCosts(untaped_s=0.01, recording_s=0.03)
+        _, run = simulate(chat(10, 2.4, random.Random(1)), clock, skips=skips, tape_costs=costs)
+        runs.append((run.num_steps, ends(run)))
+    assert runs[0][0] == runs[1][0]
+    assert runs[0][1] == [pytest.approx(row, rel=1e-9) for row in runs[1][1]]
+    _, free = simulate(chat(10, 2.4, random.Random(1)), clock)
+    assert sum(run.busy_s) > sum(free.busy_s) + 0.1
+
+
+def test_a_shape_is_slow_until_its_fifth_step_is_recorded():
+    tapes = Tapes(TapeCosts(untaped_s=1.0, recording_s=4.0))
+    three = StepPlan(1, tuple(row(i, 30, 1) for i in range(3)))
+    assert tapes.has_decode(1) and not tapes.has_decode(3)  # one row was warmed up
+    assert [tapes.extra_s(three) for _ in range(7)] == [1.0] * 4 + [4.0, 0.0, 0.0]
+    assert tapes.has_decode(3)
+    long = StepPlan(1, (row(0, 0, 300),))
+    assert [tapes.extra_s(long) for _ in range(7)] == [1.0] * 7  # more tokens than a tape has
+    assert [Tapes(NO_TAPES).extra_s(three), Tapes(NO_TAPES).has_decode(40)] == [0.0, True]
+
+
+def test_a_measured_clock_goes_through_the_measured_steps():
+    times = StepTimes(((1.0, 0.01), (4.0, 0.016)), ((1.0, 0.01), (100.0, 0.05)), 1e-6, 2e-6)
+    measured = StepClock.measured(times)
+    assert measured.decodes_s(4, 0, 1) == 0.016 and measured.decodes_s(2, 1000, 1) == pytest.approx(0.012 + 1e-3)
+    prompt = StepPlan(1, (row(0, 500, 98), row(1, 300, 1), row(2, 300, 1)))
+    assert measured.plan_s(prompt) == pytest.approx(0.05 + 600 * 1e-6 + 98 * (500 + 49) * 2e-6)
 
 
 def test_the_clock_predicts_what_planning_predicts(clock):

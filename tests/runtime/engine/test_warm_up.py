@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore, ready_engine
+from phloem.runtime.scheduler import PlanRow, StepPlan
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
 PROMPT = "the sap rises and the leaves fall "
@@ -47,3 +49,14 @@ def test_warm_up_works_with_small_limits(tiny_model_path: Path, limits: dict[str
     engine.check()
     assert engine.step([]) == []
     engine.close()
+
+
+def test_after_the_warm_up_steps_of_few_rows_are_not_cold(tiny_model_path: Path) -> None:
+    engine = ready_engine(config(tiny_model_path))
+    cold = []
+    for num_rows in (1, 2, 3, 4):
+        rows = [PlanRow(i, i, 5, np.zeros(1, np.int32), np.arange(6, dtype=np.int32), 0, 1) for i in range(num_rows)]
+        engine.executor.forward(StepPlan(0, tuple(rows)))
+        cold.append(engine.executor.is_cold)
+    engine.close()
+    assert cold == [False, False, True, False]

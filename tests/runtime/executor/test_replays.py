@@ -1,5 +1,6 @@
 """Steps from a tape give exactly the logits of steps run call by call, at any context length."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from phloem import kernels
 from phloem.kernels.cpu.pool import has_pool
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.executor import replays
-from phloem.runtime.executor.replays import MAX_ROWS, MAX_TOKENS, SHORT_CONTEXT, Replays
+from phloem.runtime.executor.replays import Replays
+from phloem.runtime.executor.tape_shapes import MAX_ROWS, MAX_TOKENS, SHORT_CONTEXT, StepShape, tape_shape
 from phloem.runtime.layers.batch import ForwardBatch
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
@@ -138,6 +140,28 @@ def test_a_shape_is_recorded_after_steps_before_steps(model: Model, num_threads:
         both.step({0: 1})
         assert both.replays.is_cold == is_cold
     assert both.num_replayed == 3 and list(both.replays.kept) == [(1, 1)]
+
+
+def test_tape_shape_says_which_steps_share_a_tape(model: Model) -> None:
+    kernels.set_kernel_threads(1)
+    both = TwoWays(model, num_rows=MAX_ROWS + 1)
+    rng = random.Random(3)
+    shapes: set[StepShape] = set()
+    for i in range(60):
+        rows = rng.sample(range(MAX_ROWS + 1), rng.choice((1, 1, 2, 3, 8, 31)))
+        counts = dict.fromkeys(rows, 1)
+        counts[rows[0]] = rng.choice((1, 2, 5, 17, 40, 90, 257)) if i < 50 else 1
+        if sum(map(len, both.slots)) + sum(counts.values()) > 2900:
+            break
+        before = both.num_replayed
+        both.step(counts, num_logits=1)
+        context = max(len(both.slots[row]) for row in rows)
+        shape = tape_shape(len(rows), sum(counts.values()), longest=max(counts.values()), context=context)
+        assert (shape is not None) == (both.num_replayed > before)
+        shapes |= {shape} - {None}
+        assert both.replays.num_tapes == len(shapes)
+    assert len(shapes) > 10
+    kernels.set_threads(0)
 
 
 def test_a_step_with_another_library_s_products_has_no_tape(tiny_model_path: Path, num_threads: int) -> None:

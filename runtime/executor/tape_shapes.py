@@ -1,0 +1,45 @@
+"""The shapes of steps that run from tapes on a CPU: counts alone, for the executor and for the fleet's simulator."""
+
+MAX_TOKENS = 256  # of a step, and of its tape; in larger steps the products take long and Python's share is small
+MAX_ROWS = 32  # of a step with more tokens than that: attention's parts are laid out for rows as long as the table
+MULTIPLE = 8  # of tokens in steps of more than MAX_ROWS
+# Recording takes about as long as Python's share of five steps, so a shape is recorded at its fifth step.
+STEPS_BEFORE = 4
+SHORT_CONTEXT = 512  # tokens
+StepShape = tuple[int, int]  # rows, tokens
+
+
+def tape_shape(num_rows: int, num_tokens: int, *, longest: int, context: int) -> StepShape | None:
+    """The shape of the tape of a step that needs each row's last logits; None where no tape is used.
+
+    ``longest``: tokens of the longest row. ``context``: the most tokens that a row has after the step.
+    """
+    if not 0 < num_tokens <= MAX_TOKENS:
+        return None
+    if num_rows == num_tokens <= MAX_ROWS:
+        return num_rows, num_tokens
+    if num_tokens > MAX_ROWS:
+        copies = num_copies(num_tokens)
+        num_rows, num_tokens = num_rows + copies, num_tokens + copies
+        if num_rows > MAX_ROWS:
+            return None
+    return padded_rows(num_rows, num_tokens, longest=longest, context=context), num_tokens
+
+
+def num_copies(num_tokens: int) -> int:
+    """Copies of a token that are added to a step of more than ``MAX_ROWS`` tokens, each as a row."""
+    return -num_tokens % MULTIPLE
+
+
+def padded_rows(num_rows: int, num_tokens: int, *, longest: int, context: int) -> int:
+    """Rows with padding: a number that many splits of as many tokens share.
+
+    In short contexts a step of few tokens is padded to one row a token. In longer contexts the number of rows also
+    depends on the longest row, rounded down to a power of two, so that its tokens read the context's keys together.
+    Steps of more than MAX_ROWS tokens have a power of two of rows, if the longest row leaves room for them.
+    """
+    together = 1
+    if num_tokens > MAX_ROWS or context > SHORT_CONTEXT:
+        together = 1 << longest.bit_length() - 1
+    most_rows = num_tokens + 1 - together
+    return min(most_rows, 1 << (num_rows - 1).bit_length()) if num_tokens > MAX_ROWS else most_rows
