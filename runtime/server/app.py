@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -129,7 +130,13 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _on_wrong_query)
     app.add_middleware(Gate, keys=keys, hosts=hosts, metrics=metrics, max_concurrent=max_concurrent, tracer=tracer)
     if cors_origins:  # outside the gate: a browser's preflight carries no key
-        app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(
+            Cors,
+            allow_origins=list(cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
     return app
 
 
@@ -148,6 +155,21 @@ def _decoder_routers(service: Service, stored: StoreLimits | None, has_page: boo
         tokenizer_routes(service),
         *([page_routes()] if has_page else []),
     ]
+
+
+def _request_id_of(headers: Mapping[bytes, bytes]) -> bytes:
+    """The request's own id, or a new one where it has none that may be returned."""
+    own = headers.get(b"x-request-id", b"")
+    return own if _REQUEST_ID.fullmatch(own) else uuid.uuid4().hex.encode()
+
+
+class Cors(CORSMiddleware):
+    """Starlette's, whose answers to preflights have a request id as all answers do."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        response.headers["x-request-id"] = _request_id_of(dict(request_headers.raw)).decode()
+        return response
 
 
 class Gate:
@@ -181,9 +203,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        request_id = headers.get(b"x-request-id", b"")
-        if not _REQUEST_ID.fullmatch(request_id):
-            request_id = uuid.uuid4().hex.encode()
+        request_id = _request_id_of(headers)
         scope.setdefault("state", {})["request_id"] = request_id.decode()
         status = 499  # without a response, the client has disconnected
         caller = read_context(headers)

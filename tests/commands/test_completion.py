@@ -61,6 +61,44 @@ def test_the_tab_key_completes_in_an_interactive_bash(bash_script: Path) -> None
         screen.wait_for("--prefill-chunk ")
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_commands_flags_values_and_models(tmp_path: Path) -> None:
+    file = tmp_path / "phloem.fish"
+    file.write_text(script("fish", cli.command_parser(), tuple(ALIASES)))
+
+    def offered(line: str) -> list[str]:
+        command = ["fish", "--no-config", "-c", f"source {file}; complete -C {shlex.quote(line)}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANGING_S)
+        assert done.stderr == ""
+        return [found.split("\t")[0] for found in done.stdout.splitlines()]
+
+    assert set(offered("phloem ")) >= set(commands())
+    assert offered("phloem se") == ["serve"]
+    assert set(offered("phloem chat smo")) >= {"smollm2"}
+    assert offered("phloem run --model smo") == ["smollm2"]
+    assert offered("phloem serve smollm2 --max-r") == ["--max-restarts", "--max-running"]
+    assert offered("phloem serve --order short") == ["shortest", "shortest_remaining"]
+    assert offered("phloem keys n") == ["new"]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_the_tab_key_completes_in_an_interactive_zsh(tmp_path: Path) -> None:
+    file = tmp_path / "phloem.zsh"
+    file.write_text(script("zsh", cli.command_parser(), tuple(ALIASES)))
+    with terminal("-f", "-i", program=["zsh"]) as screen:
+        screen.enter(f"PS1='ready> '; autoload -U compinit; compinit -D -u; source {file}; echo do''ne")
+        screen.wait_for("done")
+        screen.wait_for("ready> ")
+        for typed, completed_to in (
+            ("phloem ser\t", "phloem serve"),
+            ("smo\t", "smollm2"),
+            ("--prefill\t", "--prefill-chunk"),
+            ("--order rand\t", "random"),
+        ):
+            screen.type(typed)
+            screen.wait_for(completed_to)
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_each_script_names_every_command_and_flag(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["completion", shell]) == 0

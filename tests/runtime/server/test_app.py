@@ -535,7 +535,10 @@ def test_cors_is_off_until_an_origin_is_named(serve):
     server = serve(cors_origins=("https://page.example",), api_key="secret")
     assert server.http.get("/v1/models", headers=origin).headers["access-control-allow-origin"] == origin["origin"]
     preflight = {**origin, "access-control-request-method": "POST"}
-    assert httpx.options(f"{server.url}/v1/completions", headers=preflight).status_code == 200
+    answer = httpx.options(f"{server.url}/v1/completions", headers={**preflight, "x-request-id": "mine"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+    other = httpx.options(f"{server.url}/v1/completions", headers={**preflight, "origin": "https://other.example"})
+    assert other.status_code == 400 and len(other.headers["x-request-id"]) == 32
 
 
 def test_requests_from_many_threads_of_the_openai_client(serve):
