@@ -10,6 +10,7 @@ from ...protocol.errors import (
     DependencyFailed,
     InternalError,
     InvalidRequest,
+    LimitExceeded,
     Overloaded,
     PhloemError,
     from_info,
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from .score_ops import ScoreOps
 
 log = logging.getLogger(__name__)
+
+
+RETURNED_SUBMITS = 4  # values that repeat a program's text have as many characters as so many of the largest submits
 
 
 class Interpreter:
@@ -208,7 +212,7 @@ class Interpreter:
                     self._pin(owner, op_state, op)
                 case Close():
                     owner.closed = True
-                    text = owner.text
+                    text = owner.text if self._may_return(owner, owner.text_end) else None
                     self._programs.release(owner.seq)
                     self._programs.finish_op(owner, op_state, text)
                     self._programs.close_if_over(owner.program)
@@ -229,9 +233,27 @@ class Interpreter:
             self._programs.fail_op(owner, op_state, InvalidRequest(message))
         else:
             text = source.texts[op.index]
-            owner.append_text(text)
-            self._programs.finish_op(owner, op_state, text, texts=(text,))
+            if (too_long := self._programs.too_long(owner, num_chars=len(text))) is not None:
+                self._programs.fail_op(owner, op_state, too_long)
+            elif not self._may_return(owner, len(text)):
+                self._programs.fail_op(owner, op_state, self._returned_too_much())
+            else:
+                owner.append_text(text)
+                self._programs.finish_op(owner, op_state, text, texts=(text,))
         return True
+
+    def _may_return(self, owner: SequenceState, num_chars: int) -> bool:
+        """Count the characters of a value, and say whether the program's values may have so many in all.
+
+        Each such op can repeat the whole text, so without a limit a small program would be answered with gigabytes.
+        """
+        owner.program.returned_chars += num_chars
+        return owner.program.returned_chars <= RETURNED_SUBMITS * self._limits.max_submit_bytes
+
+    def _returned_too_much(self) -> LimitExceeded:
+        most = RETURNED_SUBMITS * self._limits.max_submit_bytes
+        text = f"the values of this program's marks, pastes and closes have more than {most:,} characters"
+        return LimitExceeded(f"{text}; mark shorter parts, or run several programs")
 
     def _fork(self, owner: SequenceState, op_state: OpState, op: Fork) -> None:
         owner.flush_text(self._tokenizer)
@@ -257,6 +279,9 @@ class Interpreter:
             if not all(tokenized):
                 return False
             for child in children:
+                if (too_long := self._programs.too_long(owner)) is not None:
+                    self._programs.fail_op(owner, op_state, too_long)
+                    return True
                 if child.fork_tokens < 0:  # its first token holds text of before the fork
                     owner.append_text(child.text_since(child.fork_text))
                     continue
@@ -277,7 +302,11 @@ class Interpreter:
             owner.marks[op.op] = owner.text_end
             self._programs.finish_op(owner, op_state)
         elif op.begin in owner.marks:
-            text = owner.text_since(owner.marks[op.begin])
+            begin = owner.marks[op.begin]
+            if not self._may_return(owner, max(0, owner.text_end - begin)):
+                self._programs.fail_op(owner, op_state, self._returned_too_much())
+                return
+            text = owner.text_since(begin)
             self._programs.finish_op(owner, op_state, text, texts=(text,))
         else:
             self._programs.fail_op(owner, op_state, InvalidRequest(f"mark {op.begin} is not of sequence {owner.id}"))

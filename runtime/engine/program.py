@@ -193,6 +193,7 @@ class Program:
         "key",
         "next_order",
         "ops",
+        "returned_chars",
         "sequences",
         "settings",
         "start_s",
@@ -214,6 +215,7 @@ class Program:
         self.usage_rows = usage_rows  # (tenant, name): see ``Usage.begin``
         self.joining: list[SequenceState] = []
         self.next_order = 0
+        self.returned_chars = 0  # of the values of marks, pastes and closes, which repeat the program's own text
 
     @property
     def namespace(self) -> str:

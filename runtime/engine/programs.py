@@ -97,13 +97,15 @@ class Programs:
         self.live.pop(seq.seq_id, None)
         seq.tag = None
 
-    def too_long(self, owner: SequenceState, *, num_ids: int = 0) -> PromptTooLong | None:
-        """The error of a sequence that cannot fit the context with ``num_ids`` more tokens, before it is tokenized."""
+    def too_long(self, owner: SequenceState, *, num_ids: int = 0, num_chars: int = 0) -> PromptTooLong | None:
+        """The error of a sequence that cannot fit the context with so many more tokens or characters, before it is
+        tokenized.
+        """
         length = len(owner.seq.tokens) + num_ids
         if length > self.context_len:
             return self._prompt_too_long(length, 0)
         try:
-            self.tokenizer.check_length(owner.pending_len, self.context_len)
+            self.tokenizer.check_length(owner.pending_len + num_chars, self.context_len)
         except PromptTooLong as error:
             return error
         return None
