@@ -22,7 +22,7 @@ ROWS: list[set[str] | list[str]] = [
     ["runtime.server_args", "runtime.quant", "runtime.weights", "runtime.tokenizer"],
     {"runtime.memory", "runtime.scheduler"},
     {"runtime.layers"},
-    {"runtime.models"},
+    ["runtime.models", "runtime.vision"],
     {"runtime.executor"},
     {"runtime.parallel"},
     {"runtime.speculative"},

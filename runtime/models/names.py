@@ -114,6 +114,11 @@ _RENAMED = {
         "mlp.up_proj": "mlp.dense_h_to_4h",
         "mlp.down_proj": "mlp.dense_4h_to_h",
     },
+    "idefics3": {
+        "model.embed_tokens": "model.text_model.embed_tokens",
+        "model.norm": "model.text_model.norm",
+        "model.layers": "model.text_model.layers",
+    },
 }
 _OF_DENSE = ("gate", "up", "down")  # of layers without experts
 _OF_EXPERTS = frozenset((*_EXPERTS, *_SHARED_EXPERT, *_ROUTER_BIAS))

@@ -79,6 +79,8 @@ def quantize_model(
             raise Unsupported(f"{source}: {config.family} models are not quantized: their matrices are transposed")
         if config.latent is not None:
             raise Unsupported(f"{source}: {config.family} models, with latent attention, are not quantized")
+        if config.family == "idefics3":
+            raise Unsupported(f"{source}: vision models are not quantized: their image encoder would be lost")
         if config.num_experts and file.format == "gguf":
             raise Unsupported(f"{source}: mixtures of experts are quantized from a folder alone, not from a GGUF file")
         to_folder = folder_form(scheme, [config.hidden_size, config.intermediate_size]) if form is None else None

@@ -10,6 +10,7 @@ from .config_parts import Latent, Routing
 from .config_reader import ConfigReader
 from .damage import shown
 from .deepseek import deepseek_of_gguf, deepseek_of_hf, yarn_growth
+from .vision_config import VISION_TYPES, text_config
 
 MAX_BLOCKS = 100_000  # feed-forward blocks of all layers: one each, or its experts
 # GGUF's tensors of factors by frequency: Llama 3's, then the two of LongRoPE.
@@ -200,6 +201,7 @@ HF_FAMILIES = {
     **{name: name for name in ("gemma2", "phi3", "olmo2", "granite", "smollm3")},
     **{name: name for name in ("gpt2", "gpt_neox", "deepseek_v2", "deepseek_v3")},
     "gemma3_text": "gemma3",
+    **dict.fromkeys(VISION_TYPES, "idefics3"),
 }
 GGUF_FAMILIES = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "granite", "smollm3")},
@@ -249,6 +251,8 @@ def config_from_hf(data: dict[str, Any], *, source: str) -> ModelConfig:
         kind = data.get("model_type")
         why = _REASONS.get(str(kind), f"served are {', '.join(HF_FAMILIES)}")
         raise Unsupported(f"{source}: model_type {kind!r} is not served; {why}")
+    if family == "idefics3":
+        data = text_config(data, source=source)
     data = _common_names(data, family)
     read = ConfigReader(data, source)
     if family in _GEMMAS:

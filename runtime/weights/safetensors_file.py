@@ -13,6 +13,7 @@ from .json_file import read_json
 from .model_config import ModelConfig, config_from_hf, ids_of
 from .part import Part
 from .quantized_folder import QuantizedMatrices, scheme_of
+from .vision_config import VISION_PREFIXES
 
 INDEX = "model.safetensors.index.json"
 _GPT2_PREFIX = "transformer."
@@ -27,22 +28,30 @@ class SafetensorsFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         config = read_folder_config(path)
+        self._has_vision = config.family == "idefics3"
         self._files = {shard: open_shard(path / shard) for shard in shards_of(path)}
         self._homes = {name: shard for shard, file in self._files.items() for name in file.keys()}  # noqa: SIM118
-        if config.tied_embeddings and "lm_head.weight" in self._homes and "model.embed_tokens.weight" in self._homes:
+        embedding = "model.text_model.embed_tokens.weight" if self._has_vision else "model.embed_tokens.weight"
+        if config.tied_embeddings and "lm_head.weight" in self._homes and embedding in self._homes:
             del self._homes["lm_head.weight"]  # a copy of the embedding, saved by some tools
         # GPT-2's own files leave out the prefix that transformers writes.
         self._prefix = _GPT2_PREFIX if config.family == "gpt2" and "wte.weight" in self._homes else ""
         self.config: ModelConfig = config
         scheme = scheme_of(read_json(path / "config.json"), str(path / "config.json"))
-        if scheme is not None and config.transposed:
+        if scheme is not None and (config.transposed or self._has_vision):
             raise Unsupported(f"{path}: a quantized {config.family} model is not read; use the plain or a GGUF file")
         self._quantized = None if scheme is None else QuantizedMatrices(scheme, self._homes, str(path))
 
     def names(self) -> list[str]:
+        """Of the decoder's tensors."""
         if self._quantized is not None:
             return [name for name in self._quantized.names(self._homes) if not self._is_empty_bias(name)]
-        return [f"{self._prefix}{name}" for name in self._homes]
+        hidden = VISION_PREFIXES if self._has_vision else ()
+        return [f"{self._prefix}{name}" for name in self._homes if not name.startswith(hidden)]
+
+    def vision_names(self) -> list[str]:
+        """Of an image encoder's tensors."""
+        return [name for name in self._homes if self._has_vision and name.startswith(VISION_PREFIXES)]
 
     def tensor(self, name: str, part: Part | None = None) -> torch.Tensor | GroupTensor:
         """Raises UnknownModel for a name that is not in the folder, Unsupported for numbers that are no floats."""

@@ -119,16 +119,23 @@ def tiny_tensors(config: dict[str, Any], *, seed: int) -> dict[str, torch.Tensor
     return found
 
 
-def write_byte_tokenizer(folder: Path, *, vocab_size: int = VOCAB_SIZE) -> None:
-    """tokenizer.json and tokenizer_config.json: token b is the byte b, then three special tokens, and ChatML.
+def write_byte_tokenizer(
+    folder: Path,
+    *,
+    vocab_size: int = VOCAB_SIZE,
+    more_specials: tuple[str, ...] = (),
+    chat_template: str = CHAT_TEMPLATE,
+) -> None:
+    """tokenizer.json and tokenizer_config.json: token b is the byte b, then three special tokens and more, and ChatML.
 
     Further tokens can be drawn, but no text is encoded to them.
     """
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     names = {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-    names |= {f"[{id_}]": id_ for id_ in range(VOCAB_SIZE, vocab_size)}
+    names |= {f"[{id_}]": id_ for id_ in range(VOCAB_SIZE + len(more_specials), vocab_size)}
     specials = {"<|endoftext|>": END_OF_TEXT, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
+    specials |= {text: VOCAB_SIZE + i for i, text in enumerate(more_specials)}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     tokenizer = {
@@ -148,7 +155,7 @@ def write_byte_tokenizer(folder: Path, *, vocab_size: int = VOCAB_SIZE) -> None:
         "bos_token": None,
         "eos_token": "<|im_end|>",
         "model_max_length": 2048,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": chat_template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 

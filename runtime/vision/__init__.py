@@ -1,0 +1,1 @@
+"""Images as a model's input: decoded, cut into tiles, encoded, and their place among the tokens."""
