@@ -202,6 +202,7 @@ class Limits(msgspec.Struct, frozen=True):
     max_sequences_per_program: int = 4096
     max_candidates: int = 128
     max_grammar_bytes: int = 1 << 20
+    max_image_bytes: int = 8 << 20
 
 
 class Welcome(Message, tag="welcome"):

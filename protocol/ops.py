@@ -41,7 +41,11 @@ class Ref(Op, tag="ref"):
 
 
 class Image(Op, tag="image"):
-    """Append an image's tokens; ``data`` is sent once per ``hash``."""
+    """Append an image's tokens. Done value: None.
+
+    ``data`` is a JPEG, PNG, WebP or GIF file (of which the first frame counts), and ``hash`` its SHA-256 in hexadecimal
+    digits. A later op of the program may leave out the data of an image that it has sent.
+    """
 
     hash: str
     data: bytes = b""

@@ -2,6 +2,7 @@
 
 from .blocks import block_names
 from .cache import CacheCounters, Lease, NodeSnapshot, RadixCache
+from .contents import FIRST_CONTENT_ID, Contents, OutOfContentIds, in_vocabulary
 from .disk_tier import DiskTier
 from .events import BlockSnapshot, Event, Evicted, Stored, Tier
 from .host_tier import HostTier
@@ -10,15 +11,18 @@ from .slots import OutOfSlots
 from .tiers import ReadAhead, TierCounters, Tiers
 
 __all__ = [
+    "FIRST_CONTENT_ID",
     "POLICIES",
     "BlockSnapshot",
     "CacheCounters",
+    "Contents",
     "DiskTier",
     "Event",
     "Evicted",
     "HostTier",
     "Lease",
     "NodeSnapshot",
+    "OutOfContentIds",
     "OutOfSlots",
     "Policy",
     "RadixCache",
@@ -28,4 +32,5 @@ __all__ = [
     "TierCounters",
     "Tiers",
     "block_names",
+    "in_vocabulary",
 ]

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from .contents import FIRST_CONTENT_ID, Contents
 from .node import Namespace, RadixNode
 
 NAME_BYTES = 16
@@ -32,11 +33,13 @@ class Follower(Protocol):
 class BlockNames:
     """The tree's observer: keeps on each node the names of the blocks that end in its edge."""
 
-    def __init__(self, block_len: int, followers: Sequence[Follower]) -> None:
+    def __init__(self, block_len: int, followers: Sequence[Follower], *, contents: Contents | None = None) -> None:
+        """``contents`` describes the ids beyond the vocabulary."""
         if block_len < 1:
             raise ValueError(f"block_len={block_len}: a block needs at least 1 token")
         self.block_len = block_len
         self._followers = tuple(followers)
+        self._contents = contents
 
     def rooted(self, root: RadixNode) -> None:
         root.names = [root_name(root.namespace)]
@@ -49,7 +52,7 @@ class BlockNames:
             assert at.parent is not None
             at = at.parent
         parent = self._name_before(node)
-        names = chain(parent, np.concatenate(pieces[::-1]), self.block_len)
+        names = chain(parent, np.concatenate(pieces[::-1]), self.block_len, self._contents)
         node.names = [*(node.names or ()), *names]
         if names:
             for follower in self._followers:
@@ -84,19 +87,35 @@ def root_name(namespace: Namespace) -> bytes:
     return blake2b(_encode(namespace), digest_size=NAME_BYTES).digest()
 
 
-def chain(name: bytes, tokens: np.ndarray, block_len: int) -> list[bytes]:
-    """The names of the whole blocks in ``tokens``, which follow the block ``name``."""
-    raw = tokens.astype("<i4", copy=False).tobytes()
+def chain(name: bytes, tokens: np.ndarray, block_len: int, contents: Contents | None = None) -> list[bytes]:
+    """The names of the whole blocks in ``tokens``, which follow the block ``name``.
+
+    ``contents`` describes the ids beyond the vocabulary. Without it there must be none: their names would be wrong in
+    other engines.
+    """
+    tokens = tokens.astype("<i4", copy=False)
+    has_contents = bool(len(tokens)) and int(tokens.max()) >= FIRST_CONTENT_ID
+    raw = tokens.tobytes()
     names, step = [], 4 * block_len
     for at in range(0, len(raw) - step + 1, step):
-        name = blake2b(name + raw[at : at + step], digest_size=NAME_BYTES).digest()
+        block = raw[at : at + step]
+        if has_contents:
+            assert contents is not None, "ids of contents need their digests"
+            block = contents.described(tokens[at // 4 : at // 4 + block_len])
+        name = blake2b(name + block, digest_size=NAME_BYTES).digest()
         names.append(name)
     return names
 
 
-def block_names(tokens: Sequence[int] | np.ndarray, *, namespace: Namespace = "", block_len: int) -> list[bytes]:
+def block_names(
+    tokens: Sequence[int] | np.ndarray,
+    *,
+    namespace: Namespace = "",
+    block_len: int,
+    contents: Contents | None = None,
+) -> list[bytes]:
     """The names of the whole blocks of a sequence from its start."""
-    return chain(root_name(namespace), np.asarray(tokens, np.int32), block_len)
+    return chain(root_name(namespace), np.asarray(tokens, np.int32), block_len, contents)
 
 
 def _encode(value: Namespace) -> bytes:

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from .blocks import BlockNames, Follower
+from .contents import Contents
 from .events import BlockEvents, BlockSnapshot, Event
 from .history import History
 from .node import Namespace, RadixNode
@@ -81,10 +82,11 @@ class RadixCache:
     ``kept="last"`` a released lease's path alone is kept, besides paths of other leases and pins (``policy`` is then
     ``lru``, or the path may go instead of an older one).
 
-    A namespace separates prefixes that must not be shared: equal tokens under another model, adapter, salt or image
-    have other KV. It is a string, or a tuple of strings, bytes, integers and None. Pins may keep up to ``pin_share`` of
+    A namespace separates prefixes that must not be shared: equal tokens under another model, adapter or salt have other
+    KV. It is a string, or a tuple of strings, bytes, integers and None. Pins may keep up to ``pin_share`` of
     the slots; ``clock`` (seconds) only times pins. ``on_event`` and ``tiers`` follow whole blocks of ``block_len``
-    tokens; with a disk ``on_event`` is also called on the tiers' thread.
+    tokens; with a disk ``on_event`` is also called on the tiers' thread. ``contents`` describes the
+    ids of contents, for the blocks' names.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class RadixCache:
         on_event: Callable[[Event], None] | None = None,
         tiers: Tiers | None = None,
         block_len: int = 64,
+        contents: Contents | None = None,
     ) -> None:
         if not 0.0 <= pin_share <= 1.0:
             raise ValueError(f"pin_share={pin_share}: the share of slots that pins may keep must be between 0 and 1")
@@ -114,11 +117,12 @@ class RadixCache:
             if tiers.block_len != block_len:
                 raise ValueError(f"block_len={block_len}, but the tiers keep blocks of {tiers.block_len} tokens")
             followers.append(tiers)
+            tiers.contents = contents
             if self._events is not None:
                 tiers.tell(self._events)
         self.tiers = tiers
         self.history = History(num_slots) if policy in WITH_HISTORY and reuse else None
-        observer = BlockNames(block_len, followers) if followers else None
+        observer = BlockNames(block_len, followers, contents=contents) if followers else None
         self.tree = RadixTree(policy, observer, history=self.history)
         self.pins = Pins(self.tree, max_tokens=int(pin_share * num_slots), clock=clock)
         self._leases: set[Lease] = set()

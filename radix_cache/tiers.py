@@ -20,6 +20,7 @@ from time import perf_counter
 import numpy as np
 
 from .blocks import block_names
+from .contents import Contents
 from .disk_tier import DiskTier
 from .events import BlockEvents
 from .host_tier import HostTier
@@ -89,6 +90,7 @@ class Tiers:
         self.host = host
         self.disk = disk
         self.counters = TierCounters()
+        self.contents: Contents | None = None  # set by the cache
         self.recompute_s_per_token = inf
         self._save_s = self._load_s = 0.0  # of a block: moving averages
         self._num_refused = 0
@@ -159,7 +161,7 @@ class Tiers:
         """Begin to read from disk the blocks of ``tokens`` after the first ``start`` tokens."""
         first = start // self.block_len
         reading, count = set(), 0
-        for name in block_names(tokens, namespace=namespace, block_len=self.block_len)[first:]:
+        for name in block_names(tokens, namespace=namespace, block_len=self.block_len, contents=self.contents)[first:]:
             if name not in self.host:
                 if not self._begin_read(name):
                     break
@@ -170,7 +172,9 @@ class Tiers:
     def blocks_of(self, tokens: np.ndarray, *, first: int, limit: int, namespace: Namespace = "") -> list[bytes]:
         """The blocks of ``tokens`` from number ``first`` on that host memory has without a gap, ``limit`` at most."""
         blocks: list[bytes] = []
-        for name in block_names(tokens, namespace=namespace, block_len=self.block_len)[first : first + limit]:
+        for name in block_names(tokens, namespace=namespace, block_len=self.block_len, contents=self.contents)[
+            first : first + limit
+        ]:
             block = self.host.get(name)
             if block is None:
                 break

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ...protocol.errors import UnknownModel, Unsupported
+from ..layers.affine import Affine
 from ..models.loading import device_named
 from ..weights.damage import refuse_damage
 from ..weights.safetensors_file import open_shard, shards_of
@@ -50,20 +51,6 @@ _FARTHEST = 128  # tokens farther apart share the last class of distances
 _NUMBERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _UNUSED = ("pooler.", "cls.", "lm_head.", "vocab_", "embeddings.position_ids", "embeddings.token_type_ids")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True, slots=True)
-class Affine:
-    """``weight`` [outputs, inputs] of a linear layer, or [E] of a norm, and its ``bias``."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-
-    def linear(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-    def norm(self, x: torch.Tensor, eps: float) -> torch.Tensor:
-        return F.layer_norm(x, self.bias.shape, self.weight, self.bias, eps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ Result = TypeVar("Result")
 class Beside:
     """Belongs to the engine's thread, but for the work itself. One thread does it, in the order in which it comes."""
 
-    def __init__(self, ready: deque[SequenceState]) -> None:
-        """``ready``: where sequences go that need not wait any more."""
+    def __init__(self, ready: deque[SequenceState], *, name: str = "tokenizer") -> None:
+        """``ready``: where sequences go that need not wait any more. ``name``: of the thread."""
         self._ready = ready
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting: dict[SequenceState, tuple[Future[Any], Callable[[Any], None]]] = {}
 
     @property

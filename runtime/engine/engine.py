@@ -38,15 +38,18 @@ from ...protocol.messages import (
     TemplateInfo,
     Welcome,
 )
-from ...radix_cache import POLICIES, RadixCache
+from ...radix_cache import POLICIES, Contents, RadixCache
 from ..config import EngineConfig, Progress
 from ..executor import Accelerator, Executor
 from ..scheduler import Scheduler
 from ..speculative import Drafter, GrammarDrafter, LookupDrafter, Speculation, StepCosts
+from ..vision.images import Images
+from ..vision.prompt import ImagePrompt
 from .cache_feed import CacheFeed
 from .embedding_ops import EmbeddingOps
 from .gen_ops import GenOps
 from .grammars import Grammars
+from .image_ops import ImageOps
 from .interpreter import Interpreter
 from .mask_thread import MaskThread
 from .programs import Programs
@@ -101,6 +104,11 @@ class EngineCore:
             self.cache_feed = CacheFeed(block_len=BLOCK_LEN, model=model_digest(parts, config))
         self.tiers = parts.tiers
         self._is_closed = False
+        contents = Contents()
+        images: Images | None = None
+        if parts.vision is not None:
+            images = Images(parts.vision, ImagePrompt.of(parts.vision.config, self.tokenizer), contents)
+        self.images = images
         self.cache = RadixCache(
             parts.num_slots,
             policy=POLICIES["lru" if config.cached_prompts == "last" else config.eviction],
@@ -110,6 +118,7 @@ class EngineCore:
             tiers=parts.tiers,
             on_event=self.cache_feed.note if self.cache_feed is not None else None,
             block_len=BLOCK_LEN,
+            contents=contents,
         )
         self.scheduler = Scheduler(parts.scheduling, self.cache, clock=clock)
         self.executor = Executor(
@@ -121,6 +130,7 @@ class EngineCore:
             accelerator=parts.accelerator,
             use_graphs=config.cuda_graphs == "auto",
             split=None if parts.ranks is None else parts.ranks.leader,
+            contents=images,
         )
         self.ranks = parts.ranks
         self.grammars = Grammars(self.tokenizer, engine=config.grammar_engine)
@@ -144,6 +154,7 @@ class EngineCore:
             jump_forward=config.jump_forward,
         )
         scorings, embeddings = ScoreOps(self.programs), EmbeddingOps(self.programs)
+        self.image_ops = None if images is None else ImageOps(self.programs, images)
         self.interpreter = Interpreter(
             self.programs,
             self.generations,
@@ -152,6 +163,7 @@ class EngineCore:
             vocab_size=self.vocab_size,
             limits=self.limits,
             max_waiting=config.max_waiting,
+            images=self.image_ops,
         )
         self.loop = StepLoop(
             self.programs,
@@ -184,9 +196,10 @@ class EngineCore:
 
     @property
     def _coming(self) -> list[Future[Any]]:
-        """What sequences wait for on threads: grammars, masks, and tokens of long texts."""
+        """What sequences wait for on threads: grammars, masks, tokens of long texts, and images."""
         masks: list[Future[Any]] = [deferred.future for deferred in self.loop.deferred]
-        return [*self.generations.compiling.values(), *masks, *self.programs.beside.futures]
+        images = [] if self.image_ops is None else self.image_ops.futures
+        return [*self.generations.compiling.values(), *masks, *self.programs.beside.futures, *images]
 
     def welcome(self) -> Welcome:
         return Welcome(
@@ -198,7 +211,11 @@ class EngineCore:
             vocab_hash=self.tokenizer.vocab_hash,
             template=self.template.info() if self.template is not None else TemplateInfo(),
             limits=self.limits,
-            capabilities=("text", *(f"grammar:{kind}" for kind in constrained.GRAMMAR_KINDS)),
+            capabilities=(
+                "text",
+                *(() if self.images is None else ("image",)),
+                *(f"grammar:{kind}" for kind in constrained.GRAMMAR_KINDS),
+            ),
             cache_events_url=self.cache_events_url,
             eos_ids=tuple(sorted(self.tokenizer.eos_ids)),
             adapters=self.model.adapters,
@@ -255,6 +272,8 @@ class EngineCore:
         self.grammars.close()
         self.loop.masks.close()
         self.programs.beside.close()
+        if self.image_ops is not None:
+            self.image_ops.close()
         if self.tiers is not None:
             if self.tiers.disk is not None:
                 self.tiers.flush()
@@ -263,6 +282,7 @@ class EngineCore:
         if self.ranks is not None:
             self.ranks.gang.close()
         del self.model, self.kv, self.executor, self.loop
+        self.images = None
 
     # -- messages -----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,22 @@ from ...protocol.errors import (
     from_info,
 )
 from ...protocol.messages import Accepted, Cancel, Limits, ProgramSettings, Rejected, Submit
-from ...protocol.ops import Close, Embedding, Fork, Gen, Join, Mark, Pin, Ref, Rollback, Score, Select, Special, Text
+from ...protocol.ops import (
+    Close,
+    Embedding,
+    Fork,
+    Gen,
+    Image,
+    Join,
+    Mark,
+    Pin,
+    Ref,
+    Rollback,
+    Score,
+    Select,
+    Special,
+    Text,
+)
 from ..tokenizer.tokenizer import LONG_TEXT
 from .program import OpState, SequenceState
 from .submission import find_faults
@@ -24,6 +39,7 @@ from .submission import find_faults
 if TYPE_CHECKING:
     from .embedding_ops import EmbeddingOps
     from .gen_ops import GenOps
+    from .image_ops import ImageOps
     from .programs import Programs
     from .score_ops import ScoreOps
 
@@ -49,12 +65,16 @@ class Interpreter:
         vocab_size: int,
         limits: Limits,
         max_waiting: int,
+        images: ImageOps | None = None,
     ) -> None:
-        """``max_waiting``: sequences that may wait for a free row; submits beyond it are rejected as Overloaded."""
+        """``max_waiting``: sequences that may wait for a free row; submits beyond it are rejected as Overloaded.
+        ``images``: None for a model that takes none.
+        """
         self._programs = programs
         self._generations = generations
         self._scorings = scorings
         self._embeddings = embeddings
+        self._images = images
         self._scheduler = programs.scheduler
         self._tokenizer = programs.tokenizer
         self._vocab_size = vocab_size
@@ -74,6 +94,7 @@ class Interpreter:
             vocab_size=self._vocab_size,
             adapters=self._programs.adapters,
             check_stop=self._tokenizer.stop_pattern,
+            takes_images=self._images is not None,
         )
         if not faults and (num_waiting := self._num_in_line()) >= self._max_waiting:
             message = f"{num_waiting:,} sequences are waiting already (max_waiting); try again later"
@@ -134,6 +155,8 @@ class Interpreter:
         """Run ops until every sequence waits: for the model, a grammar, another sequence, or more ops."""
         self._generations.poll_grammars()
         self._programs.beside.poll(self._fail_beside)
+        if self._images is not None:
+            self._images.poll()
         while self._programs.ready:
             owner = self._programs.ready.popleft()
             try:
@@ -186,6 +209,9 @@ class Interpreter:
                 case Special():
                     owner.append_special(op.ids, self._tokenizer)
                     self._programs.finish_op(owner, op_state)
+                case Image():
+                    assert self._images is not None, "refused at the submit"
+                    self._images.start(owner, op_state, op)
                 case Ref():
                     if not self._paste(owner, op_state, op):
                         return

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ... import kernels
-from ...protocol.errors import InvalidParams
+from ...protocol.errors import InvalidParams, Unsupported
 from ...radix_cache import DiskTier, HostTier, Tiers
 from ..config import EngineConfig, Progress, choose_cpu_isa
 from ..executor import Accelerator
@@ -26,10 +26,12 @@ from ..parallel.tensor import TensorSplit
 from ..scheduler import SchedulerConfig
 from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
 from ..tokenizer import ModelTemplate, Tokenizer, load_chat_template, load_tokenizer
+from ..vision.model import VisionModel, load_vision
 from ..weights import open_weights, resolve_model
 from ..weights.damage import refuse_damage
 from ..weights.digest import weights_digest
 from ..weights.gguf_header import read_header
+from ..weights.vision_config import has_vision
 from .sizing import measured_slots
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ class EngineParts:
     drafter: ModelDrafter | None = None
     accelerator: Accelerator | None = None
     ranks: RanksOfModel | None = None
+    vision: VisionModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +98,15 @@ def _load_parts(
     num_threads = threads_of(config)
     kernels.set_threads(num_threads)
     path = resolve_model(config.model)
+    if config.tensor_parallel > 1 and has_vision(path):
+        raise Unsupported("tensor_parallel: vision models are not split; set it to 1", where="tensor_parallel")
     with refuse_damage(path):
         header = read_header(path) if path.is_file() else None  # held, so that the next three read it once
     tokenizer = load_tokenizer(path)
     template = load_chat_template(path, tokenizer)
     split = None if gang is None else TensorSplit(gang.group)
     model = load_model(path, config, split=split)
+    vision = load_image_encoder(path, config, model)
     del header
     if model.device.type == "cpu":
         kernels.warm_up(None if progress is None else partial(progress, "compiling kernels, once for this machine"))
@@ -131,8 +137,37 @@ def _load_parts(
         leader = gang.begin(model, Shape(tokenizer.vocab_size, kv.num_slots, context_len))
         ranks = RanksOfModel(gang, leader, (weight_bytes(split), *gang.weights))
     return EngineParts(
-        path, model, tokenizer, template, kv, context_len, num_slots, scheduling, tiers, drafter, accelerator, ranks
+        path,
+        model,
+        tokenizer,
+        template,
+        kv,
+        context_len,
+        num_slots,
+        scheduling,
+        tiers,
+        drafter,
+        accelerator,
+        ranks,
+        vision,
     )
+
+
+def load_image_encoder(path: Path, config: EngineConfig, model: Model) -> VisionModel | None:
+    """None for a model that takes no images."""
+    if not has_vision(path):
+        return None
+    if config.draft_model:
+        raise Unsupported(
+            f"draft_model={config.draft_model!r}: it cannot read the images of a vision model; leave it out",
+            where="draft_model",
+        )
+    if config.weights == "random":
+        log.warning("weights='random' has no image encoder: this engine takes no images")
+        return None
+    vision = load_vision(path, config, hidden_size=model.config.hidden_size)
+    log.info("image encoder: %d layers, %d bytes of %s", vision.config.num_layers, vision.size_bytes, vision.dtype)
+    return vision
 
 
 def model_digest(parts: EngineParts, config: EngineConfig) -> str:

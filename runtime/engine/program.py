@@ -14,6 +14,7 @@ from ..scheduler import Sequence
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
+    from ..vision.images import Picture
 
 SegmentKind = Literal["text", "special", "generated"]
 
@@ -194,6 +195,7 @@ class Program:
         "next_order",
         "ops",
         "returned_chars",
+        "pictures",
         "sequences",
         "settings",
         "start_s",
@@ -211,6 +213,7 @@ class Program:
         self.deadline_s = None if settings.deadline_s is None else now_s + settings.deadline_s
         self.sequences: dict[int, SequenceState] = {}
         self.ops: dict[int, OpState] = {}
+        self.pictures: dict[str, Picture] = {}  # by hash
         self.stats = ProgramStats()
         self.usage_rows = usage_rows  # (tenant, name): see ``Usage.begin``
         self.joining: list[SequenceState] = []
@@ -242,4 +245,5 @@ class Program:
         """Break the reference cycles of an ended program: it is then freed without a garbage collection."""
         self.sequences.clear()
         self.ops.clear()
+        self.pictures.clear()
         self.joining.clear()

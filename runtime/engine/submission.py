@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from hashlib import sha256
 
 from ...constrained.spec import GrammarError
 from ...protocol.errors import ErrorInfo
@@ -19,6 +20,7 @@ def find_faults(
     vocab_size: int,
     adapters: Collection[str],
     check_stop: Callable[[str], object],
+    takes_images: bool = False,
 ) -> list[tuple[int, ErrorInfo]]:
     """(op id, error) of every fault; op id -1 means the submit as a whole.
 
@@ -46,6 +48,9 @@ def find_faults(
     known_ops = dict.fromkeys(program.ops) if program else {}
     marks = {i for i, state in program.ops.items() if isinstance(state.op, Mark)} if program else set()
     sequences = dict.fromkeys(program.sequences) if program else {}
+    pictures = set(program.pictures) if program else set()
+    if program:
+        pictures |= {state.op.hash for state in program.ops.values() if isinstance(state.op, Image)}
     closed = {i for i, state in program.sequences.items() if _closes(state)} if program else set()
     for op in submit.ops:
         if op.op in known_ops:
@@ -58,6 +63,10 @@ def find_faults(
             for kind, message in _drawn_faults(op, vocab_size, is_traced=is_traced):
                 fault(op, kind, message)
         match op:
+            case Image():
+                for kind, message in _image_faults(op, limits, is_known=op.hash in pictures, takes_images=takes_images):
+                    fault(op, kind, message)
+                pictures.add(op.hash)
             case Fork():
                 for child in op.children:
                     if child in sequences:
@@ -115,8 +124,19 @@ def _own_faults(
             yield "InvalidParams", "text is empty; there is nothing to score"
         case Pin() if not op.ttl_s >= 0:  # NaN too
             yield "InvalidParams", f"ttl_s={op.ttl_s}: must be >= 0 seconds"
-        case Image():
-            yield "Unsupported", "this model takes no images"
+
+
+def _image_faults(op: Image, limits: Limits, *, is_known: bool, takes_images: bool) -> Iterator[tuple[str, str]]:
+    """(kind, message). ``is_known``: an earlier op of the program has sent the image's data."""
+    if not takes_images:
+        yield "Unsupported", "this model takes no images"
+    elif len(op.data) > limits.max_image_bytes:
+        size, most = len(op.data), limits.max_image_bytes
+        yield "LimitExceeded", f"an image of {size:,} bytes, but the limit is {most:,}; send a smaller file"
+    elif op.data and sha256(op.data).hexdigest() != op.hash:
+        yield "InvalidRequest", f"hash {op.hash[:64]!r} is not the SHA-256 of the image's data, in hexadecimal digits"
+    elif not op.data and not is_known:
+        yield "InvalidRequest", "an image without data, and no earlier op of the program has sent it; send its data"
 
 
 def _drawn_faults(op: Gen, vocab_size: int, *, is_traced: bool) -> Iterator[tuple[str, str]]:

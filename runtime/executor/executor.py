@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
@@ -13,7 +13,8 @@ import torch
 
 from ... import kernels
 from ...protocol.sampling import SamplingParams
-from ..layers.batch import ForwardBatch
+from ...radix_cache import FIRST_CONTENT_ID, in_vocabulary
+from ..layers.batch import ForwardBatch, GivenInputs
 from ..scheduler import StepPlan
 from .accelerator import Accelerator, Readback, accelerator_of
 from .decode_graphs import DecodeGraphs
@@ -27,6 +28,18 @@ if TYPE_CHECKING:
     from ...constrained import Matcher
     from ..memory import KVPool
     from ..models import Model
+
+
+class ContentRows(Protocol):
+    """The decoder's inputs for tokens that stand for contents. Sampling and scores count such a token as
+    ``placeholder``, a token of the vocabulary.
+    """
+
+    placeholder: int
+
+    def rows(self, token_ids: np.ndarray) -> torch.Tensor:
+        """[G, C] of ids from ``FIRST_CONTENT_ID`` on."""
+        ...
 
 
 class SampleRow(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -140,12 +153,14 @@ class Executor:
         accelerator: Accelerator | None = None,
         use_graphs: bool = True,
         split: SplitSteps | None = None,
+        contents: ContentRows | None = None,
     ) -> None:
         """``num_tokens``: tokens of the vocabulary; logits beyond it are padding and never drawn. 0: all are tokens.
 
         With an accelerator the executor owns the pool's last slot; no sequence may use it. ``split``: the other ranks,
-        where this is rank 0 of several.
+        where this is rank 0 of several. ``contents``: None where plans hold no ids of contents.
         """
+        self._contents = contents
         self._split = split
         self.model = model
         self.kv = kv
@@ -205,15 +220,19 @@ class Executor:
         if self._split is not None:
             self._split.announce(plan)
         adapters = self._adapters_of(plan)
+        given = self._given(plan)
         if self.inputs is not None:
-            features = self.graphs.forward(plan) if self.graphs is not None and adapters is None else None
+            is_plain = adapters is None and given is None
+            features = self.graphs.forward(plan) if self.graphs is not None and is_plain else None
             if features is None:
-                features = self.model.features(self._adapted(self.inputs.forward_batch(plan), adapters), self.kv)
+                batch = self._adapted(_with_given(self.inputs.forward_batch(plan), given), adapters)
+                features = self.model.features(batch, self.kv)
             logits = self._logits(features)
             if needs_all:
                 logits.whole()  # queue the head now: the device runs it while the host works
             return logits
-        batch = self._adapted(ForwardBatch.from_plan(plan, self.slot_table, self.device), adapters)
+        batch = ForwardBatch.from_plan(plan, self.slot_table, self.device)
+        batch = self._adapted(_with_given(batch, given), adapters)
         features = self._replays.forward(batch) if self._replays is not None else None
         self.features = self.model.features(batch, self.kv) if features is None else features
         return self._logits(self.features)
@@ -221,7 +240,21 @@ class Executor:
     @torch.inference_mode()
     def features_of(self, plan: StepPlan) -> torch.Tensor:
         """The input that ``forward`` would give the head, [L, C]."""
-        return self.model.features(ForwardBatch.from_plan(plan, self.slot_table, self.device), self.kv)
+        batch = _with_given(ForwardBatch.from_plan(plan, self.slot_table, self.device), self._given(plan))
+        return self.model.features(batch, self.kv)
+
+    def _given(self, plan: StepPlan) -> GivenInputs | None:
+        """The inputs of the plan's tokens that stand for contents; None where there are none."""
+        if self._contents is None or not any(row.token_ids.max() >= FIRST_CONTENT_ID for row in plan.rows):
+            return None
+        token_ids = np.concatenate([row.token_ids for row in plan.rows])
+        at = np.flatnonzero(token_ids >= FIRST_CONTENT_ID)
+        rows = self._contents.rows(token_ids[at])
+        return GivenInputs(self._on_device(at + plan.num_vectorised), rows.to(self.device))
+
+    def _text_ids(self, token_ids: np.ndarray) -> np.ndarray:
+        """``token_ids`` as sampling and scores count them."""
+        return token_ids if self._contents is None else in_vocabulary(token_ids, self._contents.placeholder)
 
     def _adapters_of(self, plan: StepPlan) -> np.ndarray | None:
         """Each token's adapter, -1 for none; None if no token has one."""
@@ -264,7 +297,9 @@ class Executor:
         arrays = arrays_of(rows) if rows or vectorised is None else None
         drawn = _joined([part for part in (vectorised, arrays) if part is not None])
         edits = kernels.LogitEdits.from_params(
-            [row.params for row in rows], [row.token_ids for row in rows], [row.prompt_len for row in rows]
+            [row.params for row in rows],
+            [self._text_ids(row.token_ids) for row in rows],
+            [row.prompt_len for row in rows],
         )
         wants_top = any(row.params.return_logprob and row.params.top_logprobs_num for row in rows)
         if self._split is not None and edits is None and not wants_top:
@@ -375,12 +410,20 @@ class Executor:
     @torch.inference_mode()
     def logprobs_of(self, logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
         """float32 [L]: log softmax(logits)[i, token_ids[i]] of each row i."""
+        token_ids = self._text_ids(token_ids)
         return kernels.gather_logprobs(logits, self._on_device(np.ascontiguousarray(token_ids, dtype=np.int64)))
 
     @torch.inference_mode()
     def top_logprobs(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Each row's ``k`` likeliest tokens and their log-probabilities, likeliest first."""
         return kernels.top_logprobs(logits, k)
+
+
+def _with_given(batch: ForwardBatch, given: GivenInputs | None) -> ForwardBatch:
+    """``batch`` with these inputs; ids of contents become 0, which the embedding has."""
+    if given is None:
+        return batch
+    return replace(batch, token_ids=batch.token_ids.index_fill(0, given.at, 0), given=given)
 
 
 def prefix_finder(model: Model, kv: KVPool, *, num_rows: int, max_len: int) -> PrefixFinder | None:

@@ -53,14 +53,19 @@ class Replays:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """The head's input [L, C], valid until the next step. None without a tape: for steps of more than MAX_TOKENS
-        tokens or of many tokens in more than MAX_ROWS rows, with adapters, for shapes that are still rare, for kernels
-        that cannot be recorded.
+        tokens or of many tokens in more than MAX_ROWS rows, with adapters or images, for shapes that are still rare,
+        for kernels that cannot be recorded.
 
         A tape runs every token through the whole last layer, also tokens without logits.
         """
         self.is_cold = False
         num_tokens = batch.num_tokens
-        if batch.adapters is not None or not 0 < num_tokens <= MAX_TOKENS or not team().can_replay:
+        if (
+            batch.adapters is not None
+            or batch.given is not None
+            or not 0 < num_tokens <= MAX_TOKENS
+            or not team().can_replay
+        ):
             return None
         has_all = batch.num_logits == num_tokens
         if num_tokens <= MAX_ROWS and has_all and len(batch.row_ids) in (1, num_tokens):

@@ -15,6 +15,14 @@ from .adapters import AdapterRows
 
 
 @dataclass(frozen=True, slots=True)
+class GivenInputs:
+    """The first layer's inputs of tokens that no embedding has, such as those of an image."""
+
+    at: torch.Tensor  # int64 [G], indices into the T tokens
+    rows: torch.Tensor  # [G, C]
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """T tokens of R sequences. Row r's context lies in the slots ``slot_table[row_ids[r], :kv_lens[r]]``."""
 
@@ -29,6 +37,7 @@ class ForwardBatch:
     shared: SharedPrefixes | None = None  # the shared prefixes, where reading them once pays
     adapters: AdapterRows | None = None  # None: no token has an adapter
     logits_adapters: AdapterRows | None = None  # of ``logits_rows``
+    given: GivenInputs | None = None  # in place of the embeddings of these tokens, whose ids are of any token
 
     @classmethod
     def from_plan(cls, plan: StepPlan, slot_table: np.ndarray, device: torch.device | str = "cpu") -> "ForwardBatch":

@@ -90,6 +90,8 @@ class Model:
     def features(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """The head's input [L, C] for ``batch.logits_rows``."""
         x = self.embed(batch.token_ids, batch.positions)
+        if batch.given is not None:
+            x = x.index_copy(0, batch.given.at, batch.given.rows.to(x.dtype))
         return self.run_body(x, x.float(), batch, kv)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:  # [T], [T] -> [T, C]

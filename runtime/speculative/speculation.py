@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ...radix_cache import FIRST_CONTENT_ID
 from ..scheduler import MAX_DRAFT_TOKENS, Draft
 from .control import Outcomes, Patience
 from .costs import StepCosts
@@ -215,12 +216,14 @@ class Speculation:
 
 
 def num_possible(draft: Draft, want: Want) -> int:
-    """The length of ``draft`` before its first token that the grammar forbids or that ends the text.
+    """The length of ``draft`` before its first token that the grammar forbids or that ends the text,
+    or its first that stands for an image.
 
     0 where that would take long to find out.
     """
     tokens, matcher = draft.token_ids.tolist(), want.matcher
-    count = next((i for i, token in enumerate(tokens) if token in want.ends), len(tokens))
+    ends = (i for i, token in enumerate(tokens) if token in want.ends or token >= FIRST_CONTENT_ID)
+    count = next(ends, len(tokens))
     if matcher is None:
         return count
     if want.is_ready is not None and not want.is_ready(tokens[:count]):

@@ -16,25 +16,12 @@ import torch.nn.functional as F
 from ...kernels.linear import has_bfloat16_products
 from ...protocol.errors import UnknownModel, Unsupported
 from ..config import EngineConfig
+from ..layers.affine import Affine
 from ..models.loading import device_named
 from ..weights.damage import refuse_damage, shown
 from ..weights.safetensors_file import SafetensorsFolder
 from ..weights.vision_config import VisionConfig, read_vision_config
 from .tiles import normalised
-
-
-@dataclass(frozen=True, slots=True)
-class Affine:
-    """``weight`` [outputs, inputs] of a linear layer, or [E] of a norm, and its ``bias``."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-
-    def linear(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-    def norm(self, x: torch.Tensor, eps: float) -> torch.Tensor:
-        return F.layer_norm(x, self.bias.shape, self.weight, self.bias, eps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ def tiles_of(image: Image, form: ImageForm) -> tuple[Grid, np.ndarray]:
     from PIL.Image import Resampling
 
     filter_ = Resampling[form.resample.upper()]
-    cut, side = plan_cut(*image.size, form), form.tile_side
+    width, height = image.size
+    cut, side = plan_cut(width, height, form), form.tile_side
     for size in cut.sizes:
         image = image.resize(size, filter_)
     if not cut.grid.rows:

@@ -3,26 +3,19 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from phloem.protocol.errors import UnknownModel, Unsupported
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.vision.decoding import decode_pixels, open_image
 from phloem.runtime.vision.model import load_vision, tile_positions
 from phloem.runtime.vision.tiles import normalised, tiles_of
-from phloem.tests.runtime.vision.tiny_vision import make_tiny_vision, picture
+from phloem.tests.runtime.vision.tiny_vision import picture
 
 FLOAT32 = EngineConfig(model="tiny", precision="float32")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_vision(tmp_path_factory.mktemp("vision") / "tiny")
-
-
-def test_an_image_s_vectors_are_those_of_transformers(folder: Path) -> None:
-    ours = load_vision(folder, FLOAT32, hidden_size=64)
+def test_an_image_s_vectors_are_those_of_transformers(vision_folder: Path, reference: torch.nn.Module) -> None:
+    ours = load_vision(vision_folder, FLOAT32, hidden_size=64)
     grid, tiles = tiles_of(decode_pixels(open_image(picture(1))), ours.config.form)
-    reference = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     pixels = torch.from_numpy(normalised(tiles, ours.config.form))
     with torch.no_grad():
         found = reference.model.get_image_features(pixels[None]).pooler_output
@@ -52,18 +45,18 @@ def test_positions_of_a_smaller_tile_are_spread_over_the_table() -> None:
     ],
 )
 def test_a_config_that_cannot_be_right_is_refused(
-    folder: Path, tmp_path: Path, part: str, change: dict[str, object], message: str
+    vision_folder: Path, tmp_path: Path, part: str, change: dict[str, object], message: str
 ) -> None:
-    for file in folder.iterdir():
+    for file in vision_folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((vision_folder / "config.json").read_text())
     config[part] |= change
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises((Unsupported, UnknownModel), match=message):
         load_vision(tmp_path, FLOAT32, hidden_size=64)
 
 
-def test_a_folder_without_the_processor_s_config_is_refused(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+def test_a_folder_without_the_processor_s_config_is_refused(vision_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((vision_folder / "config.json").read_bytes())
     with pytest.raises(Unsupported, match=r"has no preprocessor_config.json, which says how its images are cut"):
         load_vision(tmp_path, FLOAT32, hidden_size=64)
