@@ -18,7 +18,7 @@ import msgspec
 
 from ..protocol.errors import EngineLost, Overloaded, PhloemError
 from ..protocol.messages import ProgramSettings
-from ..protocol.ops import AnyOp, Close, Fork, Gen, Join, Mark, Pin, Ref, Special, Text
+from ..protocol.ops import AnyOp, Close, Fork, Gen, Image, Join, Mark, Pin, Ref, Special, Text
 from ..protocol.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -181,6 +181,8 @@ def _content(program: str, ops: Sequence[AnyOp]) -> Content:
                 found.append(f"{text}{op.text}")
             case Special():
                 found.append(op.ids)
+            case Image():
+                found.append((op.hash,))
             case Gen() if op.drawn:
                 found.append(op.drawn[0].token_ids)
             case Gen() if not op.params.max_tokens:

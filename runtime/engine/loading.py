@@ -80,6 +80,8 @@ def load_parts(
     Raises UnknownModel, InvalidParams and the errors of a broken file, each naming what is wrong."""
     check_cached_prompts(config)
     refuse_combinations(config)
+    if config.tensor_parallel > 1 and has_vision(resolve_model(config.model)):
+        raise Unsupported("tensor_parallel: vision models are not split; set it to 1", where="tensor_parallel")
     if gang is None and config.tensor_parallel > 1:
         gang = LocalGang(config)
     with ExitStack() as undo:
@@ -98,8 +100,6 @@ def _load_parts(
     num_threads = threads_of(config)
     kernels.set_threads(num_threads)
     path = resolve_model(config.model)
-    if config.tensor_parallel > 1 and has_vision(path):
-        raise Unsupported("tensor_parallel: vision models are not split; set it to 1", where="tensor_parallel")
     with refuse_damage(path):
         header = read_header(path) if path.is_file() else None  # held, so that the next three read it once
     tokenizer = load_tokenizer(path)

@@ -52,7 +52,7 @@ class Images:
         self._prompt = prompt
         self._contents = contents
         self._max_bytes = max_bytes
-        self._form = msgspec.json.encode(model.config.form)
+        self.form = model.config.form
         self._pictures: WeakValueDictionary[str, Picture] = WeakValueDictionary()
         self._grids: dict[str, Grid] = {}
         self._firsts: list[int] = []  # of each image that has ids, ascending
@@ -76,7 +76,7 @@ class Images:
         ``decoding``, and Cancelled between two tiles once ``is_wanted()`` is False.
         """
         image = open_image(picture.data)
-        grid = plan_cut(*upright_size(image), self._model.config.form).grid
+        grid = plan_cut(*upright_size(image), self.form).grid
         num_tokens = len(self._prompt.token_ids(grid, 0))
         if num_tokens > num_left:
             raise PromptTooLong(
@@ -91,7 +91,8 @@ class Images:
 
     def token_ids(self, picture: Picture, grid: Grid) -> np.ndarray:
         """int32: the tokens of the whole image, with its marks."""
-        digest = blake2b(self._form + picture.hash.encode(), digest_size=32).digest()
+        form = msgspec.json.encode(self.form)
+        digest = blake2b(form + picture.hash.encode(), digest_size=32).digest()
         try:
             first = self._contents.first_id(digest, self._prompt.num_content_tokens(grid))
         except OutOfContentIds:
@@ -119,6 +120,12 @@ class Images:
             parts.append(found[offsets.to(found.device)])
         return torch.cat(parts)
 
+    def forget_vectors(self) -> None:
+        """Those of images whose tokens are computed again are then encoded again."""
+        with self._lock:
+            self._vectors.clear()
+            self._size_bytes = 0
+
     def _vectors_of(self, hash: str) -> torch.Tensor:
         with self._lock:
             found = self._vectors.get(hash)
@@ -134,7 +141,7 @@ class Images:
         return made
 
     def _encode(self, picture: Picture, is_wanted: Callable[[], bool]) -> torch.Tensor:
-        _, tiles = tiles_of(decode_pixels(open_image(picture.data)), self._model.config.form)
+        _, tiles = tiles_of(decode_pixels(open_image(picture.data)), self.form)
         count = TILES_A_TIME.get(self._model.device.type, 8)
         parts = []
         for at in range(0, len(tiles), count):
