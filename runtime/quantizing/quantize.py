@@ -16,9 +16,10 @@ from ..weights import open_weights
 from ..weights.damage import refuse_damage
 from ..weights.model_config import ModelConfig
 from ..weights.weight_file import WeightFile
-from .awq import Inputs, best_scales, inputs_of, refuse_config
+from .awq import best_scales, refuse_config
+from .layer_inputs import LayerInputs
 from .quality import TextReader
-from .rounding import round_to_fours
+from .rounding import Curvature, round_to_fours
 from .stored_forms import SCHEMES, folder_form, gguf_form
 from .writers import FolderWriter, GGUFFileWriter, TensorWriter, size_bytes_of
 
@@ -27,7 +28,6 @@ MATRICES = ("q", "k", "v", "qkv", "output", "gate", "up", "gate_up", "down")
 _EXPERTS = ("expert_gate", "expert_up", "expert_down", "shared_gate", "shared_up", "shared_down")
 _TABLES = ("embedding", "head")
 _MOST_CALIBRATION = 8192  # tokens
-_MOST_INPUT_BYTES = 1 << 30  # of the sums over inputs that are held at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Quantized:
 
 @dataclass(slots=True)
 class _Factors:
-    """What one matrix or norm is multiplied with before it is rounded. ``inputs``: as in ``rounding.compensated``."""
+    """What one matrix or norm is multiplied with before it is rounded, and what rounding is to preserve."""
 
     columns: torch.Tensor | None = None
     rows: torch.Tensor | None = None
-    inputs: torch.Tensor | None = None
+    curvature: Curvature | None = None
 
 
 def quantize_model(
@@ -129,7 +129,7 @@ def _write(
                 tensor = tensor * found.columns
             if found.rows is not None:
                 tensor = tensor * found.rows.unsqueeze(1)
-            if writer.matrix(new_name, tensor, found.inputs):
+            if writer.matrix(new_name, tensor, found.curvature):
                 num_matrices += 1
             else:
                 left.append(new_name)
@@ -142,43 +142,40 @@ def _write(
 
 
 class _Calibration:
-    """What a text shows of the layers' inputs, some layers at a time."""
+    """What a text shows of the layers' inputs, one layer after the other."""
 
     def __init__(self, source: Path, file: WeightFile, tokens: Sequence[int], awq_group_len: int) -> None:
         """``awq_group_len`` 0: no scales by activations."""
         self._file, self._config = file, file.config
         self._names = TensorNames(file.config, file.format)
-        self._tokens, self._group_len = torch.tensor(tokens), awq_group_len
+        self._group_len = awq_group_len
         kernels.warm_up()
-        self._reader = TextReader(source, EngineConfig(model=str(source), precision="float32"))
-        widths = 2 * self._config.hidden_size, self._config.num_heads * self._config.head_dim
-        squares = 4 * sum(width * width for width in (*widths, self._config.intermediate_size))
-        self._at_once = max(1, _MOST_INPUT_BYTES // squares)
-        self._found: dict[tuple[int, str], _Factors] = {}
-        self._end = 0
+        reader = TextReader(source, EngineConfig(model=str(source), precision="float32"))
+        self._inputs = LayerInputs(reader, torch.tensor(tokens))
+        self._found: dict[str, _Factors] = {}
+        self._layer = -1
 
     def factors(self, layer: int, key: str) -> _Factors:
-        if layer >= self._end:
-            layers = range(layer, min(layer + self._at_once, self._config.num_layers))
-            inputs = inputs_of(self._reader, self._tokens, layers)
-            self._found = {}
-            for i in layers:
-                self._add(i, inputs)
-            self._end = layers.stop
-        return self._found.get((layer, key), _Factors())
+        """``layer`` is that of the last call, or the next one."""
+        assert layer in (self._layer, self._layer + 1), (layer, self._layer)
+        if layer != self._layer:
+            self._layer, self._found = layer, {}
+            self._add(layer)
+        return self._found.get(key, _Factors())
 
-    def _add(self, layer: int, inputs: dict[tuple[int, str], Inputs]) -> None:
+    def _add(self, layer: int) -> None:
+        inputs = self._inputs.of_next_layer()
         for target, matrices, before in _products(self._config):
-            seen = inputs[layer, target]
+            seen = inputs[target]
             scales = torch.ones_like(seen.mean_size)
             if before and self._group_len and len(scales) % self._group_len == 0:
                 weights = [as_float(self._file.tensor(self._names.of_layer(layer, key))) for key in matrices]
                 scales = best_scales(weights, seen, self._rounded)
-                self._found.setdefault((layer, before), _Factors()).rows = 1 / scales
-            scaled = seen.scaled(scales)
+                self._found.setdefault(before, _Factors()).rows = 1 / scales
+            curvature = Curvature.of(seen.scaled(scales))
             for key in matrices:
-                part = self._found.setdefault((layer, key), _Factors())
-                part.columns, part.inputs = scales, scaled
+                part = self._found.setdefault(key, _Factors())
+                part.columns, part.curvature = scales, curvature
 
     def _rounded(self, weight: torch.Tensor) -> torch.Tensor:
         return round_to_fours(weight, group_len=self._group_len, scale_dtype=torch.float16).dequantize()

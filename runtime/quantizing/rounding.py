@@ -1,8 +1,8 @@
 """Float matrices rounded to few bits: for each group of neighbours the range that loses least."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ...kernels.linear import quantize_int8
@@ -10,6 +10,7 @@ from ...kernels.linear import quantize_int8
 MOST_FLOAT8 = 448.0  # the greatest number of e4m3
 _SHRINKS = tuple(1 - 0.04 * i for i in range(10))  # of a group's range: fewer steps outside, finer ones inside
 _ROWS = 512  # rounded at a time
+_COLUMNS = 64  # whose errors are carried into the columns after them at once
 _DAMPING = 0.01  # of the mean of the inputs' squares, added to each, so that the matrix of inputs has an inverse
 
 
@@ -26,24 +27,45 @@ class RoundedGroups:
         return ((groups - self.zero.unsqueeze(-1)) * self.scale.unsqueeze(-1)).view(self.q.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Curvature:
+    """How much an error of each weight of a product costs, and how later weights make up for it.
+
+    ``order`` int64 [K]: the columns, those with the largest inputs first. ``factor`` float32 [K, K], in that order: the
+    upper Cholesky factor of the inverse of the inputs' matrix. ``costs`` float32 [K]: the sum of each input's squares.
+    """
+
+    order: torch.Tensor
+    factor: torch.Tensor
+    costs: torch.Tensor
+
+    @classmethod
+    def of(cls, inputs: torch.Tensor) -> "Curvature":
+        """``inputs`` float32 [K, K]: the sum of x x^T over the product's inputs."""
+        costs = inputs.diagonal().clone()
+        costs[costs == 0] = 1.0
+        order = costs.argsort(descending=True, stable=True)
+        hessian = inputs[order][:, order].double()
+        diagonal = hessian.diagonal()
+        diagonal[diagonal == 0] = 1.0
+        diagonal += _DAMPING * diagonal.mean()
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
+        return cls(order, torch.linalg.cholesky(inverse, upper=True).float(), costs)
+
+
 def round_to_fours(
-    weight: torch.Tensor, *, group_len: int, scale_dtype: torch.dtype, inputs: torch.Tensor | None = None
+    weight: torch.Tensor, *, group_len: int, scale_dtype: torch.dtype, curvature: Curvature | None = None
 ) -> RoundedGroups:
     """4-bit groups with whole zero points; each group's range is the one of ten with the least square error.
 
-    With ``inputs`` as in ``compensated``. Scales are numbers of ``scale_dtype``.
+    With ``curvature`` the errors are made up for as in ``compensated``. Scales are numbers of ``scale_dtype``.
     """
-    if inputs is not None:
-
-        def fit(group: torch.Tensor, costs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            _, zero, scale = _fours(group, group_len, scale_dtype, costs)
-            return scale, -zero.float() * scale
-
-        q, scale, offset = compensated(weight, inputs, group_len, fit)
-        step = torch.where(scale == 0, 1.0, scale)
-        return RoundedGroups(q, (-offset / step).round().to(torch.uint8), scale)
-    parts = [_fours(rows, group_len, scale_dtype, None) for rows in weight.float().split(_ROWS)]
-    return RoundedGroups(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    costs = None if curvature is None else curvature.costs
+    parts = [_fours(rows, group_len, scale_dtype, costs) for rows in weight.float().split(_ROWS)]
+    q, zero, scale = (torch.cat(column) for column in zip(*parts, strict=True))
+    if curvature is not None:
+        q = compensated(weight, curvature, group_len, scale, -zero.float() * scale)
+    return RoundedGroups(q, zero, scale)
 
 
 def _fours(
@@ -74,55 +96,46 @@ def _fours(
 
 
 def compensated(
-    weight: torch.Tensor,
-    inputs: torch.Tensor,
-    group_len: int,
-    fit: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    weight: torch.Tensor, curvature: Curvature, group_len: int, scale: torch.Tensor, offset: torch.Tensor
+) -> torch.Tensor:
     """GPTQ (Frantar et al., 2023): column by column, the error of one is made up for by the columns after it.
 
-    ``inputs`` float32 [K, K]: the sum of x x^T over the product's inputs. ``fit(group [N, group_len], costs
-    [group_len])`` returns scale and offset [N, 1]. Returns q uint8 [N, K], scale and offset float32 [N, G] with
-    ``w = q * scale + offset``.
+    Columns are taken in ``curvature.order``; scale and offset float32 [N, G] stay as they are. Returns q uint8 [N, K]
+    with ``w = q * scale + offset``. The loop runs in numpy: its operations are too short for torch's threads.
     """
-    rest = weight.float().clone()
-    num_rows, width = rest.shape
-    hessian = inputs.double().clone()
-    diagonal = hessian.diagonal()
-    diagonal[diagonal == 0] = 1.0
-    costs = diagonal.float().clone()
-    diagonal += _DAMPING * diagonal.mean()
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
-    factor = torch.linalg.cholesky(inverse, upper=True).float()
-    q = torch.empty((num_rows, width), dtype=torch.uint8)
-    scales, offsets = [], []
-    for start in range(0, width, group_len):
-        columns = slice(start, start + group_len)
-        group, part = rest[:, columns].clone(), factor[columns, columns]
-        scale, offset = fit(group, costs[columns])
-        step = torch.where(scale == 0, 1.0, scale)
-        errors = torch.empty_like(group)
-        for i in range(group_len):
-            column = group[:, i : i + 1]
-            number = ((column - offset) / step).round_().clamp_(0, 15)
-            q[:, start + i] = number[:, 0].to(torch.uint8)
-            errors[:, i : i + 1] = (column - (number * scale + offset)) / part[i, i]
-            group[:, i + 1 :] -= errors[:, i : i + 1] * part[i, i + 1 :]
-        rest[:, start + group_len :] -= errors @ factor[columns, start + group_len :]
-        scales.append(scale)
-        offsets.append(offset)
-    return q, torch.cat(scales, dim=1), torch.cat(offsets, dim=1)
+    num_columns = weight.shape[1]
+    order, factor = curvature.order.numpy(), curvature.factor.numpy()
+    rest = weight.float().T[curvature.order].contiguous().numpy()  # [K, N], in that order
+    offsets = offset.T.contiguous().numpy()  # [G, N]
+    scales = scale.T.contiguous().numpy()
+    steps = np.where(scales == 0, np.float32(1), scales)
+    q = np.empty((num_columns, len(weight)), dtype=np.uint8)
+    for start in range(0, num_columns, _COLUMNS):
+        end = min(start + _COLUMNS, num_columns)
+        errors = np.empty((end - start, len(weight)), dtype=np.float32)
+        for i in range(start, end):
+            group, column = order[i] // group_len, rest[i]
+            number = np.clip(np.rint((column - offsets[group]) / steps[group]), 0, 15)
+            q[order[i]] = number
+            error = errors[i - start]
+            np.divide(column - (number * scales[group] + offsets[group]), factor[i, i], out=error)
+            rest[i + 1 : end] -= factor[i, i + 1 : end, None] * error
+        rest[end:] -= factor[start:end, end:].T @ errors
+    return torch.from_numpy(q).T.contiguous()
 
 
-def round_to_q4_1(weight: torch.Tensor, *, inputs: torch.Tensor | None = None) -> torch.Tensor:
+def round_to_q4_1(weight: torch.Tensor, *, curvature: Curvature | None = None) -> torch.Tensor:
     """ggml's Q4_1 blocks, uint8 [N, K / 32 * 20]: ``w = q * scale + minimum``, both float16, fitted to the weights.
 
     Each range is tried as in ``round_to_fours``; the scale and minimum are then those of the least square error. With
-    ``inputs`` as in ``compensated``.
+    ``curvature`` the errors are made up for as in ``compensated``.
     """
-    if inputs is None:
-        return torch.cat([_q4_1_blocks(*_q4_1(rows, None)) for rows in weight.float().split(_ROWS)])
-    return _q4_1_blocks(*compensated(weight, inputs, 32, lambda group, costs: _q4_1(group, costs)[1:]))
+    costs = None if curvature is None else curvature.costs
+    parts = [_q4_1(rows, costs) for rows in weight.float().split(_ROWS)]
+    q, scale, minimum = (torch.cat(column) for column in zip(*parts, strict=True))
+    if curvature is not None:
+        q = compensated(weight, curvature, 32, scale, minimum)
+    return _q4_1_blocks(q, scale, minimum)
 
 
 def _q4_1_blocks(q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:

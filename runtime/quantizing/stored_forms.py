@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...kernels.linear import quantize_int8
-from .rounding import pack_words, round_to_float8, round_to_fours, round_to_q4_1, round_to_q8_0
+from .rounding import Curvature, pack_words, round_to_float8, round_to_fours, round_to_q4_1, round_to_q8_0
 
 SCHEMES = ("int8", "int4-g32", "int4-awq", "fp8")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # ``weights.gptq_awq`` reads it
@@ -20,14 +20,14 @@ Stored = dict[str, torch.Tensor]  # the endings of the names -> tensors
 class FolderForm:
     """One form in safetensors.
 
-    ``dtype``: of the tensors that are not quantized, and of scales. ``encode(weight [N, K], inputs)``
+    ``dtype``: of the tensors that are not quantized, and of scales. ``encode(weight [N, K], curvature)``
     returns the stored tensors; rows of weights are whole groups of ``group_len``.
     """
 
     dtype: torch.dtype
     group_len: int
     config: Callable[[list[str]], dict[str, Any]]  # of the names of the matrices that are left as floats
-    encode: Callable[[torch.Tensor, torch.Tensor | None], Stored]
+    encode: Callable[[torch.Tensor, Curvature | None], Stored]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class GGUFForm:
 
     kind: str
     file_type: int
-    encode: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+    encode: Callable[[torch.Tensor, Curvature | None], torch.Tensor]
 
 
 def gguf_form(scheme: str) -> GGUFForm | None:
     """None for a scheme that GGUF has no type for."""
     if scheme == "int8":
-        return GGUFForm("Q8_0", 7, lambda weight, inputs: round_to_q8_0(weight))
+        return GGUFForm("Q8_0", 7, lambda weight, curvature: round_to_q8_0(weight))
     if scheme in ("int4-g32", "int4-awq"):
-        return GGUFForm("Q4_1", 3, lambda weight, inputs: round_to_q4_1(weight, inputs=inputs))
+        return GGUFForm("Q4_1", 3, lambda weight, curvature: round_to_q4_1(weight, curvature=curvature))
     return None
 
 
@@ -99,7 +99,7 @@ def _awq_config(group_len: int) -> Callable[[list[str]], dict[str, Any]]:
     return config
 
 
-def _int8(weight: torch.Tensor, inputs: torch.Tensor | None) -> Stored:
+def _int8(weight: torch.Tensor, curvature: Curvature | None) -> Stored:
     _, exact = quantize_int8(weight)
     scale = exact.bfloat16()
     step = scale.float().clamp_min(torch.finfo(torch.float16).tiny).unsqueeze(-1)
@@ -108,8 +108,8 @@ def _int8(weight: torch.Tensor, inputs: torch.Tensor | None) -> Stored:
     return {"weight_packed": packed, "weight_scale": scale, "weight_shape": torch.tensor(weight.shape)}
 
 
-def _int4(weight: torch.Tensor, inputs: torch.Tensor | None) -> Stored:
-    groups = round_to_fours(weight, group_len=32, scale_dtype=torch.bfloat16, inputs=inputs)
+def _int4(weight: torch.Tensor, curvature: Curvature | None) -> Stored:
+    groups = round_to_fours(weight, group_len=32, scale_dtype=torch.bfloat16, curvature=curvature)
     return {
         "weight_packed": pack_words(groups.q, 4),
         "weight_scale": groups.scale.bfloat16(),
@@ -118,9 +118,9 @@ def _int4(weight: torch.Tensor, inputs: torch.Tensor | None) -> Stored:
     }
 
 
-def _awq(group_len: int) -> Callable[[torch.Tensor, torch.Tensor | None], Stored]:
-    def encode(weight: torch.Tensor, inputs: torch.Tensor | None) -> Stored:
-        groups = round_to_fours(weight, group_len=group_len, scale_dtype=torch.float16, inputs=inputs)
+def _awq(group_len: int) -> Callable[[torch.Tensor, Curvature | None], Stored]:
+    def encode(weight: torch.Tensor, curvature: Curvature | None) -> Stored:
+        groups = round_to_fours(weight, group_len=group_len, scale_dtype=torch.float16, curvature=curvature)
         return {
             "qweight": pack_words(groups.q.T.contiguous(), 4, order=_AWQ_ORDER),
             "qzeros": pack_words(groups.zero.T.contiguous(), 4, order=_AWQ_ORDER),
@@ -130,6 +130,6 @@ def _awq(group_len: int) -> Callable[[torch.Tensor, torch.Tensor | None], Stored
     return encode
 
 
-def _float8(weight: torch.Tensor, inputs: torch.Tensor | None) -> Stored:
+def _float8(weight: torch.Tensor, curvature: Curvature | None) -> Stored:
     stored, scale = round_to_float8(weight)
     return {"weight": stored, "weight_scale": scale}

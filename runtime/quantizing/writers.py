@@ -16,7 +16,7 @@ from ..weights.json_file import read_json
 from ..weights.safetensors_file import INDEX
 from ..weights.weight_file import WeightFile
 from .folder_of_gguf import hf_config, write_tokenizer
-from .rounding import round_to_q8_0
+from .rounding import Curvature, round_to_q8_0
 from .stored_forms import FolderForm, GGUFForm
 
 MOST_FILE_BYTES = 4 << 30  # of one safetensors file
@@ -28,10 +28,10 @@ class TensorWriter(Protocol):
 
     format: str
 
-    def matrix(self, name: str, weight: torch.Tensor, inputs: torch.Tensor | None) -> bool:
+    def matrix(self, name: str, weight: torch.Tensor, curvature: Curvature | None) -> bool:
         """Writes [N, K] quantized; False where its rows are no whole groups and it was written as floats.
 
-        ``inputs``: as in ``rounding.compensated``.
+        With ``curvature`` the schemes of 4 bits make up for errors.
         """
         ...
 
@@ -64,12 +64,12 @@ class FolderWriter:
                     if file.is_file() and file.name != INDEX:
                         shutil.copyfile(file, folder / file.name)
 
-    def matrix(self, name: str, weight: torch.Tensor, inputs: torch.Tensor | None) -> bool:
+    def matrix(self, name: str, weight: torch.Tensor, curvature: Curvature | None) -> bool:
         stem = name.removesuffix(".weight")
         if weight.shape[1] % self._form.group_len or (self._form.group_len > 1 and weight.shape[0] % 8):
             self.plain(name, weight)
             return False
-        for ending, tensor in self._form.encode(weight, inputs).items():
+        for ending, tensor in self._form.encode(weight, curvature).items():
             self._add(f"{stem}.{ending}", tensor)
         return True
 
@@ -144,14 +144,14 @@ class GGUFFileWriter:
         if "general.quantization_version" not in reader.fields:
             self._writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
-    def matrix(self, name: str, weight: torch.Tensor, inputs: torch.Tensor | None) -> bool:
+    def matrix(self, name: str, weight: torch.Tensor, curvature: Curvature | None) -> bool:
         if weight.shape[1] % 32:
             self.plain(name, weight)
             return False
         order = stored_row_order(self._config, name, len(weight))
         if order is not None:
             weight = weight[order.argsort()]
-        self._add(name, self._form.encode(weight, inputs), self._form.kind)
+        self._add(name, self._form.encode(weight, curvature), self._form.kind)
         return True
 
     def table(self, name: str, weight: torch.Tensor) -> None:
