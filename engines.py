@@ -179,6 +179,22 @@ class Connection:
         """The cached prefixes as nested dicts: text, tokens, hits, locks, children."""
         return self.client.query("cache_tree")
 
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a low-rank adapter from a folder as PEFT saves it; programs can then name it, with ``adapter=name``.
+
+        With replicas every engine loads it, and so does each that starts later. Raises InvalidParams, UnknownModel,
+        LimitExceeded or Unsupported, and then nothing has changed.
+        """
+        self.client.load_adapter(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """New programs cannot name the adapter; running ones keep it. Raises UnknownModel where it is not loaded."""
+        self.client.unload_adapter(name)
+
+    def adapters(self) -> list[dict[str, Any]]:
+        """``name``, ``path``, ``programs`` (that use it now) and ``unloading`` of each adapter that is loaded."""
+        return self.client.list_adapters()
+
     def flush_cache(self) -> int:
         """Evict every unused prefix; the number of tokens."""
         return self.client.query("flush_cache")

@@ -14,6 +14,7 @@ from .runtime.config import EngineConfig
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 ENGINE_HELP = {
+    "adapter_folder": "folder of the adapters that can be loaded while it runs (POST /v1/adapters)",
     "adapters": "a low-rank adapter that requests can name, from a folder in PEFT's format; may be repeated",
     "weights": "random weights need only the model's config and tokenizer, to measure its speed",
     "device": "where to run: cpu, cuda, cuda:1",

@@ -124,6 +124,8 @@ class FleetClient:
         self._suspects: set[Run] = set()  # those that wait
         self._pins = KeptPins(max_bytes=self._limits.max_pins_bytes)
         self._welcome: Welcome | None = None
+        self._changing = threading.Lock()  # held while adapters change, and while an engine is added
+        self._adapter_changes: dict[str, str | None] = {}  # since the start: name -> folder; None: unloaded
         self._end: PhloemError | None = None
         self._placements: Counter[str] = Counter()
         self._num_replays = self._num_poisoned = self._num_lost = 0
@@ -147,6 +149,11 @@ class FleetClient:
 
         Raises InvalidParams where its model, vocabulary or context differs from the others', or the name is taken.
         """
+        with self._changing:
+            self._change_as_others(engine, client)
+            self._add(engine, client)
+
+    def _add(self, engine: str, client: Client) -> None:
         with self._lock:
             if self._end is not None:
                 raise self._end
@@ -279,6 +286,65 @@ class FleetClient:
                 return
             self._leave(run, cancel=True)
         self._post(partial(self._end_run, run, Cancelled(f"program {program!r} was cancelled")))
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """As ``Client.adapters``."""
+        names = dict.fromkeys(self.welcome.adapters)
+        for name, path in self._adapter_changes.items():
+            names.pop(name, None)
+            if path is not None:
+                names[name] = None
+        return tuple(names)
+
+    def load_adapter(self, name: str, path: str, *, timeout_s: float = 60.0) -> None:
+        """As ``Client.load_adapter``, on every engine, now and later; where one refuses it, none keeps it."""
+        with self._changing:
+            engines = self._all_ready()
+            done: list[Member] = []
+            try:
+                for engine in engines:
+                    engine.client.load_adapter(name, path, timeout_s=timeout_s)
+                    done.append(engine)
+            except InvalidRequest:
+                for engine in done:
+                    engine.client.unload_adapter(name, timeout_s=timeout_s)
+                raise
+            self._adapter_changes[name] = path
+
+    def unload_adapter(self, name: str, *, timeout_s: float = 60.0) -> None:
+        """As ``Client.unload_adapter``, on every engine. A program that must be replayed after that fails."""
+        with self._changing:
+            for engine in self._all_ready():
+                engine.client.unload_adapter(name, timeout_s=timeout_s)
+            self._adapter_changes[name] = None
+
+    def list_adapters(self, *, timeout_s: float = 10.0) -> list[dict[str, Any]]:
+        """As ``Client.list_adapters``, with the programs of all engines."""
+        found: dict[tuple[str, bool], dict[str, Any]] = {}
+        for engine in self._all_ready():
+            for one in engine.client.list_adapters(timeout_s=timeout_s):
+                same = found.setdefault((one["name"], one["unloading"]), {**one, "programs": 0})
+                same["programs"] += one["programs"]
+        return list(found.values())
+
+    def _all_ready(self) -> list[Member]:
+        with self._lock:
+            engines = self._ready()
+        if not engines:
+            raise EngineLost("no engine is ready")
+        return engines
+
+    def _change_as_others(self, engine: str, client: Client) -> None:
+        """Give a new engine the adapters that the others have been given, before it gets programs."""
+        for name, path in self._adapter_changes.items():
+            try:
+                if name in client.adapters:
+                    client.unload_adapter(name)
+                if path is not None:
+                    client.load_adapter(name, path)
+            except InvalidRequest as error:  # its folder has gone: programs that name it are refused by name there
+                logger.error("engine %s has no adapter %r: %s", engine, name, error.message)
 
     def query(self, what: str, timeout_s: float = 10.0) -> Any:
         """``Client.query``'s answers of one engine; of several, ``metrics`` are summed and ``flush_cache`` goes to all.

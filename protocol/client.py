@@ -38,10 +38,12 @@ from .messages import (
     Failed,
     Forget,
     Limits,
+    LoadAdapter,
     Query,
     Rejected,
     RuntimeMessage,
     Submit,
+    UnloadAdapter,
     Welcome,
 )
 from .program_call import Receiver
@@ -118,6 +120,7 @@ class Client:
         self._calls: dict[str, Receiver] = {}
         self._queries: dict[int, Future[Any]] = {}
         self._next_query = 0
+        self._adapters: tuple[str, ...] | None = None
         self._end: PhloemError | None = None
         self._on_end: Callable[[PhloemError], None] | None = None
         self._is_told = False  # every call has been told of the end
@@ -199,6 +202,44 @@ class Client:
     def ask(self, what: str) -> Future[Any]:
         """As ``query``, without waiting. Who no longer wants the answer cancels it."""
         return self._ask(lambda number: encode_client(Query(id=number, what=what)))
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names that programs may choose, as this client knows them: from the welcome, or its last change."""
+        return self.welcome.adapters if self._adapters is None else self._adapters
+
+    def load_adapter(self, name: str, path: str, *, timeout_s: float = 60.0) -> None:
+        """Read a low-rank adapter from a folder of the engine's machine; programs can choose it then.
+
+        Raises InvalidParams, LimitExceeded, UnknownModel or Unsupported for what cannot be loaded, and Overloaded after
+        ``timeout_s``; the engine may still load it then.
+        """
+        self._change_adapters(lambda number: LoadAdapter(number, name, path), f"load adapter {name!r}", timeout_s)
+
+    def unload_adapter(self, name: str, *, timeout_s: float = 60.0) -> None:
+        """Programs that run keep the adapter; new ones cannot choose it. Raises UnknownModel where there is none."""
+        self._change_adapters(lambda number: UnloadAdapter(number, name), f"unload adapter {name!r}", timeout_s)
+
+    def list_adapters(self, *, timeout_s: float = 10.0) -> list[dict[str, Any]]:
+        """``name``, ``path``, ``programs`` and ``unloading`` of each adapter that the engine holds."""
+        found = self.query("adapters", timeout_s)
+        self._know(found)
+        return found
+
+    def _change_adapters(
+        self, message: Callable[[int], LoadAdapter | UnloadAdapter], what: str, timeout_s: float
+    ) -> None:
+        if self._channel.is_own_thread():
+            raise InternalError(f"{what}: it waits for the client's own thread, so a call's on_event cannot do it")
+        answer = self._ask(lambda number: encode_client(message(number)))
+        try:
+            self._know(answer.result(timeout_s))
+        except FutureTimeout:
+            answer.cancel()
+            raise Overloaded(f"the engine has not answered within {timeout_s:g} s: {what}") from None
+
+    def _know(self, listed: list[dict[str, Any]]) -> None:
+        self._adapters = tuple(one["name"] for one in listed if not one["unloading"])
 
     def embed(self, inputs: Sequence[str | list[int]], *, truncate: bool = True) -> Future[Embedded]:
         """The vectors of texts or token ids; see ``messages.Embed``. Who no longer wants them cancels the future.

@@ -80,7 +80,22 @@ class Query(Message, tag="query"):
     what: Name
 
 
-QUERIES = ("info", "metrics", "batch", "cache_tree", "cache_nodes", "cache_blocks", "flush_cache")
+QUERIES = ("info", "metrics", "batch", "cache_tree", "cache_nodes", "cache_blocks", "adapters", "flush_cache")
+
+
+class LoadAdapter(Message, tag="load_adapter"):
+    """Read a low-rank adapter from a folder of the engine's machine. Answered as the query ``adapters``."""
+
+    id: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(Message, tag="unload_adapter"):
+    """New programs cannot choose the adapter any more; those that run keep it. Answered as ``LoadAdapter``."""
+
+    id: int
+    name: str
 
 
 class Embed(Message, tag="embed"):
@@ -121,7 +136,7 @@ class Bye(Message, tag="bye"):
     pass
 
 
-ClientMessage = Hello | Submit | Cancel | Credit | Query | Embed | Forget | Ping | Bye
+ClientMessage = Hello | Submit | Cancel | Credit | Query | LoadAdapter | UnloadAdapter | Embed | Forget | Ping | Bye
 
 
 # -- runtime to client ------------------------------------------------------------------------------------------------
@@ -209,7 +224,7 @@ class Welcome(Message, tag="welcome"):
     """``model_path`` lets a client on the same machine load the tokenizer. ``capabilities`` names what is served.
 
     ``cache_events_url``: a PUB socket that publishes cached blocks (see ``cache_events``); empty: none. ``eos_ids``:
-    the tokens that end a text. ``adapters``: the names that ``ProgramSettings.adapter`` may have.
+    the tokens that end a text. ``adapters``: the names that ``ProgramSettings.adapter`` may have at the start.
     ``embedding_size``: dimensions of an encoder's vectors, and of those of a decoder's ``Embedding``; 0: it gives none.
     The scores of a classifier are of ``labels``.
     """

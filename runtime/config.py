@@ -16,7 +16,8 @@ Precision = Literal["auto", "float32", "bfloat16", "int4", "int16", "fp8"]
 class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One engine. Sizes count tokens unless their name says otherwise.
 
-    ``adapters``: low-rank adapters by name, each a PEFT folder; a program chooses one. ``weights="random"``: weights of
+    ``adapters``: low-rank adapters by name, each a PEFT folder; a program chooses one. ``adapter_folder``: where those
+    must be that are loaded later; empty: anywhere, and over HTTP none. ``weights="random"``: weights of
     the model's shape, for measuring speed; only config and tokenizer are read. ``precision``: ``float32`` is the
     reference; ``auto`` is the fastest that keeps the file's own weights (4-bit tensors stay 4-bit), ``int16`` the same
     with activations in 16 bits instead of 8, ``fp8`` rounds weights to 8-bit floats. ``kv_dtype="fp8"``: twice the
@@ -42,6 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
     model: str
     adapters: dict[str, str] = {}
+    adapter_folder: str = ""
     weights: Literal["file", "random"] = "file"
     device: str = "cpu"
     precision: Precision = "auto"

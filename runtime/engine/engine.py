@@ -18,7 +18,7 @@ import msgspec
 from ... import constrained
 from ...cpu_isa import isa
 from ...protocol.cache_events import encode_cache_snapshot
-from ...protocol.errors import ErrorInfo, PhloemError, ProtocolError, Unsupported
+from ...protocol.errors import ErrorInfo, InvalidRequest, PhloemError, ProtocolError, Unsupported
 from ...protocol.messages import (
     PROTOCOL_VERSION,
     QUERIES,
@@ -29,6 +29,7 @@ from ...protocol.messages import (
     Embed,
     Hello,
     Limits,
+    LoadAdapter,
     Ping,
     Pong,
     ProtocolFault,
@@ -36,6 +37,7 @@ from ...protocol.messages import (
     RuntimeMessage,
     Submit,
     TemplateInfo,
+    UnloadAdapter,
     Welcome,
 )
 from ...radix_cache import POLICIES, Contents, RadixCache
@@ -45,6 +47,7 @@ from ..scheduler import Scheduler
 from ..speculative import Drafter, GrammarDrafter, LookupDrafter, Speculation, StepCosts
 from ..vision.images import Images
 from ..vision.prompt import ImagePrompt
+from .adapters import Adapters
 from .cache_feed import CacheFeed
 from .embedding_ops import EmbeddingOps
 from .gen_ops import GenOps
@@ -136,13 +139,20 @@ class EngineCore:
         self.grammars = Grammars(self.tokenizer, engine=config.grammar_engine)
         masks = MaskThread()
         self._outbox: Outbox = []
+        self.adapters = Adapters(
+            config.adapters,
+            self._put_adapter,
+            root=config.adapter_folder,
+            refusal="this engine has several ranks; name them at its start (--adapter)" if parts.ranks else "",
+            has_disk=bool(config.disk_cache),
+        )
         speculation = self._speculation(parts.drafter) if config.speculative != "off" else None
         self.programs = Programs(
             self.scheduler,
             self.tokenizer,
             send=self._send,
             context_len=self.context_len,
-            adapters=self.model.adapters,
+            adapters=self.adapters,
             clock=clock,
         )
         self.generations = GenOps(
@@ -218,7 +228,7 @@ class EngineCore:
             ),
             cache_events_url=self.cache_events_url,
             eos_ids=tuple(sorted(self.tokenizer.eos_ids)),
-            adapters=self.model.adapters,
+            adapters=self.adapters.names,
             embedding_size=self.model.config.hidden_size,
         )
 
@@ -297,6 +307,8 @@ class EngineCore:
                 self.interpreter.cancel(client, message)
             case Query():
                 self._send(client, self._answer(message))
+            case LoadAdapter() | UnloadAdapter():
+                self._send(client, self._change_adapters(message))
             case Embed(id=number):
                 text = f"{self.config.model!r} is a decoder, whose vectors come from programs with the op 'embedding'"
                 self._send(client, Answer(number, None, Unsupported(text, where="model").info()))
@@ -312,6 +324,23 @@ class EngineCore:
                 self._send(client, Pong())
             case Bye():
                 self.drop_client(client)
+
+    def _change_adapters(self, change: LoadAdapter | UnloadAdapter) -> Answer:
+        self.loop.vectorised.synchronise_all()
+        try:
+            if isinstance(change, LoadAdapter):
+                self.adapters.load(change.name, change.path)
+            else:
+                self.adapters.unload(change.name)
+        except InvalidRequest as error:
+            return Answer(change.id, None, error.info())
+        log.info("adapters: %s", ", ".join(self.adapters.names) or "none")
+        return Answer(change.id, self.adapters.listed())
+
+    def _put_adapter(self, index: int, name: str, path: str) -> None:
+        from ..models.adapters import with_adapter_at
+
+        self.model = self.executor.model = with_adapter_at(self.model, index, name, path)
 
     def _answer(self, query: Query) -> Answer:
         self.loop.vectorised.synchronise_all()
@@ -331,6 +360,8 @@ class EngineCore:
             case "cache_blocks":
                 message = "this engine names no cached blocks; start it with --cache-events-url tcp://127.0.0.1:*"
                 return Answer(query.id, None, ErrorInfo("Unsupported", message, "what"))
+            case "adapters":
+                return Answer(query.id, self.adapters.listed())
             case "flush_cache":
                 if self.loop.speculation is not None:
                     self.loop.speculation.flush()

@@ -92,7 +92,7 @@ class Interpreter:
             program,
             limits=self._limits,
             vocab_size=self._vocab_size,
-            adapters=self._programs.adapters,
+            adapters=self._programs.adapters.names,
             check_stop=self._tokenizer.stop_pattern,
             takes_images=self._images is not None,
         )

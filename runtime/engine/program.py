@@ -188,6 +188,8 @@ class Program:
     """One program of one client: sequences, ops, counts, and its end."""
 
     __slots__ = (
+        "_adapter_space",
+        "adapter",
         "deadline_s",
         "id",
         "joining",
@@ -204,11 +206,19 @@ class Program:
     )
 
     def __init__(
-        self, key: tuple[bytes, str], settings: ProgramSettings, *, now_s: float, usage_rows: tuple[str, str]
+        self,
+        key: tuple[bytes, str],
+        settings: ProgramSettings,
+        *,
+        now_s: float,
+        usage_rows: tuple[str, str],
+        adapter: tuple[int, str] = (-1, ""),
     ) -> None:
+        """``adapter``: as ``Adapters.begin`` returns it."""
         self.key = key
         self.id = key[1]
         self.settings = settings
+        self.adapter, self._adapter_space = adapter
         self.start_s = now_s
         self.deadline_s = None if settings.deadline_s is None else now_s + settings.deadline_s
         self.sequences: dict[int, SequenceState] = {}
@@ -222,8 +232,8 @@ class Program:
 
     @property
     def namespace(self) -> str:
-        salt, adapter = self.settings.cache_salt, self.settings.adapter
-        return f"{salt}\n{adapter}" if salt or adapter else ""
+        salt, space = self.settings.cache_salt, self._adapter_space
+        return f"{salt}\n{space}" if salt or space else ""
 
     @property
     def cache_key(self) -> str:

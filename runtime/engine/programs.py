@@ -24,6 +24,7 @@ from ...protocol.messages import (
 )
 from ...protocol.ops import Close, Fork
 from ..scheduler import Scheduler, Sequence, TokenBuffer
+from .adapters import Adapters
 from .beside import Beside
 from .program import OpState, Program, SequenceState
 from .usage import Usage
@@ -48,7 +49,7 @@ class Programs:
         *,
         send: Callable[[bytes, RuntimeMessage], None],
         context_len: int,
-        adapters: tuple[str, ...] = (),
+        adapters: Adapters,
         clock: Callable[[], float],
     ) -> None:
         self.scheduler = scheduler
@@ -68,7 +69,8 @@ class Programs:
 
     def begin(self, key: ProgramKey, settings: ProgramSettings) -> Program:
         rows = self.usage.begin(tenant=settings.tenant, name=settings.name)
-        program = self.by_key[key] = Program(key, settings, now_s=self.clock(), usage_rows=rows)
+        adapter = self.adapters.begin(settings.adapter)
+        program = self.by_key[key] = Program(key, settings, now_s=self.clock(), usage_rows=rows, adapter=adapter)
         return program
 
     def new_state(self, program: Program, id: int, *, unborn: bool = False) -> SequenceState:
@@ -87,7 +89,7 @@ class Programs:
             priority=program.settings.priority,
             tenant=program.settings.tenant,
             deadline_s=math.inf if program.deadline_s is None else program.deadline_s,
-            adapter=self.adapters.index(program.settings.adapter) if program.settings.adapter else -1,
+            adapter=program.adapter,
         )
         self.live[seq.seq_id] = seq
         return seq
@@ -213,6 +215,7 @@ class Programs:
             self.usage.end(program.usage_rows, program.stats)
             self.send(program.key[0], Closed(program.id, program.stats))
             self.scheduler.end_program(program.cache_key)
+            self.adapters.end(program.adapter)
             program.unlink()
 
     def drop_client(self, client: bytes) -> None:

@@ -39,7 +39,7 @@ def find_faults(
     if program is not None and settings is not None:
         fault(None, "InvalidRequest", f"program {submit.program!r} has its settings already; send them once")
     if settings is not None and settings.adapter and settings.adapter not in adapters:
-        there = f"there are {', '.join(adapters)}" if adapters else "this engine was started without any (--adapter)"
+        there = f"there are {', '.join(adapters)}" if adapters else "this engine has none (--adapter)"
         fault(None, "UnknownModel", f"adapter {settings.adapter!r} is unknown; {there}")
     if settings is not None and settings.deadline_s is not None and not settings.deadline_s > 0:
         fault(None, "InvalidParams", f"deadline_s={settings.deadline_s}: must be > 0 seconds")

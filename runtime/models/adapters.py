@@ -33,18 +33,67 @@ def with_adapters(
     read: list[Adapter] = [(path, read_adapter(Path(path))) for path in adapters.values()]
     if cut is not None:
         read = [cut(adapter) for adapter in read]
-    for path, added in read:
+    for linear, found in _adapted(model, read):
+        linear.adapters = found
+    return replace(model, adapters=tuple(adapters))
+
+
+def with_adapter_at(model: Model, index: int, name: str, path: str) -> Model:
+    """``model`` with the adapter in folder ``path`` at ``index`` of its adapters, which is free or one past the end.
+
+    The products are changed in place, between two steps. An empty ``name`` frees the index. Raises as
+    ``with_adapters``; then nothing has changed.
+    """
+    names = [*model.adapters, *[""] * (index + 1 - len(model.adapters))]
+    names[index] = name
+    read = (path, read_adapter(Path(path)) if name else {})
+    changed = [
+        (linear, _with_index(linear.adapters, found, index, len(names), model))
+        for linear, found in _adapted(model, [read])
+    ]
+    for linear, found in changed:
+        linear.adapters = found
+    return replace(model, adapters=tuple(names))
+
+
+def _with_index(
+    old: Sequence[LowRank], new: Sequence[LowRank], index: int, count: int, model: Model
+) -> tuple[LowRank, ...]:
+    """The stacks ``old``, for ``count`` adapters, with those of ``new``, which are of one adapter, at ``index``."""
+    olds, news = ({low_rank.columns.start: low_rank for low_rank in some} for some in (old, new))
+    found = []
+    for start in sorted({*olds, *news}):
+        before, added = olds.get(start), news.get(start)
+        parts = [part for part in (before, added) if part is not None]
+        rank = max(part.down.shape[1] for part in parts)
+        down = torch.zeros(count, rank, parts[0].down.shape[2], dtype=model.dtype, device=model.device)
+        up = torch.zeros(count, parts[0].up.shape[1], rank, dtype=model.dtype, device=model.device)
+        if before is not None:
+            down[: len(before.down), : before.down.shape[1]] = before.down
+            up[: len(before.up), :, : before.up.shape[2]] = before.up
+            up[index] = 0
+        if added is not None:
+            down[index, : added.down.shape[1]] = added.down[0]
+            up[index, :, : added.up.shape[2]] = added.up[0]
+        if bool(up.any()):
+            found.append(LowRank(parts[0].columns, down, up))
+    return tuple(found)
+
+
+def _adapted(model: Model, adapters: Sequence[Adapter]) -> list[tuple[Linear, tuple[LowRank, ...]]]:
+    """Every product that can be adapted, and what ``adapters`` add to it. Raises UnknownModel and Unsupported."""
+    for path, added in adapters:
         beyond = [layer for layer, _ in added if layer >= len(model.layers)]
         if beyond:
             raise UnknownModel(
                 f"adapter {path} has layer {max(beyond)}, but the model's last is {len(model.layers) - 1}"
             )
-    for i, layer in enumerate(model.layers):
-        _adapt(layer, i, model, read)
-    return replace(model, adapters=tuple(adapters))
+    return [found for i, layer in enumerate(model.layers) for found in _adapted_layer(layer, i, model, adapters)]
 
 
-def _adapt(layer: DecoderLayer, i: int, model: Model, adapters: Sequence[Adapter]) -> None:
+def _adapted_layer(
+    layer: DecoderLayer, i: int, model: Model, adapters: Sequence[Adapter]
+) -> list[tuple[Linear, tuple[LowRank, ...]]]:
     config = model.config
     places = _attention_places(layer.attention, config)
     if isinstance(layer.mlp, MLP):
@@ -62,8 +111,9 @@ def _adapt(layer: DecoderLayer, i: int, model: Model, adapters: Sequence[Adapter
                 f"adapter {path}: {others[0]} of layer {i} is not adapted here; of a {config.family} model "
                 f"{', '.join(known) or 'nothing'} can be"
             )
-    for linear, targets, width in places:
-        linear.adapters = tuple(_low_ranks(linear, targets, width, i, model, adapters))
+    return [
+        (linear, tuple(_low_ranks(linear, targets, width, i, model, adapters))) for linear, targets, width in places
+    ]
 
 
 def _attention_places(attention: Attention | LatentAttention, config: ModelConfig) -> list[Place]:

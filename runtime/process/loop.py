@@ -17,7 +17,19 @@ import zmq
 
 from ...protocol.address import ServerKeys
 from ...protocol.errors import EngineLost, InternalError, PhloemError
-from ...protocol.messages import Answer, ClientMessage, Closed, Embed, Query, Rejected, RuntimeMessage, Submit, Welcome
+from ...protocol.messages import (
+    Answer,
+    ClientMessage,
+    Closed,
+    Embed,
+    LoadAdapter,
+    Query,
+    Rejected,
+    RuntimeMessage,
+    Submit,
+    UnloadAdapter,
+    Welcome,
+)
 from ..config import EngineConfig, Progress, choose_cpu_isa
 from ..encoder.config import is_encoder
 from ..engine_socket import EngineSocket, Inbox, Outbox
@@ -128,7 +140,10 @@ def _end_all(engine: EngineLike, inbox: Inbox, error: PhloemError) -> Outbox:
         match question:
             case Submit(program=program) if (client, program) not in told:
                 outbox.append((client, Rejected(program, [error.info()])))
-            case Query(id=number) | Embed(id=number) if (client, number) not in answered:
+            case Query(id=number) | Embed(id=number) | LoadAdapter(id=number) | UnloadAdapter(id=number) if (
+                client,
+                number,
+            ) not in answered:
                 outbox.append((client, Answer(number, error=error.info())))
     return outbox
 

@@ -151,6 +151,22 @@ class ModelList(JsonAnswer):
     data: list[ModelCard]
 
 
+class AdapterEntry(JsonAnswer):
+    """``programs``: those that use it now. ``unloading``: it goes when the last of them has ended."""
+
+    id: str
+    object: Literal["adapter"]
+    name: str
+    path: str
+    programs: Count
+    unloading: bool
+
+
+class AdapterList(JsonAnswer):
+    object: Literal["list"]
+    data: list[AdapterEntry]
+
+
 class EmbeddingEntry(JsonAnswer):
     """``embedding``: numbers, or with ``base64`` their little-endian float32 bytes."""
 

@@ -27,6 +27,7 @@ from ..config import ConnectionLimits, StoreLimits
 from ..tokenizer import ModelTemplate, Tokenizer
 from . import answers as a
 from . import faults
+from .adapter_routes import adapter_routes
 from .anthropic_routes import anthropic_routes
 from .bridge import Bridge
 from .connection import connection_class
@@ -53,7 +54,7 @@ _REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # a client's own; another is replace
 OPEN_PATHS = re.compile(r"/health|/health/live|/|/page/.*")
 # What every key opens. The other paths show or change what all tenants share, so they need an operator's key.
 TENANT_PATHS = re.compile(
-    r"/v1/.*|/generate|/tokenize|/detokenize|/rerank|/classify|/usage|/get_model_info|/version|/openapi\.json"
+    r"/v1/(?!adapters|(un)?load_lora_adapter).*|/generate|/tokenize|/detokenize|/rerank|/classify|/usage|/get_model_info|/version|/openapi\.json"
 )
 GRACE_S = 5  # for running answers to end when the server stops
 LAST_WORDS_S = 1  # for their errors to be sent after that
@@ -76,6 +77,7 @@ def create_app(
     stored: StoreLimits | None = None,
     has_page: bool = True,
     tracer: Tracer | None = None,
+    takes_adapters: bool = False,
 ) -> FastAPI:
     """An application that answers through ``client``; the caller closes the client.
 
@@ -85,10 +87,12 @@ def create_app(
     names that requests may use (empty: any). ``cors_origins``: web origins that may call (none). ``max_body_bytes``:
     the engine's limit for one submit.
     ``has_page``: whether ``/`` shows the page. ``tracer``: makes the spans of requests; None: there are none.
+    ``takes_adapters``: whether operators can load adapters, which the engine's ``adapter_folder`` holds.
     ``supervisor``: of the client's engines, for the pages of operators. ``stored``: limits of the stored responses.
     """
     keys = keys or (Keys.of_one(api_key) if api_key else Keys({}))
-    keys.check_models((model_name, *client.welcome.adapters))
+    if not takes_adapters:  # else a tenant may have the name of an adapter that comes later
+        keys.check_models((model_name, *client.welcome.adapters))
     metrics = ServerMetrics(keys)
     service = Service(
         client=client,
@@ -100,6 +104,7 @@ def create_app(
         bridge=Bridge(client, model_name, tracer),
         metrics=metrics,
         supervisor=supervisor,
+        takes_adapters=takes_adapters,
     )
 
     @contextlib.asynccontextmanager
@@ -147,6 +152,7 @@ def _encoder_routers(service: Service) -> list[APIRouter]:
 def _decoder_routers(service: Service, stored: StoreLimits | None, has_page: bool) -> list[APIRouter]:
     return [
         openai_routes(service),
+        adapter_routes(service),
         responses_routes(service, stored or StoreLimits()),
         native_routes(service),
         info_routes(service),

@@ -118,6 +118,7 @@ def serve(
                 stored=stored,
                 has_page=has_page,
                 tracer=tracer,
+                takes_adapters=bool(config.adapter_folder),
             )
             front.http.run_app(
                 app,

@@ -52,6 +52,7 @@ class Service:
     bridge: Bridge
     metrics: ServerMetrics
     supervisor: Supervised | None = None
+    takes_adapters: bool = False  # while it runs, from a folder that the engine knows
     started_s: float = field(default_factory=time.time)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="requests"))
 
@@ -83,7 +84,7 @@ class Service:
 
     def model_names(self) -> tuple[str, ...]:
         """The model and its adapters, as far as the caller may use them."""
-        names, sender = (self.model_name, *self.client.welcome.adapters), sender_of_request()
+        names, sender = (self.model_name, *self.client.adapters), sender_of_request()
         return names if sender is None else tuple(filter(sender.account.may_use, names))
 
     async def query(self, what: str, *, timeout_s: float = 10.0) -> Any:

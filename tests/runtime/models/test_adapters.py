@@ -108,7 +108,7 @@ def test_programs_choose_their_adapter_and_share_no_cache_beyond_it(folders: dic
 def test_an_unknown_adapter_is_refused_with_those_that_there_are(folders: dict[str, Path]) -> None:
     for engine, hint in (
         (EngineCore(config(folders)), "there are poet, judge"),
-        (EngineCore(config(folders, adapters={})), "this engine was started without any"),
+        (EngineCore(config(folders, adapters={})), "this engine has none"),
     ):
         outcome: Outcome = Driver(engine).run([Text(op=0, seq=0, text="a")], settings=ProgramSettings(adapter="cook"))
         assert outcome.rejected is not None
