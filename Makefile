@@ -13,7 +13,7 @@ AXE := $(VENV)/axe/node_modules/axe-core/axe.min.js
 # The tests and the demo start many processes, each of which would compile torch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-interop test-openapi test-otel test-ray test-arm test-isas soak soak-ranks soak-fleet soak-http oracle check serve bench clean test-browser
+.PHONY: demo test test-interop test-openapi test-otel test-ray test-s3 test-arm test-isas soak soak-ranks soak-fleet soak-http oracle check serve bench clean test-browser
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -81,6 +81,18 @@ $(RAY)/.installed: $(DEV_STAMP)
 
 test-ray: $(RAY)/.installed
 	PYTHONPATH=$(RAY) $(VENV)/bin/pytest -m ray tests/cluster/ray
+
+# A bucket of a real server on loopback, in a folder of its own. The server's packages stay the same.
+S3 := $(VENV)/s3
+
+$(S3)/.installed: $(DEV_STAMP)
+	@mkdir -p $(S3)
+	$(PY) -m pip freeze --exclude-editable | grep -E '^($(SERVERS))==' > $(S3)/constraints.txt
+	$(PY) -m pip install --quiet --no-compile --upgrade --target $(S3) --constraint $(S3)/constraints.txt --group s3
+	@touch $@
+
+test-s3: $(S3)/.installed
+	PYTHONPATH=$(S3) $(VENV)/bin/pytest -m s3 tests/runtime/engine/test_shared_cache.py
 
 # 100,000 programs with aborts in a cache a tenth of their need: a quarter of an hour, with a line a round.
 soak: $(DEV_STAMP)

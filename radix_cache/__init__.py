@@ -1,13 +1,14 @@
 """The prefix cache: which KV slot belongs to whom. A radix tree by token, leases, eviction and tiers; no torch."""
 
+from .block_store import BlockStore, FolderStore, StoreEntry
 from .blocks import block_names
 from .cache import CacheCounters, Lease, NodeSnapshot, RadixCache
 from .contents import FIRST_CONTENT_ID, Contents, OutOfContentIds, in_vocabulary
-from .disk_tier import DiskTier
 from .events import BlockSnapshot, Event, Evicted, Stored, Tier
 from .host_tier import HostTier
 from .policies import POLICIES, Policy
 from .slots import OutOfSlots
+from .store_tier import StoreTier
 from .tiers import ReadAhead, TierCounters, Tiers
 
 __all__ = [
@@ -16,9 +17,11 @@ __all__ = [
     "BlockSnapshot",
     "CacheCounters",
     "Contents",
-    "DiskTier",
+    "BlockStore",
+    "StoreEntry",
     "Event",
     "Evicted",
+    "FolderStore",
     "HostTier",
     "Lease",
     "NodeSnapshot",
@@ -27,6 +30,7 @@ __all__ = [
     "Policy",
     "RadixCache",
     "ReadAhead",
+    "StoreTier",
     "Stored",
     "Tier",
     "TierCounters",

@@ -85,7 +85,7 @@ class RadixCache:
     A namespace separates prefixes that must not be shared: equal tokens under another model, adapter or salt have other
     KV. It is a string, or a tuple of strings, bytes, integers and None. Pins may keep up to ``pin_share`` of
     the slots; ``clock`` (seconds) only times pins. ``on_event`` and ``tiers`` follow whole blocks of ``block_len``
-    tokens; with a disk ``on_event`` is also called on the tiers' thread. ``contents`` describes the
+    tokens; with a store ``on_event`` is also called on the tiers' threads. ``contents`` describes the
     ids of contents, for the blocks' names.
     """
 
@@ -402,7 +402,7 @@ class RadixCache:
         device = tuple(name for node in self.tree.nodes() for name in node.names or ())
         if self.tiers is None:
             return BlockSnapshot(seq, device)
-        disk = self.tiers.disk.names() if self.tiers.disk is not None else ()
+        disk = self.tiers.store.names() if self.tiers.store is not None else ()
         return BlockSnapshot(seq, device, self.tiers.host.names(), disk)
 
     def check(self) -> None:

@@ -26,12 +26,12 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     drafted where that is expected to be faster, at most ``max_draft`` per sequence and step. ``draft_model``: a smaller
     model of the same vocabulary that drafts too; ``self:N`` is N of the model's own layers, ``eagle:FILE`` a head
     made by ``phloem train-drafter``. ``host_cache_bytes``: host memory for KV evicted from the pool; ``disk_cache``: a
-    folder for KV that outlives the process, up to ``disk_cache_bytes``. ``cache_format``: the number format of both;
-    ``auto`` is the pool's, ``int8`` and ``fp8`` take a quarter to a half of it and are not exact.
-    ``cached_prompts="last"`` keeps the prefix of
-    the sequence that ended last and no tree, to compare. ``cache_events_url``: a PUB socket that publishes stored and
-    evicted prefixes. ``eviction``: which cached prefix is
-    evicted first. ``order``: which waiting sequence runs first; among the first ``match_window`` of them, the one with
+    folder for KV that outlives the process, up to ``disk_cache_bytes``; ``shared_cache``: a bucket in its place, as
+    ``s3://BUCKET/PREFIX``, up to ``shared_cache_bytes``. ``cache_format``: the number format of all of them; ``auto``
+    is the pool's, ``int8`` and ``fp8`` take a quarter to a half of it and are not exact. ``cached_prompts="last"``
+    keeps the prefix of the sequence that ended last and no tree, to compare. ``cache_events_url``: a PUB socket that
+    publishes stored and evicted prefixes. ``eviction``: which cached prefix is evicted first. ``order``: which waiting
+    sequence runs first; among the first ``match_window`` of them, the one with
     most cached tokens. ``tenant_weights``: each tenant's share, by default 1. On a GPU, ``cuda_graphs`` runs decode
     steps as CUDA graphs and ``overlap`` runs a step's host work while the device computes the next step; neither
     changes an answer. ``gpu_memory_fraction``: the engine's part of the GPU's memory; slots fill what weights and steps
@@ -59,6 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     host_cache_bytes: int = 0
     disk_cache: str = ""
     disk_cache_bytes: int = 16 << 30
+    shared_cache: str = ""
+    shared_cache_bytes: int = 64 << 30
     cache_format: Literal["auto", "int8", "fp8"] = "auto"
     cache_events_url: str = ""
     eviction: Literal["program_aware", "lru", "lfu", "size_aware", "priority"] = "program_aware"

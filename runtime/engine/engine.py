@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BLOCKS_PER_IDLE_STEP = 16  # KV blocks written to the tiers in a step without a forward
+FLUSH_S = 4.0  # for KV blocks that are not in the store yet when the engine ends; a server waits five seconds
 
 Outbox = list[tuple[bytes, RuntimeMessage]]
 
@@ -247,13 +248,13 @@ class EngineCore:
         return outbox
 
     def _idle(self) -> None:
-        """No forward can run: give the processor to the threads and to reads from disk, or write KV blocks."""
+        """No forward can run: give the processor to the threads and to reads from a store, or write KV blocks."""
         if self.ranks is not None:
             self.ranks.leader.rest()
         if coming := self._coming:
             wait(coming, timeout=0.005, return_when="FIRST_COMPLETED")
         elif self.scheduler.num_reading:
-            time.sleep(0.0005)  # KV blocks are being read from disk
+            time.sleep(0.0005)  # KV blocks are being read from a store
         elif self.tiers is not None:
             self.tiers.write_behind(BLOCKS_PER_IDLE_STEP)
 
@@ -285,9 +286,9 @@ class EngineCore:
         if self.image_ops is not None:
             self.image_ops.close()
         if self.tiers is not None:
-            if self.tiers.disk is not None:
-                self.tiers.flush()
-            self.tiers.close()
+            if self.tiers.store is not None:
+                self.tiers.flush(FLUSH_S)
+            self.tiers.close(FLUSH_S)
             self.tiers = None
         if self.ranks is not None:
             self.ranks.gang.close()

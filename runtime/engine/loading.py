@@ -7,13 +7,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
 from ... import kernels
 from ...protocol.errors import InvalidParams, Unsupported
-from ...radix_cache import DiskTier, HostTier, Tiers
+from ...radix_cache import BlockStore, FolderStore, HostTier, StoreTier, Tiers
+from ...radix_cache.object_store import open_object_store
 from ..config import EngineConfig, Progress, choose_cpu_isa
 from ..executor import Accelerator
 from ..executor.accelerator import accelerator_of
@@ -232,37 +234,57 @@ def check_cached_prompts(config: EngineConfig) -> None:
 
 
 def make_tiers(config: EngineConfig, path: Path, model: Model, kv: KVPool) -> Tiers | None:
-    """Host memory and disk behind the pool; None where the config has neither."""
-    if config.host_cache_bytes < 0 or config.disk_cache_bytes < 1:
-        raise InvalidParams("host_cache_bytes must be 0 (none) or positive, disk_cache_bytes positive")
-    if not config.host_cache_bytes and not config.disk_cache:
+    """Host memory and a store behind the pool; None where the config has neither."""
+    if config.host_cache_bytes < 0 or min(config.disk_cache_bytes, config.shared_cache_bytes) < 1:
+        text = "host_cache_bytes must be 0 (none) or positive, disk_cache_bytes and shared_cache_bytes positive"
+        raise InvalidParams(text)
+    given = [name for name in ("host_cache_bytes", "disk_cache", "shared_cache") if getattr(config, name)]
+    if not given:
         return None
+    if config.disk_cache and config.shared_cache:
+        text = f"shared_cache={config.shared_cache!r} and disk_cache={config.disk_cache!r}: an engine has one store"
+        raise InvalidParams(f"{text}; leave out one of them", where="shared_cache")
     if config.cached_prompts == "last":
-        raise InvalidParams("host_cache_bytes and disk_cache keep evicted prefixes; they need cached_prompts 'all'")
+        raise InvalidParams(f"{' and '.join(given)} keep evicted prefixes; they need cached_prompts 'all'")
     if not config.prefix_cache:
-        raise InvalidParams("host_cache_bytes and disk_cache keep cached prefixes; they need prefix_cache")
+        raise InvalidParams(f"{' and '.join(given)} keep cached prefixes; they need prefix_cache")
     blocks = KVBlocks(kv, block_len=BLOCK_LEN, format=config.cache_format)
     host_bytes = config.host_cache_bytes or STAGING_BYTES
     if host_bytes < blocks.size_bytes:
         size = f"{blocks.size_bytes:,} bytes, those of one block of {BLOCK_LEN} tokens"
         raise InvalidParams(f"host_cache_bytes={config.host_cache_bytes:,}: it must be at least {size}")
-    disk = None
-    if config.disk_cache:
+    tier = None
+    if config.disk_cache or config.shared_cache:
         format = kv_format(path, model, blocks, precision=config.precision)
         for name, folder in config.adapters.items():
             format += f" adapter {name} {weights_digest(Path(folder))}"
+        max_bytes = config.disk_cache_bytes if config.disk_cache else config.shared_cache_bytes
+        tier = StoreTier(open_store(config), format=format, max_bytes=max_bytes)
+    return Tiers(save=blocks.save, load=blocks.load, host=HostTier(host_bytes), store=tier, block_len=BLOCK_LEN)
+
+
+def open_store(config: EngineConfig) -> BlockStore:
+    """The folder or the bucket that the config names. Raises InvalidParams where there can be none."""
+    if config.disk_cache:
         try:
-            disk = DiskTier(config.disk_cache, format=format, max_bytes=config.disk_cache_bytes)
+            return FolderStore(config.disk_cache)
         except OSError as error:
             raise InvalidParams(f"disk_cache={config.disk_cache!r} cannot be used: {error}") from None
-    return Tiers(save=blocks.save, load=blocks.load, host=HostTier(host_bytes), disk=disk, block_len=BLOCK_LEN)
+    try:
+        return open_object_store(config.shared_cache)
+    except ImportError:
+        text = "it needs the package obstore: pip install 'phloem[s3]'"
+    except ValueError as error:
+        text = str(error)
+    raise InvalidParams(f"shared_cache={config.shared_cache!r}: {text}", where="shared_cache")
 
 
 def kv_format(path: Path, model: Model, blocks: KVBlocks, *, precision: str) -> str:
-    """What KV on disk must have in common with this engine: weights, precision, shape and number format."""
+    """What KV in a store must have in common with this engine: weights, precision, shape, number format and code."""
     shape = model.config
     heads = f"layers {shape.num_layers} heads {shape.num_kv_heads} of {shape.head_dim}"
     if shape.latent is not None:
         heads += " latent"
     computed = f"computed as {model.dtype} ({precision}) into {blocks.pool.dtype}"
-    return f"weights {weights_digest(path)} {heads} {computed} kept as {blocks.format} by {blocks.block_len}"
+    kept = f"kept as {blocks.format} by {blocks.block_len}"
+    return f"weights {weights_digest(path)} {heads} {computed} {kept} by phloem {version('phloem')}"

@@ -59,6 +59,7 @@ def metrics(loop: StepLoop) -> dict[str, Any]:
         "cache_hit_rate": scheduler.counters.cached_tokens / max(scheduler.counters.admitted_tokens, 1),
         "cache_evicted_tokens": {"space": 0, "flush": 0} | counters.evicted_tokens,
         "tier_blocks": {} if loop.tiers is None else asdict(loop.tiers.counters),
+        "store_faults": 0 if loop.tiers is None or loop.tiers.store is None else loop.tiers.store.num_faults,
         "usage": programs.usage.report((p.usage_rows, p.stats) for p in programs.by_key.values()),
     }
 

@@ -4,65 +4,21 @@ import logging
 import os
 import random
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from phloem.radix_cache import DiskTier, HostTier, RadixCache, Tiers, block_names
-
-BLOCK_LEN = 4
-BLOCK_BYTES = BLOCK_LEN * 8
+from phloem.radix_cache import FolderStore, HostTier, RadixCache, StoreTier, Tiers, block_names
+from phloem.tests.radix_cache.tiered import BLOCK_BYTES, BLOCK_LEN, Engine, text
 
 
-class Engine:
-    """A cache over a fake KV pool: the KV of a token is a hash of everything up to it."""
-
-    def __init__(self, num_slots: int, *, disk: DiskTier | None = None, host_blocks: int = 1000) -> None:
-        self.kv = np.zeros(num_slots, np.int64)
-        self.num_computed = 0
-        self.tiers = Tiers(
-            save=lambda slots: [self.kv[block].tobytes() for block in slots],
-            load=self._load,
-            host=HostTier(host_blocks * BLOCK_BYTES),
-            disk=disk,
-            block_len=BLOCK_LEN,
-        )
-        self.cache = RadixCache(num_slots, tiers=self.tiers, block_len=BLOCK_LEN)
-
-    def _load(self, slots: np.ndarray, blocks: list[bytes]) -> None:
-        for row, block in zip(slots, blocks, strict=True):
-            self.kv[row] = np.frombuffer(block, np.int64)
-
-    def run(self, tokens: np.ndarray, *, limit: int | None = None, namespace: str = "") -> int:
-        """Serve ``tokens`` and return how many had to be computed; every KV used is checked."""
-        lease = self.cache.acquire(tokens, limit=limit, namespace=namespace)
-        reading = self.tiers.read_ahead(tokens, start=lease.num_shared, namespace=namespace)
-        self.tiers.wait()
-        assert reading.is_done
-        self.cache.restore(lease, tokens, limit=limit)
-        self.cache.check()
-        start = lease.num_shared
-        assert (start == lease.num_cached) and (limit is None or start <= limit)
-        lease.extend(len(tokens) - start)
-        kv = self.expected(tokens, namespace)
-        self.kv[lease.slot_ids[start:]] = kv[start:]
-        assert (self.kv[lease.slot_ids] == kv).all()
-        lease.commit(tokens)
-        lease.release()
-        self.cache.check()
-        return len(tokens) - start
-
-    @staticmethod
-    def expected(tokens: np.ndarray, namespace: str) -> np.ndarray:
-        return np.array([hash((namespace, *tokens[: n + 1].tolist())) for n in range(len(tokens))], np.int64)
+def disk_tier(folder: Path, **options) -> StoreTier:
+    return StoreTier(FolderStore(folder), **({"format": "test", "max_bytes": 1 << 20} | options))
 
 
-def text(first: int, n: int) -> np.ndarray:
-    return np.arange(first, first + n, dtype=np.int32)
-
-
-def disk_tier(folder: Path, **options) -> DiskTier:
-    return DiskTier(folder, **({"format": "test", "max_bytes": 1 << 20} | options))
+def path_of(disk: StoreTier, name: bytes) -> Path:
+    return disk.store.folder / disk.key_of(name)
 
 
 def files(folder: Path) -> list[Path]:
@@ -105,6 +61,7 @@ def test_a_block_that_left_the_host_tier_is_saved_again():
 
 def test_blocks_are_not_copied_when_computing_is_faster():
     engine = Engine(8)
+    engine.tiers.clock = time.perf_counter
     engine.tiers.recompute_s_per_token = 0.0  # less than any copy takes
     for _ in range(3):
         engine.run(text(0, 8))
@@ -242,7 +199,7 @@ def test_a_file_that_does_not_verify_is_logged_once_ignored_and_replaced(tmp_pat
     (record,) = caplog.records
     assert f"kv block {spoiled.hex()} ignored" in record.getMessage()
     again.tiers.flush()
-    assert spoiled in again.tiers.disk
+    assert spoiled in again.tiers.store
     again.tiers.close()
     last = Engine(12, disk=disk_tier(tmp_path))
     assert last.run(text(0, 12)) == 0
@@ -255,7 +212,7 @@ def test_the_disk_tier_keeps_its_size_and_drops_the_least_recently_used(tmp_path
     names = [bytes([i]) * 16 for i in range(11)]
     for age, name in enumerate(names[:10]):
         disk.write(name, bytes(BLOCK_BYTES))
-        os.utime(disk.path_of(name), (1000 + age, 1000 + age))
+        os.utime(path_of(disk, name), (1000 + age, 1000 + age))
     assert disk.size_bytes == 10 * size
     assert disk.read(names[0]) == bytes(BLOCK_BYTES)
     disk.write(names[10], bytes(BLOCK_BYTES))
@@ -266,11 +223,13 @@ def test_the_disk_tier_keeps_its_size_and_drops_the_least_recently_used(tmp_path
 def test_a_disk_error_is_logged_and_changes_nothing_else(tmp_path, caplog):
     disk = disk_tier(tmp_path)
     engine = Engine(12, disk=disk)
-    (disk.folder / block_names(text(0, 4), block_len=4)[0].hex()[:2]).write_text("in the way")
+    folder = path_of(disk, block_names(text(0, 4), block_len=4)[0]).parent
+    folder.parent.mkdir()
+    folder.write_text("in the way")
     engine.run(text(0, 4))
     with caplog.at_level(logging.WARNING):
         engine.tiers.flush()
-    assert "not written to" in caplog.text
+    assert "not written" in caplog.text
     assert engine.tiers.counters.written == 0
     engine.tiers.close()
 
@@ -283,7 +242,7 @@ def test_a_slow_disk_drops_writes_and_does_not_block(tmp_path, monkeypatch):
         save=lambda slots: [bytes(BLOCK_BYTES)] * len(slots),
         load=lambda slots, blocks: None,
         host=HostTier(1000),
-        disk=disk,
+        store=disk,
         block_len=BLOCK_LEN,
         max_queued=2,
     )
@@ -334,7 +293,7 @@ def test_blocks_of_another_length_are_refused():
         RadixCache(10, tiers=Engine(10).tiers)
 
 
-@pytest.mark.parametrize("tier", [HostTier, lambda max_bytes: DiskTier("unused", format="x", max_bytes=max_bytes)])
+@pytest.mark.parametrize("tier", [HostTier, lambda max_bytes: disk_tier(Path(os.devnull).parent, max_bytes=max_bytes)])
 def test_a_tier_without_room_is_refused(tier):
     with pytest.raises(ValueError, match="max_bytes=0"):
         tier(max_bytes=0)

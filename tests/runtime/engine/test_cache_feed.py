@@ -40,8 +40,8 @@ def held(engine: EngineCore) -> Blocks:
     host = set() if tiers is None else set(tiers.host.names())
     disk = (
         set()
-        if tiers is None or tiers.disk is None
-        else {bytes.fromhex(p.stem) for p in tiers.disk.folder.rglob("*.kv")}
+        if tiers is None or tiers.store is None
+        else {bytes.fromhex(p.stem) for p in tiers.store.store.folder.rglob("*.kv")}
     )
     return {"device": names, "host": host, "disk": disk}
 
