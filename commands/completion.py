@@ -68,8 +68,10 @@ def _words(action: argparse.Action, models: tuple[str, ...]) -> tuple[str, ...]:
 # -- bash and zsh -----------------------------------------------------------------------------------------------------
 
 
-def _cases(nodes: Sequence[CommandWords], *, assign: str) -> tuple[str, str, str]:
-    """The arms of three ``case`` statements: commands with more words, values of flags, and what follows a command."""
+def _cases(nodes: Sequence[CommandWords], *, assign: str) -> tuple[str, str]:
+    """The commands of more than one word, as a pattern, and the lines that ``assign`` the words to choose from: a
+    flag's values, or what may follow the command.
+    """
     longer = "|".join(f'"{" ".join(node.path)}"' for node in nodes if len(node.path) > 1)
     values = []
     for node in nodes:
@@ -86,7 +88,17 @@ def _cases(nodes: Sequence[CommandWords], *, assign: str) -> tuple[str, str, str
         f"else {assign.format(_quoted(node.words))}; fi ;;"
         for node in nodes
     ]
-    return longer, "\n".join(values), "\n".join(follows)
+    choose = [
+        '    case "$at $previous" in',
+        *values,
+        "    esac",
+        "    if [[ -z $is_value ]]; then",
+        "        case $at in",
+        *follows,
+        "        esac",
+        "    fi",
+    ]
+    return longer, "\n".join(choose)
 
 
 def _quoted(words: Sequence[str]) -> str:
@@ -94,7 +106,7 @@ def _quoted(words: Sequence[str]) -> str:
 
 
 def _bash(nodes: Sequence[CommandWords]) -> str:
-    longer, values, follows = _cases(nodes, assign="words=({})")
+    longer, choose = _cases(nodes, assign="words=({})")
     return f"""\
 # Completion of phloem for bash: source <(phloem completion bash)
 _phloem() {{
@@ -110,14 +122,7 @@ _phloem() {{
         {longer}) at+=" ${{COMP_WORDS[i]}}" ;;
         esac
     done
-    case "$at $previous" in
-{values}
-    esac
-    if [[ -z $is_value ]]; then
-        case $at in
-{follows}
-        esac
-    fi
+{choose}
     COMPREPLY=($(compgen -W "${{words[*]}}" -- "$current"))
 }}
 complete -o bashdefault -o default -F _phloem phloem
@@ -125,7 +130,7 @@ complete -o bashdefault -o default -F _phloem phloem
 
 
 def _zsh(nodes: Sequence[CommandWords]) -> str:
-    longer, values, follows = _cases(nodes, assign="found=({})")
+    longer, choose = _cases(nodes, assign="found=({})")
     return f"""\
 #compdef phloem
 # Completion of phloem for zsh: source <(phloem completion zsh), or as a file _phloem in a folder of $fpath
@@ -137,14 +142,7 @@ _phloem() {{
         {longer}) at="$at $word" ;;
         esac
     done
-    case "$at $previous" in
-{values}
-    esac
-    if [[ -z $is_value ]]; then
-        case $at in
-{follows}
-        esac
-    fi
+{choose}
     compadd -a found || _files
 }}
 if [[ $funcstack[1] == _phloem ]]; then
