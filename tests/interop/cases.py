@@ -26,6 +26,7 @@ MODULES = {
     "instructor": "instructor",
     "dspy": "dspy",
     "outlines": "outlines",
+    "guidance": "guidance",
     "llm": "llm",
 }
 CASES: dict[str, dict[str, None]] = {client: {} for client in MODULES}  # a set in order: pytest imports files twice

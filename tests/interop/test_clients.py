@@ -6,11 +6,11 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+from phloem.runtime.weights.resolve import resolve_model
 from phloem.tests.interop.cases import CASES, MODEL, RECORDED, Trial, case, serving
 from pydantic import BaseModel
 
@@ -60,9 +60,11 @@ class Recorder:
 
 
 @pytest.fixture(scope="module")
-def trial(smollm2_path: Path) -> Iterator[Trial]:
+def trial() -> Iterator[Trial]:
+    """A server of SmolLM2, or of the model that ``PHLOEM_INTEROP_MODEL`` names, under SmolLM2's name."""
     found = Trial("")
-    with serving(smollm2_path, lambda app: Recorder(app, found)) as url:
+    path = resolve_model(os.environ.get("PHLOEM_INTEROP_MODEL", MODEL))
+    with serving(path, lambda app: Recorder(app, found)) as url:
         found.url = url
         yield found
     recorded = json.loads(RECORDED.read_text())
@@ -404,7 +406,7 @@ def test_langchain_embeddings(trial: Trial) -> None:
         model_kwargs={"extra_body": {"pooling": "mean"}},
     )
     assert_similar_first(model.embed_documents(SENTENCES))
-    assert len(model.embed_query(SENTENCES[0])) == 576
+    assert model.embed_query(SENTENCES[0]) == pytest.approx(model.embed_documents(SENTENCES[:1])[0], abs=1e-4)
 
 
 # -- instructor -------------------------------------------------------------------------------------------------------
@@ -481,6 +483,23 @@ def test_outlines(trial: Trial) -> None:
     with openai_client(trial) as client:
         text = outlines.from_openai(client, MODEL)(BERLIN, City, temperature=0, max_tokens=60)
     assert City.model_validate_json(text) == City(name="Berlin", country="Germany")
+
+
+# -- guidance ---------------------------------------------------------------------------------------------------------
+
+
+@case("guidance", "`gen` and `json` through `models.OpenAI`")
+def test_guidance_openai(trial: Trial) -> None:
+    import guidance
+
+    model = guidance.models.OpenAI(MODEL, echo=False, base_url=f"{trial.url}/v1", api_key="none")
+    with guidance.user():
+        model += BERLIN
+    with guidance.assistant():
+        written = model + guidance.gen("text", max_tokens=12)
+        filled = model + guidance.json("city", schema=City, max_tokens=80)
+    assert written["text"]
+    assert City.model_validate_json(filled["city"])
 
 
 # -- llm --------------------------------------------------------------------------------------------------------------
