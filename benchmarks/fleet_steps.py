@@ -17,14 +17,14 @@ from typing import Any
 
 from phloem.cluster.step_clock import StepTimes, TapeCosts
 from phloem.cluster.traces import Paths, TimedCall, TimedProgram, Trace
-from phloem.runtime.executor.tape_shapes import STEPS_BEFORE
+from phloem.runtime.executor.tape_shapes import MAX_TOKENS, MULTIPLE
 
 ROWS, PROMPTS = (1, 2, 3, 4, 6, 8), (16, 64, 128, 256)
 NEAR, FAR = 150, 1150  # tokens of contexts
 CONTEXT_ROWS = 4  # of the decode steps that are measured at both contexts
 CONTEXT_PROMPT = 128  # tokens of the prompt that is measured at both contexts
 NEW_TOKENS = 32
-REPEATS = 9  # of each prompt: without a tape, recorded, from the tape
+REPEATS = 5  # of each prompt: the first is recorded, the others run from the tape
 GAP_S = 0.3  # between two prompts, which is longer than one takes
 
 Play = Callable[[Trace], list[TimedCall]]
@@ -48,17 +48,20 @@ def measure_steps(plays: list[Play]) -> MachineTimes:
         context_s = max(0.0, far - near) / (CONTEXT_ROWS * (FAR - NEAR))
         middle = NEW_TOKENS / 2
         decodes = [(float(rows), _decode_s(together, rows, NEAR) - context_s * rows * (NEAR + middle)) for rows in ROWS]
-        prompts, untaped, recorded = [decodes[0]], [], []
+        prompts, recorded = [decodes[0]], []
         times = {n: _prompt_s(together, n) for n in PROMPTS}
-        taped = {n: statistics.median(first[STEPS_BEFORE + 1 :]) for n, first in times.items()}
-        after_s = statistics.median(_more_s(together, CONTEXT_PROMPT)[STEPS_BEFORE + 1 :])
+        taped = {n: statistics.median(first[1:]) for n, first in times.items()}
+        after_s = statistics.median(_more_s(together, CONTEXT_PROMPT)[1:])
         prefill_context_s = max(0.0, after_s - taped[CONTEXT_PROMPT]) / (CONTEXT_PROMPT * FAR)
         for n, first in times.items():
-            untaped += [value - taped[n] for value in first[1:STEPS_BEFORE]]
-            recorded.append(first[STEPS_BEFORE] - taped[n])
+            recorded.append(first[0] - taped[n])
             prompts.append((float(n), taped[n] - prefill_context_s * n * n / 2))
         steps = StepTimes(tuple(decodes), tuple(prompts), context_s, prefill_context_s)
-        return MachineTimes(steps, TapeCosts(statistics.median(untaped), statistics.median(recorded)))
+        # The shortest prompt without a tape, against the line through the two longest with one.
+        beyond, (before, longest) = MAX_TOKENS + MULTIPLE, PROMPTS[-2:]
+        slope_s = (taped[longest] - taped[before]) / (longest - before)
+        untaped_s = statistics.median(_prompt_s(together, beyond)) - taped[longest] - slope_s * (beyond - longest)
+        return MachineTimes(steps, TapeCosts(max(0.0, untaped_s), statistics.median(recorded)))
 
 
 def _decode_s(together: Together, rows: int, context: int) -> float:

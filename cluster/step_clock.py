@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 from ..runtime.engine.warm_up import PROMPT_LEN, ROWS
-from ..runtime.executor.tape_shapes import STEPS_BEFORE, StepShape, tape_shape
+from ..runtime.executor.tape_shapes import StepShape, tape_shape
 from ..runtime.planning import Hardware, ModelShape, step_time
 from ..runtime.planning.hardware import Curve, interpolate
 from ..runtime.scheduler import StepPlan
@@ -116,7 +115,7 @@ NO_TAPES = TapeCosts(0.0, 0.0)  # every step is as fast as all of its shape
 
 
 class Tapes:
-    """The step shapes that one engine has met: a shape is recorded at its fifth step, as by the CPU's executor.
+    """The step shapes that one engine has met: a shape is recorded at its first step, as by the CPU's executor.
 
     The executor drops tapes beyond a number of shapes that simulated traces do not reach; here none is dropped.
     """
@@ -124,15 +123,14 @@ class Tapes:
     def __init__(self, costs: TapeCosts) -> None:
         """The tapes of an engine that has just started."""
         self._costs = costs
-        warm = {(1, PROMPT_LEN), *((rows, rows) for rows in ROWS)}
-        self._seen: Counter[StepShape] = Counter(dict.fromkeys(warm, STEPS_BEFORE + 1))
+        self._seen: set[StepShape] = {(1, PROMPT_LEN), *((rows, rows) for rows in ROWS)}
 
     def has_decode(self, rows: int) -> bool:
         """Whether decode steps of so many rows take no longer than later ones."""
         if self._costs == NO_TAPES:
             return True
         shape = tape_shape(rows, rows, longest=1, context=1)
-        return shape is not None and self._seen[shape] > STEPS_BEFORE
+        return shape in self._seen
 
     def extra_s(self, plan: StepPlan) -> float:
         """Seconds beside those of the clock, for the next step. Counts it."""
@@ -142,7 +140,7 @@ class Tapes:
         shape = tape_shape(len(plan.rows), plan.num_tokens, longest=longest, context=max(row.end for row in plan.rows))
         if shape is None:
             return self._costs.untaped_s
-        self._seen[shape] += 1
-        if self._seen[shape] <= STEPS_BEFORE:
-            return self._costs.untaped_s
-        return self._costs.recording_s if self._seen[shape] == STEPS_BEFORE + 1 else 0.0
+        if shape in self._seen:
+            return 0.0
+        self._seen.add(shape)
+        return self._costs.recording_s

@@ -49,7 +49,10 @@ _COUNTERS = 4
 
 
 class Entry(Generic[Record]):
-    """``entry(record, threads=n)``. Compiled at its first call, or loaded from numba's cache on disk."""
+    """``entry(record, threads=n)``. Compiled at its first call, or loaded from numba's cache on disk.
+
+    While a ``Recording`` is open, a call is recorded and not made.
+    """
 
     def __init__(self, function: Callable[[Record], None]) -> None:
         self.function = function
@@ -80,6 +83,7 @@ class Entry(Generic[Record]):
         recording = open_recording()
         if recording is not None:
             recording.calls.append(Call(address, packed, threads, getattr(record, "num_outputs", 0)))
+            return
         block = self._block.from_buffer_copy(packed)
         times = open_times()
         start_ns = 0 if times is None else clock_ns()

@@ -1,20 +1,21 @@
-"""Recording kernel calls while they run, so that a ``Tape`` can replay them without Python.
+"""Recording kernel calls instead of making them, so that a ``Tape`` can make them without Python.
 
-While a ``Recording`` is open on this thread, every compiled kernel adds its call to it, and torch's allocations come
-from the recording's ``Arena``, so addresses stay valid. torch may make views. Anything else that torch computes is no
-kernel call and would be missing from a replay: the first such op's name is kept in ``foreign``, as is the name of a
-kernel whose call must not be replayed (``forbid_replay``).
+While a ``Recording`` is open on this thread, every compiled kernel adds its call to it and computes nothing, and
+torch's allocations come from the recording's ``Arena``, so addresses stay valid. torch may make views. Anything else
+that torch computes is no kernel call and would be missing from a replay: the first such op ends the recording, and
+``foreign`` holds its name, or the name of a kernel whose call must not be replayed (``forbid_replay``).
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from bisect import bisect
+from collections import defaultdict
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class Call:
     """One call of a compiled kernel."""
 
     function: int  # its address
-    block: bytes  # its call record as it was before the call
+    block: bytes  # its call record
     threads: int
     num_outputs: int  # of a matrix product, else 0
 
@@ -50,21 +51,22 @@ class ArenaSpan(NamedTuple):
 class Arena:
     """Memory for the tensors of recordings. It grows and never moves.
 
-    A tensor's memory is free again once nobody holds the tensor, so the layers of a model reuse the same few hundred
-    kilobytes, which stay in the processor's cache. After ``restart`` the next recording uses the memory of the one
-    before, so only one tape of an arena may run at a time.
+    A tensor's memory is free again once nobody holds the tensor, and then serves tensors of the same size. So the
+    layers of a model reuse the same few hundred kilobytes, which stay in the processor's cache, and after the first
+    ones they find the same addresses again. After ``restart`` the next recording uses the memory of the one before, so
+    only one tape of an arena may run at a time.
     """
 
     def __init__(self) -> None:
         self._chunks: list[np.ndarray] = []
-        self._free: list[ArenaSpan] = []  # in the order of addresses, neighbours joined
-        self._returned: list[ArenaSpan] = []  # by finalizers, which may run at any moment, also within ``_take``
+        self._used: list[int] = []  # bytes of each chunk that have been taken
+        self._free: defaultdict[int, list[ArenaSpan]] = defaultdict(list)  # by length; finalizers add to it
         self._turn = 0
 
     def restart(self) -> None:
         self._turn += 1
-        self._free = [ArenaSpan(i, 0, len(chunk)) for i, chunk in enumerate(self._chunks)]
-        self._returned = []
+        self._used = [0] * len(self._chunks)
+        self._free.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize
@@ -73,35 +75,34 @@ class Arena:
         weakref.finalize(memory, self._give_back, self._turn, span).atexit = False  # a view keeps ``memory`` alive too
         return torch.from_numpy(memory).view(dtype).view(shape)
 
+    def covers(self, addresses: np.ndarray) -> np.ndarray:
+        """bool [n]: which of these (int64) lie in the arena."""
+        found = np.zeros(len(addresses), dtype=bool)
+        for chunk in self._chunks:
+            begin = chunk.ctypes.data
+            found |= (addresses >= begin) & (addresses < begin + len(chunk))
+        return found
+
     @property
     def num_bytes(self) -> int:
         return sum(len(chunk) for chunk in self._chunks)
 
     def _take(self, size: int) -> ArenaSpan:
-        """The first free span that is long enough."""
-        while self._returned:
-            self._join(self._returned.pop())
-        at = next((i for i, span in enumerate(self._free) if span.end - span.start >= size), len(self._free))
-        if at == len(self._free):
-            self._free.append(ArenaSpan(len(self._chunks), 0, max(size, _CHUNK_BYTES)))
-            self._chunks.append(_aligned_bytes(self._free[at].end))
-        chunk, start, end = self._free.pop(at)
-        if start + size < end:
-            self._free.insert(at, ArenaSpan(chunk, start + size, end))
-        return ArenaSpan(chunk, start, start + size)
+        if self._free[size]:
+            first = min(self._free[size])  # always the first, so that layers soon use memory in the same way
+            self._free[size].remove(first)
+            return first
+        at = next((i for i, chunk in enumerate(self._chunks) if self._used[i] + size <= len(chunk)), len(self._chunks))
+        if at == len(self._chunks):
+            self._chunks.append(_aligned_bytes(max(size, _CHUNK_BYTES)))
+            self._used.append(0)
+        start = self._used[at]
+        self._used[at] += size
+        return ArenaSpan(at, start, start + size)
 
     def _give_back(self, turn: int, span: ArenaSpan) -> None:
         if turn == self._turn:
-            self._returned.append(span)
-
-    def _join(self, span: ArenaSpan) -> None:
-        at = bisect(self._free, span)
-        if at < len(self._free) and self._free[at][:2] == (span.chunk, span.end):
-            span = ArenaSpan(span.chunk, span.start, self._free.pop(at).end)
-        if at and (before := self._free[at - 1]).chunk == span.chunk and before.end == span.start:
-            at -= 1
-            span = ArenaSpan(span.chunk, self._free.pop(at).start, span.end)
-        self._free.insert(at, span)
+            self._free[span.end - span.start].append(span)
 
 
 def _aligned_bytes(size: int) -> np.ndarray:
@@ -110,8 +111,15 @@ def _aligned_bytes(size: int) -> np.ndarray:
     return memory[start : start + size]
 
 
+class _Unrecordable(Exception):
+    """Ends the recording that is open."""
+
+
 class Recording:
-    """A context: kernels called inside it run, and their calls are kept in ``calls``. One at a time on a thread."""
+    """A context: calls of kernels inside it are kept in ``calls`` and not made. One at a time on a thread.
+
+    What is computed from the kernels' results inside it has no meaning.
+    """
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -128,11 +136,17 @@ class Recording:
         self._mode.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
         assert self._token is not None and self._mode is not None
         self._mode.__exit__(kind, error, at)
         self._mode = None
         _open.reset(self._token)
+        return isinstance(error, _Unrecordable)
+
+    def stop(self, name: str) -> NoReturn:
+        """End the recording: it would lack what ``name`` computes."""
+        self.foreign = name
+        raise _Unrecordable(name)
 
     def scratch(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
         """Memory for the duration of one call, shared by all calls that give this name."""
@@ -147,10 +161,10 @@ def open_recording() -> Recording | None:
 
 
 def forbid_replay(name: str) -> None:
-    """Called by a kernel that takes memory which a tape would not keep: an open recording becomes unusable."""
+    """Called by a kernel that takes memory which a tape would not keep: ends an open recording."""
     recording = _open.get()
-    if recording is not None and recording.foreign is None:
-        recording.foreign = name
+    if recording is not None:
+        recording.stop(name)
 
 
 def scratch(name: str, size: int, dtype: torch.dtype) -> Tensor:
@@ -160,7 +174,7 @@ def scratch(name: str, size: int, dtype: torch.dtype) -> Tensor:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every torch op: lets views through, allocates in the arena, and notes any other op."""
+    """Sees every torch op: lets views through, allocates in the arena, and ends the recording at any other op."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -171,14 +185,22 @@ class _Watch(TorchDispatchMode):
         return False  # to skip it, torch would import its compiler: two seconds and a hundred megabytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, is_mutable = _about(func)
+        if is_mutable:
+            self._recording.stop(name)
         result = func(*args, **(kwargs or {}))
-        name = func._schema.name
         if name in _ALLOCATIONS:
             assert result.is_contiguous(), name
             return self._recording.arena.empty(tuple(result.shape), result.dtype)
-        if (func._schema.is_mutable or not _is_view(result, args)) and self._recording.foreign is None:
-            self._recording.foreign = name
+        if not _is_view(result, args):
+            self._recording.stop(name)
         return result
+
+
+@cache
+def _about(func: Any) -> tuple[str, bool]:
+    """An op's name, and whether it changes an argument."""
+    return func._schema.name, func._schema.is_mutable
 
 
 def _is_view(result: Any, args: Any) -> bool:

@@ -5,12 +5,14 @@ much again. A tape makes them one after the other in compiled code, and Python's
 shapes: the caller replays a tape only for a step of the shape that was recorded.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numba import njit, types
 
 from .machine_code import c_call, machine_code
 from .pool import Pool, give_job
-from .recording import Arena, Recording
+from .recording import Arena, Call
 from .timing import CallTime, KernelTimes, clock_ns, open_times
 from .vector import call_function, get_i64, put_i64
 
@@ -19,24 +21,19 @@ _FUNCTION, _BEGIN, _NUM_WORDS, _THREADS, _WORDS = 0, 1, 2, 3, 4
 
 
 class Tape:
-    """The calls of a recording, on the addresses that were recorded. The tape keeps their arena alive."""
+    """Recorded calls, on the addresses that were recorded. The tape keeps the arena of these addresses alive."""
 
-    def __init__(self, recording: Recording) -> None:
-        assert recording.foreign is None, recording.foreign
-        words = [np.frombuffer(call.block, dtype=np.int64) for call in recording.calls]
-        lengths = [len(block) for block in words]
-        begins = np.cumsum([0, *lengths])[:-1]
-        self._calls = np.array(
-            [
-                (call.function, begin, length, call.threads)
-                for call, begin, length in zip(recording.calls, begins, lengths, strict=True)
-            ],
-            dtype=np.int64,
-        ).reshape(-1, _WORDS)
-        self._num_outputs = [call.num_outputs for call in recording.calls]
-        self._blocks = np.concatenate(words) if words else np.zeros(0, dtype=np.int64)
+    def __init__(self, calls: Sequence[Call], arena: Arena) -> None:
+        lengths = np.array([len(call.block) // 8 for call in calls], dtype=np.int64)
+        self._calls = np.empty((len(calls), _WORDS), dtype=np.int64)
+        self._calls[:, _FUNCTION] = [call.function for call in calls]
+        self._calls[:, _BEGIN] = np.cumsum(lengths) - lengths
+        self._calls[:, _NUM_WORDS] = lengths
+        self._calls[:, _THREADS] = [call.threads for call in calls]
+        self._num_outputs = [call.num_outputs for call in calls]
+        self._blocks = np.frombuffer(b"".join(call.block for call in calls), dtype=np.int64)
         self._used = np.empty_like(self._blocks)
-        self._arena: Arena = recording.arena
+        self._arena = arena
         self._code = machine_code(_replay, *(types.int64,) * 6)
         self._call = c_call(self._code.address, 6)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -193,18 +191,6 @@ class Executor:
     def is_cold(self) -> bool:
         """Whether the last step took longer than later steps of its shape will."""
         return self._replays is not None and self._replays.is_cold
-
-    @contextmanager
-    def recording_at_once(self) -> Iterator[None]:
-        """Steps inside have a tape recorded where their shape has none yet, instead of at its fifth step."""
-        if self._replays is None:
-            yield
-            return
-        usual, self._replays.steps_before = self._replays.steps_before, 0
-        try:
-            yield
-        finally:
-            self._replays.steps_before = usual
 
     @property
     def num_fed(self) -> int:

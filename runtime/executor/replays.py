@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,39 +13,59 @@ from ...kernels.cpu.recording import Arena, Recording
 from ...kernels.cpu.tape import Tape
 from ...kernels.threads import team
 from ..layers.batch import ForwardBatch
-from .tape_shapes import MAX_ROWS, MAX_TOKENS, STEPS_BEFORE, StepShape, num_copies, padded_rows
+from .layer_calls import LayerCalls, LayerPattern
+from .tape_shapes import MAX_ROWS, MAX_TOKENS, StepShape, num_copies, padded_rows
 
 if TYPE_CHECKING:
     from ..memory import KVPool
     from ..models import Model
 
 MAX_KEPT = 128  # tapes
+MAX_PATTERNS = 4  # of a model's layers; shapes that call other kernels have one each
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A tape and the tensors that it reads and writes. ``batch`` holds the layers' inputs, without token ids."""
+class Place:
+    """The tensors that a tape reads and writes. ``batch`` holds the layers' inputs, without token ids."""
 
-    tape: Tape
     embedded: torch.Tensor  # [T, C], the activations' type
     residual: torch.Tensor  # float32 [T, C]
     batch: ForwardBatch
     features: torch.Tensor  # [T, C], the activations' type
 
+    def fill(self, embedded: torch.Tensor, batch: ForwardBatch) -> None:
+        """Set the inputs of the next replay."""
+        self.embedded.copy_(embedded)
+        self.residual.copy_(embedded)
+        kept = self.batch
+        kept.positions.copy_(batch.positions)
+        kept.out_slots.copy_(batch.out_slots)
+        kept.row_ids.copy_(batch.row_ids)
+        kept.query_starts.copy_(batch.query_starts)
+        kept.kv_lens.copy_(batch.kv_lens)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A tape and its tensors."""
+
+    tape: Tape
+    place: Place
+
 
 class Replays:
     """Owns the tapes of one model, one pool and one slot table. All tapes share one arena.
 
-    ``is_cold``: the last step ran without a tape or recorded one, so it took longer than later steps of its shape.
+    A shape is recorded at its first step: all layers of the first shapes, and a few layers of later ones, from which
+    the other layers' calls follow. ``is_cold``: the last step recorded its tape, so it took longer than later steps of
+    its shape.
     """
 
-    def __init__(self, model: Model, kv: KVPool, *, steps_before: int = STEPS_BEFORE) -> None:
-        """``steps_before``: steps of a shape that run without a tape before one is recorded; may be changed."""
+    def __init__(self, model: Model, kv: KVPool) -> None:
         self._model, self._kv = model, kv
-        self.steps_before = steps_before
         self.arena = Arena()
         self.kept: OrderedDict[StepShape, Recorded | None] = OrderedDict()  # None: a kernel of it cannot be recorded
-        self._seen: Counter[StepShape] = Counter()  # steps of each shape without a tape
+        self._patterns: list[LayerPattern] = []  # the one that fitted last comes first
         self.is_cold = False
 
     @property
@@ -53,8 +74,8 @@ class Replays:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """The head's input [L, C], valid until the next step. None without a tape: for steps of more than MAX_TOKENS
-        tokens or of many tokens in more than MAX_ROWS rows, with adapters or images, for shapes that are still rare,
-        for kernels that cannot be recorded.
+        tokens or of many tokens in more than MAX_ROWS rows, with adapters or images, for kernels that cannot be
+        recorded.
 
         A tape runs every token through the whole last layer, also tokens without logits.
         """
@@ -83,20 +104,40 @@ class Replays:
         shape = (len(batch.row_ids), num_tokens)
         if shape not in self.kept:
             self.is_cold = True
-            self._seen[shape] += 1
-            if self._seen[shape] <= self.steps_before:
-                return None
-            del self._seen[shape]
-            return self._record(shape, batch)
+            self.kept[shape] = self._record(batch)
+            if len(self.kept) > MAX_KEPT:
+                self.kept.popitem(last=False)
         self.kept.move_to_end(shape)
         recorded = self.kept[shape]
         if recorded is None:
             return None
-        _fill(recorded, self._model.embed(batch.token_ids, batch.positions), batch)
+        recorded.place.fill(self._model.embed(batch.token_ids, batch.positions), batch)
         recorded.tape.replay(team().pool)
-        return recorded.features
+        return recorded.place.features
 
-    def _record(self, shape: StepShape, batch: ForwardBatch) -> torch.Tensor:
+    def _record(self, batch: ForwardBatch) -> Recorded | None:
+        """A tape for the batch's shape; None where a kernel of it cannot be recorded."""
+        for pattern in self._patterns:
+            layers, place = self._trace(batch, pattern.needed)
+            if place is None:
+                return None
+            every = pattern.complete(layers)
+            if every is not None:
+                self._patterns.remove(pattern)
+                self._patterns.insert(0, pattern)
+                return self._recorded(every, place)
+        layers, place = self._trace(batch, range(len(self._model.layers)))
+        if place is None:
+            return None
+        every = list(layers.values())
+        self._patterns.insert(0, LayerPattern(every))
+        del self._patterns[MAX_PATTERNS:]
+        return self._recorded(every, place)
+
+    def _trace(self, batch: ForwardBatch, numbers: Sequence[int]) -> tuple[dict[int, LayerCalls], Place | None]:
+        """The calls of the layers ``numbers`` by number, and the step's tensors; none where a kernel cannot be
+        recorded.
+        """
         self.arena.restart()
         embedded = self._model.embed(batch.token_ids, batch.positions)
         held = self._like(embedded), self._like(embedded, torch.float32)
@@ -108,18 +149,21 @@ class Replays:
             query_starts=self._like(batch.query_starts),
             kv_lens=self._like(batch.kv_lens),
         )
-        _copy_into(kept, batch)
-        held[0].copy_(embedded)
-        held[1].copy_(embedded)
+        model, begins = self._model, list[int]()
+        if len(numbers) < len(model.layers):
+            model = replace(model, layers=tuple(model.layers[i] for i in numbers))
         with Recording(self.arena) as recording:
-            features = self._model.run_body(*held, kept, self._kv)
-        recorded = None
-        if recording.foreign is None:
-            recorded = Recorded(Tape(recording), *held, kept, features)
-        self.kept[shape] = recorded
-        if len(self.kept) > MAX_KEPT:
-            self.kept.popitem(last=False)
-        return features
+            calls = recording.calls
+            features = model.run_body(*held, kept, self._kv, at_layer=lambda: begins.append(len(calls)))
+        if recording.foreign is not None:
+            return {}, None
+        ends = [*begins[1:], len(calls)]
+        parts = zip(numbers, begins, ends, strict=True)
+        layers = {i: LayerCalls.of(calls[begin:end], self.arena) for i, begin, end in parts}
+        return layers, Place(*held, kept, features)
+
+    def _recorded(self, layers: Sequence[LayerCalls], place: Place) -> Recorded:
+        return Recorded(Tape([call for layer in layers for call in layer.calls], self.arena), place)
 
     def _like(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self.arena.empty(tuple(x.shape), dtype or x.dtype)
@@ -166,17 +210,3 @@ def _in_few_shapes(batch: ForwardBatch) -> ForwardBatch:
         kv_lens=torch.cat((batch.kv_lens, none)),
         logits_rows=torch.arange(num_tokens),
     )
-
-
-def _fill(recorded: Recorded, embedded: torch.Tensor, batch: ForwardBatch) -> None:
-    recorded.embedded.copy_(embedded)
-    recorded.residual.copy_(embedded)
-    _copy_into(recorded.batch, batch)
-
-
-def _copy_into(kept: ForwardBatch, batch: ForwardBatch) -> None:
-    kept.positions.copy_(batch.positions)
-    kept.out_slots.copy_(batch.out_slots)
-    kept.row_ids.copy_(batch.row_ids)
-    kept.query_starts.copy_(batch.query_starts)
-    kept.kv_lens.copy_(batch.kv_lens)

@@ -3,8 +3,6 @@
 MAX_TOKENS = 256  # of a step, and of its tape; in larger steps the products take long and Python's share is small
 MAX_ROWS = 32  # of a step with more tokens than that: attention's parts are laid out for rows as long as the table
 MULTIPLE = 8  # of tokens in steps of more than MAX_ROWS
-# Recording takes about as long as Python's share of five steps, so a shape is recorded at its fifth step.
-STEPS_BEFORE = 4
 SHORT_CONTEXT = 512  # tokens
 StepShape = tuple[int, int]  # rows, tokens
 

@@ -1,5 +1,6 @@
 """The decoder of all served families: embedding, then attention and MLP for each layer, then logits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -103,17 +104,28 @@ class Model:
             return torch.empty(0, self.config.vocab_size, dtype=torch.float32, device=self.device)
         return self.head(features)
 
-    def run_body(self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+    def run_body(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        batch: ForwardBatch,
+        kv: KVPool,
+        *,
+        at_layer: Callable[[], object] = lambda: None,
+    ) -> torch.Tensor:
         """``features`` of embedded tokens x [T, C]; ``residual`` is x in float32, and neither is changed.
 
-        It does not read ``batch.token_ids``, so a tape recorded here serves any tokens.
+        It does not read ``batch.token_ids``, so a tape recorded here serves any tokens. ``at_layer`` is called before
+        each layer.
         """
         added: torch.Tensor | None = None  # to be added to x; before the first layer there is none
         for layer in self.layers[:-1]:
+            at_layer()
             x, total = layer.attention_norm(x, added)
             residual = residual if added is None else total
             x = layer.attention(x, batch, kv, layer.cos_sin)
             x, added = layer.feed_forward(x, residual, batch.adapters)
+        at_layer()
         return self._finish(x, added, residual, batch, kv)
 
     def _finish(

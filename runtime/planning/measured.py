@@ -100,7 +100,7 @@ def _best(work: Callable[[], object]) -> float:
         work()
     run = work
     if recording.foreign is None and team().can_replay:
-        tape = Tape(recording)
+        tape = Tape(recording.calls, recording.arena)
         run = partial(tape.replay, team().pool)
     run()
     found = []

@@ -68,7 +68,7 @@ def watch(engine: EngineCore, spans: Spans) -> None:
         (engine.generations, "finish_candidate", "accept"),
         (engine.scheduler, "plan", "schedule"),
         (engine.scheduler, "complete", "schedule"),
-        (engine.executor, "_head", "head"),
+        (engine.executor, "head", "head"),
         (engine.executor, "draw", "sample"),
         (engine.executor, "masks_of", "mask"),
         (engine.executor, "constrain", "mask"),

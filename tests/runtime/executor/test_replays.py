@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def num_threads(request: pytest.FixtureRequest, every_core: None) -> Iterator[in
 class TwoWays:
     """Runs the same steps with tapes and without, each on its own pool."""
 
-    def __init__(self, model: Model, *, num_rows: int, num_slots: int = 3000, steps_before: int = 0) -> None:
+    def __init__(self, model: Model, *, num_rows: int, num_slots: int = 3000) -> None:
         self.model = model
         self.pools = [
             KVPool.for_model(model.config, num_slots=num_slots, dtype=model.kv_dtype, device=model.device)
@@ -50,7 +51,7 @@ class TwoWays:
         self.rng = np.random.default_rng(0)
         self.free = list(self.rng.permutation(num_slots))
         self.slots: list[list[int]] = [[] for _ in range(num_rows)]
-        self.replays = Replays(model, self.pools[0], steps_before=steps_before)
+        self.replays = Replays(model, self.pools[0])
         self.num_replayed = 0
 
     def step(self, counts: dict[int, int], *, num_logits: int = MAX_TOKENS + 1) -> None:
@@ -129,13 +130,8 @@ def test_prompts_and_drafts_run_from_few_tapes_with_copies_of_a_token(
     assert set(both.replays.kept) == {(1, 64), (4, 64), (8, 64), (8, 40), (29, 32), (1, MAX_TOKENS)}
 
 
-def test_a_shape_is_recorded_after_steps_before_steps(model: Model, num_threads: int) -> None:
-    both = TwoWays(model, num_rows=2, steps_before=2)
-    for _ in range(2):
-        both.step({0: 1})
-        both.step({0: 1, 1: 1})
-    assert both.num_replayed == 0 and not both.replays.kept
-    assert both.replays.is_cold
+def test_a_shape_is_recorded_at_its_first_step(model: Model, num_threads: int) -> None:
+    both = TwoWays(model, num_rows=2)
     for is_cold in (True, False, False):
         both.step({0: 1})
         assert both.replays.is_cold == is_cold
@@ -164,12 +160,38 @@ def test_tape_shape_says_which_steps_share_a_tape(model: Model) -> None:
     kernels.set_threads(0)
 
 
+@pytest.mark.parametrize("other", ["none", "blk.6", "blk.9"])
+def test_layers_that_repeat_are_not_recorded_again(
+    other: str, tmp_path: Path, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layer ``other`` has weights of another format, so other kernels."""
+    kinds = {"weight": "Q4_0", f"{other}.": "Q8_0"}
+    path = make_tiny_gguf(tmp_path / "deep.gguf", seed=2, kinds=kinds, context_length=1300, num_layers=14)
+    both = TwoWays(load_model(path, EngineConfig(model="tiny", max_seq_len=1300)), num_rows=3)
+    recorded = list[int]()
+    count = Model.run_body
+
+    def counted(model: Model, *args: Any, **kwargs: Any) -> torch.Tensor:
+        recorded.append(len(model.layers))
+        return count(model, *args, **kwargs)
+
+    both.step({0: 40, 1: 600}, num_logits=0)
+    both.step({0: 1})
+    monkeypatch.setattr(Model, "run_body", counted)
+    for counts in ({0: 1, 1: 1}, {2: 5}, {2: 2}, {0: 61}, {0: 17, 2: 30}, {0: 5, 1: 17}):
+        recorded.clear()
+        both.step(counts)
+        assert min(recorded) < 14 and max(recorded) == 14  # the tape's layers, and those that it is compared with
+        both.step(counts)
+    assert both.num_replayed == 13
+
+
 def test_a_step_with_another_library_s_products_has_no_tape(tiny_model_path: Path, num_threads: int) -> None:
     model = load_model(tiny_model_path, EngineConfig(model="tiny", precision="float32"))
     both = TwoWays(model, num_rows=1, num_slots=100)
     both.step({0: 3})
     both.step({0: 3})
-    assert both.num_replayed <= 1  # the first run is the one that is recorded
+    assert both.num_replayed == 0
     assert list(both.replays.kept.values()) == [None]
 
 

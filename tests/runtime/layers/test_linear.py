@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from phloem.kernels.cpu.recording import Arena, Recording
+from phloem.kernels.cpu.tape import Tape
 from phloem.runtime.layers.linear import as_float, stacked_linear
 from phloem.runtime.quant import FORMATS, QuantTensor
 
@@ -60,4 +61,5 @@ def test_a_stack_of_several_products_can_be_replayed() -> None:
     with Recording(Arena()) as recording:
         recorded = stack(x)
     assert len(stack.parts) == 2 and recording.foreign is None
+    Tape(recording.calls, recording.arena).replay(None)
     assert torch.equal(recorded, torch.cat([part(x) for part in stack.parts], dim=-1))

@@ -170,6 +170,7 @@ def make_tiny_gguf(
     rope_factors: np.ndarray | None = None,
     hidden_size: int = 64,
     context_length: int = 512,
+    num_layers: int = 2,
     **metadata: Any,
 ) -> Path:
     """A GGUF file as llama.cpp's converter would write it. ``kinds``: the format of tensors whose name holds the key,
@@ -180,14 +181,14 @@ def make_tiny_gguf(
         "vocab_size": 96,
         "hidden_size": hidden_size,
         "intermediate_size": 2 * hidden_size,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": num_layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": hidden_size // 4,
         "tie_word_embeddings": tied,
     }
     writer = gguf.GGUFWriter(path, family)
-    writer.add_block_count(2)
+    writer.add_block_count(num_layers)
     writer.add_context_length(context_length)
     writer.add_embedding_length(hidden_size)
     writer.add_feed_forward_length(2 * hidden_size)
@@ -209,7 +210,7 @@ def make_tiny_gguf(
         )
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), 2)
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), num_layers)
     for name, tensor in tiny_tensors(config, seed=seed).items():
         stem, _, suffix = name.rpartition(".")
         weight = tensor.numpy()
