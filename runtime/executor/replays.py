@@ -25,7 +25,7 @@ MAX_PATTERNS = 4  # of a model's layers; shapes that call other kernels have one
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TapeTensors:
     """The tensors that a tape reads and writes. ``batch`` holds the layers' inputs, without token ids."""
 
     embedded: torch.Tensor  # [T, C], the activations' type
@@ -50,7 +50,7 @@ class Recorded:
     """A tape and its tensors."""
 
     tape: Tape
-    place: Place
+    tensors: TapeTensors
 
 
 class Replays:
@@ -111,30 +111,30 @@ class Replays:
         recorded = self.kept[shape]
         if recorded is None:
             return None
-        recorded.place.fill(self._model.embed(batch.token_ids, batch.positions), batch)
+        recorded.tensors.fill(self._model.embed(batch.token_ids, batch.positions), batch)
         recorded.tape.replay(team().pool)
-        return recorded.place.features
+        return recorded.tensors.features
 
     def _record(self, batch: ForwardBatch) -> Recorded | None:
         """A tape for the batch's shape; None where a kernel of it cannot be recorded."""
         for pattern in self._patterns:
-            layers, place = self._trace(batch, pattern.needed)
-            if place is None:
+            layers, tensors = self._trace(batch, pattern.needed)
+            if tensors is None:
                 return None
             every = pattern.complete(layers)
             if every is not None:
                 self._patterns.remove(pattern)
                 self._patterns.insert(0, pattern)
-                return self._recorded(every, place)
-        layers, place = self._trace(batch, range(len(self._model.layers)))
-        if place is None:
+                return self._recorded(every, tensors)
+        layers, tensors = self._trace(batch, range(len(self._model.layers)))
+        if tensors is None:
             return None
         every = list(layers.values())
         self._patterns.insert(0, LayerPattern(every))
         del self._patterns[MAX_PATTERNS:]
-        return self._recorded(every, place)
+        return self._recorded(every, tensors)
 
-    def _trace(self, batch: ForwardBatch, numbers: Sequence[int]) -> tuple[dict[int, LayerCalls], Place | None]:
+    def _trace(self, batch: ForwardBatch, numbers: Sequence[int]) -> tuple[dict[int, LayerCalls], TapeTensors | None]:
         """The calls of the layers ``numbers`` by number, and the step's tensors; none where a kernel cannot be
         recorded.
         """
@@ -160,10 +160,10 @@ class Replays:
         ends = [*begins[1:], len(calls)]
         parts = zip(numbers, begins, ends, strict=True)
         layers = {i: LayerCalls.of(calls[begin:end], self.arena) for i, begin, end in parts}
-        return layers, Place(*held, kept, features)
+        return layers, TapeTensors(*held, kept, features)
 
-    def _recorded(self, layers: Sequence[LayerCalls], place: Place) -> Recorded:
-        return Recorded(Tape([call for layer in layers for call in layer.calls], self.arena), place)
+    def _recorded(self, layers: Sequence[LayerCalls], tensors: TapeTensors) -> Recorded:
+        return Recorded(Tape([call for layer in layers for call in layer.calls], self.arena), tensors)
 
     def _like(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self.arena.empty(tuple(x.shape), dtype or x.dtype)

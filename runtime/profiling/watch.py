@@ -105,12 +105,12 @@ def _spanned(function: Callable[..., Any], name: str, spans: Spans) -> Callable[
     return run
 
 
-def _forward(function: Callable[[StepPlan], StepLogits], spans: Spans) -> Callable[[StepPlan], StepLogits]:
-    def run(plan: StepPlan) -> StepLogits:
+def _forward(function: Callable[..., StepLogits], spans: Spans) -> Callable[..., StepLogits]:
+    def run(plan: StepPlan, *, needs_all: bool = True) -> StepLogits:
         spans.mark(DECODE if plan.num_tokens == plan.num_logits else PREFILL)  # draft tokens have logits too
         with spans.span("gather"):
             with KernelTimes() as times:
-                logits = function(plan)
+                logits = function(plan, needs_all=needs_all)
             looking_ns = clock_ns()
             names = {entry.address: op for module, op in _OPS.items() for entry in entries(module)}
             for call in times.calls:
