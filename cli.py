@@ -335,6 +335,12 @@ def _ps(args: argparse.Namespace) -> int:
     return show_engines(args.url, api_key=_api_key(args), as_json=args.json)
 
 
+def _drain(args: argparse.Namespace) -> int:
+    from .commands.drain import drain_replica
+
+    return drain_replica(args.url, args.replica, api_key=_api_key(args), migrate=args.migrate, is_waiting=args.wait)
+
+
 def _top(args: argparse.Namespace) -> int:
     from .top import show_fleet
 
@@ -614,6 +620,7 @@ def command_parser() -> argparse.ArgumentParser:
     _add_keys(commands)
     _add_engine(commands)
     _add_ps(commands)
+    _add_drain(commands)
     _add_top(commands)
     _add_bench(commands)
     _add_plan(commands)
@@ -841,6 +848,21 @@ def _add_ps(commands: Any) -> None:
     _add_server_arguments(ps)
     ps.add_argument("--json", action="store_true", help="print the report as a line of JSON")
     ps.set_defaults(run=_ps)
+
+
+def _add_drain(commands: Any) -> None:
+    drain = commands.add_parser(
+        "drain",
+        help="take a replica of a server out of service",
+        description="Give a replica no new programs, and stop its engine once those that run there have ended.",
+    )
+    drain.add_argument("replica", metavar="REPLICA", help="its name, as phloem ps shows it")
+    _add_server_arguments(drain)
+    drain.add_argument("--migrate", action="store_true", help="move its programs to other replicas")
+    drain.add_argument(
+        "--wait", action=argparse.BooleanOptionalAction, default=True, help="return when it is stopped (default)"
+    )
+    drain.set_defaults(run=_drain)
 
 
 def _add_server_arguments(parser: argparse.ArgumentParser) -> None:

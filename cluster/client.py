@@ -118,7 +118,7 @@ class FleetClient:
         self.on_lost = on_lost
         self._rng = random.Random(os.urandom(16) if seed is None else seed)
         self._lock = threading.Lock()
-        self._has_moved = threading.Condition(self._lock)  # a program has left its engine
+        self._has_moved = threading.Condition(self._lock)  # a program or an embedding has left its engine
         self._engines: dict[str, Member] = {}
         self._runs: dict[str, Run] = {}
         self._suspects: set[Run] = set()  # those that wait
@@ -174,8 +174,8 @@ class FleetClient:
         self._post(self._follow)
         self._post(self._restore_pins)
 
-    def drain(self, engine: str, *, timeout_s: float = 0.0) -> bool:
-        """Place nothing more there, and move what runs there to other engines; True once nothing runs there.
+    def drain(self, engine: str, *, migrate: bool = True, timeout_s: float = 0.0) -> bool:
+        """Place nothing more there; True once nothing runs there. ``migrate``: move what runs there to other engines.
 
         Programs stay where no other engine is ready, and where they have no journal any more.
         """
@@ -185,8 +185,9 @@ class FleetClient:
                 return True
             found.is_draining = True
             self._placer.remove(engine)
-            self._post(partial(self._move_all, found))
-            return self._has_moved.wait_for(lambda: not found.runs, timeout_s)
+            if migrate:
+                self._post(partial(self._move_all, found))
+            return self._has_moved.wait_for(lambda: not found.runs and not found.num_embeds, timeout_s)
 
     def remove(self, engine: str, error: PhloemError) -> None:
         """The engine is lost or to be stopped: its programs are replayed elsewhere. Nothing happens if it is gone."""
@@ -397,6 +398,7 @@ class FleetClient:
         def ended(answer: Future[Embedded]) -> None:
             with self._lock:
                 engine.num_embeds -= 1
+                self._has_moved.notify_all()
             if answer.cancelled():
                 return
             error = answer.exception()

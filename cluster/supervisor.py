@@ -4,7 +4,7 @@ Each replica has a thread, which lives through these states:
 
     starting ──► ready ──lost: its process ended, or it was silent──► waiting ──► starting ...
         └────────────┴──── too many restarts, or an error that stays ────► failed
-    any ──stop──► stopped
+    ready ──drain──► draining ──nothing runs there──► stopped        any ──stop──► stopped
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from .restarts import RestartPolicy, Restarts
 logger = logging.getLogger(__name__)
 
 MAX_REPLICAS = 256
-ReplicaState = Literal["starting", "ready", "waiting", "failed", "stopped"]
+ReplicaState = Literal["starting", "ready", "waiting", "draining", "failed", "stopped"]
+DRAIN_LOOK_S = 1.0  # between two tries to move what could not be moved off a draining engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,23 @@ class Supervisor:
         clients = {name: client for name, keeper in self._keepers.items() if (client := keeper.client) is not None}
         return ask_clients(clients, what, timeout_s)
 
+    def drain(self, replica: str, *, migrate: bool = False) -> Replica:
+        """Take ``replica`` out of service for good: no new program comes, and its engine stops once nothing runs there.
+
+        Returns at once. ``migrate``: programs do not end there, but are replayed on other replicas; one without a
+        journal stays. A second call may ask for it. Raises InvalidRequest for a replica that is not there, and for the
+        last one that is ready.
+        """
+        keeper = self._keepers.get(replica)
+        if keeper is None:
+            raise InvalidRequest(f"replica={replica!r} is not one of: {', '.join(self._keepers)}", where="replica")
+        with self._lock:
+            if not any(other is not keeper and other.view().state == "ready" for other in self._keepers.values()):
+                text = f"replica {replica} cannot be drained: no other one is ready to take programs"
+                raise InvalidRequest(f"{text}; wait until one is, or stop the server", where="replica")
+            keeper.drain(migrate=migrate)
+        return keeper.view()
+
     def close(self) -> None:
         """End every engine and close ``fleet``; leaves no process and no file. A second call does nothing."""
         for keeper in self._keepers.values():
@@ -135,7 +153,7 @@ class Supervisor:
 
     def _replica_failed(self, error: PhloemError) -> None:
         with self._lock:
-            if self._has_failed or any(keeper.view().state != "failed" for keeper in self._keepers.values()):
+            if self._has_failed or any(keeper.may_serve for keeper in self._keepers.values()):
                 return
             self._has_failed = True
         self.fleet.give_up(error)
@@ -194,6 +212,8 @@ class _Keeper:
         self._on_failed = on_failed
         self._thread = threading.Thread(target=self._keep, name=f"phloem-replica-{name}", daemon=True)
         self._stopping = threading.Event()
+        self._migrates = threading.Event()  # a drain moves programs
+        self._drain: threading.Thread | None = None
         self._ends: SimpleQueue[PhloemError | None] = SimpleQueue()  # why the engine is lost; None: stop
         self._process: EngineProcess | None = None
         self.client: Client | None = None
@@ -230,6 +250,26 @@ class _Keeper:
     def tell_to_stop(self) -> None:
         self._stopping.set()
         self._ends.put(None)
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether its engine takes programs, or another one will."""
+        return self._drain is None and self._view.state != "failed"
+
+    def drain(self, *, migrate: bool) -> None:
+        """Stop the engine once nothing runs there. Called by one thread at a time."""
+        if migrate:
+            self._migrates.set()
+        if self._drain is None:
+            self._drain = threading.Thread(target=self._leave, name=f"phloem-drain-{self._view.name}", daemon=True)
+            self._show("draining", pid=self._view.pid)
+            self._drain.start()
+
+    def _leave(self) -> None:
+        while not self._stopping.is_set():
+            if self._fleet.drain(self._view.name, migrate=self._migrates.is_set(), timeout_s=DRAIN_LOOK_S):
+                logger.info("replica %s is drained", self._view.name)
+                self.tell_to_stop()
 
     def tell_of_loss(self, error: PhloemError) -> None:
         """The line to the engine has ended; said once for each engine."""
@@ -274,6 +314,9 @@ class _Keeper:
 
     def _may_start_again(self, error: PhloemError) -> bool:
         """Wait until the next engine may start. False where none may: the replica has failed or is to stop."""
+        if self._drain is not None:  # its programs go on elsewhere
+            self._show("stopped")
+            return False
         name, restarts = self._view.name, self._restarts
         served_s = time.time() - self._view.since_s if self._view.state == "ready" else 0.0
         self._show("waiting", last_error=error.message.partition("\n")[0].removesuffix("; its log ends:"))

@@ -9,7 +9,14 @@ import httpx
 from ..protocol.errors import EngineLost, InvalidRequest
 
 TIMEOUT_S = 10.0
-STYLES = {"ready": "green", "starting": "yellow", "waiting": "yellow", "silent": "red", "failed": "red"}
+STYLES = {
+    "ready": "green",
+    "starting": "yellow",
+    "waiting": "yellow",
+    "draining": "yellow",
+    "silent": "red",
+    "failed": "red",
+}
 
 
 class ServerPages:
@@ -22,8 +29,15 @@ class ServerPages:
 
     def get(self, path: str, *, holds: str) -> dict[str, Any]:
         """The page at ``path``, an object that has the field ``holds``."""
+        return self._ask("GET", path, holds)
+
+    def post(self, path: str, *, holds: str) -> dict[str, Any]:
+        """As ``get``, but asks for something to be done."""
+        return self._ask("POST", path, holds)
+
+    def _ask(self, method: str, path: str, holds: str) -> dict[str, Any]:
         try:
-            answer = self._http.get(path)
+            answer = self._http.request(method, path)
         except httpx.HTTPError as error:
             raise EngineLost(f"{self.url}: {error or type(error).__name__}; is a server running there?") from None
         except httpx.InvalidURL as error:

@@ -23,7 +23,7 @@ from ray import serve
 from ... import processor
 from ...protocol.address import ClientKeys, new_key_pair
 from ...protocol.client import Client
-from ...protocol.errors import EngineLost, InvalidParams, PhloemError
+from ...protocol.errors import EngineLost, InvalidParams, PhloemError, Unsupported
 from ...protocol.ops import AnyOp
 from ...runtime.config import EngineConfig, Progress
 from ..client import FleetClient, FleetLimits
@@ -107,6 +107,10 @@ class RaySupervisor:
     def ask(self, what: str, timeout_s: float = 10.0) -> dict[str, Any]:
         """Each replica's answer to the query ``what``, where its engine answers within ``timeout_s``."""
         return ask_clients(self._follower.clients, what, timeout_s)
+
+    def drain(self, replica: str, *, migrate: bool = False) -> Replica:
+        """Raises Unsupported: Ray Serve keeps the number of replicas, and would start another one in its place."""
+        raise Unsupported(f"replica {replica} is Ray Serve's, which would start another one; stop the server instead")
 
     def close(self) -> None:
         """Delete the application, which ends every engine, and leave the cluster. A second call does nothing."""

@@ -145,7 +145,7 @@ class EngineCore:
             self._put_adapter,
             root=config.adapter_folder,
             refusal="this engine has several ranks; name them at its start (--adapter)" if parts.ranks else "",
-            has_disk=bool(config.disk_cache),
+            has_disk=bool(config.disk_cache or config.shared_cache),
         )
         speculation = self._speculation(parts.drafter) if config.speculative != "off" else None
         self.programs = Programs(

@@ -45,6 +45,14 @@ def operator_routes(service: Service) -> APIRouter:
             raise errors.Unsupported("this server's engine is not supervised here; /metrics has its numbers")
         return json_response(await asyncio.to_thread(_fleet_page, service, service.supervisor))
 
+    @router.post("/fleet/drain/{replica}", status_code=202, responses=answers(dict[str, Any], status=202))
+    async def drain(replica: str, migrate: bool = False) -> Response:
+        """Take a replica out of service: no new programs; its engine stops once those that run have ended, or moved."""
+        if service.supervisor is None:
+            raise errors.Unsupported("this server's engine is not supervised here; stop it where it was started")
+        found = await asyncio.to_thread(service.supervisor.drain, replica, migrate=migrate)
+        return json_response(asdict(found), status=202)
+
     @router.get("/engines", responses=answers(a.Engines))
     async def engines() -> Response:
         """Of each engine its metrics, its last steps and its sequences; null where it does not answer in time."""

@@ -290,6 +290,28 @@ def test_draining_moves_what_runs(engines: list[EngineCore], tmp_path: Path) -> 
         assert fleet.lost == []
 
 
+@pytest.mark.parametrize("migrate", [True, False])
+def test_draining_an_engine_with_32_running_programs_loses_none(
+    engines: list[EngineCore], tmp_path: Path, migrate: bool
+) -> None:
+    programs = [stream(f"drained {i}: ", max_tokens=120) for i in range(32)]
+    want = undisturbed(engines[0], tmp_path, programs)
+    with fleet_of(engines, tmp_path) as fleet:
+        fleet.add()
+        asked = [Asked(fleet.client, ops) for ops in programs]
+        for one in asked:
+            one.events += one.heard.until(m.Delta)  # it runs
+        fleet.add()
+        assert not fleet.client.drain("e1", migrate=migrate)
+        late = Asked(fleet.client, stream("a new program", max_tokens=5))
+        assert fleet.client.drain("e1", migrate=migrate, timeout_s=300.0)
+        fleet.client.remove("e1", errors.EngineLost("drained"))
+        assert [one.result() for one in asked] == want
+        assert late.result()
+        report = fleet.client.query("fleet")
+        assert (report["replays"] > 0) == migrate and report["engines_lost"] == 0 and fleet.lost == []
+
+
 def test_an_engine_of_another_model_is_refused(engines: list[EngineCore], tmp_path: Path) -> None:
     engine = RawEngine(f"ipc://{tmp_path}/raw")
     with fleet_of(engines, tmp_path) as fleet:

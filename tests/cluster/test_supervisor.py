@@ -11,7 +11,7 @@ from phloem import processor
 from phloem.cluster.restarts import RestartPolicy
 from phloem.cluster.supervisor import Supervisor, share
 from phloem.protocol import messages as m
-from phloem.protocol.errors import EngineLost, InvalidParams, PhloemError, UnknownModel
+from phloem.protocol.errors import EngineLost, InvalidParams, InvalidRequest, PhloemError, UnknownModel
 from phloem.runtime.config import EngineConfig
 from phloem.tests.runtime.wire import WAIT_S, Heard, ask, begin, failures, wait_until
 
@@ -76,6 +76,48 @@ def test_a_replica_that_is_lost_leaves_the_others_alone(supervise):
     heard = Heard()
     begin(supervisor.fleet, ask(), heard)
     assert not failures(heard.until(m.Closed))
+
+
+def test_a_drained_replica_moves_its_programs_and_stops(supervise):
+    supervisor = supervise(f"{ENGINES}:slow", replicas=2)
+    wait_until(lambda: states(supervisor) == ["ready", "ready"])
+    running = [Heard() for _ in range(8)]
+    calls = [begin(supervisor.fleet, ask(f"p{i}", stream=True), heard) for i, heard in enumerate(running)]
+    for heard in running:
+        heard.until(m.Delta)
+    first = supervisor.replicas()[0]
+    assert supervisor.drain("0").state == "draining"
+    assert not supervisor.fleet.drain("0", migrate=False), "programs run there, and may end there"
+    assert states(supervisor) == ["draining", "ready"]
+    supervisor.drain("0", migrate=True)
+    wait_until(lambda: states(supervisor) == ["stopped", "ready"])
+    assert not is_running(first.pid) and supervisor.replicas()[0].restarts == 0
+    report = supervisor.fleet.query("fleet")
+    assert report["programs"] == 8 and report["engines_lost"] == 0 and report["replays"] > 0
+    for call, heard in zip(calls, running, strict=True):
+        call.cancel()
+        assert failures(heard.until(m.Closed)) == {1: "Cancelled", 2: "Cancelled"}
+
+
+def test_a_replica_that_cannot_be_drained_is_refused_by_name(supervise):
+    supervisor = supervise(replicas=2, policy=RestartPolicy(max_restarts=0))
+    wait_until(lambda: states(supervisor) == ["ready", "ready"])
+    with pytest.raises(InvalidRequest, match="replica='7' is not one of: 0, 1"):
+        supervisor.drain("7")
+    supervisor.drain("0")
+    wait_until(lambda: states(supervisor) == ["stopped", "ready"])
+    assert supervisor.drain("0").state == "stopped"
+    with pytest.raises(InvalidRequest, match="replica 1 cannot be drained: no other one is ready"):
+        supervisor.drain("1")
+
+
+def test_when_the_last_replica_fails_after_a_drain_the_owner_is_told(supervise):
+    told: queue.SimpleQueue[PhloemError] = queue.SimpleQueue()
+    supervisor = supervise(replicas=2, policy=RestartPolicy(max_restarts=0), on_failed=told.put)
+    wait_until(lambda: states(supervisor) == ["ready", "ready"])
+    supervisor.drain("0")
+    os.kill(supervisor.replicas()[1].pid, signal.SIGKILL)
+    assert "SIGKILL" in told.get(timeout=WAIT_S).message
 
 
 def test_when_all_replicas_have_failed_every_program_fails_and_the_owner_is_told_once(supervise):

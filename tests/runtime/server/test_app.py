@@ -442,8 +442,8 @@ def test_health_info_cache_and_metrics_answer(serve):
     server.openai.completions.create(model="string", prompt="a b")
     ready = {"status": "ok", "live": True, "ready": True, "replicas": {"ready": 1, "total": 1}}
     assert server.http.get("/health").json() == ready and server.http.get("/health/live").json() == {"live": True}
-    refused = server.http.get("/fleet")
-    assert refused.status_code == 400 and "is not supervised here" in refused.json()["error"]["message"]
+    for refused in (server.http.get("/fleet"), server.http.post("/fleet/drain/0")):
+        assert refused.status_code == 400 and "is not supervised here" in refused.json()["error"]["message"]
     assert server.http.get("/get_model_info").json()["max_context_length"] == 4096
     assert server.http.get("/server_info").json()["engine"]["model"] == "string"
     assert server.http.post("/flush_cache").json() == {"flushed": 0}

@@ -336,6 +336,7 @@ def test_models_and_operators_pages_are_for_those_who_may(served):
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operators_only")
         assert http.get(path, headers=bearer(BOSS)).status_code != 403
     assert http.post("/flush_cache", headers=bearer(GARDEN)).status_code == 403
+    assert http.post("/fleet/drain/0", headers=bearer(GARDEN)).status_code == 403
     assert http.get("/health").status_code == 200
     assert http.get("/v1/models", headers=bearer("phloem-other")).status_code == 401
 
