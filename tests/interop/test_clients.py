@@ -405,8 +405,9 @@ def test_langchain_embeddings(trial: Trial) -> None:
         check_embedding_ctx_length=False,
         model_kwargs={"extra_body": {"pooling": "mean"}},
     )
-    assert_similar_first(model.embed_documents(SENTENCES))
-    assert model.embed_query(SENTENCES[0]) == pytest.approx(model.embed_documents(SENTENCES[:1])[0], abs=1e-4)
+    vectors = model.embed_documents(SENTENCES)
+    assert_similar_first(vectors)
+    assert model.embed_query(SENTENCES[0]) == pytest.approx(vectors[0], abs=1e-3)
 
 
 # -- instructor -------------------------------------------------------------------------------------------------------
