@@ -1,6 +1,7 @@
 """Damaged and hostile model files are refused in one line: no other exception, no large allocation, no long loop.
 
-``PHLOEM_DAMAGED_FILES`` sets their number for each kind of file; 10,000 take about ten minutes.
+``PHLOEM_DAMAGED_FILES`` sets their number for each kind of file, a fifth of it for each kind of quantized
+folder; 10,000 take about ten minutes.
 """
 
 import json
@@ -18,6 +19,7 @@ import pytest
 from phloem.protocol.errors import PhloemError
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.models import load_model
+from phloem.runtime.quantizing import SCHEMES, quantize_model
 from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
 from phloem.runtime.weights import open_weights
 from phloem.runtime.weights.gguf_header import read_header
@@ -26,6 +28,7 @@ from phloem.tests.runtime.tokenizer.vocabularies import write_byte_level, write_
 from phloem.tests.runtime.weights.quantized import gptq, neighbours, quantized_folder, random_numbers
 
 NUM_FILES = int(os.environ.get("PHLOEM_DAMAGED_FILES", "50"))
+TEXT = "An orchard on the north slope was planted in the spring, when the valley road was still gravel. " * 3
 MOST_BYTES = 64 << 20  # of Python's memory that reading a tiny file may take
 NUMBERS = [0, 1, 2, 3, 7, 64, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
 JUNK: list[Any] = [None, -1, 0, 3, 10**9, 10**12, 2**64, 1e308, 0.5, "", "x", "\n", True, [], [1], {}, {"a": []}]
@@ -197,22 +200,36 @@ def test_a_pickle_is_not_read(tmp_path: Path) -> None:
         weights_of(folder)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_quantized_folder(name: str, tmp_path: Path) -> None:
+def gptq_folder(folder: Path) -> Path:
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
     q, zero, scale = random_numbers(128, 64, 32, 4, symmetric=False)
     one, two = (gptq(q, zero, scale, bits=4, groups=neighbours(64, 32)) for _ in range(2))
-    folder = make_tiny_model(tmp_path / "tiny", seed=0)
-    quantized_folder(folder, config, {"model.layers.0.mlp.up_proj": one, "model.layers.1.mlp.up_proj": two})
+    matrices = {"model.layers.0.mlp.up_proj": one, "model.layers.1.mlp.up_proj": two}
+    return quantized_folder(make_tiny_model(folder, seed=0), config, matrices)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("scheme", ["gptq", *SCHEMES])
+def test_a_quantized_folder(scheme: str, name: str, tmp_path: Path) -> None:
+    """GPTQ with ``desc_act``, and what ``phloem quantize`` writes: compressed-tensors and AWQ."""
+    if scheme == "gptq":
+        folder = gptq_folder(tmp_path / "tiny")
+    else:
+        folder = make_tiny_model(tmp_path / "plain", seed=0)
+        folder = quantize_model(
+            folder, tmp_path / "tiny", scheme, calibration=TEXT if scheme == "int4-awq" else ""
+        ).path
     file = folder / name
     data = file.read_bytes()
 
     def damage(rng: random.Random) -> Path:
         file.unlink()
         if name == "config.json":
-            file.write_text(json.dumps(json.loads(data) | {"quantization_config": replaced(config, rng)}))
+            config = json.loads(data)
+            settings = replaced(config["quantization_config"], rng)
+            file.write_text(json.dumps(config | {"quantization_config": settings}))
         else:
             file.write_bytes(damaged(data, rng, 8 + struct.unpack("<Q", data[:8])[0]))
         return folder
 
-    check(damage, weights_of)
+    check(damage, weights_of, max(20, NUM_FILES // 5))
