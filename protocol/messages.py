@@ -143,12 +143,15 @@ ClientMessage = Hello | Submit | Cancel | Credit | Query | LoadAdapter | UnloadA
 
 
 class RoleTemplate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The tokens around one role's content, and their text for display."""
+    """The tokens around one role's content, and their text for display. A text that the content begins with follows
+    ``gap``; an image or a generation does not.
+    """
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
     prefix_text: str = ""
     suffix_text: str = ""
+    gap: str = ""
 
 
 class ToolTemplate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -226,7 +229,8 @@ class Welcome(Message, tag="welcome"):
     ``cache_events_url``: a PUB socket that publishes cached blocks (see ``cache_events``); empty: none. ``eos_ids``:
     the tokens that end a text. ``adapters``: the names that ``ProgramSettings.adapter`` may have at the start.
     ``embedding_size``: dimensions of an encoder's vectors, and of those of a decoder's ``Embedding``; 0: it gives none.
-    The scores of a classifier are of ``labels``.
+    The scores of a classifier are of ``labels``. ``image_token_id``: what a chat template writes for an image; -1: the
+    model takes none.
     """
 
     version: int
@@ -244,6 +248,7 @@ class Welcome(Message, tag="welcome"):
     adapters: tuple[str, ...] = ()
     embedding_size: int = 0
     labels: tuple[str, ...] = ()
+    image_token_id: int = -1
 
 
 class Accepted(Message, tag="accepted"):

@@ -138,6 +138,7 @@ class CompiledSession:
         self._leaves: dict[int, Leaf] = {}
         self._error: PhloemError | None = None  # the first
         self._next_op = 0
+        self._gaps: dict[int, str] = {}  # by sequence: what a text that comes next begins with
 
     # -- roles --------------------------------------------------------------------------------------------------------
 
@@ -216,6 +217,11 @@ class CompiledSession:
                 op += 1
 
         for node in nodes:
+            gap = "" if isinstance(node, MarkNode) else self._gaps.pop(node.seq, "")
+            if gap and isinstance(node, TextNode | PasteNode):
+                texts.setdefault(node.seq, []).append(gap)
+            if isinstance(node, RoleNode) and node.is_begin and (gap := self._template.roles[node.role].gap):
+                self._gaps[node.seq] = gap
             if isinstance(node, TextNode):
                 texts.setdefault(node.seq, []).append(node.text)
             elif isinstance(node, PasteNode) and node.source.is_done and node.source.error is None:

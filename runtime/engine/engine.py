@@ -230,6 +230,7 @@ class EngineCore:
             cache_events_url=self.cache_events_url,
             eos_ids=tuple(sorted(self.tokenizer.eos_ids)),
             adapters=self.adapters.names,
+            image_token_id=-1 if self.images is None else self.images.placeholder,
             embedding_size=self.model.config.hidden_size,
         )
 
@@ -330,6 +331,8 @@ class EngineCore:
         self.loop.vectorised.synchronise_all()
         try:
             if isinstance(change, LoadAdapter):
+                if self.images is not None:
+                    raise Unsupported(f"adapter {change.name!r}: vision models take no adapters", where="name")
                 self.adapters.load(change.name, change.path)
             else:
                 self.adapters.unload(change.name)

@@ -107,6 +107,8 @@ def _load_parts(
     tokenizer = load_tokenizer(path)
     template = load_chat_template(path, tokenizer)
     split = None if gang is None else TensorSplit(gang.group)
+    if has_vision(path):
+        refuse_with_vision(config)
     model = load_model(path, config, split=split)
     vision = load_image_encoder(path, config, model)
     del header
@@ -155,15 +157,21 @@ def _load_parts(
     )
 
 
-def load_image_encoder(path: Path, config: EngineConfig, model: Model) -> VisionModel | None:
-    """None for a model that takes no images."""
-    if not has_vision(path):
-        return None
+def refuse_with_vision(config: EngineConfig) -> None:
+    """Raises Unsupported for what a vision model is not served with."""
     if config.draft_model:
         raise Unsupported(
             f"draft_model={config.draft_model!r}: it cannot read the images of a vision model; leave it out",
             where="draft_model",
         )
+    if config.adapters:
+        raise Unsupported(f"adapter {next(iter(config.adapters))!r}: vision models take no adapters", where="adapters")
+
+
+def load_image_encoder(path: Path, config: EngineConfig, model: Model) -> VisionModel | None:
+    """None for a model that takes no images."""
+    if not has_vision(path):
+        return None
     if config.weights == "random":
         log.warning("weights='random' has no image encoder: this engine takes no images")
         return None

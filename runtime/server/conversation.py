@@ -19,6 +19,7 @@ from ...protocol.sampling import SamplingParams
 from ...protocol.thinking_splitter import ThinkingSplitter
 from ...protocol.tool_format import ToolFormat
 from ..tokenizer import Tokenizer
+from .image_parts import ImageUrl, with_images
 from .jobs import Job, Part, make_job
 from .service import Service
 
@@ -80,7 +81,7 @@ class Conversation:
     ``choice``: auto, required, none, or the name of a tool. ``callable_tools``: those of ``tools`` that may be called.
     ``grammar``: of the answer; it excludes tools. ``may_think``: False ends the model's reasoning before it begins.
     ``prefill``: the text with which the answer begins, which ends the reasoning too. ``written``: the earlier part of
-    the conversation as the model wrote it.
+    the conversation as the model wrote it. ``images``: those of the messages' parts of type image, in order.
     """
 
     messages: Sequence[dict[str, Any]]
@@ -92,6 +93,7 @@ class Conversation:
     may_think: bool = True
     prefill: str = ""
     written: Written | None = None
+    images: Sequence[ImageUrl] = ()
 
     @property
     def num_chars(self) -> int:
@@ -103,7 +105,10 @@ class Conversation:
 def _num_chars(message: dict[str, Any]) -> int:
     functions = [call["function"] for call in message.get("tool_calls", ())]
     calls = sum(len(one["name"]) + len(json.dumps(one["arguments"], ensure_ascii=False)) for one in functions)
-    return calls + sum(len(message.get(field) or "") for field in ("content", "name", "reasoning_content"))
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(part.get("text", "") for part in content)
+    return calls + len(content) + sum(len(message.get(field) or "") for field in ("name", "reasoning_content"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +179,17 @@ class Chat:
     ) -> Asked:
         """Raises an InvalidRequest where the model cannot go on with ``conversation``."""
         welcome = self._service.client.welcome
+        for image in conversation.images:
+            image.check(welcome)
         parts, written, grammar, reader = self._prompt(conversation)
         if not params.ignore_eos:
             params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *self._turn_ends))
         if reader.thinking is not None and reader.thinking.is_special:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
         gen = Gen(op=0, seq=0, params=params, grammar=grammar, n=n, stream=stream)
-        return Asked(make_job([parts], [gen], settings=settings, limits=welcome.limits), written, reader)
+        images = [image.read(welcome) for image in conversation.images]
+        whole = with_images(parts, images, token_id=welcome.image_token_id) if images else parts
+        return Asked(make_job([whole], [gen], settings=settings, limits=welcome.limits), written, reader)
 
     def _prompt(self, conversation: Conversation) -> tuple[list[Part], Written, GrammarSpec | None, AnswerReader]:
         """The prompt, as tokenized and as rendered, the grammar of the answer, and how the answer is read."""

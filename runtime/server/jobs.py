@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from ...protocol import errors
 from ...protocol.messages import Delta, Done, GenMeta, Limits, ProgramSettings
-from ...protocol.ops import AnyOp, Close, Gen, Special, Text
+from ...protocol.ops import AnyOp, Close, Gen, Image, Special, Text
 from ...protocol.program_call import OpFailed, SubmitRefused
 from ..tokenizer import Tokenizer
 from .bridge import Bridge, BridgedCall
+from .image_parts import ImagePart
 
 Part = str | tuple[int, ...]  # text, or token ids as they are
 
@@ -27,7 +28,7 @@ class Job:
 
 
 def make_job(
-    prompts: Sequence[Iterable[Part]], gens: Sequence[Gen], *, settings: ProgramSettings, limits: Limits
+    prompts: Sequence[Iterable[Part | ImagePart]], gens: Sequence[Gen], *, settings: ProgramSettings, limits: Limits
 ) -> Job:
     """``gens[i]`` says what to generate after ``prompts[i]``; its ids are replaced.
 
@@ -41,6 +42,8 @@ def make_job(
         for part in parts:
             if isinstance(part, str):
                 ops.append(Text(op=len(ops), seq=seq, text=part))
+            elif isinstance(part, ImagePart):
+                ops.append(Image(op=len(ops), seq=seq, hash=part.hash, data=part.data))
             else:
                 ops.append(Special(op=len(ops), seq=seq, ids=part))
         gen_ids.append(len(ops))

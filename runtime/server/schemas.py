@@ -32,6 +32,7 @@ from ...protocol.ops import Pooling
 from ...protocol.sampling import FIELDS, SamplingParams
 from ...protocol.sampling import Field as SamplingField
 from .conversation import Conversation
+from .image_parts import IMAGE, ImageUrl
 from .tenants import tenant_of_user
 
 MAX_ITEMS = Limits().max_ops_per_submit  # messages or prompts of a request: each makes at least one operation
@@ -387,7 +388,9 @@ class WrittenCall(Strict):
 # -- /v1/chat/completions ---------------------------------------------------------------------------------------------
 
 
-def _text_of_part(part: dict[str, Any]) -> str:
+def _text_of_part(part: dict[str, Any]) -> "str | ImageUrl":
+    if part.get("type") == "image_url":
+        return _image_of_part(part)
     if part.get("type") != "text":
         message = f"a content part of type {part.get('type')!r} is not supported: this model reads text only"
         raise PydanticCustomError("unsupported", "{message}", {"message": message})
@@ -396,12 +399,47 @@ def _text_of_part(part: dict[str, Any]) -> str:
     return part["text"]
 
 
+def _image_of_part(part: dict[str, Any]) -> ImageUrl:
+    image = part.get("image_url")
+    if (
+        set(part) != {"type", "image_url"}
+        or not isinstance(image, dict)
+        or not isinstance(image.get("url"), str)
+        or set(image) - {"url", "detail"}
+    ):
+        raise PydanticCustomError(
+            "part", "an image part is {{'type': 'image_url', 'image_url': {{'url': '...'}}}} and nothing else"
+        )
+    if image.get("detail", "auto") != "auto":
+        message = f"detail {image['detail']!r} of an image is not supported: images have the size that the model wants"
+        raise PydanticCustomError("unsupported", "{message}", {"message": message})
+    return ImageUrl(image["url"])
+
+
 _TEXT_PART = WithJsonSchema(
     {
-        "type": "object",
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-        "required": ["type", "text"],
-        "additionalProperties": False,
+        "oneOf": [
+            {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+                "additionalProperties": False,
+            },
+            {
+                "type": "object",
+                "properties": {
+                    "type": {"const": "image_url"},
+                    "image_url": {
+                        "type": "object",
+                        "properties": {"url": {"type": "string"}, "detail": {"const": "auto"}},
+                        "required": ["url"],
+                        "additionalProperties": False,
+                    },
+                },
+                "required": ["type", "image_url"],
+                "additionalProperties": False,
+            },
+        ]
     }
 )
 
@@ -436,14 +474,26 @@ class ChatMessage(Strict):
             raise PydanticCustomError("content", "a message needs content")
         if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError("tool_calls", "tool_calls belong to the assistant")
+        if self.images and self.role != "user":
+            raise PydanticCustomError("content", "images belong to messages of role 'user'")
         if self.reasoning_content and self.role != "assistant":
             raise PydanticCustomError("reasoning_content", "reasoning_content belongs to the assistant")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise PydanticCustomError("tool_call_id", "tool_call_id goes with role 'tool', and only with it")
         return self
 
+    @property
+    def images(self) -> list[ImageUrl]:
+        parts: Any = self.content  # each part was validated to a text or an image
+        return [part for part in parts or () if isinstance(part, ImageUrl)]
+
     def for_template(self) -> dict[str, Any]:
-        content = self.content if isinstance(self.content, str) else "".join(map(str, self.content or ()))
+        content: Any = self.content
+        if self.images:
+            texts = [{"type": "text", "text": part} if isinstance(part, str) else IMAGE for part in self.content or ()]
+            content = texts
+        elif not isinstance(content, str):
+            content = "".join(map(str, self.content or ()))
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": content}
         if self.name:
@@ -564,6 +614,11 @@ class ChatRequest(OpenAISampling):
             is_parallel=self.parallel_tool_calls is not False,
             grammar=self.grammar(),
             may_think=self.reasoning_effort != "none",
+            images=[
+                ImageUrl(image.url, f"messages.{i}.content")
+                for i, message in enumerate(self.messages)
+                for image in message.images
+            ],
         )
 
     @property
@@ -842,7 +897,8 @@ class TokenizeRequest(Strict):
 
     def conversation(self) -> Conversation:
         tools = [tool.function.schema_of() for tool in self.tools or ()]
-        return Conversation([message.for_template() for message in self.messages or ()], tools=tools)
+        images = [image for message in self.messages or () for image in message.images]
+        return Conversation([message.for_template() for message in self.messages or ()], tools=tools, images=images)
 
 
 class DetokenizeRequest(Strict):

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from ...cluster.prompts import first_prompt
+from ...protocol.errors import Unsupported
 from ...protocol.ops import Special, Text
 from . import answers as a
 from .conversation import prompt_of
@@ -31,7 +32,11 @@ def tokenizer_routes(service: Service) -> APIRouter:
     def tokens_of(request: TokenizeRequest) -> list[int]:
         if request.prompt is None:
             is_open = request.add_generation_prompt is not False
-            parts = prompt_of(request.conversation(), service, add_generation_prompt=is_open)
+            conversation = request.conversation()
+            if conversation.images:
+                message = "an image's tokens are not listed; leave image_url parts out"
+                raise Unsupported(message, where="messages")
+            parts = prompt_of(conversation, service, add_generation_prompt=is_open)
         else:
             parse_special = bool(request.parse_special)
             parts = raw_parts(

@@ -130,7 +130,23 @@ class ModelTemplate:
             return [self._break(inner, mark) for inner in value]
         return value
 
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether the template reads a content that is a list of parts and ignores one that is a text."""
+        probe, texts = "Qprobe", []
+        for content in (probe, [{"type": "text", "text": probe}]):
+            try:
+                texts.append(self._call([{"role": "user", "content": content}], None, False))
+            except InvalidRequest:
+                texts.append("")
+        return probe not in texts[0] and probe in texts[1]
+
     def _run(self, messages: Sequence[Any], tools: Sequence[Any] | None, add_generation_prompt: bool) -> str:
+        return self._call(
+            [_in_parts(m) for m in messages] if self._wants_parts else messages, tools, add_generation_prompt
+        )
+
+    def _call(self, messages: Sequence[Any], tools: Sequence[Any] | None, add_generation_prompt: bool) -> str:
         try:
             return self._template.render(
                 messages=messages,
@@ -154,6 +170,12 @@ def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
                 f"role {role!r} of message {index} is not a role name; use letters, digits, '_', '.' and '-'",
                 where=f"messages[{index}].role",
             )
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """``message`` with its text as a list of one part."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
 
 
 def _place(error: Exception, messages: Sequence[Mapping[str, Any]]) -> str:

@@ -28,7 +28,12 @@ def split_template(template: Renderer, tokenizer: Tokenizer) -> TemplateInfo:
     thinking = find_thinking(template, tokenizer)
     try:
         found = _RoleProbe(template, tokenizer)
-        roles, lead = found.roles(), found.lead
+        try:
+            roles = found.roles()
+        except NotSplit:
+            found = _RoleProbe(template, tokenizer, has_gaps=True)
+            roles = found.roles()
+        lead = found.lead
     except (NotSplit, InvalidRequest) as error:
         log.info("the chat template is rendered whole for each turn: %s", error)
         return TemplateInfo(stop_token_ids=tuple(sorted(stop_ids)), source=template.source, thinking=thinking)
@@ -46,7 +51,11 @@ def split_template(template: Renderer, tokenizer: Tokenizer) -> TemplateInfo:
 
 
 class _RoleProbe:
-    def __init__(self, template: Renderer, tokenizer: Tokenizer) -> None:
+    def __init__(self, template: Renderer, tokenizer: Tokenizer, *, has_gaps: bool = False) -> None:
+        """``has_gaps``: a space at the end of a prefix belongs to the text after it, and is not written before a
+        generation, which begins with it, nor before an image.
+        """
+        self.has_gaps = has_gaps
         self.template = template
         self.tokenizer = tokenizer
         self.texts: dict[str, tuple[str, str]] = {}
@@ -66,7 +75,8 @@ class _RoleProbe:
         _, prompt = self._between([("user", user)], add_generation_prompt=True)
         before, user_to_assistant, tail = self._between([("user", user), ("assistant", assistant)])
         _, _, assistant_to_user, _ = self._between([("user", user), ("assistant", assistant), ("user", last)])
-        if not (before == first_user and prompt == user_to_assistant and prompt.startswith(user_suffix)):
+        is_prompt = prompt == (user_to_assistant.rstrip(" ") if self.has_gaps else user_to_assistant)
+        if not (before == first_user and is_prompt and prompt.startswith(user_suffix)):
             raise NotSplit("what stands between a user's and an assistant's turn depends on what follows")
         if not assistant_to_user.startswith(tail):
             raise NotSplit("the end of an assistant's turn depends on what follows")
@@ -74,7 +84,7 @@ class _RoleProbe:
         if not first_user.endswith(user_prefix):
             raise NotSplit("the first user's turn begins otherwise than later ones")
         self.texts["user"] = (user_prefix, user_suffix)
-        self.texts["assistant"] = (prompt[len(user_suffix) :], tail)
+        self.texts["assistant"] = (user_to_assistant[len(user_suffix) :], tail)
         self.lead = self._without_bos(first_user[: len(first_user) - len(user_prefix)])
 
     def _find_system(self) -> None:
@@ -129,10 +139,10 @@ class _RoleProbe:
         if turns[0][0] != "system":
             ids += encode(self.lead, special=True, at_start=True)
         for role, content in turns:
-            prefix, suffix = self.texts[role]
-            ids += encode(prefix, special=True, at_start=not ids) + encode(content) + encode(suffix, special=True)
+            (prefix, gap), suffix = self._cut(self.texts[role][0]), self.texts[role][1]
+            ids += encode(prefix, special=True, at_start=not ids) + encode(gap + content) + encode(suffix, special=True)
         if prompted:
-            ids += encode(self.texts["assistant"][0], special=True)
+            ids += encode(self._cut(self.texts["assistant"][0])[0], special=True)
         if self.tokenizer.add_bos and self._writes_bos and ids[:1] != [bos]:
             assert bos is not None
             ids.insert(0, bos)
@@ -149,7 +159,14 @@ class _RoleProbe:
 
     def _role(self, prefix: str, suffix: str) -> RoleTemplate:
         encode = self.tokenizer.encode
-        return RoleTemplate(tuple(encode(prefix, special=True)), tuple(encode(suffix, special=True)), prefix, suffix)
+        prefix, gap = self._cut(prefix)
+        ids = tuple(encode(prefix, special=True)), tuple(encode(suffix, special=True))
+        return RoleTemplate(*ids, prefix, suffix, gap)
+
+    def _cut(self, prefix: str) -> tuple[str, str]:
+        """A role's prefix and the gap after it."""
+        kept = prefix.rstrip(" ") if self.has_gaps else prefix
+        return kept, prefix[len(kept) :]
 
 
 def _messages(turns: list[Turn]) -> list[Mapping[str, str]]:

@@ -187,10 +187,14 @@ FAMILIES: dict[str, Family] = {
 # Families that ``test_decoder`` proves, with weights that it writes by hand: title -> GGUF architecture.
 BY_HAND = {"Llama 2 and 3, SmolLM2": "llama", "Mistral": "llama", "Qwen2, Qwen2.5": "qwen2", "Qwen3": "qwen3"}
 
+# Proven by ``tests/runtime/vision``: their decoder is Llama's, and their image encoder is in no GGUF file that is read.
+WITH_IMAGES = ("Idefics3, SmolVLM, with images",)
+
 
 def table() -> str:
     """The README's table of families, in the order of their names."""
     rows = [f"| {title} | yes | `{arch}` | yes | yes |" for title, arch in BY_HAND.items()]
+    rows += [f"| {title} | yes | none | no | yes |" for title in WITH_IMAGES]
     for family in FAMILIES.values():
         adapts, taped = ("yes" if has else "no" for has in (family.adapts, family.taped))
         rows.append(f"| {family.title} | yes | `{family.arch}` | {adapts} | {taped} |")

@@ -1,8 +1,11 @@
 """Logits of prompts with images are those of transformers, float32, however steps are cut."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+import transformers
 from phloem.radix_cache import FIRST_CONTENT_ID, Contents
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.executor import Executor
@@ -15,7 +18,7 @@ from phloem.runtime.vision.images import Images
 from phloem.runtime.vision.model import load_vision
 from phloem.runtime.vision.prompt import ImagePrompt
 from phloem.runtime.vision.tiles import Grid, normalised, tiles_of
-from phloem.tests.runtime.vision.tiny_vision import IMAGE_TOKEN, hash_of, picture
+from phloem.tests.runtime.vision.tiny_vision import IMAGE_TOKEN, hash_of, make_tiny_vision, picture
 
 FLOAT32 = EngineConfig(model="tiny", precision="float32")
 SMALL, WIDE, TALL = picture(1, size=(12, 12)), picture(2, size=(40, 30)), picture(3, size=(20, 60))
@@ -96,6 +99,14 @@ def test_logits_are_those_of_transformers(runner: Runner, reference, parts: tupl
         runner.slots.clear()
         got = [runner.step((0, ids[at : at + chunk])) for at in range(0, len(ids), chunk)]
         assert_equal(torch.cat(got), want)
+
+
+def test_smolvlm_is_read_as_idefics3(tmp_path: Path) -> None:
+    folder = make_tiny_vision(tmp_path / "tiny", model_type="smolvlm", seed=3)
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    ours = Runner(folder)
+    assert type(theirs).__name__.startswith("SmolVLM")
+    assert_equal(ours.step((0, ours.ids("x", WIDE, "?"))), ours.wanted(theirs, "x", WIDE, "?"))
 
 
 def test_a_batch_of_different_images_and_texts(runner: Runner, reference) -> None:

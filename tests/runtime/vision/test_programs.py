@@ -1,0 +1,119 @@
+"""Images in the language and over HTTP, on a tiny random vision model."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import phloem
+import pytest
+from phloem import assistant, function, gen, image, user
+from phloem.protocol import errors
+from phloem.runtime.server.app import create_app
+from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
+from phloem.tests.runtime.server.doubles import live_server
+from phloem.tests.runtime.vision.tiny_vision import picture
+
+CAT, DOG = picture(21), picture(22, format="JPEG")
+
+
+@pytest.fixture(scope="module")
+def runtime(vision_folder: Path) -> Iterator[phloem.Engine]:
+    with phloem.Engine(model=str(vision_folder), precision="float32", num_slots=4096, num_threads=1) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def http(runtime: phloem.Engine, vision_folder: Path) -> Iterator[httpx.Client]:
+    tokenizer = load_tokenizer(vision_folder)
+    template = load_chat_template(vision_folder, tokenizer)
+    app = create_app(runtime.client, tokenizer, template, model_name="tiny")
+    with live_server(app) as url, httpx.Client(base_url=url, timeout=300) as client:
+        yield client
+
+
+@function
+def looks(s, picture, question="what?"):
+    s += user("look: " + image(picture) + question)
+    s += assistant(gen("answer", max_tokens=8, temperature=0.0, ignore_eos=True))
+
+
+def test_a_program_takes_images_as_bytes_and_paths(runtime: phloem.Engine, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(CAT)
+    first = looks.run(CAT, backend=runtime)
+    again = looks.run(str(tmp_path / "cat.png"), backend=runtime)
+    other = looks.run(DOG, backend=runtime)
+    assert first["answer"] == again["answer"] != other["answer"]
+    again.sync()
+    assert again.stats()["cached_tokens"] == again.stats()["prompt_tokens"] - 1
+    assert other.stats()["cached_tokens"] < 20
+
+
+def test_a_hostile_image_fails_the_program_by_name(runtime: phloem.Engine) -> None:
+    with pytest.raises(
+        errors.DependencyFailed,
+        match="an earlier op failed: 9 bytes that begin with 6e 6f 20 69 6d 61 67 65 are no image",
+    ):
+        looks.run(b"no image!", backend=runtime)["answer"]
+
+
+def data_url(data: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def ask(http: httpx.Client, *parts: str | bytes, **changes: object) -> httpx.Response:
+    content = [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image_url", "image_url": {"url": data_url(part)}}
+        for part in parts
+    ]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0.0}
+    return http.post("/v1/chat/completions", json={"ignore_eos": True, **body, **changes})
+
+
+def test_a_chat_with_data_urls_says_what_the_program_says(http: httpx.Client, runtime: phloem.Engine) -> None:
+    found = ask(http, "look: ", CAT, "what?").json()
+    assert found["choices"][0]["message"]["content"] == looks.run(CAT, backend=runtime)["answer"]
+    assert found["usage"]["prompt_tokens"] > 60
+    other = ask(http, "look: ", DOG, "what?").json()
+    assert other["choices"][0]["message"]["content"] != found["choices"][0]["message"]["content"]
+    two = ask(http, CAT, DOG, "which?").json()
+    assert two["usage"]["prompt_tokens"] > found["usage"]["prompt_tokens"] + 40
+
+
+def test_a_text_that_spells_the_image_token_stays_text(http: httpx.Client) -> None:
+    plain = ask(http, "an <image> and").json()["usage"]["prompt_tokens"]
+    assert plain == ask(http, "an (image) and").json()["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("https://example.com/cat.png", "images are not fetched; send a data URL"),
+        ("file:///etc/passwd", "images are not fetched"),
+        ("data:image/png;base64,@@@", "a data URL whose base64 is damaged"),
+        ("data:image/png;base64,", "an image of 0 bytes"),
+        (data_url(b"no image!"), "are no image that is read; send one of JPEG, PNG, WEBP, GIF"),
+        ("data:image/png;base64," + "A" * (12 << 20), "bytes, but the limit is 8,388,608; send a smaller file"),
+    ],
+    ids=["https", "file", "base64", "empty", "no image", "large"],
+)
+def test_a_bad_image_url_is_a_bad_request(http: httpx.Client, url: str, says: str) -> None:
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    answer = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
+    assert answer.status_code == 400 and says in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("role", "part", "says"),
+    [
+        ("system", {"type": "image_url", "image_url": {"url": "data:"}}, "images belong to messages of role 'user'"),
+        ("user", {"type": "image_url", "image_url": "data:"}, "an image part is {"),
+        ("user", {"type": "image_url", "image_url": {"url": "data:", "detail": "low"}}, "detail 'low' of an image"),
+        ("user", {"type": "input_audio", "input_audio": {}}, "'input_audio' is not supported"),
+    ],
+)
+def test_a_bad_part_is_refused_by_name(http: httpx.Client, role: str, part: dict[str, object], says: str) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": [{"role": role, "content": [part]}]})
+    assert answer.status_code == 400 and says in answer.json()["error"]["message"]
