@@ -27,6 +27,9 @@ TEXT_PATHS = (
     "/rerank",
     "/classify",
     "/flush_cache",
+    "/v1/adapters",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
 )
 
 

@@ -110,6 +110,10 @@ class ScriptedClient:
         raise errors.EngineLost("the engine process ended")
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        return self.welcome.adapters
+
+    @property
     def gen(self) -> ops.Gen:
         """The one Gen of the last submit."""
         (gen,) = [op for op in self.submits[-1].ops if isinstance(op, ops.Gen)]

@@ -167,6 +167,7 @@ class Silent:
         self.welcome = engine.client.welcome
         self.asked, self.left = threading.Event(), threading.Event()
         self.found: Future[Embedded] = Future()
+        self.adapters = self.welcome.adapters
 
     def embed(self, inputs: object, *, truncate: bool = True) -> Future[Embedded]:
         self.found.add_done_callback(lambda _: self.left.set())
