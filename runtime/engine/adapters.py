@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 
 from ...protocol.errors import InvalidParams, LimitExceeded, UnknownModel, Unsupported
 from ...protocol.messages import MAX_NAME
-from ..weights.adapter_folder import CONFIG
 from ..weights.digest import weights_digest
 
 MAX_ADAPTERS = 256  # at once; all of an engine's adapters share one tensor for each product
@@ -137,6 +135,6 @@ class Adapters:
 
     def _space_of(self, name: str, folder: Path) -> str:
         """The name, so that other engines name it alike, unless prefixes of other weights may be cached under it."""
-        digest = blake2b((weights_digest(folder) + (folder / CONFIG).read_text()).encode(), digest_size=8).hexdigest()
+        digest = weights_digest(folder)
         is_first = self._first_digests.setdefault(name, digest) == digest
         return name if is_first and not self._has_disk else f"{name} {digest}"

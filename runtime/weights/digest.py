@@ -3,13 +3,14 @@
 from hashlib import blake2b
 from pathlib import Path
 
+_CONFIGS = ("config.json", "adapter_config.json")
 _WEIGHT_ENDINGS = (".gguf", ".safetensors")
 _SAMPLES = 64
 _SAMPLE_BYTES = 16 << 10
 
 
 def weights_digest(path: Path) -> str:
-    """A hash of a GGUF file, or of a folder's config.json and weight files: sizes, both ends, and samples between.
+    """A hash of a GGUF file, or of a folder's configs and weight files: sizes, both ends, and samples between.
 
     A model that was trained further differs nearly everywhere, so its digest changes. A change of a few bytes may not
     show.
@@ -17,7 +18,7 @@ def weights_digest(path: Path) -> str:
     digest = blake2b(digest_size=16)
     files = [path] if path.is_file() else sorted(path.iterdir())
     for file in files:
-        if file.name == "config.json":
+        if file.name in _CONFIGS:
             digest.update(file.read_bytes())
         elif file.suffix in _WEIGHT_ENDINGS:
             size = file.stat().st_size
