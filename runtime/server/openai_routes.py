@@ -22,7 +22,7 @@ from .schemas import (
     check_sampling,
     with_logprobs,
 )
-from .score_routes import add_continuation_scores
+from .score_routes import add_decoder_scores
 from .service import Service, json_response
 
 
@@ -33,7 +33,7 @@ def openai_routes(service: Service) -> APIRouter:
     _add_refusals(router, service)
     if gives_embeddings(service.client.welcome):
         add_decoder_embeddings(router, service)
-    add_continuation_scores(router, service)
+    add_decoder_scores(router, service)
     add_models(router, service)
     return router
 
@@ -135,16 +135,14 @@ def _add_completions(router: APIRouter, service: Service) -> None:
 
 
 def _add_refusals(router: APIRouter, service: Service) -> None:
-    """Clients look for these endpoints; a decoder cannot serve them."""
+    """Clients look for this endpoint; a decoder cannot serve it."""
     kind = f"{service.model_name!r} is a decoder, which generates text"
     body = body_of(RefusedRequest)
     refused = answers(a.Error, status=400, said="The served model is a decoder.")
 
-    @router.post("/v1/rerank", status_code=400, openapi_extra=body, responses=refused)
-    @router.post("/rerank", status_code=400, openapi_extra=body, responses=refused)
     @router.post("/classify", status_code=400, openapi_extra=body, responses=refused)
-    async def rerank(http: Request) -> Response:
-        """Refused: relevance and labels need a model with a classification layer."""
+    async def classify(http: Request) -> Response:
+        """Refused: labels need a model with a classification layer."""
         await service.read_body(http)
         message = f"{kind} and has no classification layer; /v1/score gives the log-probability of a continuation"
         raise errors.Unsupported(message, where="model")

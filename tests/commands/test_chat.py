@@ -15,6 +15,7 @@ from phloem.tests.commands.terminal import HANGING_S, terminal
 from phloem.tests.lang.fakes import ENDLESS
 from phloem.tests.runtime.server.conftest import Served, serving
 from phloem.tests.runtime.string_engine import StringEngine
+from phloem.tests.runtime.wire import wait_until
 
 PROMPT = "\n> "
 
@@ -34,7 +35,7 @@ def reply(prompt: str, op: ops.Gen) -> list[str]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     with serving() as start:
-        yield start(StringEngine(reply=reply))
+        yield start(StringEngine(reply=reply, step_s=0.02))  # Ctrl-C comes before an endless answer's limit
 
 
 def piped(lines: str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -126,7 +127,9 @@ def test_a_terminal_shows_prompts_and_ctrl_c_stops_the_answer_alone(server: Serv
         screen.press("d")
         code, last = screen.wait_end()
         assert code == 0 and "Traceback" not in last
-    assert server.engine is not None and not server.engine.programs
+    engine = server.engine
+    assert engine is not None
+    wait_until(lambda: not engine.programs)
 
 
 def test_ctrl_c_before_the_first_prompt_is_one_line() -> None:

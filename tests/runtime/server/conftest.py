@@ -49,15 +49,29 @@ def serve() -> Iterator[Callable[..., Served]]:
         yield start
 
 
-@pytest.fixture(scope="module")
-def tiny_server(tiny_model_path: Path) -> Iterator[httpx.Client]:
-    """A client of a server over a real engine with a tiny random model."""
-    with phloem.Engine(model=str(tiny_model_path), num_slots=4096) as engine:
-        tokenizer = load_tokenizer(tiny_model_path)
-        template = load_chat_template(tiny_model_path, tokenizer)
+@contextlib.contextmanager
+def served_model(path: Path) -> Iterator[httpx.Client]:
+    """A client of a server over a real engine."""
+    with phloem.Engine(model=str(path), num_slots=4096) as engine:
+        tokenizer = load_tokenizer(path)
+        template = load_chat_template(path, tokenizer)
         app = create_app(engine.client, tokenizer, template, model_name=MODEL)
         with live_server(app) as url, httpx.Client(base_url=url, timeout=300) as http:
             yield http
+
+
+@pytest.fixture(scope="module")
+def tiny_server(tiny_model_path: Path) -> Iterator[httpx.Client]:
+    """A client of a server of a tiny random model."""
+    with served_model(tiny_model_path) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def smollm2_server(smollm2_path: Path) -> Iterator[httpx.Client]:
+    """A client of a server of SmolLM2."""
+    with served_model(smollm2_path) as http:
+        yield http
 
 
 @pytest.fixture(scope="module")

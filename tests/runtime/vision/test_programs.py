@@ -40,6 +40,7 @@ def looks(s, picture, question="what?"):
 
 def test_a_program_takes_images_as_bytes_and_paths(runtime: phloem.Engine, tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(CAT)
+    runtime.flush_cache()  # other tests use the same pictures
     first = looks.run(CAT, backend=runtime)
     again = looks.run(str(tmp_path / "cat.png"), backend=runtime)
     other = looks.run(DOG, backend=runtime)
