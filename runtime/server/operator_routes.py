@@ -12,6 +12,7 @@ from ...cluster.supervisor import Replica
 from ...protocol import errors
 from . import answers as a
 from .openapi import answers, texts
+from .query import Switch
 from .service import Service, Supervised, json_response
 from .tenants import sender_of_request
 
@@ -46,7 +47,7 @@ def operator_routes(service: Service) -> APIRouter:
         return json_response(await asyncio.to_thread(_fleet_page, service, service.supervisor))
 
     @router.post("/fleet/drain/{replica}", status_code=202, responses=answers(dict[str, Any], status=202))
-    async def drain(replica: str, migrate: bool = False) -> Response:
+    async def drain(replica: str, migrate: Switch = False) -> Response:
         """Take a replica out of service: no new programs; its engine stops once those that run have ended, or moved."""
         if service.supervisor is None:
             raise errors.Unsupported("this server's engine is not supervised here; stop it where it was started")

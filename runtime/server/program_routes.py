@@ -21,6 +21,7 @@ from . import answers as a
 from . import faults
 from .bridge import Bridge, BridgedCall
 from .openapi import answers, body_of, texts
+from .query import Whole
 from .response import fail_on_disconnect
 from .service import Service, json_response, note_fault
 from .tenants import sender_of_request
@@ -126,7 +127,7 @@ def program_routes(service: Service) -> APIRouter:
         return json_response({"program": program}, status=202)
 
     @router.delete("/v1/programs/{program}", responses=answers(a.ProgramName))
-    async def cancel(program: str, seq: int | None = None, op: int | None = None) -> Response:
+    async def cancel(program: str, seq: Whole | None = None, op: Whole | None = None) -> Response:
         """Cancels a program, or one of its sequences or operations; does nothing to a program that has ended."""
         if (bridged := running.get(_key(program))) is not None:
             bridged.call.cancel(seq, op)

@@ -179,3 +179,18 @@ def test_an_answer_to_a_bug_has_the_request_id_and_is_counted_as_one(serve, monk
     monkeypatch.undo()
     metrics = httpx.get(f"{server.url}/metrics").text  # over another connection: uvicorn closes that one
     assert 'phloem_http_responses_total{route="/cache_tree",status="500"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("query", ["seq=0.0", "op=1.0", "seq=%201", "op=1_0", "seq=", "op=x"])
+def test_numbers_of_a_query_are_whole(tiny_server, document, query):
+    answer = tiny_server.delete(f"/v1/programs/p?{query}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", query.partition("=")[0])
+    assert error["message"].endswith("must be a whole number")
+    assert tiny_server.delete("/v1/programs/p?seq=0&op=-1").status_code == 200
+
+
+@pytest.mark.parametrize("value", ["yes", "1", "TRUE", ""])
+def test_switches_of_a_query_are_true_or_false(tiny_server, document, value):
+    answer = tiny_server.post(f"/fleet/drain/0?migrate={value}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "migrate")
