@@ -61,7 +61,8 @@ def unserved(*neutral: Any) -> AfterValidator:
     """A validator for a field that the server does not support: it accepts only null and the ``neutral`` values."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
-        if value is None or value in neutral:
+        # JSON's false is no 0, which Python's is.
+        if value is None or any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral):
             return value
         allowed = f"; only {' or '.join(json.dumps(n) for n in neutral)} is accepted" if neutral else ""
         message = f"{info.field_name!r} is not supported by this server{allowed}"

@@ -87,6 +87,8 @@ def test_documents_come_by_the_likelihood_of_the_query(
         ({"truncate": True}, "a decoder's texts are not cut"),
         ({"rank_fields": ["text"]}, "rank_fields"),
         ({"model": 5}, "model"),
+        ({"priority": False}, "only 0 is accepted"),
+        ({"priority": 1}, "only 0 is accepted"),
     ],
 )
 def test_wrong_rerankings_are_refused_by_name(tiny_server: httpx.Client, change: dict[str, Any], message: str) -> None:
