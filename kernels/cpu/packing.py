@@ -16,7 +16,24 @@ from torch import Tensor
 from .entry import TASK, counters, entry
 from .llvm import LANES
 from .tensors import KINDS, check_range, team_size
-from .vector import get_f16, get_i32, get_i64, put, put_i32, take_number
+from .vector import (
+    add16,
+    fused16,
+    get_f16,
+    get_f32,
+    get_i32,
+    get_i64,
+    load16_i8,
+    max16,
+    mul16,
+    put,
+    put_f32,
+    put_i32,
+    splat16,
+    sub16,
+    sum16,
+    take_number,
+)
 
 GROUP_LEN = 32
 QUADS = GROUP_LEN // 4
@@ -71,20 +88,58 @@ def pack_fixed(q: Tensor, scale: Tensor, zero: Tensor | None = None) -> tuple[Te
 
 
 def _sums_of_sizes(q: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """float32 [N]: the sum of |w| of each output."""
+    """float32 [N]: the sum of |w| of each output, for q and its scales as ``pack_fixed`` takes them."""
+    q, scale = q.contiguous(), scale.float().contiguous()
     sums = torch.empty(len(q), dtype=torch.float32)
-    for start in range(0, len(q), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        groups = q[rows].float().view(*scale[rows].shape, GROUP_LEN)
-        if zero is None:
-            sums[rows] = (groups.abs_().sum(dim=2) * scale[rows].abs()).sum(dim=1)
-        else:
-            groups.sub_(8).mul_(scale[rows].unsqueeze(-1)).add_(zero[rows].unsqueeze(-1))
-            sums[rows] = groups.abs_().sum(dim=(1, 2))
+    threads = team_size(q.numel(), min_share=_MIN_SHARE)
+    if zero is None:
+        call = SizesCall(q.data_ptr(), *scale.shape, scale.data_ptr(), 0, sums.data_ptr())
+        _sum_sizes_8(call, threads=threads)
+    else:
+        zero = zero.float().contiguous()
+        call = SizesCall(q.data_ptr(), *scale.shape, scale.data_ptr(), zero.data_ptr(), sums.data_ptr())
+        _sum_sizes_4(call, threads=threads)
     return sums
 
 
-_ROWS_AT_ONCE = 64  # whose weights as floats stay in the cache
+class SizesCall(NamedTuple):
+    q: int  # bytes [outputs, groups, 32]
+    num_outputs: int
+    num_groups: int
+    scale: int  # float32 [outputs, groups]
+    zero: int  # float32 [outputs, groups]; of 4 bits only
+    sums: int  # float32 [outputs]
+
+
+@entry
+def _sum_sizes_4(call: SizesCall) -> None:
+    _sum_sizes(call, 4)
+
+
+@entry
+def _sum_sizes_8(call: SizesCall) -> None:
+    _sum_sizes(call, 8)
+
+
+@njit(forceinline=True)
+def _sum_sizes(call: SizesCall, bits: int) -> None:
+    num_outputs, num_groups, sums = call.num_outputs, call.num_groups, call.sums
+    nothing, centre = splat16(np.float32(0)), splat16(np.float32(8))
+    output = take_number(counters(call), TASK)
+    while output < num_outputs:
+        q, scales, zeros = call.q, call.scale, call.zero
+        total = nothing
+        for group in range(output * num_groups, (output + 1) * num_groups):
+            scale = splat16(get_f32(scales, group))
+            for half in range(2):
+                w = load16_i8(q, GROUP_LEN * group + LANES * half)
+                if bits == 4:
+                    w = fused16(splat16(get_f32(zeros, group)), scale, sub16(w, centre))
+                else:
+                    w = mul16(scale, w)
+                total = add16(total, max16(w, sub16(nothing, w)))
+        put_f32(sums, output, sum16(total))
+        output = take_number(counters(call), TASK)
 
 
 def _pack(q: Tensor, halves: Tensor, *, bits: int) -> Tensor:

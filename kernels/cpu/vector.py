@@ -249,6 +249,13 @@ def store16_bf16(builder: Any, address: Any, index: Any, value: Any) -> None:
     builder.store(narrow(builder, value, V16), vector_at(builder, I16, address, index), align=2)
 
 
+@compiled(vector16, types.int64, types.int64)
+def load16_i8(builder: Any, address: Any, index: Any) -> Any:
+    """Bytes with a sign as floats."""
+    place = builder.bitcast(at(builder, ir.IntType(8), address, index), V16_I8.as_pointer())
+    return builder.sitofp(builder.load(place, align=1), V16)
+
+
 @compiled(types.void, types.int64, types.int64, vector16)
 def store16_i8(builder: Any, address: Any, index: Any, value: Any) -> None:
     """Whole numbers between -128 and 127 as bytes."""

@@ -60,6 +60,26 @@ def expected_of(x: Array, w: Array, w_scale: Array, bias: Array) -> Array:
     return np.vectorize(fmaf, otypes=[np.float32])(value, factor, bias)
 
 
+@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_an_outputs_scale_is_the_smallest_that_keeps_weights_and_sums_in_their_bits(bits: int, even: bool) -> None:
+    """``even``: all weights of an output are equally large, so that their sum decides."""
+    q, scale, *zero = groups(bits, 33, 60)
+    if even:
+        q.fill_(15 if bits == 4 else 127)
+        scale.fill_(0.01)
+        zero = [torch.full_like(part, -0.13) for part in zero]
+    _, w_scale = pack_fixed(q, scale, *zero)
+    centre, z = (8, zero[0].double()) if zero else (0, torch.zeros(1, 1).double())
+    w = (q.double() - centre).view(*scale.shape, 32) * scale.double()[..., None] + z[..., None]
+    largest = (scale.abs() * 2 ** (bits - 1)).double() + z.abs()
+    added = 2 ** (bits - 2) + 0.5
+    by_weight = largest.amax(1) / (32_512 - added)
+    by_sum = w.abs().sum((1, 2)) / ((2**31 - 1) / 127 - added * q.shape[1])
+    assert bool((by_sum > by_weight).all()) is even
+    np.testing.assert_allclose(w_scale[:33], torch.maximum(by_weight, by_sum), rtol=1e-5)
+
+
 @needs_amx
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 17, 40])
 @pytest.mark.parametrize(("num_outputs", "num_groups"), [(16, 1), (33, 5), (64, 18), (49, 43)])
