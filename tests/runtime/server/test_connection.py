@@ -190,8 +190,9 @@ def test_the_end_of_the_server_ends_streams_with_an_error_and_cuts_silent_connec
         readers = [threading.Thread(target=lambda s=stream: found.append(rest(s))) for stream in streams]
         for reader in readers:
             reader.start()
-    for reader in readers:
-        reader.join(timeout=300)
+        connect.stop()
+        for reader in readers:  # before the connections are closed on this side
+            reader.join(timeout=300)
     assert len(found) == 4
     for text in found:
         assert b'"code":"engine_lost"' in text[-2000:] and b"shutting down" in text[-2000:] and b"[DONE]" not in text

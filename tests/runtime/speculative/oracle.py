@@ -51,5 +51,5 @@ class Free(StepCosts):
 
 def speculate(engine: EngineCore, drafter: Oracle, *, max_draft: int = 9) -> Speculation:
     """Give ``engine`` this drafter only; returns its speculation, for the counts."""
-    engine.loop.speculation = Speculation([drafter], max_draft=max_draft, costs=Free())
+    engine.loop.speculation = Speculation([drafter], max_draft=max_draft, costs=Free(), clock=lambda: 0.0)
     return engine.loop.speculation

@@ -81,7 +81,7 @@ def want(num_tokens: int = 5, seq_id: int = 1) -> Want:
 def test_the_draft_with_the_largest_expected_gain_is_run():
     short, long = Says("short", [1], 0.9), Says("long", [2, 3, 4, 5], 0.7)
     for drafters in ([short, long], [long, short]):
-        speculation = Speculation(drafters, max_draft=8, costs=Costs())
+        speculation = Speculation(drafters, max_draft=8, costs=Costs(), clock=lambda: 0.0)
         assert speculation.propose([want()], num_tokens=1)[1].source == "long"
     assert short.prices[0].gain_s == 0.0 < short.prices[1].gain_s
     assert long.prices[0].gain_s == pytest.approx(0.9 * short.prices[0].token_s - short.prices[0].row_s)

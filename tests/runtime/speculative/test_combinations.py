@@ -104,7 +104,7 @@ def test_drafts_change_nothing(tiny_model_path, truth, head_path, drafter, circu
     options = {"num_slots": 4096, **CIRCUMSTANCES[circumstance]}
     engine = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", **options))
     found = drafters_of(drafter, engine, texts, head_path)
-    engine.loop.speculation = speculation = Speculation(found, max_draft=4, costs=Cheap())
+    engine.loop.speculation = speculation = Speculation(found, max_draft=4, costs=Cheap(), clock=lambda: 0.0)
     driver = Driver(engine, check=False)
     outcomes = submit_all(driver, n=1)
     rng = random.Random(f"{drafter} {circumstance}")

@@ -54,13 +54,15 @@ def steps(speculation: Speculation, *, count: int, num_seqs: int, accepted: int,
 
 
 def test_drafts_that_are_never_accepted_are_given_up_whatever_their_chances():
-    run = steps(Speculation([Hopeful()], max_draft=8, costs=Costs()), count=200, num_seqs=4, accepted=0)
+    run = steps(
+        Speculation([Hopeful()], max_draft=8, costs=Costs(), clock=lambda: 0.0), count=200, num_seqs=4, accepted=0
+    )
     assert run[0] > 0 and sum(run[-100:]) < 0.2 * 100 * run[0]
     assert sum(n > 0 for n in run[100:]) > 0, "it is tried again now and then"
 
 
 def test_a_slow_machine_does_not_count_against_drafts():
-    speculation = Speculation([Hopeful()], max_draft=8, costs=Costs())
+    speculation = Speculation([Hopeful()], max_draft=8, costs=Costs(), clock=lambda: 0.0)
     hopeful = speculation.drafters[0]
     for _ in range(20):
         hopeful.chance = 0.0
@@ -73,7 +75,7 @@ def test_with_many_sequences_those_without_a_good_draft_are_asked_less_often():
     for num_seqs in (2, 16):
         hopeful = Hopeful()
         hopeful.chance = 0.0
-        speculation = Speculation([hopeful], max_draft=8, costs=Costs())
+        speculation = Speculation([hopeful], max_draft=8, costs=Costs(), clock=lambda: 0.0)
         steps(speculation, count=200, num_seqs=num_seqs, accepted=0)
         asked = hopeful.num_asked / (200 * num_seqs)
         assert asked == 1.0 if num_seqs == 2 else asked < 0.35

@@ -135,7 +135,7 @@ def test_lookup_changes_no_token_and_finds_earlier_text(tiny_model_path, truth):
 def test_lookup_changes_no_token_where_every_guess_is_run(tiny_model_path, truth):
     engine = start(tiny_model_path, prefix_cache=False)
     lookup = LookupDrafter(lambda ids, name, limit: ids[:0])
-    engine.loop.speculation = speculation = Speculation([lookup], max_draft=12, costs=Free())
+    engine.loop.speculation = speculation = Speculation([lookup], max_draft=12, costs=Free(), clock=lambda: 0.0)
     for _ in range(2):
         driver = Driver(engine, check=False)
         outcomes = submit_all(driver, n=3)

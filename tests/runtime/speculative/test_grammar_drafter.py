@@ -65,7 +65,9 @@ def test_in_an_engine_the_usual_answer_is_accepted_and_no_answer_changes(tiny_mo
     said = []
     for drafts in (False, True):
         engine = EngineCore(EngineConfig(model=str(tiny_model_path), precision="float32", num_slots=1024))
-        engine.loop.speculation = Speculation([GrammarDrafter()] if drafts else [], max_draft=6, costs=Free())
+        engine.loop.speculation = Speculation(
+            [GrammarDrafter()] if drafts else [], max_draft=6, costs=Free(), clock=lambda: 0.0
+        )
         texts = []
         for seed in range(12):
             params = SamplingParams(temperature=0.7, seed=seed, max_tokens=20)

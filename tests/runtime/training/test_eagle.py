@@ -100,7 +100,7 @@ def test_a_head_changes_no_token(tiny_model_path, trained, options):
     (drafter,) = [d for d in engine.loop.speculation.drafters if isinstance(d, ModelDrafter)]
     costs = Free()
     costs.estimate[:] = 1.0
-    engine.loop.speculation = speculation = Speculation([drafter], max_draft=6, costs=costs)
+    engine.loop.speculation = speculation = Speculation([drafter], max_draft=6, costs=costs, clock=lambda: 0.0)
     driver = Driver(engine, check=False)
     outcomes = submit_all(driver, n=2)
     driver.run()
