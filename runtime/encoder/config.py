@@ -12,29 +12,35 @@ from ..weights.damage import refuse_damage, shown
 from ..weights.json_file import read_json, read_value
 
 Pooling = Literal["mean", "cls", "last"]
-Activation = Literal["gelu", "gelu_tanh", "relu"]
+Activation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 Scores = Literal["sigmoid", "softmax", "logits"]
 
-FAMILIES = ("bert", "distilbert", "mpnet", "roberta", "xlm-roberta")
+FAMILIES = ("bert", "distilbert", "modernbert", "mpnet", "roberta", "xlm-roberta")
 CLASSIFIERS = {
     "bert": "BertForSequenceClassification",
     "distilbert": "DistilBertForSequenceClassification",
+    "modernbert": "ModernBertForSequenceClassification",
     "mpnet": "MPNetForSequenceClassification",
     "roberta": "RobertaForSequenceClassification",
     "xlm-roberta": "XLMRobertaForSequenceClassification",
 }
 MAX_LAYERS = 1_000
 MAX_LABELS = 100_000
-_UNTYPED = ("distilbert", "mpnet")  # their tokens have no types
+_UNTYPED = ("distilbert", "modernbert", "mpnet")  # their tokens have no types
 _MPNET_PADDING, _BUCKETS = 1, 32
-# DistilBERT's own names of fields.
+# Families' own names of fields.
 _RENAMED = {
-    "hidden_size": "dim",
-    "intermediate_size": "hidden_dim",
-    "num_hidden_layers": "n_layers",
-    "num_attention_heads": "n_heads",
-    "hidden_act": "activation",
+    "distilbert": {
+        "hidden_size": "dim",
+        "intermediate_size": "hidden_dim",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "hidden_act": "activation",
+    },
+    "modernbert": {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"},
 }
+_DEFAULT_EPS = {"modernbert": 1e-5}
+_THETAS = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}  # ModernBERT's, where its config has none
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -52,7 +58,7 @@ _MODULES = ("Transformer", "Pooling", "Normalize")
 
 
 class EncoderConfig(msgspec.Struct, frozen=True):
-    """One bidirectional transformer with learned positions, and the pooling of its last layer.
+    """One bidirectional transformer, and the pooling of its last layer. Its positions are learned or rotary.
 
     ``max_len``: the longest text in tokens, special tokens included. ``first_position``: the row of the position table
     that a text's first token takes. ``prompt`` comes before every text. With ``num_buckets`` attention adds a bias that
@@ -60,6 +66,9 @@ class EncoderConfig(msgspec.Struct, frozen=True):
 
     With ``labels`` the model is a classifier: it gives a text, or a pair of texts, one score for each label, and
     ``scores`` says what becomes of its logits. Those of one label are rerankers.
+
+    ``layer_windows``: of a model with rotary positions, how many tokens before and after it each layer's token attends
+    to; 0: the whole text. ``local_theta`` is the base of rope in layers with a window, ``global_theta`` in the others.
     """
 
     family: str
@@ -81,6 +90,14 @@ class EncoderConfig(msgspec.Struct, frozen=True):
     prompt: str = ""
     labels: tuple[str, ...] = ()
     scores: Scores = "logits"
+    layer_windows: tuple[int, ...] = ()
+    global_theta: float = 0.0
+    local_theta: float = 0.0
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    norm_bias: bool = True
+    classifier_bias: bool = True
+    classifier_activation: Activation = "tanh"
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden_size", "intermediate_size", "num_heads", "vocab_size", "num_types"):
@@ -93,6 +110,12 @@ class EncoderConfig(msgspec.Struct, frozen=True):
         most = self.num_positions - self.first_position
         if not 1 <= self.max_len <= most:
             raise Unsupported(f"encoder config: texts of {self.max_len:,} tokens, but there are {most:,} positions")
+        if self.is_rotary and (dim := self.hidden_size // self.num_heads) % 2:
+            raise Unsupported(f"encoder config: heads have {dim} dimensions; rope needs an even number")
+
+    @property
+    def is_rotary(self) -> bool:
+        return bool(self.layer_windows)
 
 
 def is_encoder(path: Path) -> bool:
@@ -125,18 +148,15 @@ def _read(path: Path) -> EncoderConfig:
     if heads and heads != [CLASSIFIERS[family]]:
         text = f"{file}: a {shown(str(heads[0]))} has an output layer of its own; served are embeddings and"
         raise Unsupported(f"{text} {CLASSIFIERS[family]}")
+    renamed = _RENAMED.get(family, {})
+    config = config | {ours: config[theirs] for ours, theirs in renamed.items() if theirs in config}
     if family == "distilbert":
-        config = config | {ours: config[theirs] for ours, theirs in _RENAMED.items() if theirs in config}
         config["layer_norm_eps"] = 1e-12
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         raise Unsupported(f"{file}: position_embedding_type {shown(repr(kind))}; served is 'absolute'")
     if config.get("is_decoder") or config.get("add_cross_attention"):
         raise Unsupported(f"{file}: the model is a decoder of an encoder's family; served are encoders")
-    activation = config.get("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS:
-        known = ", ".join(_ACTIVATIONS)
-        raise Unsupported(f"{file}: hidden_act {shown(repr(activation))} is not served; served: {known}")
     sizes = {
         ours: _count(file, config, theirs)
         for ours, theirs in {
@@ -150,34 +170,83 @@ def _read(path: Path) -> EncoderConfig:
     }
     # RoBERTa's positions begin after the padding token's id.
     padding = _MPNET_PADDING if family == "mpnet" else _count(file, config, "pad_token_id", 1)
-    first = 0 if family in ("bert", "distilbert") else padding + 1
+    first = 0 if family in ("bert", "distilbert", "modernbert") else padding + 1
     labels = _labels(file, config) if heads else ()
     num_buckets = _count(file, config, "relative_attention_num_buckets", _BUCKETS) if family == "mpnet" else 0
     if num_buckets not in (0, _BUCKETS):
         text = f"{file}: relative_attention_num_buckets is {num_buckets:,}; only {_BUCKETS} is served"
         raise Unsupported(f"{text}, as transformers takes no other")
     modules = {} if labels else _modules(path)
-    pooling, includes_prompt = _pooling(path, modules.get("Pooling"))
+    pooling, includes_prompt = ("cls", True) if labels else _pooling(path, modules.get("Pooling"))
     prompt = "" if labels else _prompt(path)
     if prompt and not includes_prompt:
         raise Unsupported(f"{path}: a prompt that pooling leaves out (include_prompt false) is not served")
     max_len, is_lowered = _text_rules(path, modules.get("Transformer", ""), sizes["num_positions"] - first)
-    return EncoderConfig(
-        family=family,
-        **sizes,
-        num_types=1 if family in _UNTYPED else _count(file, config, "type_vocab_size", 2),
-        num_buckets=num_buckets,
-        norm_eps=float(config.get("layer_norm_eps", 1e-12)),
-        activation=_ACTIVATIONS[activation],
-        first_position=first,
-        max_len=max_len,
-        pooling=pooling,
-        is_normalised="Normalize" in modules,
-        is_lowered=is_lowered,
-        prompt=prompt,
-        labels=labels,
-        scores=_scores(file, config, len(labels)) if labels else "logits",
-    )
+    common: dict[str, Any] = sizes | {
+        "family": family,
+        "num_types": 1 if family in _UNTYPED else _count(file, config, "type_vocab_size", 2),
+        "num_buckets": num_buckets,
+        "norm_eps": float(config.get("layer_norm_eps", _DEFAULT_EPS.get(family, 1e-12))),
+        "activation": _activation(file, config, "hidden_act"),
+        "first_position": first,
+        "max_len": max_len,
+        "pooling": pooling,
+        "is_normalised": "Normalize" in modules,
+        "is_lowered": is_lowered,
+        "prompt": prompt,
+        "labels": labels,
+        "scores": _scores(file, config, len(labels)) if labels else "logits",
+    }
+    if family == "modernbert":
+        common |= _modernbert(file, config, sizes["num_layers"], has_labels=bool(labels))
+    return EncoderConfig(**common)
+
+
+def _activation(file: Path, config: dict[str, Any], key: str) -> Activation:
+    name = config.get(key, "gelu")
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise Unsupported(f"{file}: {key} {shown(repr(name))} is not served; served: {known}")
+    return _ACTIVATIONS[name]
+
+
+def _modernbert(file: Path, config: dict[str, Any], num_layers: int, *, has_labels: bool) -> dict[str, Any]:
+    """The fields that only ModernBERT's config has."""
+    every = max(1, _count(file, config, "global_attn_every_n_layers", 3))
+    usual = ["sliding_attention" if i % every else "full_attention" for i in range(num_layers)]
+    kinds = config.get("layer_types") or usual
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in _THETAS for kind in kinds):
+        text = f"{file}: layer_types is {shown(repr(kinds))}; it must name one of {', '.join(_THETAS)}"
+        raise Unsupported(f"{text} for each of {num_layers:,} layers")
+    width = _count(file, config, "local_attention", 128)
+    if width < 2 and "sliding_attention" in kinds:
+        raise Unsupported(f"{file}: local_attention is {width}; it must be at least 2")
+    found: dict[str, Any] = {
+        "layer_windows": tuple(width // 2 if kind == "sliding_attention" else 0 for kind in kinds),
+        "global_theta": _theta(file, config, "full_attention", "global_rope_theta"),
+        "local_theta": _theta(file, config, "sliding_attention", "local_rope_theta"),
+        **{key: bool(config.get(key, False)) for key in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")},
+    }
+    if has_labels:
+        pooling = config.get("classifier_pooling", "cls")
+        if pooling not in ("cls", "mean"):
+            raise Unsupported(f"{file}: classifier_pooling {shown(repr(pooling))} is not served; served: cls, mean")
+        activation = _activation(file, config, "classifier_activation")
+        found |= {"pooling": pooling, "classifier_activation": activation}
+    return found
+
+
+def _theta(file: Path, config: dict[str, Any], kind: str, older: str) -> float:
+    """The base of rope in layers of a kind: in ``rope_parameters``, or where transformers 4 wrote it."""
+    ropes = config.get("rope_parameters") or {}
+    rope = (ropes.get(kind) if isinstance(ropes, dict) else None) or {}
+    scaling = config.get("rope_scaling") or rope
+    if not isinstance(scaling, dict) or scaling.get("rope_type", scaling.get("type", "default")) != "default":
+        raise Unsupported(f"{file}: rope scaling {shown(repr(scaling))} is not served; only default is")
+    theta = rope.get("rope_theta", config.get(older, _THETAS[kind]))
+    if not isinstance(theta, int | float) or isinstance(theta, bool) or not 1 < theta < 1e12:
+        raise Unsupported(f"{file}: the base of rope in {kind} layers is {shown(repr(theta))}; it must be above 1")
+    return float(theta)
 
 
 def _labels(file: Path, config: dict[str, Any]) -> tuple[str, ...]:

@@ -1,14 +1,12 @@
-"""An encoder's layers in float32, over texts packed one after another: no row is padding.
+"""An encoder in float32: from the token ids of texts to vectors or scores.
 
 T: tokens of all texts, H: heads, D: a head's dimensions, E: the model's dimensions.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,17 @@ import torch
 import torch.nn.functional as F
 
 from ...protocol.errors import UnknownModel, Unsupported
-from ..layers.affine import Affine
+from ..layers.affine import Affine, stacked
+from ..layers.rotary import plain_frequencies, rotations
 from ..models.loading import device_named
 from ..weights.damage import refuse_damage
 from ..weights.safetensors_file import open_shard, shards_of
 from .config import Activation, EncoderConfig, Pooling, read_encoder_config
+from .layers import EncoderLayer, PostNormLayer, PreNormLayer, Texts, activate, bias_by_distance
 
 # The table of word embeddings under its names: of a bare encoder, and of one inside a larger model.
 _WORDS = "embeddings.word_embeddings.weight"
-_PREFIXES = ("", "bert.", "distilbert.", "mpnet.", "roberta.")
+_PREFIXES = ("", "bert.", "distilbert.", "mpnet.", "roberta.", "model.")
 # Families whose layers have names of their own: parts of BERT's names, and theirs.
 _RENAMED = {
     "distilbert": {
@@ -45,52 +45,48 @@ _RENAMED = {
         "attention.output.dense": "attention.attn.o",
         "attention.output.LayerNorm": "attention.LayerNorm",
     },
+    "modernbert": {
+        "embeddings.word_embeddings": "embeddings.tok_embeddings",
+        "embeddings.LayerNorm": "embeddings.norm",
+    },
 }
-_FARTHEST = 128  # tokens farther apart share the last class of distances
 # Tensors that no embedding needs: heads of the pre-training, and the numbers 0, 1, 2...
 _NUMBERS = ("embeddings.position_ids", "embeddings.token_type_ids")
-_UNUSED = ("pooler.", "cls.", "lm_head.", "vocab_", "embeddings.position_ids", "embeddings.token_type_ids")
+_UNUSED = ("pooler.", "cls.", "lm_head.", "vocab_", "head.", "decoder.", *_NUMBERS)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderLayer:
-    qkv: Affine
-    output: Affine
-    attention_norm: Affine
-    up: Affine
-    down: Affine
-    mlp_norm: Affine
-
-
-@dataclass(frozen=True, slots=True)
 class Classifier:
-    """Logits of a text's first vector: ``output(tanh(dense(x)))``, or with a ReLU instead of the tanh."""
+    """Logits of a text's vector: ``output(norm(activation(dense(x))))``. ``norm`` may be None."""
 
     dense: Affine
     output: Affine
-    has_relu: bool = False
+    activation: Activation = "tanh"
+    norm: Affine | None = None
+    eps: float = 0.0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [texts, E] -> [texts, labels]
-        inner = self.dense.linear(x)
-        return self.output.linear(inner.relu() if self.has_relu else inner.tanh())
+        inner = activate(self.dense.linear(x), self.activation)
+        return self.output.linear(inner if self.norm is None else self.norm.norm(inner, self.eps))
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """BERT (Devlin et al., 2018), or RoBERTa and DistilBERT, which differ by their positions, types and names, or MPNet
-    (Song et al., 2020), whose attention adds a bias by distance.
+    """BERT (Devlin et al., 2018), or RoBERTa and DistilBERT, which differ by their positions, types and names, MPNet
+    (Song et al., 2020), whose attention adds a bias by distance, or ModernBERT (Warner et al., 2024).
     """
 
     config: EncoderConfig
     words: torch.Tensor  # [vocab_size, E]
-    positions: torch.Tensor  # [max_len, E], with the embedding of the first token type added
-    norm: Affine
+    positions: torch.Tensor | None  # [max_len, E], with the embedding of the first token type added
+    norm: Affine  # of the embeddings
     layers: tuple[EncoderLayer, ...]
     device: torch.device
     second_type: torch.Tensor | None = None  # [E], added to tokens of a pair's second text
     classifier: Classifier | None = None
     distances: torch.Tensor | None = None  # [classes, H], added to scores
+    final_norm: Affine | None = None
 
     @property
     def num_outputs(self) -> int:
@@ -117,7 +113,7 @@ class Encoder:
         if not texts:
             return torch.empty((0, self.num_outputs))
         order, lengths, x = self._body(texts, firsts)
-        return self._in_order(self.classifier(_pooled(x, lengths, "cls")), order)
+        return self._in_order(self.classifier(_pooled(x, lengths, self.config.pooling)), order)
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -138,14 +134,19 @@ class Encoder:
         lengths = [len(texts[i]) for i in order]
         ids = torch.tensor([token for i in order for token in texts[i]], dtype=torch.int64, device=self.device)  # [T]
         at = torch.cat([torch.arange(length) for length in lengths]).to(self.device)  # [T]
-        x = self.words[ids] + self.positions[at]
+        x = self.words[ids]
+        if self.positions is not None:
+            x += self.positions[at]
         if firsts is not None and self.second_type is not None:
             ends = torch.tensor([firsts[i] for i in order]).repeat_interleave(torch.tensor(lengths)).to(self.device)
             x[at >= ends] += self.second_type
         x = self.norm.norm(x, self.config.norm_eps)
         bias = None if self.distances is None else bias_by_distance(self.distances, max(lengths))
+        packed = Texts(lengths, at, bias)
         for layer in self.layers:
-            x = self._layer(layer, x, lengths, bias)
+            x = layer(x, packed)
+        if self.final_norm is not None:
+            x = self.final_norm.norm(x, self.config.norm_eps)
         return order, lengths, x
 
     @staticmethod
@@ -153,54 +154,6 @@ class Encoder:
         back = torch.empty(len(order), dtype=torch.int64)
         back[torch.tensor(order)] = torch.arange(len(order))
         return found.cpu()[back]
-
-    def _layer(
-        self, layer: EncoderLayer, x: torch.Tensor, lengths: list[int], bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        eps = self.config.norm_eps
-        mixed = _attention(layer.qkv.linear(x), lengths, num_heads=self.config.num_heads, bias=bias)
-        x = layer.attention_norm.norm(x + layer.output.linear(mixed), eps)
-        inner = _activate(layer.up.linear(x), self.config.activation)
-        return layer.mlp_norm.norm(x + layer.down.linear(inner), eps)
-
-
-def bias_by_distance(table: torch.Tensor, length: int) -> torch.Tensor:
-    """[H, length, length]: what query i adds to the score of key j, by their distance (T5; Raffel et al., 2020).
-
-    The first half of ``table``'s classes is for keys before the query, the second for those after it. Half of each half
-    holds one distance a class, the rest grows with the logarithm up to ``_FARTHEST``.
-    """
-    half = len(table) // 2
-    exact = half // 2
-    at = torch.arange(length, device=table.device)
-    ahead = at.unsqueeze(0) - at.unsqueeze(1)  # [i, j]: j - i
-    far = ahead.abs()
-    grown = (far.clamp_min(1).float() / exact).log() / math.log(_FARTHEST / exact) * (half - exact)
-    classes = torch.where(far < exact, far, (exact + grown.long()).clamp_max(half - 1))
-    return table[classes + half * (ahead > 0)].permute(2, 0, 1)
-
-
-def _attention(
-    qkv: torch.Tensor, lengths: list[int], *, num_heads: int, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Each text attends to itself alone; ``lengths`` ascend, and texts of one length run together."""
-    parts, start = [], 0
-    width = qkv.shape[1] // 3
-    for length, group in groupby(lengths):
-        count = len(list(group))
-        part = qkv[start : start + count * length].view(count, length, 3, num_heads, width // num_heads)
-        q, k, v = part.permute(2, 0, 3, 1, 4)  # [texts, H, length, D]
-        mask = None if bias is None else bias[:, :length, :length]
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        parts.append(mixed.transpose(1, 2).reshape(count * length, width))
-        start += count * length
-    return torch.cat(parts)
-
-
-def _activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    if activation == "relu":
-        return F.relu(x)
-    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def _pooled(x: torch.Tensor, lengths: list[int], pooling: Pooling) -> torch.Tensor:
@@ -227,26 +180,26 @@ class _Loader:
         for shard in shards_of(path):
             file = open_shard(path / shard)
             self._homes |= dict.fromkeys(file.keys(), file)
-        found = [prefix for prefix in _PREFIXES if prefix + _WORDS in self._homes]
+        words = self._own(_WORDS)
+        found = [prefix for prefix in _PREFIXES if prefix + words in self._homes]
         if not found:
-            raise UnknownModel(f"{path} has no tensor {_WORDS}; it is incomplete or of another architecture")
+            raise UnknownModel(f"{path} has no tensor {words}; it is incomplete or of another architecture")
         self._prefix = found[0]
         self._unread = set(self._homes)
 
     def encoder(self) -> Encoder:
         config = self.config
         hidden = config.hidden_size
-        words = self.read("embeddings.word_embeddings.weight", config.vocab_size, hidden)
-        positions = self.read("embeddings.position_embeddings.weight", config.num_positions, hidden)
-        types = torch.zeros((1, hidden), device=self.device)
-        if config.family not in ("distilbert", "mpnet"):
-            types = self.read("embeddings.token_type_embeddings.weight", config.num_types, hidden)
-        distances = None
+        words = self.read(_WORDS, config.vocab_size, hidden)
+        positions = second_type = distances = final_norm = None
+        if config.is_rotary:
+            final_norm = self.norm("final_norm")
+        else:
+            positions, second_type = self.positions()
         if config.num_buckets:
             distances = self.read("encoder.relative_attention_bias.weight", config.num_buckets, config.num_heads)
-        first = config.first_position
-        norm = self.affine("embeddings.LayerNorm", hidden)
-        layers = tuple(self.layer(f"encoder.layer.{i}") for i in range(config.num_layers))
+        norm = self.norm("embeddings.LayerNorm")
+        layers = self.rotary_layers() if config.is_rotary else self.layers()
         classifier = self.classifier() if config.labels else None
         unused = (*_NUMBERS, "pooler.") if config.labels else _UNUSED
         strangers = sorted(name for name in self._unread if not name.removeprefix(self._prefix).startswith(unused))
@@ -255,50 +208,107 @@ class _Loader:
         return Encoder(
             config,
             words,
-            positions[first : first + config.max_len] + types[0],
+            positions,
             norm,
             layers,
             device=self.device,
-            second_type=types[1] - types[0] if config.num_types > 1 else None,
+            second_type=second_type,
             classifier=classifier,
             distances=distances,
+            final_norm=final_norm,
         )
 
+    def positions(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As ``Encoder.positions``, and what the second token type adds beyond the first."""
+        config = self.config
+        hidden, first = config.hidden_size, config.first_position
+        table = self.read("embeddings.position_embeddings.weight", config.num_positions, hidden)
+        table = table[first : first + config.max_len]
+        if config.family in ("distilbert", "mpnet"):
+            return table, None
+        types = self.read("embeddings.token_type_embeddings.weight", config.num_types, hidden)
+        return table + types[0], types[1] - types[0] if config.num_types > 1 else None
+
     def classifier(self) -> Classifier:
-        hidden, labels = self.config.hidden_size, len(self.config.labels)
-        if self.config.family == "distilbert":
-            dense = self.affine("pre_classifier", hidden, hidden, prefix="")
-            return Classifier(dense, self.affine("classifier", labels, hidden, prefix=""), has_relu=True)
-        if self.config.family == "bert":
-            return Classifier(
-                self.affine("pooler.dense", hidden, hidden), self.affine("classifier", labels, hidden, prefix="")
-            )
+        config = self.config
+        hidden, labels = config.hidden_size, len(config.labels)
+        match config.family:
+            case "distilbert":
+                dense = self.affine("pre_classifier", hidden, hidden, prefix="")
+                return Classifier(dense, self.affine("classifier", labels, hidden, prefix=""), "relu")
+            case "bert":
+                dense = self.affine("pooler.dense", hidden, hidden)
+                return Classifier(dense, self.affine("classifier", labels, hidden, prefix=""))
+            case "modernbert":
+                return Classifier(
+                    self.affine("head.dense", hidden, hidden, prefix="", has_bias=config.classifier_bias),
+                    self.affine("classifier", labels, hidden, prefix=""),
+                    config.classifier_activation,
+                    self.norm("head.norm", prefix=""),
+                    config.norm_eps,
+                )
         return Classifier(
             self.affine("classifier.dense", hidden, hidden, prefix=""),
             self.affine("classifier.out_proj", labels, hidden, prefix=""),
         )
 
-    def layer(self, at: str) -> EncoderLayer:
-        hidden, inner = self.config.hidden_size, self.config.intermediate_size
-        parts = [self.affine(f"{at}.attention.self.{name}", hidden, hidden) for name in ("query", "key", "value")]
-        return EncoderLayer(
-            qkv=Affine(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])),
-            output=self.affine(f"{at}.attention.output.dense", hidden, hidden),
-            attention_norm=self.affine(f"{at}.attention.output.LayerNorm", hidden),
-            up=self.affine(f"{at}.intermediate.dense", inner, hidden),
-            down=self.affine(f"{at}.output.dense", hidden, inner),
-            mlp_norm=self.affine(f"{at}.output.LayerNorm", hidden),
-        )
+    def layers(self) -> tuple[EncoderLayer, ...]:
+        config = self.config
+        hidden, inner = config.hidden_size, config.intermediate_size
+        found = []
+        for i in range(config.num_layers):
+            at = f"encoder.layer.{i}"
+            parts = [self.affine(f"{at}.attention.self.{name}", hidden, hidden) for name in ("query", "key", "value")]
+            layer = PostNormLayer(
+                qkv=stacked(parts),
+                output=self.affine(f"{at}.attention.output.dense", hidden, hidden),
+                attention_norm=self.norm(f"{at}.attention.output.LayerNorm"),
+                up=self.affine(f"{at}.intermediate.dense", inner, hidden),
+                down=self.affine(f"{at}.output.dense", hidden, inner),
+                mlp_norm=self.norm(f"{at}.output.LayerNorm"),
+                num_heads=config.num_heads,
+                eps=config.norm_eps,
+                activation=config.activation,
+            )
+            found.append(layer)
+        return tuple(found)
 
-    def affine(self, at: str, *shape: int, prefix: str | None = None) -> Affine:
+    def rotary_layers(self) -> tuple[EncoderLayer, ...]:
+        config = self.config
+        hidden, inner = config.hidden_size, config.intermediate_size
+        tables = {
+            is_local: rotations(plain_frequencies(hidden // config.num_heads, theta), config.max_len).to(self.device)
+            for is_local, theta in ((True, config.local_theta), (False, config.global_theta))
+        }
+        found = []
+        for i, window in enumerate(config.layer_windows):
+            at, in_attention, in_mlp = f"layers.{i}", config.attention_bias, config.mlp_bias
+            layer = PreNormLayer(
+                qkv=self.affine(f"{at}.attn.Wqkv", 3 * hidden, hidden, has_bias=in_attention),
+                output=self.affine(f"{at}.attn.Wo", hidden, hidden, has_bias=in_attention),
+                attention_norm=self.norm(f"{at}.attn_norm") if i else None,  # the first reads normed embeddings
+                up=self.affine(f"{at}.mlp.Wi", 2 * inner, hidden, has_bias=in_mlp),
+                down=self.affine(f"{at}.mlp.Wo", hidden, inner, has_bias=in_mlp),
+                mlp_norm=self.norm(f"{at}.mlp_norm"),
+                num_heads=config.num_heads,
+                eps=config.norm_eps,
+                activation=config.activation,
+                cos_sin=tables[window > 0],
+                window=window,
+            )
+            found.append(layer)
+        return tuple(found)
+
+    def norm(self, at: str, *, prefix: str | None = None) -> Affine:
+        return self.affine(at, self.config.hidden_size, prefix=prefix, has_bias=self.config.norm_bias)
+
+    def affine(self, at: str, *shape: int, prefix: str | None = None, has_bias: bool = True) -> Affine:
         weight = self.read(f"{at}.weight", *shape, prefix=prefix)
-        return Affine(weight, self.read(f"{at}.bias", shape[0], prefix=prefix))
+        return Affine(weight, self.read(f"{at}.bias", shape[0], prefix=prefix) if has_bias else None)
 
     def read(self, name: str, *shape: int, prefix: str | None = None) -> torch.Tensor:
         """A copy of the tensor in float32, so that the file need not stay mapped. ``prefix``: if not the model's."""
-        for ours, theirs in _RENAMED.get(self.config.family, {}).items():
-            name = name.replace(ours, theirs)
-        stored = (self._prefix if prefix is None else prefix) + name
+        stored = (self._prefix if prefix is None else prefix) + self._own(name)
         if stored not in self._homes:
             raise UnknownModel(f"{self.path} has no tensor {stored}; it is incomplete or of another architecture")
         self._unread.discard(stored)
@@ -310,3 +320,9 @@ class _Loader:
             sizes = f"{list(found.shape)}, but its config asks for {list(shape)}"
             raise UnknownModel(f"{self.path}: tensor {stored} is {sizes}")
         return found.to(self.device, torch.float32, copy=True)
+
+    def _own(self, name: str) -> str:
+        """BERT's name as the family has it."""
+        for ours, theirs in _RENAMED.get(self.config.family, {}).items():
+            name = name.replace(ours, theirs)
+        return name

@@ -11,8 +11,18 @@ from ..weights.model_config import FactorsRope, LinearRope, Llama3Rope, LongRope
 def cos_sin_table(config: ModelConfig, num_positions: int, *, device: torch.device | str = "cpu") -> torch.Tensor:
     """float32 [num_positions, D]: the D/2 cosines, then the D/2 sines, of each position. D: dimensions that rotate."""
     frequencies, magnitude = rope_frequencies(config, num_positions)
+    return (rotations(frequencies, num_positions) * magnitude).to(device)
+
+
+def rotations(frequencies: torch.Tensor, num_positions: int) -> torch.Tensor:
+    """float32 [num_positions, D]: ``cos_sin_table`` of the radians that a position adds to each pair [D/2]."""
     angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * frequencies  # [positions, D/2]
-    return (torch.cat((angles.cos(), angles.sin()), dim=1) * magnitude).to(device)
+    return torch.cat((angles.cos(), angles.sin()), dim=1)
+
+
+def plain_frequencies(dim: int, theta: float) -> torch.Tensor:
+    """The radians that a position adds to each of the ``dim`` / 2 pairs, without scaling; float32."""
+    return 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
 
 
 def unrotated_table(num_positions: int, *, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -25,8 +35,8 @@ def rope_frequencies(config: ModelConfig, num_positions: int = 0) -> tuple[torch
 
     ``num_positions`` chooses between LongRoPE's two sets of factors.
     """
-    dim, theta = config.rotary, config.rope_theta
-    plain = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+    theta = config.rope_theta
+    plain = plain_frequencies(config.rotary, theta)
     match config.rope_scaling:
         case LinearRope(factor=factor):
             return plain / factor, 1.0

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from ...kernels.linear import has_bfloat16_products
 from ...protocol.errors import UnknownModel, Unsupported
 from ..config import EngineConfig
-from ..layers.affine import Affine
+from ..layers.affine import Affine, stacked
 from ..models.loading import device_named
 from ..weights.damage import refuse_damage, shown
 from ..weights.safetensors_file import SafetensorsFolder
@@ -149,7 +149,7 @@ class _Loader:
         parts = [self.affine(f"{at}.self_attn.{name}_proj", width, width) for name in "qkv"]
         return VisionLayer(
             attention_norm=self.affine(f"{at}.layer_norm1", width),
-            qkv=Affine(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])),
+            qkv=stacked(parts),
             output=self.affine(f"{at}.self_attn.out_proj", width, width),
             mlp_norm=self.affine(f"{at}.layer_norm2", width),
             up=self.affine(f"{at}.mlp.fc1", inner, width),

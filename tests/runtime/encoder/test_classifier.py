@@ -26,7 +26,7 @@ DOCUMENTS = ["The cat sat on the mat.", "rain", "Trees, trees and code! " * 4, "
 HEAD = "ForSequenceClassification"
 
 
-@pytest.fixture(scope="module", params=["bert", "distilbert", "mpnet", "roberta", "xlm-roberta"])
+@pytest.fixture(scope="module", params=["bert", "distilbert", "modernbert", "mpnet", "roberta", "xlm-roberta"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reranker. RoBERTa's have one token type."""
     types = 2 if request.param == "bert" else 1
@@ -94,6 +94,19 @@ def test_scores_are_what_the_config_says(fields: dict[str, Any], scores: str, tm
     want = {"softmax": want.softmax(1), "sigmoid": want.sigmoid(), "logits": want}[scores]
     ids, first = load_encoder_tokenizer(folder).encode_pair("rain", "the cat")
     torch.testing.assert_close(load_encoder(folder).run([ids], [first]), want, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_modernbert_s_head_pools_as_its_config_says(pooling: str, tmp_path: Path) -> None:
+    options = {"classifier_pooling": pooling, "classifier_bias": True, "classifier_activation": "relu"}
+    folder = make_encoder(tmp_path, "modernbert", head=HEAD, num_labels=3, **options)
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    given = [load_encoder_tokenizer(folder).encode_pair(*pair) for pair in pairs]
+    found = load_encoder(folder).logits([ids for ids, _ in given], [first for _, first in given])
+    torch.testing.assert_close(found, logits_of(folder, pairs), atol=1e-5, rtol=1e-5)
+    change(folder / "config.json", classifier_pooling="max")
+    with pytest.raises(Unsupported, match="classifier_pooling 'max' is not served; served: cls, mean"):
+        load_encoder(folder)
 
 
 def test_a_classifier_s_texts_and_labels(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 import transformers
 from phloem.protocol.errors import PhloemError, UnknownModel, Unsupported
 from phloem.runtime.encoder.config import is_encoder, read_encoder_config
-from phloem.runtime.encoder.model import bias_by_distance, load_encoder
+from phloem.runtime.encoder.layers import bias_by_distance
+from phloem.runtime.encoder.model import load_encoder
 from phloem.runtime.encoder.tokens import load_encoder_tokenizer
 from phloem.tests.runtime.encoder.tiny_encoder import TEXTS, change, make_encoder, reference, write
 from safetensors.torch import load_file, save_file
@@ -19,10 +20,13 @@ from tokenizers import Tokenizer
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 
+BIASED = {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "hidden_activation": "gelu_pytorch_tanh"}
+
+
 def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert ours.shape == theirs.shape and ours.dtype == torch.float32
     assert (1 - F.cosine_similarity(ours.double(), theirs.double())).max() <= 1e-5
-    assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -33,6 +37,8 @@ def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
         ("bert", "lasttoken", True, {"hidden_act": "relu"}),
         ("distilbert", "mean_tokens", True, {}),
         ("distilbert", "cls_token", False, {"sinusoidal_pos_embds": True, "activation": "relu"}),
+        ("modernbert", "mean_tokens", True, {}),
+        ("modernbert", "cls_token", False, BIASED),
         ("mpnet", "mean_tokens", True, {}),
         ("roberta", "mean_tokens", False, {"type_vocab_size": 1}),
         ("xlm-roberta", "cls_token", True, {"type_vocab_size": 1}),
@@ -50,6 +56,53 @@ def test_vectors_are_those_of_transformers(
     assert_equal(ours, theirs)
     differences = torch.cdist(theirs, theirs) + torch.eye(len(ids))
     assert differences.min() > 1e-2, "vectors that are all alike would prove nothing"
+
+
+def test_modernbert_s_windows_cross_long_texts_of_one_batch(tmp_path: Path) -> None:
+    """Some texts are shorter than a window, some need several blocks of queries, and two have one length."""
+    folder = make_encoder(tmp_path, "modernbert", max_position_embeddings=300, max_len=300, local_attention=50)
+    rng = torch.Generator().manual_seed(0)
+    ids = [torch.randint(5, 70, (n,), generator=rng).tolist() for n in (300, 26, 1, 27, 129, 300, 64)]
+    encoder = load_encoder(folder)
+    assert encoder.config.layer_windows == (0, 25, 0)
+    assert_equal(encoder.embed(ids), reference(folder, ids))
+
+
+def test_modernbert_s_config_as_transformers_4_wrote_it(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path, "modernbert")
+    want = reference(folder, [list(range(5, 35))])
+    config = json.loads((folder / "config.json").read_text())
+    ropes, kinds = config.pop("rope_parameters"), config.pop("layer_types")
+    assert kinds == ["full_attention", "sliding_attention", "full_attention"]
+    older = {"global_rope_theta": ropes["full_attention"]["rope_theta"], "global_attn_every_n_layers": 2}
+    older |= {"local_rope_theta": ropes["sliding_attention"]["rope_theta"], "position_embedding_type": "absolute"}
+    write(folder / "config.json", config | older)
+    assert_equal(load_encoder(folder).embed([list(range(5, 35))]), want)
+    for changed in ("global_rope_theta", "local_rope_theta"):
+        write(folder / "config.json", config | older | {changed: 100.0})
+        ours = load_encoder(folder).embed([list(range(5, 35))])
+        assert_equal(ours, reference(folder, [list(range(5, 35))]))
+        assert (ours - want).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types is .'full_attention'.; it must name one of full_attention,"),
+        ({"layer_types": ["full_attention", "chunked", "full_attention"]}, "layer_types is .*chunked"),
+        ({"local_attention": 1}, "local_attention is 1; it must be at least 2"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling .*yarn.* is not served"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": "x"}}}, "in full_attention layers is 'x'; it must be"),
+        ({"num_attention_heads": 16}, "heads have 3 dimensions; rope needs an even number"),
+        ({"attention_bias": True}, "no tensor layers.0.attn.Wqkv.bias"),
+        ({"norm_bias": None, "num_hidden_layers": 2, "layer_types": None}, "tensor layers.2.* belongs to no layer"),
+    ],
+)
+def test_modernbert_s_other_forms_are_refused_by_name(tmp_path: Path, fields: dict[str, object], message: str) -> None:
+    folder = make_encoder(tmp_path, "modernbert")
+    change(folder / "config.json", **fields)
+    with pytest.raises((Unsupported, UnknownModel), match=message):
+        load_encoder(folder)
 
 
 def test_the_bias_by_distance_is_that_of_transformers() -> None:

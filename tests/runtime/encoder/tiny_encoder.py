@@ -36,14 +36,14 @@ def make_encoder(
     """
     torch.manual_seed(seed)
     kinds = {"bert": "Bert", "distilbert": "DistilBert", "mpnet": "MPNet", "roberta": "Roberta"}
-    kind = (kinds | {"xlm-roberta": "XLMRoberta"})[family]
+    kind = (kinds | {"modernbert": "ModernBert", "xlm-roberta": "XLMRoberta"})[family]
     sizes: dict[str, Any] = {
         "vocab_size": len(VOCAB),
         "hidden_size": 48,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "intermediate_size": 80,
-        "max_position_embeddings": {"bert": 32, "distilbert": 32, "mpnet": 34}.get(family, 33),
+        "max_position_embeddings": {"bert": 32, "distilbert": 32, "modernbert": 32, "mpnet": 34}.get(family, 33),
         "pad_token_id": 0,
         "initializer_range": 0.3,  # so that texts differ
         "type_vocab_size": 2,
@@ -53,9 +53,17 @@ def make_encoder(
         sizes |= {"dim": 48, "hidden_dim": 80, "n_layers": 3, "n_heads": 4}
         untaken = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "type_vocab_size")
         sizes = {name: size for name, size in sizes.items() if name not in untaken}
+    if family in ("modernbert", "mpnet"):
+        del sizes["type_vocab_size"]
     if family == "mpnet":
-        sizes = {name: size for name, size in sizes.items() if name != "type_vocab_size"} | {"pad_token_id": 1}
+        sizes["pad_token_id"] = 1
+    if family == "modernbert":  # layers with a window, one of them between two without
+        sizes = {"local_attention": 6, "global_attn_every_n_layers": 2, "cls_token_id": 2, "sep_token_id": 3} | sizes
     model = getattr(transformers, kind + head)(getattr(transformers, kind + "Config")(**sizes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms and biases, which would change nothing
+                parameter += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     vocab = {text: i for i, text in enumerate(VOCAB)}
     if family == "mpnet":  # whose padding token is number 1
