@@ -90,14 +90,15 @@ def pack_fixed(q: Tensor, scale: Tensor, zero: Tensor | None = None) -> tuple[Te
 def _sums_of_sizes(q: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     """float32 [N]: the sum of |w| of each output, for q and its scales as ``pack_fixed`` takes them."""
     q, scale = q.contiguous(), scale.float().contiguous()
+    num_outputs, num_groups = scale.shape
     sums = torch.empty(len(q), dtype=torch.float32)
     threads = team_size(q.numel(), min_share=_MIN_SHARE)
     if zero is None:
-        call = SizesCall(q.data_ptr(), *scale.shape, scale.data_ptr(), 0, sums.data_ptr())
+        call = SizesCall(q.data_ptr(), num_outputs, num_groups, scale.data_ptr(), 0, sums.data_ptr())
         _sum_sizes_8(call, threads=threads)
     else:
         zero = zero.float().contiguous()
-        call = SizesCall(q.data_ptr(), *scale.shape, scale.data_ptr(), zero.data_ptr(), sums.data_ptr())
+        call = SizesCall(q.data_ptr(), num_outputs, num_groups, scale.data_ptr(), zero.data_ptr(), sums.data_ptr())
         _sum_sizes_4(call, threads=threads)
     return sums
 
